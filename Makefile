@@ -1,0 +1,35 @@
+# Everything a user needs: Python 3.11 or newer, and make. Each target installs what it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: install demo test lint bench soak clean
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "homeswarm needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: install
+	$(BIN)/swarm demo $(DEMO)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m 'not soak' $(TESTS)
+
+soak: install
+	$(BIN)/python -m pytest -m soak --timeout 3600 $(TESTS)
+
+bench: install
+	$(BIN)/python -m benchmarks.training_throughput
+
+clean:
+	rm -rf $(VENV)

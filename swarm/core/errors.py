@@ -1,0 +1,28 @@
+"""This is where failures are told apart by who can mend them.
+
+`ValueError` (here: `SettingsError`) is a user's setting, `LocalError` our own fault, `RemoteError` a
+peer's fault, `TransientError` something worth another try.
+"""
+
+from swarm.core.ids import PeerId
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used. The message names the field, its value and the remedy."""
+
+
+class LocalError(Exception):
+    """This process cannot do what it was asked to."""
+
+
+class RemoteError(Exception):
+    """A peer sent something wrong. `peer_id` is who; `kind` is a stable word for counters and evidence."""
+
+    def __init__(self, kind: str, message: str, peer_id: PeerId | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.peer_id = peer_id
+
+
+class TransientError(Exception):
+    """Not now: a peer is gone, busy or late. Try again, perhaps elsewhere."""

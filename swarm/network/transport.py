@@ -1,0 +1,72 @@
+"""This is where the swarm's one way of talking is defined: a call with a small header and a bulk body.
+
+`swarm.network.p2p` carries it over hivemind's p2pd, `swarm.network.memory` within one process for tests.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from swarm.core.canonical import Value
+from swarm.core.ids import PeerId
+
+MAX_META_BYTES = 8 << 20
+"""Bound on a message's canonical header; rosters of long steps are the largest."""
+
+FRAME_BYTES = 1 << 20
+"""Bulk bytes travel in frames of at most this size."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A canonical `meta` value and bulk bytes. The body's digest is signed inside meta where it matters."""
+
+    meta: dict[str, Value] = field(default_factory=dict)
+    body: bytes | bytearray | memoryview = b""
+
+
+Handler = Callable[[PeerId, Message], Awaitable[Message]]
+"""Answers a call of the (authenticated) peer. Raising TransientError, RemoteError or LocalError sends that
+error to the caller, where it is raised as TransientError, RemoteError or TransientError respectively."""
+
+
+class Transport(Protocol):
+    """Calls between peers. Every call has a deadline; a peer's death breaks its open calls at once."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        """Answer `method` from now on. Larger bodies are refused before they are read."""
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        """The peer's answer.
+
+        Raises TransientError when the peer cannot be reached, breaks off, or is silent for `timeout_s`;
+        RemoteError when it answers with an error or with something malformed or too large.
+        """
+
+    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
+        """Tell the transport where a peer listens. Raises TransientError if no address answers."""
+
+    def addresses(self) -> list[str]:
+        """Multiaddresses others can dial, each ending in `/p2p/<peer id>`."""
+
+    def traffic(self) -> tuple[int, int]:
+        """(bytes sent, bytes received) in bodies and headers so far."""
+
+    async def close(self) -> None: ...
+
+
+class Directory(Protocol):
+    """Signed, expiring hints of who is where. What it returns is signed by the peer it names."""
+
+    async def publish(self, topic: str, fields: Mapping[str, Value], *, ttl_s: float) -> None:
+        """State facts about this peer under `topic` until `ttl_s` from now."""
+
+    async def lookup(self, topic: str) -> dict[PeerId, dict[str, Value]]:
+        """Live records under `topic`, by peer; wrongly signed, foreign or expired ones are left out."""
+
+    async def close(self) -> None: ...
