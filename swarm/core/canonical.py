@@ -11,9 +11,7 @@ from typing import TypeAlias
 
 from swarm.core.errors import RemoteError
 
-Value: TypeAlias = (
-    "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value]"
-)
+Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value]"
 
 MAX_DEPTH = 16
 
@@ -199,6 +197,4 @@ class _Reader:
     def _check_length(self, length: int) -> None:
         # Each element takes at least a byte: an announced length can never make us allocate more than came.
         if length > len(self.data) - self.at:
-            raise RemoteError(
-                "malformed", f"{length} elements announced, {len(self.data) - self.at} bytes left"
-            )
+            raise RemoteError("malformed", f"{length} elements announced, {len(self.data) - self.at} bytes left")
