@@ -102,7 +102,7 @@ class AveragingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    every_steps: int = 50
+    every_steps: int = 48
     """The host archives a checkpoint at these versions and at the last one."""
     snapshot_every: int = 8
     """Versions between the snapshots that peers keep for joiners; divides `every_steps`."""

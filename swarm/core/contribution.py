@@ -1,0 +1,302 @@
+"""This is where the messages of an averaging round have their form: contribution, roster, reduced part, result.
+
+Each is signed by its maker over `signed_value()` under its domain; readers check every field.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields, digest_item, peer_item
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+
+MAX_MEMBERS = 64
+MAX_WORK = 1 << 16
+MAX_PARTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Work:
+    """One microbatch in a contribution: which attempt, on which weights, between which signed headers."""
+
+    microbatch_id: MicrobatchId
+    attempt: int
+    version: Version
+    num_tokens: int
+    input_header: bytes
+    """Digest of upstream's forward header naming this peer (stage 0: of the birth record)."""
+    output_header: bytes
+    """Digest of downstream's gradient header (last stage: 32 zero bytes)."""
+
+    def to_value(self) -> Value:
+        return [self.microbatch_id, self.attempt, self.version, self.num_tokens, self.input_header, self.output_header]
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Work":
+        names = ("microbatch_id", "attempt", "version", "num_tokens", "input_header", "output_header")
+        if not isinstance(value, list) or len(value) != len(names):
+            raise RemoteError("malformed", f"work is not a list of {len(names)}")
+        fields = Fields("work", dict(zip(names, value, strict=True)))
+        return cls(
+            MicrobatchId(fields.integer("microbatch_id")),
+            fields.integer("attempt", high=1 << 20),
+            Version(fields.integer("version")),
+            fields.integer("num_tokens", low=1, high=1 << 32),
+            fields.octets("input_header", length=32),
+            fields.octets("output_header", length=32),
+        )
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A member's commitment to its mean gradient: made and signed before any part moves."""
+
+    DOMAIN: ClassVar[str] = "contribution"
+    run_id: str
+    stage: StageIndex
+    step: Step
+    peer_id: PeerId
+    work: tuple[Work, ...]
+    part_digests: tuple[bytes, ...]
+    """SHA-256 of each encoded part; empty if the member did no work."""
+    signature: bytes = b""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.work)
+
+    def signed_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "step": self.step,
+            "peer_id": self.peer_id,
+            "work": [item.to_value() for item in self.work],
+            "part_digests": list(self.part_digests),
+        }
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(self.DOMAIN, self.signed_value())
+
+    def to_value(self) -> Value:
+        return {"value": self.signed_value(), "signature": self.signature}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Contribution":
+        outer = Fields("contribution", value)
+        fields = Fields("contribution", outer.message("value"))
+        made = cls(
+            fields.text("run_id"),
+            StageIndex(fields.integer("stage")),
+            Step(fields.integer("step")),
+            fields.peer("peer_id"),
+            fields.items("work", Work.from_value, max_items=MAX_WORK),
+            fields.items("part_digests", digest_item, max_items=MAX_PARTS),
+            outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        if len({item.microbatch_id for item in made.work}) != len(made.work):
+            raise RemoteError("malformed", "contribution lists a microbatch twice")
+        return made
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A member that is put off the roster, and why."""
+
+    peer_id: PeerId
+    reason: str
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Departure":
+        fields = Fields("departure", value)
+        return cls(fields.peer("peer_id"), fields.text("reason"))
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What a round is made of: its leader's proposal, signed. Of two, the higher (view, revision) counts."""
+
+    DOMAIN: ClassVar[str] = "roster"
+    run_id: str
+    stage: StageIndex
+    step: Step
+    view: int
+    revision: int
+    """Counts reassignments of parts within the view; contributions never change with it."""
+    leader: PeerId
+    previous_name: bytes
+    """Name of the version the round starts from."""
+    contributions: tuple[Contribution, ...]
+    """In the order of peer ids, with work only."""
+    reducers: tuple[PeerId, ...]
+    """Of each part."""
+    joins: tuple[PeerId, ...]
+    leaves: tuple[Departure, ...]
+    reason: str
+    """Why the round was closed."""
+    signature: bytes = b""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (self.view, self.revision)
+
+    def contribution_of(self, peer_id: PeerId) -> Contribution | None:
+        return next((c for c in self.contributions if c.peer_id == peer_id), None)
+
+    def signed_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "step": self.step,
+            "view": self.view,
+            "revision": self.revision,
+            "leader": self.leader,
+            "previous_name": self.previous_name,
+            "contributions": [c.to_value() for c in self.contributions],
+            "reducers": list(self.reducers),
+            "joins": list(self.joins),
+            "leaves": [{"peer_id": d.peer_id, "reason": d.reason} for d in self.leaves],
+            "reason": self.reason,
+        }
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(self.DOMAIN, self.signed_value())
+
+    def to_value(self) -> Value:
+        return {"value": self.signed_value(), "signature": self.signature}
+
+    def facts_digest(self) -> bytes:
+        """Digest of what the round was made of, whoever proposed it and however parts were reassigned."""
+        return digest(
+            "roster-facts",
+            [
+                self.run_id,
+                self.stage,
+                self.step,
+                self.previous_name,
+                [c.to_value() for c in self.contributions],
+                list(self.joins),
+                [d.peer_id for d in self.leaves],
+            ],
+        )
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Roster":
+        outer = Fields("roster", value)
+        fields = Fields("roster", outer.message("value"))
+        made = cls(
+            fields.text("run_id"),
+            StageIndex(fields.integer("stage")),
+            Step(fields.integer("step")),
+            fields.integer("view"),
+            fields.integer("revision"),
+            fields.peer("leader"),
+            fields.octets("previous_name", length=32),
+            fields.items("contributions", Contribution.from_value, max_items=MAX_MEMBERS),
+            fields.items("reducers", peer_item, max_items=MAX_PARTS),
+            fields.items("joins", peer_item, max_items=MAX_MEMBERS),
+            fields.items("leaves", Departure.from_value, max_items=MAX_MEMBERS),
+            fields.text("reason"),
+            outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        names = [c.peer_id for c in made.contributions]
+        if names != sorted(set(names)):
+            raise RemoteError("malformed", "roster's contributions are not in the order of peer ids")
+        return made
+
+
+@dataclass(frozen=True)
+class ReducedPart:
+    """One aggregated part: which contributions are in it, and the digest of the one encoding everyone gets."""
+
+    part: int
+    digest: bytes
+    contributors: tuple[PeerId, ...]
+
+    def to_value(self) -> Value:
+        return {"part": self.part, "digest": self.digest, "contributors": list(self.contributors)}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "ReducedPart":
+        fields = Fields("reduced part", value)
+        made = cls(
+            fields.integer("part", high=MAX_PARTS),
+            fields.octets("digest", length=32),
+            fields.items("contributors", peer_item, max_items=MAX_MEMBERS),
+        )
+        fields.done()
+        return made
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a round: nothing is applied without it."""
+
+    DOMAIN: ClassVar[str] = "result"
+    roster: Roster
+    parts: tuple[ReducedPart, ...]
+    leader: PeerId
+    """Who signs: the leader of the view that finished the round."""
+    signature: bytes = b""
+
+    def root(self) -> bytes:
+        """Digest of the outcome, the same whoever signed it."""
+        return digest("result-root", [self.roster.facts_digest(), [part.to_value() for part in self.parts]])
+
+    @property
+    def new_name(self) -> bytes:
+        """Name of the version this result makes: H(previous name, result root)."""
+        return digest("version-name", [self.roster.previous_name, self.root()])
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(self.DOMAIN, [self.root(), self.leader])
+
+    def to_value(self) -> Value:
+        return {
+            "roster": self.roster.to_value(),
+            "parts": [part.to_value() for part in self.parts],
+            "leader": self.leader,
+            "signature": self.signature,
+        }
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Result":
+        fields = Fields("result", value)
+        made = cls(
+            Roster.from_value(fields.message("roster")),
+            fields.items("parts", ReducedPart.from_value, max_items=MAX_PARTS),
+            fields.peer("leader"),
+            fields.octets("signature", length=64),
+        )
+        fields.done()
+        if [part.part for part in made.parts] != list(range(len(made.parts))):
+            raise RemoteError("malformed", "result's parts are not numbered from 0 without a gap")
+        return made
+
+    def signed_by(self, signature: bytes) -> "Result":
+        return replace(self, signature=signature)
+
+
+def counted_tokens(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, int]:
+    """The weight of each contribution: tokens of its microbatches that count.
+
+    Of one id at several members the highest attempt counts (then the lowest peer id); an id of the last two
+    rosters does not count.
+    """
+    best: dict[int, tuple[int, PeerId]] = {}
+    ordered = sorted(contributions, key=lambda c: c.peer_id)
+    for contribution in ordered:
+        for item in contribution.work:
+            held = best.get(item.microbatch_id)
+            if item.microbatch_id not in recent_ids and (held is None or item.attempt > held[0]):
+                best[item.microbatch_id] = (item.attempt, contribution.peer_id)
+    return {
+        c.peer_id: sum(i.num_tokens for i in c.work if best.get(i.microbatch_id, (0, ""))[1] == c.peer_id)
+        for c in ordered
+    }

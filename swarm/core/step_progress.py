@@ -1,0 +1,113 @@
+"""This is where a step's leader counts its stage's microbatches: who may start how many, and when the round closes.
+
+The counts come from the members themselves and only pace the step; what weighs is certified in the round.
+"""
+
+from dataclasses import dataclass, field
+
+from swarm.core.ids import PeerId, Step
+
+
+@dataclass(frozen=True)
+class MemberReport:
+    """What a member has done in a step so far; it replaces the member's earlier report."""
+
+    num_done: int
+    """Microbatches accumulated."""
+    num_in_flight: int = 0
+    """Stage 0: granted and started, not yet done."""
+    num_wanted: int = 0
+    """Stage 0: more that the member would start now."""
+    saw_next: bool = False
+    """A microbatch of the next step has reached the member."""
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The round is to close, and why."""
+
+    reason: str
+
+
+@dataclass
+class StepProgress:
+    """One step of one stage as its leader sees it. Times are seconds of the caller's clock."""
+
+    step: Step
+    is_source: bool
+    target_microbatches: int
+    step_s: float
+    straggler_s: float
+    _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
+    _granted: dict[PeerId, int] = field(default_factory=dict)
+    _first_at: float | None = None
+    _next_seen_at: float | None = None
+    _full_at: float | None = None
+
+    def report(self, peer_id: PeerId, report: MemberReport, *, now: float) -> int:
+        """Take a member's report; at stage 0, the number of microbatches it may have started in all."""
+        self._reports[peer_id] = report
+        if (report.num_done or report.num_in_flight) and self._first_at is None:
+            self._first_at = now
+        if report.saw_next and self._next_seen_at is None:
+            self._next_seen_at = now
+        started = report.num_done + report.num_in_flight
+        granted = max(started, self._granted.get(peer_id, 0))
+        self._granted[peer_id] = granted
+        if self.is_source:
+            free = self.target_microbatches - sum(self._granted.values())
+            if free > 0:
+                self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
+            if self._first_at is None and self._granted[peer_id]:
+                self._first_at = now
+        if self._full_at is None and self.num_done >= self.target_microbatches:
+            self._full_at = now
+        return self._granted[peer_id]
+
+    def lost(self, peer_id: PeerId) -> None:
+        """The member is gone with its sum: what it was granted may be granted again."""
+        self._reports.pop(peer_id, None)
+        self._granted.pop(peer_id, None)
+
+    @property
+    def num_done(self) -> int:
+        return sum(report.num_done for report in self._reports.values())
+
+    @property
+    def num_open(self) -> int:
+        """Granted microbatches that are not done."""
+        return sum(self._granted.values()) - self.num_done
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Stage 0: every microbatch of the step is granted; whoever wants more goes on with the next step."""
+        return sum(self._granted.values()) >= self.target_microbatches
+
+    def closing(self, *, now: float, synchronous: bool) -> Closing | None:
+        """The reason to close the round now, if there is one."""
+        if self.num_done >= self.target_microbatches:
+            if not self.is_source or self.num_open <= 0:
+                return Closing(f"all of {self.target_microbatches} microbatches are in")
+            if self._full_at is not None and now >= self._full_at + self.straggler_s:
+                return Closing(f"{self.num_open} stragglers are late by {self.straggler_s:.1f} s")
+        if self._next_seen_at is not None and not self.is_source:
+            # Synchronous sources start a step only when the one before is closed: nothing more can come.
+            wait_s = 0.0 if synchronous else self.straggler_s
+            if now >= self._next_seen_at + wait_s:
+                return Closing(f"step {self.step + 1} has begun with {self.num_done} microbatches in")
+        if self._first_at is not None and now >= self._first_at + self.step_s and self.num_done:
+            return Closing(f"{self.num_done} microbatches after {self.step_s:.0f} s")
+        return None
+
+    def next_deadline(self) -> float | None:
+        """When `closing` may change without a report."""
+        times = [
+            start + wait
+            for start, wait in (
+                (self._first_at, self.step_s),
+                (self._next_seen_at, self.straggler_s),
+                (self._full_at, self.straggler_s),
+            )
+            if start is not None
+        ]
+        return min(times, default=None)
