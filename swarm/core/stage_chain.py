@@ -1,0 +1,185 @@
+"""This is where a stage's certified past is folded: from its genesis through each result to who leads next.
+
+Every member folds the same results and so knows the same members, leaders, data leases and recent ids.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.contribution import MAX_MEMBERS, MAX_WORK, Result, counted_tokens
+from swarm.core.data_order import DataOrder
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields, integer_item, peer_item
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.leases import LeaseTable
+from swarm.core.ranking import rank
+from swarm.core.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Genesis:
+    """Where a stage begins or, after a loss, begins again: signed by the run key."""
+
+    DOMAIN: ClassVar[str] = "genesis"
+    run_id: str
+    stage: StageIndex
+    version: Version
+    state_digest: bytes
+    members: tuple[PeerId, ...]
+    leases: LeaseTable
+    """The data position; it matters at stage 0 only."""
+    signature: bytes = b""
+
+    def signed_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "version": self.version,
+            "state_digest": self.state_digest,
+            "members": list(self.members),
+            "leases": self.leases.to_value(),
+        }
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(self.DOMAIN, self.signed_value())
+
+    @property
+    def name(self) -> bytes:
+        """Name of the version the stage begins at."""
+        return digest("genesis-name", self.signed_value())
+
+    def to_value(self) -> Value:
+        return {"value": self.signed_value(), "signature": self.signature}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Genesis":
+        outer = Fields("genesis", value)
+        fields = Fields("genesis", outer.message("value"))
+        made = cls(
+            fields.text("run_id"),
+            StageIndex(fields.integer("stage")),
+            Version(fields.integer("version")),
+            fields.octets("state_digest", length=32),
+            fields.items("members", peer_item, max_items=MAX_MEMBERS),
+            LeaseTable.from_value(fields.message("leases")),
+            outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        return made
+
+
+@dataclass(frozen=True)
+class StageChain:
+    """What is certified of a stage at `version`."""
+
+    run_id: str
+    stage: StageIndex
+    version: Version
+    name: bytes
+    members: tuple[PeerId, ...]
+    """Sorted."""
+    previous_name: bytes
+    previous_members: tuple[PeerId, ...]
+    recent_ids: tuple[tuple[int, ...], tuple[int, ...]]
+    """Microbatches of the last roster and of the one before."""
+    leases: LeaseTable
+
+    @classmethod
+    def begin(cls, genesis: Genesis, settings: RunSettings) -> "StageChain":
+        members = tuple(sorted(set(genesis.members)))
+        leases = genesis.leases
+        if genesis.stage == 0:
+            leases = leases.advance(
+                consumed=(), members=members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
+            )
+        return cls(
+            genesis.run_id,
+            genesis.stage,
+            genesis.version,
+            genesis.name,
+            members,
+            genesis.name,
+            members,
+            ((), ()),
+            leases,
+        )
+
+    def leaders(self, step: Step) -> tuple[PeerId, ...]:
+        """Who leads `step` in which view: drawn from the certificate before the step's own (see RoundFacts)."""
+        if int(step) == self.version:
+            first = rank(self.previous_members, "leader", self.previous_name, self.stage, step)
+            return first + tuple(peer for peer in self.members if peer not in first)
+        assert int(step) == self.version + 1
+        return rank(self.members, "leader", self.name, self.stage, step)
+
+    def weights_of(self, result: Result) -> dict[PeerId, int]:
+        """Certified token count of each contribution to the round that starts from this version."""
+        recent = frozenset(self.recent_ids[0]) | frozenset(self.recent_ids[1])
+        return counted_tokens(result.roster.contributions, recent)
+
+    def advance(self, result: Result, settings: RunSettings) -> "StageChain":
+        """The chain one result on. Raises RemoteError("fork") if the result starts elsewhere."""
+        roster = result.roster
+        if roster.previous_name != self.name or int(roster.step) != self.version:
+            raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
+        left = {departure.peer_id for departure in roster.leaves}
+        members = tuple(sorted((set(self.members) - left) | set(roster.joins)))
+        ids = tuple(sorted({item.microbatch_id for c in roster.contributions for item in c.work}))
+        leases = self.leases
+        if self.stage == 0:
+            leases = leases.advance(
+                consumed=ids, members=members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
+            )
+        return StageChain(
+            self.run_id,
+            self.stage,
+            Version(self.version + 1),
+            result.new_name,
+            members,
+            self.name,
+            self.members,
+            (ids, self.recent_ids[0]),
+            leases,
+        )
+
+    def to_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "version": self.version,
+            "name": self.name,
+            "members": list(self.members),
+            "previous_name": self.previous_name,
+            "previous_members": list(self.previous_members),
+            "last_ids": list(self.recent_ids[0]),
+            "earlier_ids": list(self.recent_ids[1]),
+            "leases": self.leases.to_value(),
+        }
+
+    @classmethod
+    def from_value(cls, value: Value) -> "StageChain":
+        """Raises RemoteError("malformed")."""
+        fields = Fields("stage chain", value)
+        made = cls(
+            fields.text("run_id"),
+            StageIndex(fields.integer("stage")),
+            Version(fields.integer("version")),
+            fields.octets("name", length=32),
+            fields.items("members", peer_item, max_items=MAX_MEMBERS),
+            fields.octets("previous_name", length=32),
+            fields.items("previous_members", peer_item, max_items=MAX_MEMBERS),
+            (
+                fields.items("last_ids", integer_item, max_items=MAX_WORK),
+                fields.items("earlier_ids", integer_item, max_items=MAX_WORK),
+            ),
+            LeaseTable.from_value(fields.message("leases")),
+        )
+        fields.done()
+        return made
+
+
+def _ids_each(settings: RunSettings) -> int:
+    """Ids every member of stage 0 holds: enough to carry a whole step alone, and the next one that has begun."""
+    return 2 * settings.microbatches_per_step
