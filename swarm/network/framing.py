@@ -1,0 +1,145 @@
+"""This is where a call's bytes on a stream are laid out: a fixed head, then the method's name or status, meta, body.
+
+    request:  magic u32 | method bytes u16 | timeout ms u32 | meta bytes u32 | body bytes u64 | method | meta | body
+    reply:    magic u32 | status u8 | meta bytes u32 | body bytes u64 | meta | body
+
+All lengths come first, so both ends check them against their limits before they read or allocate anything. `meta` is
+canonical MessagePack; a reply that is an error has meta {"kind", "message"} and no body.
+"""
+
+import asyncio
+import enum
+import socket
+import struct
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm.core.canonical import Value, pack, unpack
+from swarm.core.errors import RemoteError
+from swarm.network.control import receive
+from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
+
+_MAGIC = 0x68737731  # "hsw1"
+_REQUEST = struct.Struct(">IHIIQ")
+_REPLY = struct.Struct(">IBIQ")
+
+MAX_METHOD_BYTES = 64
+_MAX_KIND_CHARACTERS = 64
+_MAX_ERROR_CHARACTERS = 1000
+_JOIN_BYTES = 1 << 16
+"""Bodies up to this size are sent together with their head, in one system call."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Status(enum.IntEnum):
+    """How a call went at the peer that was asked."""
+
+    OK = 0
+    TRANSIENT = 1
+    """Busy, not served here, or failed for a reason of its own: another peer may do better."""
+    REMOTE = 2
+    """The caller's request was wrong."""
+
+
+@dataclass(frozen=True)
+class RequestHead:
+    method: str
+    timeout_ms: int
+    meta_bytes: int
+    body_bytes: int
+
+
+@dataclass(frozen=True)
+class ReplyHead:
+    status: Status
+    meta_bytes: int
+    body_bytes: int
+
+
+def encode_request(method: str, request: Message, *, timeout_s: float) -> tuple[bytes, memoryview]:
+    """(head with meta, body) of a request."""
+    name, meta, body = method.encode(), pack(request.meta), _byte_view(request.body)
+    assert len(name) <= MAX_METHOD_BYTES, f"the name of method {method} is too long"
+    assert len(meta) <= MAX_META_BYTES, f"{method}: meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}"
+    timeout_ms = min(max(int(timeout_s * 1000), 1), 0xFFFFFFFF)
+    return _REQUEST.pack(_MAGIC, len(name), timeout_ms, len(meta), len(body)) + name + meta, body
+
+
+def encode_reply(reply: Message) -> tuple[bytes, memoryview]:
+    """(head with meta, body) of a good answer."""
+    meta, body = pack(reply.meta), _byte_view(reply.body)
+    assert len(meta) <= MAX_META_BYTES, f"meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}"
+    return _REPLY.pack(_MAGIC, Status.OK, len(meta), len(body)) + meta, body
+
+
+def encode_error(status: Status, kind: str, message: str) -> bytes:
+    meta = pack({"kind": kind[:_MAX_KIND_CHARACTERS], "message": message[:_MAX_ERROR_CHARACTERS]})
+    return _REPLY.pack(_MAGIC, status, len(meta), 0) + meta
+
+
+async def read_request_head(stream: socket.socket) -> RequestHead:
+    """Raises RemoteError for anything that no peer of ours would send, EOFError when the stream ends."""
+    magic, name_bytes, timeout_ms, meta_bytes, body_bytes = _REQUEST.unpack(await receive(stream, _REQUEST.size))
+    _check_head(magic, meta_bytes)
+    if name_bytes > MAX_METHOD_BYTES:
+        raise RemoteError("malformed", f"a method's name of {name_bytes} bytes")
+    try:
+        method = (await receive(stream, name_bytes)).decode()
+    except UnicodeDecodeError as error:
+        raise RemoteError("malformed", "a method's name that is not UTF-8") from error
+    return RequestHead(method, timeout_ms, meta_bytes, body_bytes)
+
+
+async def read_reply_head(stream: socket.socket) -> ReplyHead:
+    """Raises RemoteError for anything that no peer of ours would send, EOFError when the stream ends."""
+    magic, status, meta_bytes, body_bytes = _REPLY.unpack(await receive(stream, _REPLY.size))
+    _check_head(magic, meta_bytes)
+    if status not in set(Status):
+        raise RemoteError("malformed", f"a reply of status {status}")
+    return ReplyHead(Status(status), meta_bytes, body_bytes)
+
+
+async def read_content(stream: socket.socket, head: RequestHead | ReplyHead) -> Message:
+    """Meta and body of the lengths in `head`, which the caller has checked. The body gets a buffer of its own."""
+    meta = decode_meta(await receive(stream, head.meta_bytes))
+    return Message(meta, await receive(stream, head.body_bytes))
+
+
+def decode_meta(data: Buffer) -> dict[str, Value]:
+    meta = unpack(data, max_bytes=MAX_META_BYTES)
+    if not isinstance(meta, dict):
+        raise RemoteError("malformed", "meta is not a map")
+    return meta
+
+
+def decode_error(meta: dict[str, Value]) -> tuple[str, str]:
+    """(kind, message) of an error reply, bounded and printable whatever was sent."""
+    kind, message = meta.get("kind"), meta.get("message")
+    if not isinstance(kind, str) or not isinstance(message, str):
+        return "malformed", "an error reply without kind and message"
+    printable = "".join(letter if letter.isprintable() else "?" for letter in message[:_MAX_ERROR_CHARACTERS])
+    return (kind if kind.isidentifier() else "malformed")[:_MAX_KIND_CHARACTERS], printable
+
+
+async def send(stream: socket.socket, head: bytes, body: memoryview) -> None:
+    """Head and body, the body in slices of FRAME_BYTES, as fast as the other end takes them."""
+    loop = asyncio.get_running_loop()
+    if len(body) <= _JOIN_BYTES:
+        await loop.sock_sendall(stream, head + body)
+        return
+    await loop.sock_sendall(stream, head)
+    for at in range(0, len(body), FRAME_BYTES):
+        await loop.sock_sendall(stream, body[at : at + FRAME_BYTES])
+
+
+def _byte_view(body: Buffer) -> memoryview:
+    view = memoryview(body)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _check_head(magic: int, meta_bytes: int) -> None:
+    if magic != _MAGIC:
+        raise RemoteError("malformed", f"a message that begins with 0x{magic:08x}")
+    if meta_bytes > MAX_META_BYTES:
+        raise RemoteError("too_large", f"meta of {meta_bytes} bytes is over the limit of {MAX_META_BYTES}")

@@ -1,0 +1,53 @@
+"""This is where a program's event loop is started and stopped: uvloop where there is one, and signals as a request.
+
+SIGINT and SIGTERM only set `stop`; main drains and returns. A second signal cancels main.
+"""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
+    """Run `main(stop)` to its end and return its result. Raises KeyboardInterrupt if a second signal cancelled it."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        try:
+            return runner.run(_until_stopped(main))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop loop, or asyncio's own where uvloop does not exist (Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(main(stop))
+
+    def on_signal() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    handled = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; not the main thread
+            loop.add_signal_handler(number, on_signal)
+            handled.append(number)
+    try:
+        return await task
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

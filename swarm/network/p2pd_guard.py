@@ -1,0 +1,74 @@
+"""This is where p2pd is kept from outliving its daemon: a small parent process that ends it and sweeps up.
+
+Run as a script, `p2pd_guard.py RUNTIME_FOLDER DAEMON_PID P2PD ARGUMENT...`, standard library only. Its standard
+input is a pipe whose other end the daemon holds: it closes when the daemon dies, however it dies. Then p2pd is
+killed, the runtime folder with its sockets is removed and the guard exits.
+"""
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+
+CHECK_PARENT_EVERY_S = 1.0
+"""A forked child of the daemon may keep the pipe open after the daemon's death; its parent's id tells."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Exit status: p2pd's own, or 0 when the daemon went first."""
+    runtime_folder, daemon_pid, *command = sys.argv[1:]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _leave)
+    # p2pd alone holds the writing end, so that it closes when p2pd dies.
+    alive_read, alive_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _become(command, alive_write)
+    os.close(alive_write)
+    # Our standard output is p2pd's: were it open here too, the daemon would miss p2pd's last word.
+    silence = os.open(os.devnull, os.O_RDWR)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    p2pd_died = False
+    try:
+        while not p2pd_died:
+            ready, _, _ = select.select([0, alive_read], [], [], CHECK_PARENT_EVERY_S)
+            p2pd_died = alive_read in ready
+            if 0 in ready or os.getppid() != int(daemon_pid):
+                break
+    finally:
+        if not p2pd_died:
+            os.kill(child, signal.SIGKILL)  # it holds nothing worth a goodbye: connections are closed by the kernel
+        _, status = os.waitpid(child, 0)
+        shutil.rmtree(runtime_folder, ignore_errors=True)
+    return os.waitstatus_to_exitcode(status) & 0xFF if p2pd_died else 0
+
+
+def _become(command: list[str], alive_write: int) -> None:
+    """In the child: turn into p2pd, to be killed by the kernel (Linux) should the guard itself be killed."""
+    guard_pid = os.getppid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != guard_pid:  # the guard died before the request was in force
+            os._exit(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.set_inheritable(alive_write, True)
+    try:
+        os.execv(command[0], command)  # noqa: S606 - our own arguments, no shell
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
