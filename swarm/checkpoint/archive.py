@@ -1,0 +1,275 @@
+"""This is where a run's checkpoints lie on disk: a folder for each, whole or not there at all.
+
+    <folder>/step-00000050/checkpoint.json                 the run, digests and names of the stages, data position
+                           stage-0.safetensors             weights by Hugging Face name
+                           stage-0.optimizer.safetensors   moments as "<moment>/<name>", scalars as metadata
+
+A checkpoint is written under a name that nothing reads, synced, and renamed.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.checkpoint.state import Array, StageState, state_digest
+from swarm.core.errors import SettingsError
+from swarm.core.settings import ModelSettings
+from swarm.model.layout import ParameterLayout
+
+INFO_FILE = "checkpoint.json"
+FORMAT = 1
+_PREFIX = "step-"
+_PARTIAL = ".partial-"
+_WHOLE = "/whole/"
+"""Moments that are not one value for each parameter are kept whole under this name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointMeta:
+    """What a checkpoint says besides the stages' states."""
+
+    model: ModelSettings
+    tokenizer: str
+    """"bytes" or the name of the run's tokenizer folder, as in DataSettings."""
+    run: dict[str, Any]
+    """The run's settings as JSON values, for people and programs to read."""
+    data_position: dict[str, Any]
+    """How far the data has been used, as JSON values; only the data room reads it."""
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """One stage in `checkpoint.json`."""
+
+    digest: bytes
+    name: bytes
+    certified_norms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint on disk, its states not yet read."""
+
+    path: Path
+    version: int
+    meta: CheckpointMeta
+    stages: tuple[StageRecord, ...]
+
+
+class CheckpointWriter:
+    """Writes one checkpoint, stage by stage; `commit` makes it visible. Until then nothing reads it."""
+
+    def __init__(self, folder: Path, version: int) -> None:
+        """Raises SettingsError if the folder has a checkpoint of this version or cannot be written."""
+        self._target = folder / f"{_PREFIX}{version:08d}"
+        self._partial = folder / f"{_PARTIAL}{version:08d}"
+        self._version = version
+        self._stages: dict[int, StageRecord] = {}
+        if self._target.exists():
+            raise SettingsError(
+                f"{self._target} exists already; keep it, or remove it to write version {version} again"
+            )
+        try:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial.mkdir(parents=True)
+        except OSError as error:
+            raise SettingsError(f"checkpoint folder {folder} cannot be written: {error}") from error
+
+    def add_stage(self, index: int, state: StageState) -> None:
+        """Write a stage's state; it must be at the checkpoint's version."""
+        from safetensors.numpy import save_file
+
+        if state.version != self._version:
+            raise ValueError(f"stage {index} is at version {state.version}, the checkpoint at {self._version}")
+        paths = self._partial / _weights_file(index), self._partial / _optimizer_file(index)
+        save_file(state.layout.views(state.weights), paths[0], metadata={"format": "pt"})
+        moments: dict[str, NDArray[Any]] = {}
+        for moment, values in state.moments.items():
+            moments.update(_moment_tensors(state.layout, moment, values))
+        save_file(moments, paths[1], metadata={"scalars": json.dumps(state.scalars, sort_keys=True)})
+        for path in paths:
+            _sync(path)
+        self._stages[index] = StageRecord(state_digest(state), state.name, tuple(state.certified_norms))
+
+    def commit(self, meta: CheckpointMeta) -> Path:
+        """Make the checkpoint visible and return its folder. All stages must have been added."""
+        if sorted(self._stages) != list(range(meta.model.num_stages)):
+            raise ValueError(f"stages {sorted(self._stages)} were added, the model has {meta.model.num_stages}")
+        (self._partial / INFO_FILE).write_text(json.dumps(self._info(meta), indent=1, sort_keys=True) + "\n")
+        _sync(self._partial / INFO_FILE)
+        _sync(self._partial)
+        os.rename(self._partial, self._target)
+        _sync(self._target.parent)
+        return self._target
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _info(self, meta: CheckpointMeta) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": self._version,
+            "model": {
+                "config": json.loads(meta.model.config_json),
+                "stage_layers": meta.model.stage_layers,
+                "compute_dtype": meta.model.compute_dtype,
+                "recompute": meta.model.recompute,
+            },
+            "tokenizer": meta.tokenizer,
+            "run": meta.run,
+            "data_position": meta.data_position,
+            "stages": [
+                {
+                    "digest": record.digest.hex(),
+                    "name": record.name.hex(),
+                    "certified_norms": list(record.certified_norms),
+                }
+                for _, record in sorted(self._stages.items())
+            ],
+        }
+
+
+def read_checkpoint(path: Path) -> CheckpointInfo:
+    """What a checkpoint's folder says. Raises SettingsError for any other folder."""
+    try:
+        fields = json.loads((path / INFO_FILE).read_text())
+    except FileNotFoundError as error:
+        raise SettingsError(
+            f"{path} holds no {INFO_FILE}; give a checkpoint's own folder, such as {_PREFIX}00000050"
+        ) from error
+    except (OSError, json.JSONDecodeError) as error:
+        raise SettingsError(f"{path / INFO_FILE} cannot be read: {error}") from error
+    try:
+        if fields["format"] != FORMAT:
+            raise SettingsError(f"{path} has format {fields['format']}; this version of homeswarm reads {FORMAT}")
+        return _info_of_fields(path, fields)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(f"{path / INFO_FILE} is damaged ({error!r}); use another checkpoint") from error
+
+
+def load_stage(info: CheckpointInfo, index: int, layout: ParameterLayout) -> StageState:
+    """A stage's state, byte for byte as it was saved. Raises SettingsError if files are missing or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    if not 0 <= index < len(info.stages):
+        raise SettingsError(f"stage {index}: the checkpoint {info.path} has stages 0 to {len(info.stages) - 1}")
+    record = info.stages[index]
+    weights_path, optimizer_path = info.path / _weights_file(index), info.path / _optimizer_file(index)
+    weights = np.empty(layout.num_values, dtype=np.float32)
+    moments: dict[str, Array] = {}
+    try:
+        with safe_open(weights_path, framework="np") as tensors:
+            for name, view in layout.views(weights).items():
+                np.copyto(view, tensors.get_tensor(name))
+        with safe_open(optimizer_path, framework="np") as tensors:
+            scalars = {key: float(value) for key, value in json.loads(tensors.metadata()["scalars"]).items()}
+            stored = set(tensors.keys())
+            for moment in sorted({key.split("/")[0] for key in stored}):
+                if f"{moment}{_WHOLE}" in stored:
+                    moments[moment] = tensors.get_tensor(f"{moment}{_WHOLE}")
+                else:
+                    parts = [tensors.get_tensor(f"{moment}/{name}").reshape(-1) for name in layout.names]
+                    moments[moment] = np.concatenate(parts)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(f"stage {index} of {info.path} cannot be read: {error}; use another checkpoint") from error
+    state = StageState(info.version, layout, weights, moments, scalars, list(record.certified_norms), record.name)
+    found = state_digest(state)
+    if found != record.digest:
+        raise SettingsError(
+            f"stage {index} of {info.path} is damaged: digest {found.hex()[:16]}, {INFO_FILE} says "
+            f"{record.digest.hex()[:16]}; use another checkpoint"
+        )
+    return state
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints of a folder, oldest version first."""
+    return sorted(path.parent for path in folder.glob(f"{_PREFIX}*/{INFO_FILE}"))
+
+
+def latest_checkpoint(folder: Path) -> CheckpointInfo | None:
+    """The newest complete checkpoint of a folder; None if it has none yet."""
+    found = checkpoints(folder)
+    return read_checkpoint(found[-1]) if found else None
+
+
+def keep_last(folder: Path, count: int) -> list[Path]:
+    """Remove all but the newest `count` checkpoints; return what was removed."""
+    if count < 1:
+        raise SettingsError(f"keep_last = {count}: keep at least 1 checkpoint")
+    removed = checkpoints(folder)[:-count]
+    for path in removed:
+        # Renamed first: a removal that is interrupted leaves nothing that looks like a checkpoint.
+        doomed = folder / f"{_PARTIAL}{path.name.removeprefix(_PREFIX)}"
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+    return removed
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Remove what interrupted writes left; call it before the folder's only writer starts."""
+    leftovers = sorted(folder.glob(f"{_PARTIAL}*"))
+    for path in leftovers:
+        shutil.rmtree(path)
+    return leftovers
+
+
+def _weights_file(index: int) -> str:
+    return f"stage-{index}.safetensors"
+
+
+def _optimizer_file(index: int) -> str:
+    return f"stage-{index}.optimizer.safetensors"
+
+
+def _moment_tensors(layout: ParameterLayout, moment: str, values: Array) -> dict[str, NDArray[Any]]:
+    if "/" in moment:
+        raise ValueError(f"moment {moment!r} has a slash in its name")
+    if len(values) != layout.num_values:
+        return {f"{moment}{_WHOLE}": values}
+    tensors = zip(layout.names, layout.offsets, layout.sizes, layout.shapes, strict=True)
+    return {f"{moment}/{name}": values[at : at + size].reshape(shape) for name, at, size, shape in tensors}
+
+
+def _info_of_fields(path: Path, fields: dict[str, Any]) -> CheckpointInfo:
+    model = fields["model"]
+    meta = CheckpointMeta(
+        model=ModelSettings(
+            config_json=json.dumps(model["config"], sort_keys=True, separators=(",", ":")),
+            stage_layers=tuple((int(start), int(stop)) for start, stop in model["stage_layers"]),
+            compute_dtype=model["compute_dtype"],
+            recompute=bool(model["recompute"]),
+        ),
+        tokenizer=str(fields["tokenizer"]),
+        run=dict(fields["run"]),
+        data_position=dict(fields["data_position"]),
+    )
+    stages = tuple(
+        StageRecord(
+            bytes.fromhex(stage["digest"]),
+            bytes.fromhex(stage["name"]),
+            tuple(float(norm) for norm in stage["certified_norms"]),
+        )
+        for stage in fields["stages"]
+    )
+    if len(stages) != meta.model.num_stages:
+        raise ValueError(f"{len(stages)} stages are listed, the model has {meta.model.num_stages}")
+    return CheckpointInfo(path, int(fields["version"]), meta, stages)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

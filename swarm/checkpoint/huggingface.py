@@ -1,0 +1,191 @@
+"""This is where a checkpoint becomes a model folder that transformers loads without us, and is tried out."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.checkpoint.archive import CheckpointInfo, load_stage, read_checkpoint
+from swarm.core.errors import SettingsError
+from swarm.model.families import family_of, stage_layout, whole_config
+from swarm.model.layout import ParameterLayout
+
+MAX_SHARD_BYTES = 2 << 30
+"""Weights above this are written in several files with an index."""
+
+_TOKENIZER_PATTERNS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model")
+
+
+def export_huggingface(
+    checkpoint_dir: Path, out_dir: Path, *, tokenizer_dir: Path | None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Write a checkpoint as a Hugging Face model folder: config, safetensors, generation config, tokenizer.
+
+    Without `tokenizer_dir` the run must use the byte tokenizer, which is then written. Embeddings are untied.
+    Raises SettingsError if `out_dir` is not empty, the checkpoint is damaged or the tokenizer is missing.
+    """
+    info = read_checkpoint(checkpoint_dir)
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise SettingsError(f"{out_dir} is not an empty folder; give a new one, so that nothing is overwritten")
+    if tokenizer_dir is None and info.meta.tokenizer != "bytes":
+        raise SettingsError(
+            f"the run's tokenizer is {info.meta.tokenizer!r}; give its folder, so that the export can be used"
+        )
+    partial = out_dir.with_name(f".{out_dir.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        _write_weights(info, partial, max_shard_bytes)
+        _write_configs(info, partial)
+        if tokenizer_dir is None:
+            _write_byte_tokenizer(partial)
+        else:
+            _copy_tokenizer(tokenizer_dir, partial)
+        if out_dir.exists():
+            out_dir.rmdir()
+        os.rename(partial, out_dir)
+    except OSError as error:
+        raise SettingsError(f"export to {out_dir} failed: {error}; check the path and the free space") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def generate(model_dir: Path, prompt: str, *, max_new_tokens: int, temperature: float, seed: int) -> Iterator[str]:
+    """The text a model folder continues `prompt` with, piece by piece; at temperature 0 the likeliest token each time.
+
+    Uses nothing but transformers. Raises SettingsError when the folder is no Hugging Face model.
+    """
+    import torch
+
+    if temperature < 0:
+        raise SettingsError(f"temperature = {temperature}: give 0 or more")
+    model, tokenizer = _load(model_dir)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    if ids.shape[1] == 0:
+        raise SettingsError("the prompt is empty; give the model at least one token to continue")
+    end_ids = model.generation_config.eos_token_id
+    stop_at = set(end_ids if isinstance(end_ids, list) else [end_ids])
+    chance = torch.Generator().manual_seed(seed)
+    written: list[int] = []
+    shown = ""
+    cache = None
+    for _ in range(max_new_tokens):
+        with torch.no_grad():
+            output = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        logits_V = output.logits[0, -1].float()
+        if temperature == 0:
+            token = int(logits_V.argmax())
+        else:
+            token = int(torch.multinomial(torch.softmax(logits_V / temperature, -1), 1, generator=chance))
+        if token in stop_at:
+            break
+        written.append(token)
+        ids = torch.tensor([[token]])
+        text = tokenizer.decode(written)
+        # A character of several tokens is shown once it is whole.
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[len(shown) :]
+            shown = text
+    rest = tokenizer.decode(written)[len(shown) :]
+    if rest:
+        yield rest
+
+
+def _load(model_dir: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not (model_dir / "config.json").is_file():
+        raise SettingsError(f"{model_dir} is no Hugging Face model folder; write one with `swarm export`")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
+        return model.eval(), AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingsError(f"{model_dir} cannot be loaded by transformers: {error}") from error
+
+
+def _write_weights(info: CheckpointInfo, out: Path, max_shard_bytes: int) -> None:
+    from safetensors.numpy import save_file
+
+    layouts = [stage_layout(info.meta.model, stage) for stage in range(info.meta.model.num_stages)]
+    shards = _shards(layouts, max_shard_bytes)
+    single = len(shards) == 1
+    files = [
+        "model.safetensors" if single else f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
+        for index in range(len(shards))
+    ]
+    pending: dict[str, NDArray[np.float32]] = {}
+    index = 0
+    for stage, layout in enumerate(layouts):
+        for name, tensor in layout.views(load_stage(info, stage, layout).weights).items():
+            pending[name] = tensor
+            if len(pending) == len(shards[index]):
+                save_file(pending, out / files[index], metadata={"format": "pt"})
+                pending = {}
+                index += 1
+    assert index == len(shards)
+    assert not pending
+    if not single:
+        total = sum(4 * layout.num_values for layout in layouts)
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index_json = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (out / "model.safetensors.index.json").write_text(json.dumps(index_json, indent=1) + "\n")
+
+
+def _shards(layouts: list[ParameterLayout], max_shard_bytes: int) -> list[list[str]]:
+    """Tensor names of each file, stage after stage, a file holding as many as fit."""
+    shards: list[list[str]] = [[]]
+    used_bytes = 0
+    for layout in layouts:
+        for name, size in zip(layout.names, layout.sizes, strict=True):
+            if shards[-1] and used_bytes + 4 * size > max_shard_bytes:
+                shards.append([])
+                used_bytes = 0
+            shards[-1].append(name)
+            used_bytes += 4 * size
+    return shards
+
+
+def _write_configs(info: CheckpointInfo, out: Path) -> None:
+    from transformers import GenerationConfig
+
+    whole = whole_config(info.meta.model.config_json)
+    config = type(whole).from_dict(whole.to_dict())
+    config.tie_word_embeddings = False
+    config.architectures = [family_of(info.meta.model.config_json).causal_class]
+    config.dtype = "float32"
+    config.save_pretrained(out)
+    GenerationConfig.from_model_config(config).save_pretrained(out)
+
+
+def _write_byte_tokenizer(out: Path) -> None:
+    """A tokenizer of the `tokenizers` library whose ids are the bytes of the UTF-8 text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = _letter_of_byte()
+    tokenizer = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False).save_pretrained(out)
+
+
+def _letter_of_byte() -> list[str]:
+    """The printable letter that stands for each byte in byte-level BPE (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+    return [letters[byte] for byte in range(256)]
+
+
+def _copy_tokenizer(tokenizer_dir: Path, out: Path) -> None:
+    found = {path for pattern in _TOKENIZER_PATTERNS for path in tokenizer_dir.glob(pattern) if path.is_file()}
+    if not found:
+        raise SettingsError(f"{tokenizer_dir} holds no tokenizer; give the folder with tokenizer.json")
+    for path in sorted(found):
+        shutil.copyfile(path, out / path.name)

@@ -1,0 +1,209 @@
+"""This is where the model families that may be cut into stages are listed, and a run's model is checked.
+
+A family is in the table when its layers, cut anywhere, give the bits of the whole model
+(`swarm.model.exactness`). Everything a family needs is its row; the rest of the code names none.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from swarm.core.errors import SettingsError
+from swarm.core.settings import ModelSettings
+from swarm.model.layout import ParameterLayout
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One row: classes by their names in transformers, tensors by their names in a checkpoint."""
+
+    config_class: str
+    decoder_class: str
+    """The stack of layers: has `embed_tokens`, `layers`, `norm`, `rotary_emb`; takes `inputs_embeds`."""
+    causal_class: str
+    decoder_prefix: str = "model."
+    embedding_name: str = "model.embed_tokens.weight"
+    head_name: str = "lm_head.weight"
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(config_class="LlamaConfig", decoder_class="LlamaModel", causal_class="LlamaForCausalLM"),
+    "qwen3": Family(config_class="Qwen3Config", decoder_class="Qwen3Model", causal_class="Qwen3ForCausalLM"),
+}
+"""Tested families by `model_type`."""
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""The others change their frequencies with the sequences they have seen, so a stage would not be a pure function."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a manifest needs to know of a model before anything is built."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_positions: int
+    """Longest sequence the positions were made for."""
+    tied: bool
+    """The config asks for tied embeddings: the head starts as a copy of the embedding, and trains on its own."""
+
+
+def canonical_config_json(config: dict[str, Any]) -> str:
+    """A config as `ModelSettings.config_json` wants it: sorted keys, no spaces."""
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def validate_config(config_json: str) -> ModelShape:
+    """Shape of the model a config describes.
+
+    Raises SettingsError for a family that is not in the table, for what transformers itself refuses, and for
+    settings under which stages would not give the whole model's numbers.
+    """
+    config = whole_config(config_json)
+    return ModelShape(
+        model_type=config.model_type,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        tied=bool(config.tie_word_embeddings),
+    )
+
+
+def validate_stage_layers(model: ModelSettings) -> None:
+    """Raises SettingsError unless the stages hold all layers, in order, at least one each."""
+    num_layers = validate_config(model.config_json).num_layers
+    expected_start = 0
+    for stage, (start, stop) in enumerate(model.stage_layers):
+        if start != expected_start or stop <= start:
+            raise SettingsError(
+                f"stage_layers: stage {stage} has layers [{start}, {stop}) where [{expected_start}, ...) is next; "
+                "give each stage at least one layer, in order, without gaps"
+            )
+        expected_start = stop
+    if expected_start != num_layers:
+        raise SettingsError(f"stage_layers: the stages hold {expected_start} layers, the model has {num_layers}")
+
+
+def family_of(config_json: str) -> Family:
+    """The row of a config's family. Raises SettingsError as `validate_config`."""
+    return FAMILIES[whole_config(config_json).model_type]
+
+
+def whole_config(config_json: str) -> Any:
+    """The checked transformers config of the whole model; do not change it, it is shared."""
+    return _checked_config(config_json)
+
+
+def stage_config(model: ModelSettings, stage: int) -> Any:
+    """Config of a decoder stack that holds only the stage's layers.
+
+    Layers count from 0 in it, so settings listed by layer (`layer_types`) are cut along.
+    """
+    whole = whole_config(model.config_json)
+    start, stop = model.stage_layers[stage]
+    fields = whole.to_dict()
+    if fields.get("layer_types") is not None:
+        fields["layer_types"] = fields["layer_types"][start:stop]
+    fields.update(num_hidden_layers=stop - start, use_cache=False, tie_word_embeddings=False)
+    config = type(whole).from_dict(fields)
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def build_stack(model: ModelSettings, stage: int, *, device: "torch.device") -> "nn.Module":
+    """The stage's decoder stack: parameters on the meta device take no memory, rotary tables are real on `device`.
+
+    Stages but the first have no embedding, stages but the last no final norm.
+    """
+    import torch
+    import transformers
+    from torch import nn
+
+    config = stage_config(model, stage)
+    with torch.device("meta"):
+        stack: Any = getattr(transformers, family_of(model.config_json).decoder_class)(config)
+    # Buffers that no checkpoint holds would stay on the meta device: make them again.
+    stack.rotary_emb = type(stack.rotary_emb)(config).to(device)
+    if stage > 0:
+        stack.embed_tokens = None
+    if stage < model.num_stages - 1:
+        stack.norm = nn.Identity()
+    built: nn.Module = stack.eval()
+    return built
+
+
+def global_name(model: ModelSettings, stage: int, name: str) -> str:
+    """Name in the whole model of the stage's stack parameter `name`: its layers count from the stage's first."""
+    parts = name.split(".")
+    if parts[0] == "layers":
+        parts[1] = str(int(parts[1]) + model.stage_layers[stage][0])
+    return family_of(model.config_json).decoder_prefix + ".".join(parts)
+
+
+def stage_layout(model: ModelSettings, stage: int) -> ParameterLayout:
+    """Layout of a stage without building it in memory. Raises SettingsError as `validate_stage_layers`."""
+    import torch
+
+    validate_stage_layers(model)
+    stack = build_stack(model, stage, device=torch.device("cpu"))
+    shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in stack.named_parameters()}
+    if stage == model.num_stages - 1:
+        shape = validate_config(model.config_json)
+        shapes[family_of(model.config_json).head_name] = (shape.vocab_size, shape.hidden_size)
+    return ParameterLayout.of(shapes)
+
+
+@lru_cache(maxsize=32)
+def _checked_config(config_json: str) -> Any:
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        fields = json.loads(config_json)
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"model config is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise SettingsError(f"model config is a JSON {type(fields).__name__}; give an object with model_type")
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise SettingsError(
+            f"model_type {model_type!r} is not tested for cutting into stages; tested: {', '.join(sorted(FAMILIES))}"
+        )
+    try:
+        config = getattr(transformers, FAMILIES[model_type].config_class).from_dict(fields)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SettingsError(f"model config: transformers refuses it: {error}") from error
+    _refuse_inexact(config.to_dict())
+    return config
+
+
+def _refuse_inexact(fields: dict[str, Any]) -> None:
+    """Raises SettingsError for what would make a stage random, stateful or different from the whole model."""
+    for name, value in sorted(fields.items()):
+        random = "dropout" in name or "drop_rate" in name or name in ("layerdrop", "router_jitter_noise")
+        if random and value:
+            raise SettingsError(f"{name} = {value}: a stage must be a pure function; set it to 0")
+    if fields.get("quantization_config"):
+        raise SettingsError("quantization_config: training needs full weights; remove it and give an unquantized model")
+    rope = fields.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") not in ROPE_TYPES:
+        raise SettingsError(
+            f"rope_type = {rope.get('rope_type')!r} is not tested or depends on earlier sequences; "
+            f"use one of {', '.join(ROPE_TYPES)}"
+        )
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
+        if fields[name] < 1:
+            raise SettingsError(f"{name} = {fields[name]}: must be at least 1")
+    heads, key_value_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
+    if heads % key_value_heads:
+        raise SettingsError(
+            f"num_key_value_heads = {key_value_heads} does not divide num_attention_heads = {heads}; choose a divisor"
+        )

@@ -1,0 +1,303 @@
+"""This is where a stage is a pure function: weights and an input in, an output and gradients out.
+
+Shapes: B samples, L tokens, D hidden values, V vocabulary, N = B * L, C tokens of one loss chunk.
+"""
+
+import copy
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from swarm.core.errors import RemoteError, SettingsError
+from swarm.core.settings import ModelSettings
+from swarm.model.families import (
+    build_stack,
+    family_of,
+    global_name,
+    stage_layout,
+    validate_config,
+    validate_stage_layers,
+)
+from swarm.model.layout import ParameterLayout
+
+IGNORED_TARGET = -100
+"""A target that is not counted."""
+
+MAX_CHUNK_TOKENS = 4096
+MAX_CHUNK_LOGITS = 1 << 26
+"""The loss is computed on as many tokens at a time as keep within both, so full logits never exist."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One immutable version of a stage's weights, bound into a module tree of its own.
+
+    Work in flight holds the version it began with; the memory goes when the last of it is done.
+    """
+
+    stack: nn.Module
+    head_VD: nn.Parameter | None
+    """Only at the last stage."""
+    parameters: dict[str, nn.Parameter]
+    """By name, in layout order."""
+    backward_lock: threading.Lock
+    """Gradients pass through the parameters' `grad`: one backward at a time on one version."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What backward needs of one forward: its graph, or with `recompute` only x. It serves one backward."""
+
+    weights: Weights
+    x: torch.Tensor
+    y_BLD: torch.Tensor | None
+    """Output with its graph; None when forward is to be run again."""
+
+
+@dataclass(frozen=True)
+class SavedLoss:
+    """What `loss_backward` needs of one loss: the stack's graph, and gradients down to the stack's output."""
+
+    forward: Saved
+    grad_y_BLD: torch.Tensor
+    grad_head_VD: torch.Tensor
+
+
+class StageModel:
+    """A stage of a run's model. Same inputs, same bits; calls change nothing in it.
+
+    It holds no weights: `weights` makes versions of them. bf16 runs under autocast, TF32 is off.
+    """
+
+    def __init__(self, model: ModelSettings, stage: int, *, device: str = "cpu") -> None:
+        """Raises SettingsError for a model that cannot be cut, a stage out of range, or a missing device."""
+        validate_stage_layers(model)
+        if not 0 <= stage < model.num_stages:
+            raise SettingsError(f"stage = {stage}: the run has stages 0 to {model.num_stages - 1}")
+        self.device = _checked_device(device)
+        shape = validate_config(model.config_json)
+        self.stage = stage
+        self.is_first = stage == 0
+        self.is_last = stage == model.num_stages - 1
+        self.hidden_size = shape.hidden_size
+        self.vocab_size = shape.vocab_size
+        self._stack = build_stack(model, stage, device=self.device)
+        self._names = {name: global_name(model, stage, name) for name, _ in self._stack.named_parameters()}
+        self._head_name = family_of(model.config_json).head_name if self.is_last else None
+        self._recompute = model.recompute
+        self._bf16 = model.compute_dtype == "bf16"
+        self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
+        self.layout: ParameterLayout = stage_layout(model, stage)
+
+    def weights(self, flat: NDArray[np.float32]) -> Weights:
+        """A version of the weights from their flat vector in layout order.
+
+        On a CPU it shares memory with `flat`, which must not change while the version lives; on a GPU it is a copy.
+        """
+        if flat.dtype != np.float32 or not flat.flags.c_contiguous:
+            raise ValueError(f"weights are one contiguous fp32 vector, got {flat.dtype}")
+        with warnings.catch_warnings():
+            # A read-only array is welcome: nothing here writes to weights.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            values = torch.from_numpy(flat).to(self.device)
+        parameters = {name: nn.Parameter(view) for name, view in self.layout.views(values).items()}
+        stack = _bound(self._stack, "", {local: parameters[name] for local, name in self._names.items()})
+        head_VD = parameters[self._head_name] if self._head_name is not None else None
+        return Weights(stack, head_VD, parameters, threading.Lock())
+
+    def forward(self, weights: Weights, x: torch.Tensor, *, keep: bool) -> tuple[torch.Tensor, Saved | None]:
+        """Hidden values y (B, L, D) fp32; after the final norm at the last stage.
+
+        x is token ids (B, L) int64 at the first stage, hidden values (B, L, D) fp32 at the others. With `keep`, what
+        `backward` needs comes along. Raises RemoteError("malformed") for an x of another shape, dtype or range.
+        """
+        x = self._checked_input(x)
+        if not keep or self._recompute:
+            with torch.no_grad():
+                y_BLD = self._run(weights, x)
+            return y_BLD, Saved(weights, x, None) if keep else None
+        saved = self._run_with_graph(weights, x)
+        assert saved.y_BLD is not None
+        return saved.y_BLD.detach(), saved
+
+    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
+        """Add parameter gradients to `into` (flat fp32, layout order, on the device); return the gradient of x.
+
+        The first stage returns None. Raises RemoteError("malformed") for a gradient of another shape or dtype.
+        """
+        if saved.y_BLD is None:
+            saved = self._run_with_graph(saved.weights, saved.x)
+        assert saved.y_BLD is not None
+        if grad_y_BLD.shape != saved.y_BLD.shape or grad_y_BLD.dtype != torch.float32:
+            raise RemoteError(
+                "malformed",
+                f"gradient is {grad_y_BLD.dtype} {tuple(grad_y_BLD.shape)}, "
+                f"the output float32 {tuple(saved.y_BLD.shape)}",
+            )
+        return self._backward_into(saved, grad_y_BLD.to(self.device), self.layout.views(into))
+
+    def loss(
+        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool
+    ) -> tuple[float, int, SavedLoss | None]:
+        """Sum of the tokens' cross-entropies in nats and how many tokens were counted; last stage only.
+
+        targets are int64 (B, L), -100 where not counted. Raises RemoteError("malformed") as `forward`.
+        """
+        assert weights.head_VD is not None, f"stage {self.stage} has no head"
+        x = self._checked_input(x)
+        targets_N = self._checked_targets(targets_BL, x)
+        if not keep:
+            with torch.no_grad():
+                y_BLD = self._run(weights, x)
+                loss_sum = sum(
+                    float(self._chunk_loss(y_CD, weights.head_VD, targets_C))
+                    for y_CD, targets_C in self._chunks(y_BLD, targets_N)
+                )
+            return loss_sum, _num_counted(targets_N), None
+        # `recompute` does not matter here: loss_backward follows at once, and would need the graph again.
+        saved = self._run_with_graph(weights, x)
+        assert saved.y_BLD is not None
+        loss_sum, grad_y_BLD, grad_head_VD = self._loss_gradients(saved.y_BLD, weights.head_VD, targets_N)
+        return loss_sum, _num_counted(targets_N), SavedLoss(saved, grad_y_BLD, grad_head_VD)
+
+    def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
+        """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model)."""
+        assert self._head_name is not None
+        gradients = self.layout.views(into)
+        gradients[self._head_name].add_(saved.grad_head_VD)
+        return self._backward_into(saved.forward, saved.grad_y_BLD, gradients)
+
+    def logits(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        """Full logits (B, L, V) of the last stage, for comparing with a whole model: not for training."""
+        assert weights.head_VD is not None, f"stage {self.stage} has no head"
+        with torch.no_grad():
+            y_BLD = self._run(weights, self._checked_input(x))
+            with self._autocast():
+                return functional.linear(y_BLD, weights.head_VD)
+
+    def parameter_modules(self, weights: Weights) -> list[tuple[nn.Module, str]]:
+        """The stack's modules that own parameters, each with the name of its first: for initialization."""
+        modules = []
+        for path, module in weights.stack.named_modules():
+            for name in list(module._parameters)[:1]:
+                modules.append((module, self._names[f"{path}.{name}"]))
+        return modules
+
+    def _run(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        argument = "input_ids" if self.is_first else "inputs_embeds"
+        with self._autocast():
+            y_BLD: torch.Tensor = weights.stack(**{argument: x}, use_cache=False).last_hidden_state
+        return y_BLD.float()
+
+    def _run_with_graph(self, weights: Weights, x: torch.Tensor) -> Saved:
+        leaf = x if self.is_first else x.detach().requires_grad_()
+        with torch.enable_grad():
+            return Saved(weights, leaf, self._run(weights, leaf))
+
+    def _backward_into(
+        self, saved: Saved, grad_y_BLD: torch.Tensor, gradients: dict[str, torch.Tensor]
+    ) -> torch.Tensor | None:
+        assert saved.y_BLD is not None
+        parameters = saved.weights.parameters
+        with saved.weights.backward_lock:
+            try:
+                # Where a leaf has a gradient already, autograd adds to it in place: no copy for any parameter.
+                for name, parameter in parameters.items():
+                    parameter.grad = gradients[name]
+                torch.autograd.backward((saved.y_BLD,), (grad_y_BLD,))
+            finally:
+                for parameter in parameters.values():
+                    parameter.grad = None
+        return None if self.is_first else saved.x.grad
+
+    def _loss_gradients(
+        self, y_BLD: torch.Tensor, head_VD: nn.Parameter, targets_N: torch.Tensor
+    ) -> tuple[float, torch.Tensor, torch.Tensor]:
+        """Loss sum and its gradients for y and the head; each chunk's logits are freed before the next chunk's."""
+        losses: list[torch.Tensor] = []
+        grads_y_CD: list[torch.Tensor] = []
+        grad_head_VD: torch.Tensor | None = None
+        for y_CD, targets_C in self._chunks(y_BLD.detach(), targets_N):
+            leaf_CD = y_CD.requires_grad_()
+            with torch.enable_grad():
+                loss = self._chunk_loss(leaf_CD, head_VD, targets_C)
+            grad_y_CD, grad_chunk_VD = torch.autograd.grad(loss, (leaf_CD, head_VD))
+            losses.append(loss.detach())
+            grads_y_CD.append(grad_y_CD)
+            grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.add_(grad_chunk_VD)
+        assert grad_head_VD is not None
+        grad_ND = grads_y_CD[0] if len(grads_y_CD) == 1 else torch.cat(grads_y_CD)
+        return sum(float(loss) for loss in losses), grad_ND.view_as(y_BLD), grad_head_VD
+
+    def _chunks(self, y_BLD: torch.Tensor, targets_N: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        y_ND = y_BLD.reshape(-1, self.hidden_size)
+        return list(zip(torch.split(y_ND, self._chunk_tokens), torch.split(targets_N, self._chunk_tokens), strict=True))
+
+    def _chunk_loss(self, y_CD: torch.Tensor, head_VD: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+        with self._autocast():
+            logits_CV = functional.linear(y_CD, head_VD)
+        return functional.cross_entropy(logits_CV.float(), targets_C, ignore_index=IGNORED_TARGET, reduction="sum")
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16)
+
+    def _checked_input(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_first:
+            if x.dtype != torch.int64 or x.ndim != 2 or x.numel() == 0:
+                raise RemoteError("malformed", f"token ids are int64 (B, L), got {x.dtype} {tuple(x.shape)}")
+            if int(x.min()) < 0 or int(x.max()) >= self.vocab_size:
+                raise RemoteError(
+                    "malformed", f"token ids lie in [0, {self.vocab_size}), got {int(x.min())} to {int(x.max())}"
+                )
+        elif x.dtype != torch.float32 or x.ndim != 3 or x.shape[-1] != self.hidden_size or x.numel() == 0:
+            raise RemoteError(
+                "malformed", f"hidden values are float32 (B, L, {self.hidden_size}), got {x.dtype} {tuple(x.shape)}"
+            )
+        return x.to(self.device)
+
+    def _checked_targets(self, targets_BL: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        # A target outside the vocabulary would stop a GPU for good, so it is refused here.
+        if targets_BL.dtype != torch.int64 or targets_BL.shape != x.shape[:2]:
+            raise RemoteError(
+                "malformed", f"targets are int64 {tuple(x.shape[:2])}, got {targets_BL.dtype} {tuple(targets_BL.shape)}"
+            )
+        known = (targets_BL == IGNORED_TARGET) | ((targets_BL >= 0) & (targets_BL < self.vocab_size))
+        if not bool(known.all()):
+            raise RemoteError("malformed", f"targets lie in [0, {self.vocab_size}) or are {IGNORED_TARGET}")
+        return targets_BL.to(self.device).reshape(-1)
+
+
+def _checked_device(device: str) -> torch.device:
+    checked = torch.device(device)
+    if checked.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SettingsError(f"device = {device}: PyTorch finds no GPU here; use cpu or install its CUDA build")
+        # TF32 keeps 10 bits of a product: replays on other machines would not agree.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+    return checked
+
+
+def _bound(module: nn.Module, prefix: str, parameters: dict[str, nn.Parameter]) -> nn.Module:
+    """A tree like `module`'s that shares everything with it but the parameters."""
+    bound: Any = copy.copy(module)
+    bound._parameters = {
+        name: None if value is None else parameters[prefix + name] for name, value in module._parameters.items()
+    }
+    bound._modules = {
+        name: None if child is None else _bound(child, f"{prefix}{name}.", parameters)
+        for name, child in module._modules.items()
+    }
+    result: nn.Module = bound
+    return result
+
+
+def _num_counted(targets_N: torch.Tensor) -> int:
+    return int((targets_N != IGNORED_TARGET).sum())
