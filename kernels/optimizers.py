@@ -1,0 +1,84 @@
+"""This is where optimizer steps run: each one pass over the values, in fp32, every operation rounded by itself.
+
+A step covers consecutive segments, `bounds[s]` to `bounds[s + 1]`, which differ in weight decay: first
+weight * keep[s], then the update. The gradient is multiplied by `clip`. Scalars come in fp32, worked out in fp64 by
+the caller. Whatever is written is +0 or at least 2^-126 in magnitude.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.compiled import compiled
+
+_SMALLEST = np.float32(2.0**-126)
+_ZERO = np.float32(0.0)
+
+
+@compiled
+def _flushed(value: np.float32) -> np.float32:
+    return _ZERO if abs(value) < _SMALLEST else value
+
+
+@compiled
+def adamw(  # noqa: PLR0917 - compiled functions take arrays by position
+    weights: NDArray[np.float32],
+    gradient: NDArray[np.float32],
+    first: NDArray[np.float32],
+    second: NDArray[np.float32],
+    out: NDArray[np.float32],
+    bounds: NDArray[np.int64],
+    keep: NDArray[np.float32],
+    scalars: NDArray[np.float32],
+) -> None:
+    """AdamW and, with another mix of moment and gradient, NAdamW.
+
+    `scalars`: clip, beta1, 1 - beta1, beta2, 1 - beta2, 1 / sqrt(1 - beta2^t), epsilon, share of the moment and share
+    of the gradient in the update (both hold the learning rate and the correction of the first moment's bias).
+    """
+    clip, beta1, rest1, beta2, rest2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
+    unbias, epsilon, moment_share, gradient_share = scalars[5], scalars[6], scalars[7], scalars[8]
+    for segment in range(keep.size):
+        factor = keep[segment]
+        for i in range(bounds[segment], bounds[segment + 1]):
+            slope = gradient[i] * clip
+            mean = _flushed(first[i] * beta1 + slope * rest1)
+            square = _flushed(second[i] * beta2 + (slope * slope) * rest2)
+            divisor = np.sqrt(square) * unbias + epsilon
+            update = (mean * moment_share + slope * gradient_share) / divisor
+            first[i] = mean
+            second[i] = square
+            out[i] = _flushed(weights[i] * factor - update)
+
+
+@compiled
+def sgd(  # noqa: PLR0917
+    weights: NDArray[np.float32],
+    gradient: NDArray[np.float32],
+    velocity: NDArray[np.float32],
+    out: NDArray[np.float32],
+    bounds: NDArray[np.int64],
+    keep: NDArray[np.float32],
+    scalars: NDArray[np.float32],
+) -> None:
+    """SGD with momentum (velocity = momentum * velocity + gradient). `scalars`: clip, momentum, learning rate."""
+    clip, momentum, rate = scalars[0], scalars[1], scalars[2]
+    for segment in range(keep.size):
+        factor = keep[segment]
+        for i in range(bounds[segment], bounds[segment + 1]):
+            speed = _flushed(velocity[i] * momentum + gradient[i] * clip)
+            velocity[i] = speed
+            out[i] = _flushed(weights[i] * factor - speed * rate)
+
+
+@compiled
+def extrapolate(new: NDArray[np.float32], old: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """out = new + (new - old)."""
+    for i in range(out.size):
+        out[i] = _flushed(new[i] + (new[i] - old[i]))
+
+
+@compiled
+def divide(total: NDArray[np.float32], count: np.float32, out: NDArray[np.float32]) -> None:
+    """out = total / count."""
+    for i in range(out.size):
+        out[i] = _flushed(total[i] / count)

@@ -1,0 +1,143 @@
+"""This is where each kernel is said once more in plain numpy: slow, easy to check, and the definition of its bits."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+_LIMIT = np.float32(2.0**126)
+_SMALLEST = np.float32(2.0**-126)
+
+
+def flushed(values: Floats) -> Floats:
+    """Values with magnitudes below 2^-126 replaced by +0."""
+    return np.where(np.abs(values) < _SMALLEST, np.float32(0), values)
+
+
+def halving_sum(values: NDArray[np.float64]) -> float:
+    """Sum of values padded with zeros to a power of two, the upper half added to the lower until one is left."""
+    width = 1
+    while width < values.size:
+        width *= 2
+    padded = np.zeros(width)
+    padded[: values.size] = values
+    while width > 1:
+        width //= 2
+        padded = padded[:width] + padded[width:]
+    return float(padded[0])
+
+
+def tree_norm(values: Floats) -> float:
+    """See `kernels.norms.tree_norm`."""
+    squares = values.astype(np.float64) ** 2
+    runs = [np.pad(run, (0, 4096 - run.size)) for run in np.split(squares, range(4096, values.size, 4096))]
+    return float(np.sqrt(halving_sum(np.array([halving_sum(run) for run in runs]))))
+
+
+def to_bfloat16(values: Floats) -> NDArray[np.uint16]:
+    """Nearest bf16, ties to even, as its 16 bits."""
+    bits = flushed(values).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def from_bfloat16(halves: NDArray[np.uint16]) -> Floats:
+    """fp32 values of bf16 bits."""
+    return flushed((halves.astype(np.uint32) << np.uint32(16)).view(np.float32))
+
+
+def scale_of(block: Floats) -> tuple[np.uint16, np.float32]:
+    """bf16 bits and value of largest magnitude / 127, rounded up; 0 if below 2^-126."""
+    exact = np.max(np.abs(block), initial=np.float32(0)) / np.float32(127)
+    if exact < _SMALLEST:
+        return np.uint16(0), np.float32(0)
+    bits = np.uint16((int(exact.view(np.uint32)) + 0xFFFF) >> 16)
+    return bits, from_bfloat16(np.array([bits]))[0]
+
+
+def mix64(state: int) -> int:
+    """Finalizer of splitmix64."""
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+    return state ^ (state >> 31)
+
+
+def chances(seed: NDArray[np.uint64], block: int, count: int) -> NDArray[np.int64]:
+    """16 random bits for each value of a block, as whole numbers."""
+    key = block * 0x9E3779B97F4A7C15 % 2**64
+    for word in seed:
+        key = mix64(key ^ int(word))
+    state = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(key % 2**32)
+    state = (state ^ (state >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    state = state ^ np.uint32(key >> 32)
+    state = (state ^ (state >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return (state >> np.uint32(16)).astype(np.int64)
+
+
+def encode_int8_blocks(values: Floats, seed: NDArray[np.uint64]) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+    """Scales and codes of `kernels.int8_blocks.encode`; values are finite and below 2^126."""
+    scales, codes = [], np.zeros(values.size, np.int8)
+    for block, part in enumerate(np.split(values, range(128, values.size, 128)) if values.size else []):
+        bits, scale = scale_of(part)
+        scales.append(bits)
+        if bits:
+            fixed = (part * (np.float32(1) / scale)) * np.float32(65536) + np.float32(128 * 65536)
+            code = ((fixed.astype(np.int64) + chances(seed, block, part.size)) >> 16) - 128
+            codes[block * 128 : block * 128 + part.size] = np.minimum(code, 127)
+    return np.array(scales, np.uint16), codes
+
+
+def decode_int8_blocks(scales: NDArray[np.uint16], codes: NDArray[np.int8]) -> Floats:
+    """code * scale, a scale for each 128 codes."""
+    return codes.astype(np.float32) * np.repeat(from_bfloat16(scales), 128)[: codes.size] + np.float32(0)
+
+
+def encode_int8_token(
+    row: Floats, num_outliers: int
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16], NDArray[np.uint16], NDArray[np.int8]]:
+    """Scales, outliers, indices and codes of one token in `kernels.int8_tokens.encode`."""
+    indices = np.argsort(-np.abs(row), kind="stable")[:num_outliers]
+    outliers = to_bfloat16(row[indices])
+    rest = row.copy()
+    rest[indices] = 0
+    scales, codes = [], np.zeros(row.size, np.int8)
+    for start in range(0, row.size, 64):
+        bits, scale = scale_of(rest[start : start + 64])
+        scales.append(bits)
+        if bits:
+            codes[start : start + 64] = np.rint(rest[start : start + 64] * (np.float32(1) / scale))
+    return np.array(scales, np.uint16), outliers, indices.astype(np.uint16), codes
+
+
+def decode_int8_token(
+    scales: NDArray[np.uint16], outliers: NDArray[np.uint16], indices: NDArray[np.uint16], codes: NDArray[np.int8]
+) -> Floats:
+    """code * scale, a scale for each 64 codes, then the outliers in their places."""
+    row = codes.astype(np.float32) * np.repeat(from_bfloat16(scales), 64)[: codes.size] + np.float32(0)
+    row[indices] = from_bfloat16(outliers)
+    return row
+
+
+def adamw(  # noqa: PLR0917 - as the kernel
+    weights: Floats, gradient: Floats, first: Floats, second: Floats, keep: Floats, scalars: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """New weights, first and second moments; `keep` for each value, `scalars` as in `kernels.optimizers.adamw`."""
+    clip, beta1, rest1, beta2, rest2, unbias, epsilon, moment_share, gradient_share = scalars
+    slope = gradient * clip
+    mean = flushed(first * beta1 + slope * rest1)
+    square = flushed(second * beta2 + (slope * slope) * rest2)
+    update = (mean * moment_share + slope * gradient_share) / (np.sqrt(square) * unbias + epsilon)
+    return flushed(weights * keep - update), mean, square
+
+
+def sgd(weights: Floats, gradient: Floats, velocity: Floats, keep: Floats, scalars: Floats) -> tuple[Floats, Floats]:
+    """New weights and velocity."""
+    clip, momentum, rate = scalars
+    speed = flushed(velocity * momentum + gradient * clip)
+    return flushed(weights * keep - speed * rate), speed
+
+
+def median(rows_NV: Floats) -> Floats:
+    """Median of each column; the mean of the two middle ones for an even number of rows."""
+    ordered = np.sort(rows_NV, axis=0)
+    half = np.float32(0.5)
+    return flushed(ordered[(len(ordered) - 1) // 2] * half + ordered[len(ordered) // 2] * half)

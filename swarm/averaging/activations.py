@@ -1,0 +1,127 @@
+"""This is where activations and their gradients become bytes on the wire, token by token.
+
+fp32 and bf16 are those of `swarm.averaging.codecs`. int8, for T = B * L tokens of D values: bf16 scales of blocks of
+at most 64 values (T, K), each token's largest values in bf16 (T, J), their indices as uint16 (T, J), codes (T, D).
+"""
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels import int8_tokens
+from swarm.averaging.codecs import Encoded, VectorCodec, aligned, check_length, too_large, vector_codec
+from swarm.core.errors import LocalError, RemoteError
+from swarm.core.settings import ActivationCodecName
+
+Shape = tuple[int, int, int]
+"""(B, L, D): samples, tokens, values."""
+
+MAX_WIDTH = 1 << 16
+"""Values a token may have under int8: their indices are uint16."""
+
+
+class ActivationCodec(Protocol):
+    """Strict and deterministic: equal tensors give equal bytes."""
+
+    name: str
+
+    def encoded_bytes(self, shape: Shape) -> int:
+        """Exact length of an encoded tensor of shape (B, L, D)."""
+        ...
+
+    def encode(self, tensor_BLD: torch.Tensor) -> bytearray:
+        """Bytes of a tensor. Raises LocalError for values that are not finite or not below 2^126."""
+        ...
+
+    def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
+        """fp32 tensor of `shape` on the CPU. Raises RemoteError("malformed") for what `encode` never writes."""
+        ...
+
+
+def activation_codec(name: ActivationCodecName) -> ActivationCodec:
+    """The codec of that name; codecs hold no state."""
+    return _CODECS[name]
+
+
+class _FloatCodec:
+    """A vector codec that does not round by chance, on all values in order."""
+
+    def __init__(self, vector: VectorCodec) -> None:
+        self.name = vector.name
+        self.vector = vector
+
+    def encoded_bytes(self, shape: Shape) -> int:
+        return self.vector.encoded_bytes(math.prod(shape))
+
+    def encode(self, tensor_BLD: torch.Tensor) -> bytearray:
+        return self.vector.encode(_rows(tensor_BLD).reshape(-1), seed=b"")
+
+    def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
+        check_length(data, self.encoded_bytes(shape))
+        values = np.empty(math.prod(shape), dtype=np.float32)
+        self.vector.decode(data, values)
+        return torch.from_numpy(values).reshape(shape)
+
+
+class _Int8Codec:
+    name = "int8"
+
+    def encoded_bytes(self, shape: Shape) -> int:
+        num_tokens, width = shape[0] * shape[1], shape[2]
+        return num_tokens * (2 * _num_blocks(width) + 4 * int8_tokens.num_outliers(width) + width)
+
+    def encode(self, tensor_BLD: torch.Tensor) -> bytearray:
+        rows_TD = _rows(tensor_BLD)
+        if rows_TD.shape[1] > MAX_WIDTH:
+            raise LocalError(f"{rows_TD.shape[1]} values a token; the int8 codec counts to {MAX_WIDTH}: use bf16")
+        data = bytearray(self.encoded_bytes((1, *rows_TD.shape)))
+        arrays: list[NDArray[Any]] = []
+        at = 0
+        for dtype, columns in _columns(rows_TD.shape[1]):
+            array = np.frombuffer(data, dtype=dtype, offset=at, count=len(rows_TD) * columns)
+            arrays.append(array.reshape(len(rows_TD), columns))
+            at += array.nbytes
+        if not int8_tokens.encode(rows_TD, *arrays):
+            raise too_large(rows_TD)
+        return data
+
+    def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
+        check_length(data, self.encoded_bytes(shape))
+        num_tokens, width = shape[0] * shape[1], shape[2]
+        arrays: list[NDArray[Any]] = []
+        at = 0
+        for dtype, columns in _columns(width):
+            array = aligned(data, dtype, at, num_tokens * columns)
+            arrays.append(array.reshape(num_tokens, columns))
+            at += array.nbytes
+        rows_TD = np.empty((num_tokens, width), dtype=np.float32)
+        if not int8_tokens.decode(*arrays, rows_TD):
+            raise RemoteError("malformed", "int8 activations hold a scale, code or index that no encoder writes")
+        return torch.from_numpy(rows_TD).reshape(shape)
+
+
+_CODECS: dict[ActivationCodecName, ActivationCodec] = {
+    "fp32": _FloatCodec(vector_codec("fp32")),
+    "bf16": _FloatCodec(vector_codec("bf16")),
+    "int8": _Int8Codec(),
+}
+
+
+def _num_blocks(width: int) -> int:
+    return -(-width // int8_tokens.BLOCK_VALUES)
+
+
+def _columns(width: int) -> list[tuple[type[np.generic], int]]:
+    """Type and number of columns of each array on the wire, in order: scales, outliers, indices, codes."""
+    outliers = int8_tokens.num_outliers(width)
+    return [(np.uint16, _num_blocks(width)), (np.uint16, outliers), (np.uint16, outliers), (np.int8, width)]
+
+
+def _rows(tensor_BLD: torch.Tensor) -> NDArray[np.float32]:
+    """The tensor's tokens as rows of a contiguous array (T, D), without a copy where it is one already."""
+    tensor_BLD = tensor_BLD.detach().to(device="cpu", dtype=torch.float32).contiguous()
+    rows: NDArray[np.float32] = tensor_BLD.reshape(-1, tensor_BLD.shape[-1]).numpy()
+    return rows
