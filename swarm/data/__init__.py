@@ -1,0 +1,1 @@
+"""Where tokens come from: text files become token files, token files become microbatches."""

@@ -1,0 +1,216 @@
+"""This is where a run's TOML file is read, and frozen into the settings that every peer agrees on.
+
+manifest = read_manifest(Path("run.toml"))
+prepared = prepare_data(manifest.data, folder)
+settings = freeze(manifest, prepared, initial_state_digests)
+"""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from swarm import PROTOCOL
+from swarm.core.errors import SettingsError
+from swarm.core.settings import (
+    AveragingSettings,
+    BatchSettings,
+    CheckpointSettings,
+    CodecSettings,
+    DataSettings,
+    DeadlineSettings,
+    LimitSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+)
+from swarm.data.prepare import PreparedData
+from swarm.data.token_file import token_bytes_for
+from swarm.data.tokenizer import BYTES, load_tokenizer
+from swarm.manifest_model import model_settings
+from swarm.manifest_problems import describe
+from swarm.manifest_tables import DataTable, ManifestTable, ModelTable
+from swarm.manifest_value import checked_settings, run_id, settings_bytes, settings_from_value, settings_to_value
+
+__all__ = [
+    "Manifest",
+    "assumed_data",
+    "freeze",
+    "read_manifest",
+    "run_id",
+    "settings_bytes",
+    "settings_from_value",
+    "settings_to_value",
+]
+
+MAX_MANIFEST_BYTES = 1 << 20
+DEFAULT_CHUNK_BYTES = 16 << 20
+MIN_CHUNKS = 32
+"""A small corpus is cut into at least about this many chunks, so that several peers of stage 0 have some to lease."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A checked manifest. Paths are absolute; nothing of the text has been read yet."""
+
+    path: Path
+    name: str
+    trust: Any
+    model_table: ModelTable
+    data: DataTable
+    model: ModelSettings
+    batch: BatchSettings
+    optimizer: OptimizerSettings
+    codecs: CodecSettings
+    averaging: AveragingSettings
+    checkpoint: CheckpointSettings
+    limits: LimitSettings
+    deadlines: DeadlineSettings
+
+    @property
+    def initial_checkpoint(self) -> Path | None:
+        """Folder of a Hugging Face checkpoint whose weights the run starts from; None for fresh weights."""
+        return None if self.model_table.checkpoint is None else Path(self.model_table.checkpoint)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a TOML file; its relative paths are taken from the file's folder.
+
+    Raises SettingsError, naming field, value and remedy, for everything that can be wrong with it but the text itself.
+    """
+    try:
+        return parse_manifest(_read(path), path)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def parse_manifest(text: str, path: Path) -> Manifest:
+    """The manifest in `text`, as if it were read from `path`. Raises SettingsError."""
+    try:
+        tables = ManifestTable.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"not TOML: {error}; mend that line (`swarm init` writes an example)") from error
+    except ValidationError as error:
+        raise SettingsError(describe(error, ManifestTable)) from error
+    model_table, data = _resolve(tables, path.absolute().parent)
+    tokenizer = load_tokenizer(data.tokenizer)
+    manifest = Manifest(
+        path=path,
+        name=tables.run.name,
+        trust=tables.run.trust,
+        model_table=model_table,
+        data=data,
+        model=model_settings(model_table, vocab_size=tokenizer.vocab_size, sequence_length=data.sequence_length),
+        batch=BatchSettings(**tables.batch.model_dump()),
+        optimizer=OptimizerSettings(**tables.optimizer.model_dump()),
+        codecs=CodecSettings(**tables.codecs.model_dump()),
+        averaging=AveragingSettings(**tables.averaging.model_dump()),
+        checkpoint=CheckpointSettings(**tables.checkpoint.model_dump()),
+        limits=LimitSettings(**tables.limits.model_dump()),
+        deadlines=DeadlineSettings(**tables.deadlines.model_dump()),
+    )
+    # Everything that does not depend on the text's length shows now, not after the text was read.
+    freeze(manifest, assumed_data(manifest), ())
+    return manifest
+
+
+def freeze(manifest: Manifest, prepared: PreparedData, initial_state_digests: Sequence[bytes]) -> RunSettings:
+    """The run's settings. Raises SettingsError if the text does not suit them."""
+    data = manifest.data
+    settings = RunSettings(
+        name=manifest.name,
+        protocol=PROTOCOL,
+        model=manifest.model,
+        data=DataSettings(
+            tokenizer=prepared.tokenizer,
+            vocab_size=prepared.vocab_size,
+            token_bytes=prepared.token_bytes,
+            num_train_tokens=prepared.num_train_tokens,
+            num_held_out_tokens=prepared.num_held_out_tokens,
+            train_digest=prepared.train_digest,
+            held_out_digest=prepared.held_out_digest,
+            sequence_length=data.sequence_length,
+            chunk_tokens=data.chunk_tokens or _default_chunk_tokens(manifest, prepared),
+            seed=data.seed,
+        ),
+        batch=manifest.batch,
+        optimizer=manifest.optimizer,
+        codecs=manifest.codecs,
+        averaging=manifest.averaging,
+        checkpoint=manifest.checkpoint,
+        limits=manifest.limits,
+        deadlines=manifest.deadlines,
+        trust=manifest.trust,
+        initial_state_digests=tuple(initial_state_digests),
+    )
+    return checked_settings(settings_to_value(settings))
+
+
+def assumed_data(manifest: Manifest) -> PreparedData:
+    """Data as if the text were long enough, for plans and checks made before it is read."""
+    tokenizer = load_tokenizer(manifest.data.tokenizer)
+    chunk_tokens = max(_microbatch_tokens(manifest) + 1, manifest.data.chunk_tokens or 0)
+    nowhere = Path("/nonexistent")
+    return PreparedData(
+        train_path=nowhere,
+        held_out_path=nowhere,
+        tokenizer=tokenizer.name,
+        vocab_size=tokenizer.vocab_size,
+        token_bytes=token_bytes_for(tokenizer.vocab_size),
+        num_train_tokens=MIN_CHUNKS * chunk_tokens,
+        num_held_out_tokens=chunk_tokens,
+        train_digest=bytes(32),
+        held_out_digest=bytes(32),
+        skipped={},
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(
+            f"the manifest cannot be read ({error.strerror}); correct the path, or write one with `swarm init`"
+        ) from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise SettingsError(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes; give the run's TOML file")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"the manifest is not UTF-8 text ({error.reason}); give the run's TOML file") from error
+
+
+def _resolve(tables: ManifestTable, folder: Path) -> tuple[ModelTable, DataTable]:
+    """[model] and [data] with absolute paths."""
+
+    def absolute(path: str) -> str:
+        return str((folder / Path(path).expanduser()).resolve())
+
+    model: dict[str, Any] = {}
+    for name in ("config", "checkpoint"):
+        value = getattr(tables.model, name)
+        if isinstance(value, str):
+            model[name] = absolute(value)
+    tokenizer = tables.data.tokenizer
+    data = {
+        "text": tuple(absolute(path) for path in tables.data.text),
+        "tokenizer": tokenizer if tokenizer == BYTES else absolute(tokenizer),
+    }
+    for path in data["text"]:
+        if not Path(path).exists():
+            raise SettingsError(f'data.text = "{path}" is neither a file nor a folder; correct the path')
+    return tables.model.model_copy(update=model), tables.data.model_copy(update=data)
+
+
+def _microbatch_tokens(manifest: Manifest) -> int:
+    return manifest.batch.microbatch_size * manifest.data.sequence_length
+
+
+def _default_chunk_tokens(manifest: Manifest, prepared: PreparedData) -> int:
+    """Whole microbatches and the one token their last target reads, within 16 MiB and 1/MIN_CHUNKS of the text."""
+    most = min(DEFAULT_CHUNK_BYTES // prepared.token_bytes, prepared.num_train_tokens // MIN_CHUNKS)
+    return max(1, (most - 1) // _microbatch_tokens(manifest)) * _microbatch_tokens(manifest) + 1
