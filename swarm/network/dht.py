@@ -1,4 +1,4 @@
-"""This is where peers find each other: the directory over hivemind's DHT, in the same event loop and over the same p2pd.
+"""This is where peers find each other: the directory over hivemind's DHT, in the caller's event loop.
 
 Every node checks every record before it stores it or passes it on (`records`), so nobody can overwrite or outlive
 another peer's record. What is stored is bounded in topics, records and bytes.
@@ -6,6 +6,7 @@ another peer's record. What is stored is bounded in topics, records and bytes.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,12 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarm.core.canonical import Value
+from swarm.core.canonical import Value, unpack
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.network.p2p import P2PTransport
-from swarm.network.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, open_record, sign_record
+from swarm.network.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, Record, open_record, sign_record
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ _REQUEST_S = 3.0
 _OPERATION_S = 10.0
 """A whole publish, lookup or join."""
 _CLOSE_S = 0.5
+_NUM_ASKED = 10
+"""Nodes asked in a lookup: twice the five that store a record, for some of them may be new or lying."""
 
 
 class DHTDirectory:
@@ -55,7 +58,9 @@ class DHTDirectory:
         Raises LocalError when p2pd does not answer.
         """
         # hivemind's wrapper of a p2pd that somebody else runs; its sockets go to the runtime folder.
-        wrapper = type("RuntimeFolderP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{transport.daemon.folder}/"})
+        wrapper: type[P2P] = type(
+            "RuntimeFolderP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{transport.daemon.folder}/"}
+        )
         try:
             async with asyncio.timeout(_OPERATION_S):
                 p2p = await wrapper.replicate(Multiaddr(f"/unix{transport.daemon.control_path}"))
@@ -113,18 +118,35 @@ class DHTDirectory:
     async def lookup(self, topic: str) -> dict[PeerId, dict[str, Value]]:
         try:
             async with asyncio.timeout(_OPERATION_S):
-                found = await self._node.get(topic, latest=True)
+                answers = await self._stored_under(DHTID.generate(source=topic))
         except TimeoutError as error:
             raise TransientError(f"{topic}: not looked up within {_OPERATION_S:g} s") from error
-        records: dict[PeerId, dict[str, Value]] = {}
-        if found is None or not isinstance(found.value, dict):
-            return records
-        for _, item in sorted(found.value.items(), key=lambda entry: str(entry[0])):
+        newest: dict[PeerId, Record] = {}
+        for data in answers:
             with contextlib.suppress(RemoteError):
-                record = open_record(item.value, now=time.time())
-                if record.topic == topic:
-                    records[record.peer_id] = record.fields
-        return records
+                record = open_record(_unwrap(data), now=time.time())
+                known = newest.get(record.peer_id)
+                if record.topic == topic and (known is None or known.expires < record.expires):
+                    newest[record.peer_id] = record
+        return {peer_id: newest[peer_id].fields for peer_id in sorted(newest)}
+
+    async def _stored_under(self, key: DHTID) -> list[bytes]:
+        """What this node and the nodes nearest to `key` hold there, duplicates and all.
+
+        hivemind's own `get` merges what strangers answer before it checks the form of all of it, and stops at the first
+        dictionary that claims to be the newest; here one honest holder is enough.
+        """
+        protocol = self._node.protocol
+        own = protocol.storage.get(key)
+        dictionaries = [own.value] if own is not None else []
+        nearest = await self._node.find_nearest_nodes([key], k_nearest=_NUM_ASKED, exclude_self=True)
+        found = await asyncio.gather(*(protocol.call_find(peer, [key]) for peer in nearest[key].values()))
+        dictionaries += [answer[key][0].value for answer in found if answer and answer.get(key, (None,))[0] is not None]
+        values = []
+        for dictionary in dictionaries:
+            if isinstance(dictionary, DictionaryDHTValue):
+                values += [item.value for _, item in itertools.islice(dictionary.items(), MAX_RECORDS_PER_TOPIC)]
+        return values
 
     async def close(self) -> None:
         with contextlib.suppress(Exception):  # p2pd may be gone already, and with it whom to say goodbye to
@@ -140,18 +162,13 @@ class DHTDirectory:
 
 
 class _SignedRecords(RecordValidatorBase):  # type: ignore[misc]
-    """Refuses what `records.open_record` refuses, and a record stored under another topic, peer or expiry than it names."""
+    """Refuses what `open_record` refuses, and records stored under another topic, peer or expiry than they name."""
 
     def validate(self, record: DHTRecord) -> bool:
-        if len(record.value) > MAX_RECORD_BYTES + 8:
-            return False
         try:
-            data = DHTProtocol.serializer.loads(record.value)
-            if not isinstance(data, bytes):
-                return False
             # A dictionary is refused whole for one bad entry: an entry that expired on its way must not be one.
-            signed = open_record(data, now=time.time(), slack_s=CLOCK_SKEW_S)
-        except Exception as error:
+            signed = open_record(_unwrap(record.value), now=time.time(), slack_s=CLOCK_SKEW_S)
+        except RemoteError as error:
             logger.debug("directory record refused: %s", error)
             return False
         return bool(
@@ -159,6 +176,14 @@ class _SignedRecords(RecordValidatorBase):  # type: ignore[misc]
             and record.subkey == DHTProtocol.serializer.dumps(signed.peer_id)
             and record.expiration_time == signed.expires
         )
+
+
+def _unwrap(value: object) -> bytes:
+    """A record's bytes without the MessagePack wrapping the DHT puts around values."""
+    data = unpack(value, max_bytes=MAX_RECORD_BYTES + 8) if isinstance(value, bytes) else None
+    if not isinstance(data, bytes):
+        raise RemoteError("malformed", "a directory value that is not bytes")
+    return data
 
 
 class _BoundedStorage(DHTLocalStorage):  # type: ignore[misc]

@@ -136,7 +136,7 @@ def _p2pd_path() -> Path:
 
 
 def runtime_root() -> Path:
-    """Where this user's runtime folders are: `$XDG_RUNTIME_DIR/homeswarm`, else `homeswarm-<uid>` in a temporary one."""
+    """Where this user's runtime folders are: `$XDG_RUNTIME_DIR/homeswarm`, or `homeswarm-<uid>` in a temporary one."""
     candidates = []
     if os.environ.get("XDG_RUNTIME_DIR"):
         candidates.append(Path(os.environ["XDG_RUNTIME_DIR"]) / "homeswarm")
