@@ -16,14 +16,14 @@ from typing import TypeAlias
 
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
-from swarm.network.control import receive
+from swarm.network.control import receive, receive_into
+from swarm.network.service import MAX_METHOD_BYTES, byte_view
 from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
 
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
 
-MAX_METHOD_BYTES = 64
 _MAX_KIND_CHARACTERS = 64
 _MAX_ERROR_CHARACTERS = 1000
 _JOIN_BYTES = 1 << 16
@@ -59,18 +59,16 @@ class ReplyHead:
 
 def encode_request(method: str, request: Message, *, timeout_s: float) -> tuple[bytes, memoryview]:
     """(head with meta, body) of a request."""
-    name, meta, body = method.encode(), pack(request.meta), _byte_view(request.body)
+    name, meta, body = method.encode(), pack(request.meta), byte_view(request.body)
     assert len(name) <= MAX_METHOD_BYTES, f"the name of method {method} is too long"
     assert len(meta) <= MAX_META_BYTES, f"{method}: meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}"
     timeout_ms = min(max(int(timeout_s * 1000), 1), 0xFFFFFFFF)
     return _REQUEST.pack(_MAGIC, len(name), timeout_ms, len(meta), len(body)) + name + meta, body
 
 
-def encode_reply(reply: Message) -> tuple[bytes, memoryview]:
-    """(head with meta, body) of a good answer."""
-    meta, body = pack(reply.meta), _byte_view(reply.body)
-    assert len(meta) <= MAX_META_BYTES, f"meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}"
-    return _REPLY.pack(_MAGIC, Status.OK, len(meta), len(body)) + meta, body
+def encode_reply_head(meta: bytes, body: memoryview) -> bytes:
+    """What precedes the body of a good answer."""
+    return _REPLY.pack(_MAGIC, Status.OK, len(meta), len(body)) + meta
 
 
 def encode_error(status: Status, kind: str, message: str) -> bytes:
@@ -100,10 +98,20 @@ async def read_reply_head(stream: socket.socket) -> ReplyHead:
     return ReplyHead(Status(status), meta_bytes, body_bytes)
 
 
-async def read_content(stream: socket.socket, head: RequestHead | ReplyHead) -> Message:
-    """Meta and body of the lengths in `head`, which the caller has checked. The body gets a buffer of its own."""
-    meta = decode_meta(await receive(stream, head.meta_bytes))
-    return Message(meta, await receive(stream, head.body_bytes))
+async def read_content(stream: socket.socket, head: RequestHead | ReplyHead, *, stall_s: float) -> Message:
+    """Meta and body of the lengths in `head`, which the caller has checked. The body gets a buffer of its own.
+
+    Raises TimeoutError when no frame comes for `stall_s`, EOFError when the stream ends.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(stall_s) as deadline:
+        meta = decode_meta(await receive(stream, head.meta_bytes))
+        body = bytearray(head.body_bytes)
+        with memoryview(body) as view:
+            for at in range(0, len(view), FRAME_BYTES):
+                deadline.reschedule(loop.time() + stall_s)
+                await receive_into(stream, view[at : at + FRAME_BYTES])
+    return Message(meta, body)
 
 
 def decode_meta(data: Buffer) -> dict[str, Value]:
@@ -122,20 +130,17 @@ def decode_error(meta: dict[str, Value]) -> tuple[str, str]:
     return (kind if kind.isidentifier() else "malformed")[:_MAX_KIND_CHARACTERS], printable
 
 
-async def send(stream: socket.socket, head: bytes, body: memoryview) -> None:
-    """Head and body, the body in slices of FRAME_BYTES, as fast as the other end takes them."""
+async def send(stream: socket.socket, head: bytes, body: memoryview, *, stall_s: float) -> None:
+    """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes no frame for `stall_s`."""
     loop = asyncio.get_running_loop()
-    if len(body) <= _JOIN_BYTES:
-        await loop.sock_sendall(stream, head + body)
-        return
-    await loop.sock_sendall(stream, head)
-    for at in range(0, len(body), FRAME_BYTES):
-        await loop.sock_sendall(stream, body[at : at + FRAME_BYTES])
-
-
-def _byte_view(body: Buffer) -> memoryview:
-    view = memoryview(body)
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+    async with asyncio.timeout(stall_s) as deadline:
+        if len(body) <= _JOIN_BYTES:
+            await loop.sock_sendall(stream, head + body)
+            return
+        await loop.sock_sendall(stream, head)
+        for at in range(0, len(body), FRAME_BYTES):
+            deadline.reschedule(loop.time() + stall_s)
+            await loop.sock_sendall(stream, body[at : at + FRAME_BYTES])
 
 
 def _check_head(magic: int, meta_bytes: int) -> None:

@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import Counter
-from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hivemind.utils.multiaddr import Multiaddr
@@ -23,6 +22,7 @@ from swarm.network import framing
 from swarm.network.control import ControlClient, ControlError, read_stream_peer
 from swarm.network.framing import ReplyHead, RequestHead, Status
 from swarm.network.processes import P2PDaemon
+from swarm.network.service import ServiceLimits, Services, ask
 from swarm.network.transport import Handler, Message
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _STREAM_PROTOCOL = f"/homeswarm/{PROTOCOL}/call"
 _LINGER_S = 5.0
 """A refused caller has this long to read why and to close."""
+_ACCEPT_PAUSE_S = 0.1
 _MAX_ADDRESS_CHARACTERS = 300
 
 
@@ -56,17 +57,12 @@ class P2PSettings:
     connect_s: float = 10.0
     """One attempt to dial a peer at all its addresses."""
     stall_s: float = 30.0
-    """An incoming request must have arrived this long after its stream opened, and its reply be taken in this time."""
+    """No frame sent or received for this long, in either direction, ends a call that is being transferred."""
     longest_call_s: float = 3600.0
-    """A handler that runs longer is cancelled, whatever deadline its caller announced."""
-    max_calls_per_method: int = 256
-    """Incoming calls of one method at a time; more are told BUSY."""
-    max_calls_per_peer: int = 64
-    """Incoming calls of one peer at a time."""
-    max_streams: int = 2048
+    """An incoming call that takes longer is cancelled, whatever deadline its caller announced."""
+    max_streams: int = 512
     """Incoming streams at a time, those being refused included."""
-    max_incoming_bytes: int = 4 << 30
-    """Announced bodies of all incoming calls at a time."""
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
 
     def __post_init__(self) -> None:
         for name in ("listen", "announce", "trusted_relays"):
@@ -74,12 +70,6 @@ class P2PSettings:
                 _check_address(name, address)
         if any("/tcp/0/" in f"{address}/" for address in self.announce):
             raise SettingsError(f"announce = {list(self.announce)}: port 0 cannot be dialled; name the forwarded port")
-
-
-@dataclass(frozen=True)
-class _Service:
-    handler: Handler
-    max_body_bytes: int
 
 
 class P2PTransport:
@@ -91,12 +81,9 @@ class P2PTransport:
         self._daemon = daemon
         self._control = ControlClient(daemon.control_path)
         self._addresses: list[str] = []
-        self._services: dict[str, _Service] = {}
+        self._services = Services(settings.limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._calls_of_peer: Counter[PeerId] = Counter()
-        self._calls_of_method: Counter[str] = Counter()
-        self._incoming_bytes = 0
         self._bytes_sent = 0
         self._bytes_received = 0
 
@@ -133,8 +120,7 @@ class P2PTransport:
         return self._daemon.ended
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
-        assert len(method.encode()) <= framing.MAX_METHOD_BYTES
-        self._services[method] = _Service(handler, max_body_bytes)
+        self._services.serve(method, handler, max_body_bytes=max_body_bytes)
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
@@ -225,7 +211,7 @@ class P2PTransport:
     ) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
         head, body = framing.encode_request(method, request, timeout_s=timeout_s)
-        sending = asyncio.create_task(framing.send(stream, head, body))
+        sending = asyncio.create_task(framing.send(stream, head, body, stall_s=timeout_s))
         try:
             reply_head = await framing.read_reply_head(stream)
             if reply_head.status is Status.OK and not sending.done():
@@ -245,7 +231,7 @@ class P2PTransport:
             raise RemoteError(
                 "too_large", f"{method}: an answer of {head.body_bytes} bytes is over the limit of {max_body_bytes}"
             )
-        reply = await framing.read_content(stream, head)
+        reply = await framing.read_content(stream, head, stall_s=self._settings.stall_s)
         self._bytes_received += head.meta_bytes + head.body_bytes
         if head.status is Status.OK:
             return reply
@@ -273,7 +259,12 @@ class P2PTransport:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            stream, _ = await loop.sock_accept(self._listener)
+            try:
+                stream, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                logger.warning("an incoming stream cannot be taken: %s", error)  # too many open files, say
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
             if len(self._tasks) > self._settings.max_streams:
                 stream.close()  # a flood; its sender sees the stream end
             else:
@@ -295,71 +286,30 @@ class P2PTransport:
                 logger.debug("an incoming call broke off: %s", error)
 
     async def _answer_request(self, stream: socket.socket, peer_id: PeerId, head: RequestHead) -> None:
-        service = self._services.get(head.method)
-        if service is None:
-            raise TransientError(f"{head.method} is not served here")
-        if head.body_bytes > service.max_body_bytes:
-            raise RemoteError(
-                "too_large",
-                f"a body of {head.body_bytes} bytes is over the limit of {service.max_body_bytes}",
-            )
-        with self._admitted(peer_id, head):
-            async with asyncio.timeout(self._settings.stall_s):
-                request = await framing.read_content(stream, head)
-            self._bytes_received += head.meta_bytes + head.body_bytes
+        with self._services.admitted(peer_id, head.method, head.body_bytes) as service:
+            stall_s = self._settings.stall_s
             async with asyncio.timeout(min(head.timeout_ms / 1000, self._settings.longest_call_s)):
-                reply = await self._run_handler(stream, service.handler, peer_id, head.method, request)
-            reply_head, body = framing.encode_reply(reply)
-            async with asyncio.timeout(self._settings.stall_s):
-                await framing.send(stream, reply_head, body)
-            self._bytes_sent += len(reply_head) + len(body)
+                request = await framing.read_content(stream, head, stall_s=stall_s)
+                self._bytes_received += head.meta_bytes + head.body_bytes
+                meta, body = await self._unless_closed(stream, ask(service.handler, peer_id, head.method, request))
+                await framing.send(stream, framing.encode_reply_head(meta, body), body, stall_s=stall_s)
+                self._bytes_sent += len(meta) + len(body)
 
-    @contextlib.contextmanager
-    def _admitted(self, peer_id: PeerId, head: RequestHead) -> Iterator[None]:
-        """Hold a place for a call, or say BUSY before anything of it is read."""
-        limits = self._settings
-        if (
-            self._calls_of_peer[peer_id] >= limits.max_calls_per_peer
-            or self._calls_of_method[head.method] >= limits.max_calls_per_method
-            or self._incoming_bytes + head.body_bytes > limits.max_incoming_bytes
-        ):
-            raise TransientError(f"busy: {self._calls_of_method[head.method]} calls of {head.method} are open")
-        self._calls_of_peer[peer_id] += 1
-        self._calls_of_method[head.method] += 1
-        self._incoming_bytes += head.body_bytes
+    async def _unless_closed(
+        self, stream: socket.socket, work: Coroutine[None, None, tuple[bytes, memoryview]]
+    ) -> tuple[bytes, memoryview]:
+        """The result of `work`, which is cancelled when the caller closes the stream. Raises EOFError then."""
+        working = asyncio.create_task(work)
+        watching = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(stream, 1))
         try:
-            yield
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise EOFError("its caller has closed it")
+            return working.result()
         finally:
-            self._incoming_bytes -= head.body_bytes
-            self._calls_of_method[head.method] -= 1
-            self._calls_of_peer[peer_id] -= 1
-            if not self._calls_of_peer[peer_id]:
-                del self._calls_of_peer[peer_id]  # strangers come and go: no trace of one remains
-
-    async def _run_handler(
-        self, stream: socket.socket, handler: Handler, peer_id: PeerId, method: str, request: Message
-    ) -> Message:
-        """The handler's answer, unless the caller goes away first: then the handler is cancelled."""
-        loop = asyncio.get_running_loop()
-        answering = asyncio.ensure_future(handler(peer_id, request))
-        watching = asyncio.ensure_future(loop.sock_recv(stream, 1))
-        try:
-            await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                raise EOFError(f"{peer_id} closed its call of {method}")
-            return answering.result()
-        except (RemoteError, TransientError, EOFError):
-            raise
-        except LocalError as error:
-            raise TransientError(str(error)) from error
-        except Exception as error:
-            # A handler's bug costs one call and is seen in the log; what it was is no stranger's business.
-            logger.exception("the handler of %s failed", method)
-            raise TransientError(f"{method} failed here") from error
-        finally:
-            for task in (answering, watching):
-                task.cancel()
-            await asyncio.gather(answering, watching, return_exceptions=True)
+            working.cancel()
+            watching.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
 
     async def _refuse(self, stream: socket.socket, status: Status, kind: str, message: str) -> None:
         """Send an error, then let the caller close: if we closed over unread bytes, p2pd would drop what it holds."""

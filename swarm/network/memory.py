@@ -1,0 +1,236 @@
+"""This is where a swarm's network is simulated in one process: twins of the p2pd transport and the DHT directory.
+
+The same calls, limits, deadlines and errors as `p2p` and `dht`, with faults to order: delay, loss, partitions, death.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from swarm.core.canonical import Value, pack
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.identity import Identity, is_peer_id
+from swarm.network.framing import decode_error, decode_meta
+from swarm.network.records import open_record, sign_record
+from swarm.network.service import ServiceLimits, Services, ask, byte_view
+from swarm.network.transport import MAX_META_BYTES, Handler, Message
+
+
+@dataclass(frozen=True, eq=False)
+class _OpenCall:
+    caller: PeerId
+    callee: PeerId
+    broken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class MemoryNetwork:
+    """Peers of one event loop and what lies between them.
+
+    `delay_s` is each message's way to the other peer; `loss` the probability that a message (a request or a reply)
+    is never seen again, which its caller notices at the deadline. The same `rng` and calls give the same faults.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        delay_s: float = 0.0,
+        loss: float = 0.0,
+        *,
+        limits: ServiceLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.delay_s = delay_s
+        self.loss = loss
+        self.clock = clock
+        """Seconds since the epoch, for the expiry of directory records."""
+        self.limits = limits or ServiceLimits()
+        self.records: dict[str, dict[PeerId, tuple[float, bytes]]] = {}
+        """(expiry, signed bytes) by topic and peer."""
+        self._rng = rng
+        self._transports: dict[PeerId, MemoryTransport] = {}
+        self._cuts: set[frozenset[PeerId]] = set()
+        self._open_calls: set[_OpenCall] = set()
+
+    def transport(self, identity: Identity) -> "MemoryTransport":
+        """A new, live transport of this peer; it takes the place of one that was killed or closed."""
+        self.kill(identity.peer_id)
+        self._transports[identity.peer_id] = MemoryTransport(self, identity.peer_id)
+        return self._transports[identity.peer_id]
+
+    def directory(self, identity: Identity) -> "MemoryDirectory":
+        """This peer's view of the one directory everybody shares."""
+        return MemoryDirectory(self, identity)
+
+    def kill(self, peer_id: PeerId) -> None:
+        """The peer's process dies: its open calls break, and nobody reaches it until it has a new transport."""
+        self._transports.pop(peer_id, None)
+        self._break_calls(lambda call: peer_id in (call.caller, call.callee))
+
+    def cut(self, one: PeerId, other: PeerId) -> None:
+        """Part two peers: their open calls break, new ones fail at once, and they do not see each other's records."""
+        self._cuts.add(frozenset((one, other)))
+        self._break_calls(lambda call: {call.caller, call.callee} == {one, other})
+
+    def heal(self, one: PeerId, other: PeerId) -> None:
+        """Undo `cut`."""
+        self._cuts.discard(frozenset((one, other)))
+
+    def is_cut(self, one: PeerId, other: PeerId) -> bool:
+        return frozenset((one, other)) in self._cuts
+
+    def is_live(self, transport: "MemoryTransport") -> bool:
+        return self._transports.get(transport.peer_id) is transport
+
+    def reach(self, caller: "MemoryTransport", callee: PeerId) -> "MemoryTransport":
+        """The transport at the other end. Raises TransientError when there is none or the way there is cut."""
+        other = self._transports.get(callee)
+        if not self.is_live(caller) or other is None or self.is_cut(caller.peer_id, callee):
+            raise TransientError(f"{callee}: cannot be reached")
+        return other
+
+    async def exchange(
+        self, caller: PeerId, callee: "MemoryTransport", method: str, request: Message
+    ) -> tuple[bytes, memoryview]:
+        """Carry a request there and the answer back. Cancelled, it cancels the handler.
+
+        Raises TransientError when the call breaks, and what the callee raises.
+        """
+        call = _OpenCall(caller, callee.peer_id)
+        self._open_calls.add(call)
+        working = asyncio.create_task(self._there_and_back(callee, caller, method, request))
+        breaking = asyncio.create_task(call.broken.wait())
+        try:
+            await asyncio.wait({working, breaking}, return_when=asyncio.FIRST_COMPLETED)
+            if call.broken.is_set():
+                raise TransientError(f"{callee.peer_id}: {method} broke off")
+            return working.result()
+        finally:
+            self._open_calls.discard(call)
+            working.cancel()
+            breaking.cancel()
+            await asyncio.gather(working, breaking, return_exceptions=True)
+
+    async def _there_and_back(
+        self, callee: "MemoryTransport", caller: PeerId, method: str, request: Message
+    ) -> tuple[bytes, memoryview]:
+        await self._carry()
+        try:
+            answer = await callee.answer(caller, method, request)
+        except (RemoteError, TransientError):
+            await self._carry()
+            raise
+        await self._carry()
+        return answer
+
+    async def _carry(self) -> None:
+        """One message's way, which a lost one never ends."""
+        if self.loss and self._rng.random() < self.loss:
+            await asyncio.get_running_loop().create_future()
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+
+    def _break_calls(self, concerned: Callable[[_OpenCall], bool]) -> None:
+        for call in self._open_calls:
+            if concerned(call):
+                call.broken.set()
+
+
+class MemoryTransport:
+    """`swarm.network.transport.Transport` within a MemoryNetwork, which makes it."""
+
+    def __init__(self, network: MemoryNetwork, peer_id: PeerId) -> None:
+        self._network = network
+        self._peer_id = peer_id
+        self._services = Services(network.limits)
+        self._bytes_sent = 0
+        self._bytes_received = 0
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._peer_id
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        self._services.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        assert peer_id != self.peer_id, f"{method}: a peer does not call itself"
+        if not is_peer_id(peer_id):
+            raise RemoteError("malformed", f"{peer_id[:60]!r} is no peer id")
+        meta, body = pack(request.meta), byte_view(request.body)
+        assert len(meta) <= MAX_META_BYTES, f"{method}: meta of {len(meta)} bytes is over the limit"
+        callee = self._network.reach(self, peer_id)
+        self._bytes_sent += len(meta) + len(body)
+        try:
+            async with asyncio.timeout(timeout_s):
+                # The callee gets bytes of its own, as from a network.
+                carried = Message(decode_meta(meta), bytearray(body))
+                reply_meta, reply_body = await self._network.exchange(self.peer_id, callee, method, carried)
+        except TimeoutError as error:
+            raise TransientError(f"{peer_id}: no answer to {method} within {timeout_s:g} s") from error
+        except RemoteError as error:
+            kind, message = decode_error({"kind": error.kind, "message": str(error)})
+            raise RemoteError(kind, f"{method}: {message}", peer_id) from error
+        if len(reply_body) > max_body_bytes:
+            raise RemoteError(
+                "too_large",
+                f"{method}: an answer of {len(reply_body)} bytes is over the limit of {max_body_bytes}",
+                peer_id,
+            )
+        self._bytes_received += len(reply_meta) + len(reply_body)
+        return Message(decode_meta(reply_meta), bytearray(reply_body))
+
+    async def answer(self, caller: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:
+        """An incoming call; for the network only."""
+        with self._services.admitted(caller, method, len(request.body)) as service:
+            meta, body = await ask(service.handler, caller, method, request)
+        self._bytes_received += len(pack(request.meta)) + len(request.body)
+        self._bytes_sent += len(meta) + len(body)
+        return meta, body
+
+    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
+        self._network.reach(self, peer_id)
+
+    def addresses(self) -> list[str]:
+        return [f"/memory/1/p2p/{self.peer_id}"]
+
+    def traffic(self) -> tuple[int, int]:
+        return self._bytes_sent, self._bytes_received
+
+    async def close(self) -> None:
+        if self._network.is_live(self):
+            self._network.kill(self.peer_id)
+
+
+class MemoryDirectory:
+    """`swarm.network.transport.Directory` of a MemoryNetwork: the same records, signed and checked in the same way."""
+
+    def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
+        self._network = network
+        self._identity = identity
+
+    async def publish(self, topic: str, fields: Mapping[str, Value], *, ttl_s: float) -> None:
+        record, data = sign_record(self._identity, topic, fields, ttl_s=ttl_s, now=self._network.clock())
+        records = self._network.records.setdefault(topic, {})
+        expiry, _ = records.get(record.peer_id, (0.0, b""))
+        if record.expires <= expiry:
+            raise TransientError(f"{topic}: a record that lives longer is there already")
+        records[record.peer_id] = (record.expires, data)
+
+    async def lookup(self, topic: str) -> dict[PeerId, dict[str, Value]]:
+        now = self._network.clock()
+        records = self._network.records.get(topic, {})
+        for peer_id in [peer_id for peer_id, (expiry, _) in records.items() if expiry <= now]:
+            del records[peer_id]
+        return {
+            peer_id: open_record(data, now=now).fields
+            for peer_id, (_, data) in sorted(records.items())
+            if not self._network.is_cut(self._identity.peer_id, peer_id)
+        }
+
+    async def close(self) -> None:
+        """Nothing to let go of: the records live in the network."""

@@ -1,0 +1,109 @@
+"""This is where an incoming call meets its handler: admission within limits, and the errors its caller is told.
+
+Both transports answer through this, so that a handler behaves the same over p2pd and in memory.
+"""
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from swarm.core.canonical import pack
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.network.transport import MAX_META_BYTES, Handler, Message
+
+logger = logging.getLogger(__name__)
+
+MAX_METHOD_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits:
+    """What a peer takes on at a time; past it callers are told BUSY (TransientError) before anything is read."""
+
+    max_calls_per_method: int = 256
+    max_calls_per_peer: int = 64
+    """Incoming calls of one peer, of all methods together."""
+    max_incoming_bytes: int = 4 << 30
+    """Announced bodies of all incoming calls."""
+
+
+@dataclass(frozen=True)
+class Service:
+    handler: Handler
+    max_body_bytes: int
+
+
+class Services:
+    """The methods a peer serves and the calls it has open."""
+
+    def __init__(self, limits: ServiceLimits) -> None:
+        self._limits = limits
+        self._services: dict[str, Service] = {}
+        self._calls_of_method: Counter[str] = Counter()
+        self._calls_of_peer: Counter[PeerId] = Counter()
+        self._incoming_bytes = 0
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        """Answer `method` from now on, instead of by its former handler if there was one."""
+        assert len(method.encode()) <= MAX_METHOD_BYTES, f"the name of method {method} is too long"
+        self._services[method] = Service(handler, max_body_bytes)
+
+    @contextlib.contextmanager
+    def admitted(self, peer_id: PeerId, method: str, body_bytes: int) -> Iterator[Service]:
+        """Hold a place for a call whose body is announced.
+
+        Raises TransientError when the method is not served here or too much is going on, RemoteError("too_large").
+        """
+        service = self._services.get(method)
+        if service is None:
+            raise TransientError(f"{method[:MAX_METHOD_BYTES]} is not served here")
+        if body_bytes > service.max_body_bytes:
+            raise RemoteError(
+                "too_large", f"a body of {body_bytes} bytes is over the limit of {service.max_body_bytes}"
+            )
+        if (
+            self._calls_of_method[method] >= self._limits.max_calls_per_method
+            or self._calls_of_peer[peer_id] >= self._limits.max_calls_per_peer
+            or self._incoming_bytes + body_bytes > self._limits.max_incoming_bytes
+        ):
+            raise TransientError(
+                f"busy: {self._calls_of_method[method]} open calls of {method}, {self._calls_of_peer[peer_id]} of yours"
+            )
+        self._calls_of_method[method] += 1
+        self._calls_of_peer[peer_id] += 1
+        self._incoming_bytes += body_bytes
+        try:
+            yield service
+        finally:
+            self._incoming_bytes -= body_bytes
+            self._calls_of_method[method] -= 1
+            self._calls_of_peer[peer_id] -= 1
+            if not self._calls_of_peer[peer_id]:
+                del self._calls_of_peer[peer_id]  # strangers come and go: no trace of one remains
+
+
+async def ask(handler: Handler, peer_id: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:
+    """(canonical meta, body) of the handler's answer. Raises only RemoteError and TransientError."""
+    try:
+        reply = await handler(peer_id, request)
+        meta = pack(reply.meta)
+        if len(meta) > MAX_META_BYTES:
+            raise LocalError(f"{method}: an answer's meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}")
+        return meta, byte_view(reply.body)
+    except (RemoteError, TransientError):
+        raise
+    except LocalError as error:
+        raise TransientError(str(error)) from error
+    except Exception as error:
+        # A handler's bug costs one call and is seen in the log; what it was is no stranger's business.
+        logger.exception("the handler of %s failed", method)
+        raise TransientError(f"{method} failed here") from error
+
+
+def byte_view(body: bytes | bytearray | memoryview) -> memoryview:
+    """The bytes of a C-contiguous buffer of any format, without a copy."""
+    view = memoryview(body)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
