@@ -57,9 +57,9 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
 
 def stage_num_parameters(model: ModelSettings) -> list[int]:
     """Parameters of each stage; nothing is allocated. Raises SettingsError for a model that cannot be cut."""
-    from swarm.model.stage import StageModel
+    from swarm.model.families import stage_layout
 
-    return [StageModel(model, stage).layout.num_values for stage in range(model.num_stages)]
+    return [stage_layout(model, stage).num_values for stage in range(model.num_stages)]
 
 
 def hidden_size(model: ModelSettings) -> int:

@@ -1,0 +1,25 @@
+"""This is where `swarm export` turns a checkpoint into a model folder."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder of the run's tokenizer; not needed for bytes.",
+)
+def command(checkpoint: Path, folder: Path, tokenizer: Path | None) -> None:
+    """Write CHECKPOINT as a Hugging Face model to FOLDER, which must be new or empty.
+
+    CHECKPOINT is one checkpoint, or a folder of them: then the latest is taken.
+    """
+    from swarm.checkpoint.huggingface import export_huggingface
+
+    export_huggingface(checkpoint, folder, tokenizer_dir=tokenizer)
+    click.echo(f'wrote {folder}; try it: swarm generate {folder} "def main():"')

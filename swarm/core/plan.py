@@ -1,0 +1,246 @@
+"""This is where a run is reckoned before it begins: memory, traffic and time a peer of each stage needs.
+
+Ideal links and perfect balance: real runs are slower. Bytes and seconds throughout; a step is one optimizer step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.core.settings import RunSettings
+
+FLOAT_BYTES = 4
+MONTH_S = 30 * 24 * 3600.0
+MAX_JOIN_SHARE = 0.1
+"""Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
+
+AVERAGING_BYTES: Mapping[str, float] = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 2 / 128}
+"""Wire bytes of a gradient value; int8 has a bf16 scale for each 128."""
+
+ACTIVATION_VALUES = 20
+"""Values kept for backward for each hidden value of a token in a layer: norms, projections, attention, gated MLP.
+(Korthikanti et al. 2022, "Reducing activation recomputation", count 17 for a plain MLP.)"""
+
+LOSS_CHUNK_TOKENS = 4096
+LOSS_CHUNK_LOGITS = 1 << 26
+"""The loss is computed on as many tokens at a time as keep within both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """What a plan supposes of the peers; all alike."""
+
+    uplink_mbit: float
+    downlink_mbit: float
+    peers_per_stage: int
+    tflops: float
+    """10^12 floating point operations a second that a peer really reaches."""
+    session_hours: float
+    """How long a peer stays, on average."""
+
+    @property
+    def up_bytes_per_s(self) -> float:
+        return self.uplink_mbit * 1e6 / 8
+
+    @property
+    def down_bytes_per_s(self) -> float:
+        return self.downlink_mbit * 1e6 / 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """One peer of a stage. Bytes are for one step."""
+
+    stage: int
+    num_layers: int
+    num_parameters: int
+    memory_bytes: Mapping[str, int]
+    """Items of `stage_memory_bytes`."""
+    round_up_bytes: float
+    round_down_bytes: float
+    activation_up_bytes: float
+    activation_down_bytes: float
+    compute_s: float
+    uplink_s: float
+    """How long the uplink is busy in a step."""
+    work_s: float
+    """Compute or activation traffic of a step, whichever takes longer."""
+    round_s: float
+    join_bytes: float
+    join_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    stages: tuple[StagePlan, ...]
+    step_s: float
+    tokens_per_s: float
+    month_bytes: tuple[float, ...]
+    """Up and down together, of a peer of each stage that runs all day."""
+    warnings: tuple[str, ...]
+    refusals: tuple[str, ...]
+    """Why the run should not be started like this; empty if it may."""
+
+
+def stage_memory_bytes(
+    settings: RunSettings, num_parameters: int, hidden_size: int, device: str, *, stage: int | None = None
+) -> dict[str, int]:
+    """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
+
+    On the CPU everything is the host's. About 30 bytes of host memory a parameter, and activations. Without
+    `stage`, an upper bound for any stage of that many parameters. See `total_bytes`.
+    """
+    on_device = "host" if device == "cpu" else "device"
+    moments = 2 if settings.optimizer.name == "adamw" else 1
+    versions = 3 if settings.optimizer.correction == "extrapolate" else 2
+    weights = FLOAT_BYTES * num_parameters
+    items = {
+        f"host.weights, {versions} versions": versions * weights,
+        "host.moments": moments * weights,
+        f"{on_device}.gradient sums of two steps": 2 * weights,
+        "host.mean gradient": weights,
+        # Its own contribution, what it reduces for others, and the result.
+        "host.wire buffers": round(3 * AVERAGING_BYTES[settings.codecs.averaging] * num_parameters),
+        f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage),
+        "disk.two snapshots": 2 * (1 + moments) * weights,
+    }
+    if on_device == "device":
+        items[f"device.weights, {versions} versions"] = versions * weights
+    if stage is None or stage == settings.model.num_stages - 1:
+        tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // settings.data.vocab_size + 1)
+        items[f"{on_device}.logits and their gradient"] = 2 * FLOAT_BYTES * tokens * settings.data.vocab_size
+    return items
+
+
+def total_bytes(items: Mapping[str, int], place: str) -> int:
+    """Sum of the items on the "host", "device" or "disk"."""
+    return sum(size for name, size in items.items() if name.startswith(place + "."))
+
+
+def activation_bytes_per_token(codec: str, hidden_size: int) -> float:
+    """Wire bytes of one token between two stages; int8 keeps scales of 64 values and the largest values aside."""
+    if codec == "int8":
+        return hidden_size + 2 * -(-hidden_size // 64) + 4 * min(hidden_size, 4 + hidden_size // 256)
+    return hidden_size * {"fp32": 4.0, "bf16": 2.0}[codec]
+
+
+def round_bytes(codec: str, num_parameters: int, num_members: int) -> float:
+    """Bytes one member of a round uploads, and as many it downloads.
+
+    Contributions to the others' parts, and the results of its own parts to the others: 2 (R - 1) / R of a vector.
+    """
+    return 2 * (num_members - 1) / num_members * AVERAGING_BYTES[codec] * num_parameters
+
+
+def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions) -> Plan:
+    """The arithmetic of a run whose stages have that many parameters each."""
+    stages = tuple(
+        _plan_stage(settings, stage, num_parameters[stage], hidden_size, assumptions)
+        for stage in range(settings.model.num_stages)
+    )
+    step_s = _step_s(settings, stages, assumptions)
+    month = tuple(
+        (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
+        * (MONTH_S / step_s)
+        for part in stages
+    )
+    return Plan(
+        stages=stages,
+        step_s=step_s,
+        tokens_per_s=settings.batch.target_tokens / step_s,
+        month_bytes=month,
+        warnings=tuple(_slow_rounds(settings, stages)),
+        refusals=tuple(_slow_joins(stages, assumptions)),
+    )
+
+
+def _plan_stage(
+    settings: RunSettings, stage: int, num_parameters: int, hidden_size: int, assumptions: Assumptions
+) -> StagePlan:
+    start, stop = settings.model.stage_layers[stage]
+    members = assumptions.peers_per_stage
+    tokens = settings.batch.target_tokens / members
+    forward = tokens * activation_bytes_per_token(settings.codecs.activations, hidden_size)
+    backward = tokens * activation_bytes_per_token(settings.codecs.activation_gradients, hidden_size)
+    is_first, is_last = stage == 0, stage == settings.model.num_stages - 1
+    activation_up = (0 if is_last else forward) + (0 if is_first else backward)
+    activation_down = (0 if is_first else forward) + (0 if is_last else backward)
+    round_each_way = round_bytes(settings.codecs.averaging, num_parameters, members)
+
+    compute_s = _flops(settings, stage, num_parameters, hidden_size) * tokens / (assumptions.tflops * 1e12)
+    activation_s = max(
+        activation_up / assumptions.up_bytes_per_s,
+        activation_down / assumptions.down_bytes_per_s,
+    )
+    # A snapshot, and on average the results of half the steps between two; donors share the upload.
+    moments = 2 if settings.optimizer.name == "adamw" else 1
+    results = settings.checkpoint.snapshot_every / 2 * AVERAGING_BYTES[settings.codecs.averaging]
+    join_bytes = num_parameters * (FLOAT_BYTES * (1 + moments) + results)
+    donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
+    return StagePlan(
+        stage=stage,
+        num_layers=stop - start,
+        num_parameters=num_parameters,
+        memory_bytes=stage_memory_bytes(settings, num_parameters, hidden_size, "cpu", stage=stage),
+        round_up_bytes=round_each_way,
+        round_down_bytes=round_each_way,
+        activation_up_bytes=activation_up,
+        activation_down_bytes=activation_down,
+        compute_s=compute_s,
+        uplink_s=(round_each_way + activation_up) / assumptions.up_bytes_per_s,
+        work_s=max(compute_s, activation_s),
+        round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s),
+        join_bytes=join_bytes,
+        join_s=join_bytes / min(assumptions.down_bytes_per_s, donors_per_s),
+    )
+
+
+def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> float:
+    """Synchronous rounds follow the work; with delay = 1 they share the links with it."""
+    if settings.averaging.delay == 0:
+        return max(part.work_s for part in stages) + max(part.round_s for part in stages)
+    downlink_s = [
+        (part.round_down_bytes + part.activation_down_bytes) / assumptions.down_bytes_per_s for part in stages
+    ]
+    return max(max(part.work_s, part.uplink_s, down_s) for part, down_s in zip(stages, downlink_s, strict=True))
+
+
+def _slow_rounds(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str]:
+    return [
+        f"stage {part.stage}: a round takes {part.round_s:.2g} s, longer than the {part.work_s:.2g} s of work in a "
+        f"step; raise batch.target_tokens = {settings.batch.target_tokens} to "
+        f"{math.ceil(settings.batch.target_tokens * part.round_s / part.work_s)}, or ask for faster links"
+        for part in stages
+        if part.round_s > part.work_s
+    ]
+
+
+def _slow_joins(stages: Sequence[StagePlan], assumptions: Assumptions) -> list[str]:
+    most_s = MAX_JOIN_SHARE * assumptions.session_hours * 3600
+    return [
+        f"stage {part.stage}: joining moves {part.join_bytes / 1e9:.1f} GB in {part.join_s / 60:.0f} minutes, more "
+        f"than a tenth of the {assumptions.session_hours:g} h a peer stays ({most_s / 60:.0f} minutes); raise model.stages, "
+        "or ask for faster links"
+        for part in stages
+        if part.join_s > most_s
+    ]
+
+
+def _flops(settings: RunSettings, stage: int, num_parameters: int, hidden_size: int) -> float:
+    """Operations a token costs: 2 a weight forward, 4 backward, and causal attention over the sequence."""
+    start, stop = settings.model.stage_layers[stage]
+    embedding = settings.data.vocab_size * hidden_size if stage == 0 else 0  # a look-up costs none
+    weights = max(0, num_parameters - embedding)
+    passes = 8 if settings.model.recompute else 6
+    return passes * (weights + settings.data.sequence_length * hidden_size * (stop - start))
+
+
+def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None) -> int:
+    layers = [stop - start for start, stop in settings.model.stage_layers]
+    num_layers = max(layers) if stage is None else layers[stage]
+    value_bytes = FLOAT_BYTES if settings.model.compute_dtype == "fp32" else 2
+    whole = settings.microbatch_tokens * hidden_size * ACTIVATION_VALUES * num_layers * value_bytes
+    inputs = settings.microbatch_tokens * hidden_size * FLOAT_BYTES
+    in_flight = settings.limits.max_in_flight
+    # With recompute only inputs wait; one microbatch at a time is whole.
+    return in_flight * inputs + whole if settings.model.recompute else in_flight * (inputs + whole)
