@@ -14,6 +14,8 @@ import struct
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.network.control import receive, receive_into
@@ -106,11 +108,11 @@ async def read_content(stream: socket.socket, head: RequestHead | ReplyHead, *, 
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(stall_s) as deadline:
         meta = decode_meta(await receive(stream, head.meta_bytes))
-        body = bytearray(head.body_bytes)
-        with memoryview(body) as view:
-            for at in range(0, len(view), FRAME_BYTES):
-                deadline.reschedule(loop.time() + stall_s)
-                await receive_into(stream, view[at : at + FRAME_BYTES])
+        # Not a bytearray: its zeroing takes longer than the transfer, and makes announced bytes cost memory at once.
+        body = np.empty(head.body_bytes, np.uint8).data
+        for at in range(0, len(body), FRAME_BYTES):
+            deadline.reschedule(loop.time() + stall_s)
+            await receive_into(stream, body[at : at + FRAME_BYTES])
     return Message(meta, body)
 
 

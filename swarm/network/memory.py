@@ -168,7 +168,7 @@ class MemoryTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 # The callee gets bytes of its own, as from a network.
-                carried = Message(decode_meta(meta), bytearray(body))
+                carried = Message(decode_meta(meta), memoryview(bytearray(body)))
                 reply_meta, reply_body = await self._network.exchange(self.peer_id, callee, method, carried)
         except TimeoutError as error:
             raise TransientError(f"{peer_id}: no answer to {method} within {timeout_s:g} s") from error
@@ -182,7 +182,7 @@ class MemoryTransport:
                 peer_id,
             )
         self._bytes_received += len(reply_meta) + len(reply_body)
-        return Message(decode_meta(reply_meta), bytearray(reply_body))
+        return Message(decode_meta(reply_meta), memoryview(bytearray(reply_body)))
 
     async def answer(self, caller: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:
         """An incoming call; for the network only."""

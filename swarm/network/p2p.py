@@ -19,7 +19,7 @@ from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientE
 from swarm.core.ids import PeerId
 from swarm.identity import Identity, is_peer_id
 from swarm.network import framing
-from swarm.network.control import ControlClient, ControlError, read_stream_peer
+from swarm.network.control import ControlClient, ControlError, prepare, read_stream_peer
 from swarm.network.framing import ReplyHead, RequestHead, Status
 from swarm.network.processes import P2PDaemon
 from swarm.network.service import ServiceLimits, Services, ask
@@ -268,6 +268,7 @@ class P2PTransport:
             if len(self._tasks) > self._settings.max_streams:
                 stream.close()  # a flood; its sender sees the stream end
             else:
+                prepare(stream)
                 self._start(self._answer(stream))
 
     async def _answer(self, stream: socket.socket) -> None:
