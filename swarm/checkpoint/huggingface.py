@@ -30,6 +30,7 @@ def export_huggingface(
     Raises SettingsError if `out_dir` is not empty, the checkpoint is damaged or the tokenizer is missing.
     """
     info = read_checkpoint(checkpoint_dir)
+    out_dir = out_dir.absolute()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise SettingsError(f"{out_dir} is not an empty folder; give a new one, so that nothing is overwritten")
     if tokenizer_dir is None and info.meta.tokenizer != "bytes":
@@ -99,9 +100,11 @@ def generate(model_dir: Path, prompt: str, *, max_new_tokens: int, temperature: 
 
 def _load(model_dir: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     if not (model_dir / "config.json").is_file():
         raise SettingsError(f"{model_dir} is no Hugging Face model folder; write one with `swarm export`")
+    disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(model_dir, local_files_only=True)
         return model.eval(), AutoTokenizer.from_pretrained(model_dir, local_files_only=True)

@@ -136,6 +136,11 @@ def state_from_chunks(layout: ParameterLayout, chunks: Sequence[Bytes], expected
 def _header(state: StageState) -> bytes:
     if state.weights.dtype != np.float32 or state.weights.shape != (state.layout.num_values,):
         raise ValueError(f"weights are {state.layout.num_values} fp32 values, got {state.weights.shape}")
+    if len(state.certified_norms) > NUM_CERTIFIED_NORMS or len(state.moments) > MAX_MOMENTS or len(state.name) != 32:
+        raise ValueError(
+            f"a state has at most {NUM_CERTIFIED_NORMS} norms, {MAX_MOMENTS} moments and a name of 32 bytes; got "
+            f"{len(state.certified_norms)}, {len(state.moments)}, {len(state.name)}"
+        )
     fields: dict[str, Value] = {
         "certified_norms": [float(norm) for norm in state.certified_norms],
         "layout": layout_digest(state.layout),

@@ -184,11 +184,11 @@ class StageModel:
 
     def parameter_modules(self, weights: Weights) -> list[tuple[nn.Module, str]]:
         """The stack's modules that own parameters, each with the name of its first: for initialization."""
-        modules = []
-        for path, module in weights.stack.named_modules():
-            for name in list(module._parameters)[:1]:
-                modules.append((module, self._names[f"{path}.{name}"]))
-        return modules
+        return [
+            (module, self._names[f"{path}.{name}"])
+            for path, module in weights.stack.named_modules()
+            for name, _ in list(module.named_parameters(recurse=False))[:1]
+        ]
 
     def _run(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         argument = "input_ids" if self.is_first else "inputs_embeds"
