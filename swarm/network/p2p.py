@@ -330,7 +330,6 @@ def _p2pd_arguments(settings: P2PSettings) -> list[str]:
         "-noise=1",
         "-tls=1",
         "-b=0",  # dialling seeds is ours to do and to repeat: a start must not depend on them
-        "-idleTimeout=30s",
         f"-natPortMap={int(settings.port_mapping)}",
         f"-autonat={int(settings.auto_nat)}",
         f"-relay={int(settings.relay != 'off')}",
