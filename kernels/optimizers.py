@@ -39,15 +39,24 @@ def adamw(  # noqa: PLR0917 - compiled functions take arrays by position
     unbias, epsilon, moment_share, gradient_share = scalars[5], scalars[6], scalars[7], scalars[8]
     for segment in range(keep.size):
         factor = keep[segment]
-        for i in range(bounds[segment], bounds[segment + 1]):
-            slope = gradient[i] * clip
-            mean = _flushed(first[i] * beta1 + slope * rest1)
-            square = _flushed(second[i] * beta2 + (slope * slope) * rest2)
+        start, stop = bounds[segment], bounds[segment + 1]
+        # Slices, so that the loop counts from 0: an index that might be negative keeps it from being vectorised.
+        w, g, m, v, new = (
+            weights[start:stop],
+            gradient[start:stop],
+            first[start:stop],
+            second[start:stop],
+            out[start:stop],
+        )
+        for i in range(w.size):
+            slope = g[i] * clip
+            mean = _flushed(m[i] * beta1 + slope * rest1)
+            square = _flushed(v[i] * beta2 + (slope * slope) * rest2)
             divisor = np.sqrt(square) * unbias + epsilon
             update = (mean * moment_share + slope * gradient_share) / divisor
-            first[i] = mean
-            second[i] = square
-            out[i] = _flushed(weights[i] * factor - update)
+            m[i] = mean
+            v[i] = square
+            new[i] = _flushed(w[i] * factor - update)
 
 
 @compiled
@@ -64,10 +73,12 @@ def sgd(  # noqa: PLR0917
     clip, momentum, rate = scalars[0], scalars[1], scalars[2]
     for segment in range(keep.size):
         factor = keep[segment]
-        for i in range(bounds[segment], bounds[segment + 1]):
-            speed = _flushed(velocity[i] * momentum + gradient[i] * clip)
-            velocity[i] = speed
-            out[i] = _flushed(weights[i] * factor - speed * rate)
+        start, stop = bounds[segment], bounds[segment + 1]
+        w, g, v, new = weights[start:stop], gradient[start:stop], velocity[start:stop], out[start:stop]
+        for i in range(w.size):
+            speed = _flushed(v[i] * momentum + g[i] * clip)
+            v[i] = speed
+            new[i] = _flushed(w[i] * factor - speed * rate)
 
 
 @compiled

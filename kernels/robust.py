@@ -59,10 +59,3 @@ def add_scaled_difference(
     """total += (values - center) * factor."""
     for i in range(total.size):
         total[i] = total[i] + (values[i] - center[i]) * factor
-
-
-@compiled
-def add_flushed(step: NDArray[np.float32], total: NDArray[np.float32]) -> None:
-    """total += step, magnitudes below 2^-126 written as +0."""
-    for i in range(total.size):
-        total[i] = _flushed(total[i] + step[i])

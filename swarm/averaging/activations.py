@@ -98,7 +98,8 @@ class _Int8Codec:
             arrays.append(array.reshape(num_tokens, columns))
             at += array.nbytes
         rows_TD = np.empty((num_tokens, width), dtype=np.float32)
-        if not int8_tokens.decode(*arrays, rows_TD):
+        scales_TK, outliers_TJ, indices_TJ, codes_TD = arrays
+        if not int8_tokens.decode(scales_TK, outliers_TJ, indices_TJ, codes_TD, rows_TD):
             raise RemoteError("malformed", "int8 activations hold a scale, code or index that no encoder writes")
         return torch.from_numpy(rows_TD).reshape(shape)
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import norms, robust
+from kernels import formats, norms, robust
 
 Floats = NDArray[np.float32]
 
@@ -32,7 +32,7 @@ def aggregate(
     `mean` is sum of fp32(count / all counts) * vector. `centered_clip` is, for fewer than three contributors, that
     mean with vectors longer than `norm_cap` (if given) scaled down to it. For three or more:
 
-    - A count above twice the median count weighs as twice the median: no contributor outweighs the others.
+    - A count above all others together weighs as much as they do.
     - A contributor's distance is the norm of (vector - v), times sqrt(count / median count) if its count is
       below the median: the mean of fewer tokens is noisier by the inverse of that, not hostile. A larger count does
       not lengthen the distance, for then most of it is the noise of v.
@@ -53,10 +53,10 @@ def aggregate(
 
 
 def _centered_clip(rows_NV: Floats, weights: Sequence[int], norm_cap: float | None) -> Floats:
+    capped = [min(weight, sum(weights) - weight) for weight in weights]
+    total = sum(capped)
     ordered = sorted(weights)
     twice_median = ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]
-    capped = [min(weight, twice_median) for weight in weights]
-    total = sum(capped)
     calm = [math.sqrt(min(1.0, 2 * weight / twice_median)) for weight in weights]
 
     center = np.empty(rows_NV.shape[1], dtype=np.float32)
@@ -67,10 +67,10 @@ def _centered_clip(rows_NV: Floats, weights: Sequence[int], norm_cap: float | No
         cuts = [_within(radius, distance) for distance in distances]
         if min(cuts) == 1.0:
             return _weighted_mean(rows_NV, capped, cuts)
-        step = np.zeros_like(center)
+        moved = center.copy()
         for row, weight, cut in zip(rows_NV, capped, cuts, strict=True):
-            robust.add_scaled_difference(row, center, np.float32(weight / total * cut), step)
-        robust.add_flushed(step, center)
+            robust.add_scaled_difference(row, center, np.float32(weight / total * cut), moved)
+        center = _flushed(moved)
         distances = _distances(rows_NV, center, calm)
     return center
 
@@ -99,5 +99,10 @@ def _weighted_mean(values: Sequence[Floats] | Floats, weights: Sequence[int], fa
     mean = np.zeros_like(values[0])
     for vector, weight, factor in zip(values, weights, factors, strict=True):
         robust.add_scaled(vector, np.float32(weight / total * factor), mean)
-    robust.add_flushed(np.zeros_like(mean), mean)
-    return mean
+    return _flushed(mean)
+
+
+def _flushed(vector: Floats) -> Floats:
+    """`vector` with magnitudes below 2^-126 written as zero, in place."""
+    formats.flush(vector.view(np.int32), vector.view(np.int32))
+    return vector

@@ -64,9 +64,7 @@ class _Fp32Codec:
 
     def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:
         check_length(data, self.encoded_bytes(out.size))
-        # A stranger's bytes may lie unaligned in their frame: they are copied before they are looked at.
-        out.view(np.uint8)[:] = np.frombuffer(data, dtype=np.uint8)
-        if not formats.flush(out.view(np.int32), out.view(np.int32)):
+        if not formats.flush(aligned(data, np.int32, 0, out.size), out.view(np.int32)):
             raise RemoteError("malformed", "fp32 vector holds a value that is not finite or is 2^126 or more")
 
 

@@ -1,0 +1,99 @@
+"""The int8 kernels write the bits of their plain references, whatever the values and sizes."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kernels import int8_blocks, int8_tokens, reference
+from tests.test_kernels_golden import exact_floats, exact_scales
+
+SEED = np.frombuffer(hashlib.sha256(b"seed").digest(), dtype=np.uint64)
+
+
+def edge_values(size: int) -> NDArray[np.float32]:
+    """Values of every magnitude, with zeros of both signs, ties, equal magnitudes and the largest allowed one."""
+    values = exact_floats("edge", size) * exact_scales("edge", size)
+    special = [
+        0.0,
+        -0.0,
+        1e-45,
+        -1e-39,
+        2.0**-126,
+        1.0,
+        -1.0,
+        1.0,
+        127.0,
+        0.5,
+        1.5,
+        np.nextafter(2.0**126, 0, dtype="f4"),
+    ]
+    places = np.arange(0, size, 7)
+    values[places] = np.resize(np.array(special, dtype=np.float32), places.size)
+    return values
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 1000, 4096])
+@pytest.mark.parametrize(
+    "make", [edge_values, lambda size: exact_floats("plain", size), lambda size: np.zeros(size, "f4")]
+)
+def test_blocks_equal_the_reference_when_encoded_and_decoded(size: int, make: object) -> None:
+    values = make(size)  # type: ignore[operator]
+    scales = np.empty(-(-size // 128), dtype=np.uint16)
+    codes = np.empty(size, dtype=np.int8)
+    assert int8_blocks.encode(values, SEED, scales, codes)
+    expected_scales, expected_codes = reference.encode_int8_blocks(values, SEED)
+    np.testing.assert_array_equal(scales, expected_scales)
+    np.testing.assert_array_equal(codes, expected_codes)
+    decoded = np.empty(size, dtype=np.float32)
+    assert int8_blocks.decode(scales, codes, decoded)
+    assert decoded.tobytes() == reference.decode_int8_blocks(scales, codes).tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 63, 64, 65, 100, 256, 515])
+@pytest.mark.parametrize(
+    "make", [edge_values, lambda size: exact_floats("plain", size), lambda size: np.zeros(size, "f4")]
+)
+def test_tokens_equal_the_reference_when_encoded_and_decoded(width: int, make: object) -> None:
+    rows_TD = make(6 * width).reshape(6, width)  # type: ignore[operator]
+    num_outliers = int8_tokens.num_outliers(width)
+    scales = np.empty((6, -(-width // 64)), dtype=np.uint16)
+    outliers = np.empty((6, num_outliers), dtype=np.uint16)
+    indices = np.empty((6, num_outliers), dtype=np.uint16)
+    codes = np.empty((6, width), dtype=np.int8)
+    assert int8_tokens.encode(rows_TD, scales, outliers, indices, codes)
+    decoded = np.empty_like(rows_TD)
+    assert int8_tokens.decode(scales, outliers, indices, codes, decoded)
+    for token in range(6):
+        expected = reference.encode_int8_token(rows_TD[token], num_outliers)
+        for array, wanted in zip((scales, outliers, indices, codes), expected, strict=True):
+            np.testing.assert_array_equal(array[token], wanted)
+        assert decoded[token].tobytes() == reference.decode_int8_token(*expected).tobytes()
+
+
+def test_rounding_is_unbiased_when_averaged_over_seeds() -> None:
+    values = exact_floats("unbiased", 128 * 64)
+    total = np.zeros(values.size)
+    rounds = 400
+    scales, codes, decoded = np.empty(64, np.uint16), np.empty(values.size, np.int8), np.empty_like(values)
+    for index in range(rounds):
+        seed = np.frombuffer(hashlib.sha256(index.to_bytes(4, "big")).digest(), dtype=np.uint64)
+        assert int8_blocks.encode(values, seed, scales, codes)
+        assert int8_blocks.decode(scales, codes, decoded)
+        total += decoded
+    steps = np.repeat(reference.from_bfloat16(scales), 128).astype(np.float64)
+    error = (total / rounds - values) / steps
+    # A fair coin's mean errs by at most 0.5 / sqrt(rounds) standard deviations: 0.025 steps here, 0 on average.
+    assert abs(error.mean()) < 5 * 0.025 / np.sqrt(error.size)
+    assert np.abs(error).max() < 6 * 0.025
+
+
+def test_chances_are_uniform_and_uncorrelated_when_blocks_and_seeds_change() -> None:
+    draws = np.stack([reference.chances(SEED, block, 128) for block in range(512)]) / 65536
+    other = np.stack([reference.chances(SEED ^ np.uint64(1), block, 128) for block in range(512)]) / 65536
+    bound = 5 / np.sqrt(draws.size)
+    counts = np.bincount((draws.reshape(-1) * 64).astype(int), minlength=64)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 63 + 5 * np.sqrt(2 * 63)
+    for one, two in ((draws, other), (draws[:, 1:], draws[:, :-1]), (draws[1:], draws[:-1])):
+        assert abs(np.corrcoef(one.reshape(-1), two.reshape(-1))[0, 1]) < bound

@@ -1,0 +1,43 @@
+"""The halving tree has one shape, whatever computes it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from kernels import norms, reference
+from tests.test_kernels_golden import exact_floats
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 4095, 4096, 4097, 8192, 50_001])
+def test_norm_equals_the_reference_when_sizes_straddle_runs(size: int) -> None:
+    values = exact_floats("norm", size)
+    assert norms.tree_norm(values) == reference.tree_norm(values)
+
+
+def test_norm_is_the_euclidean_norm_when_values_span_the_range_of_fp32() -> None:
+    values = np.array([3e38, -4e38 / 2, 1e-38, 0.0], dtype=np.float32)
+    expected = math.sqrt(math.fsum(float(value) ** 2 for value in values))
+    assert norms.tree_norm(values) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_norm_is_not_finite_when_one_value_is_not(bad: float) -> None:
+    values = exact_floats("norm", 10_000)
+    values[7_777] = bad
+    assert not math.isfinite(norms.tree_norm(values))
+
+
+def test_norm_of_all_depends_on_order_alone_when_arrays_are_cut_elsewhere() -> None:
+    values = exact_floats("norm", 30_000)
+    whole = norms.tree_norm(values)
+    arrays = [values[:10], values[10:20_000], values[20_000:]]
+    assert norms.tree_norm_of_all(arrays) == pytest.approx(whole, rel=1e-14)
+    sums = np.array([norms.tree_norm(array) ** 2 for array in arrays])
+    assert norms.tree_norm_of_all(arrays) == pytest.approx(math.sqrt(reference.halving_sum(sums)), rel=1e-15)
+    assert norms.tree_norm_of_all([]) == 0.0
+
+
+def test_distance_is_the_norm_of_the_difference_when_it_is_fused() -> None:
+    one, other = exact_floats("one", 9_000), exact_floats("other", 9_000)
+    assert norms.tree_distance(one, other) == norms.tree_norm(one - other)

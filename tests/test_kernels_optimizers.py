@@ -1,0 +1,92 @@
+"""Fused optimizer, median and format kernels write the bits of their plain references."""
+
+import numpy as np
+import pytest
+
+from kernels import formats, optimizers, reference, robust
+from tests.test_kernels_golden import exact_floats, exact_scales
+
+SIZE = 5_003
+BOUNDS = np.array([0, 17, 2_000, SIZE], dtype=np.int64)
+KEEP = np.array([1.0, 0.99, 0.5], dtype=np.float32)
+KEEP_EACH = np.repeat(KEEP, np.diff(BOUNDS))
+
+
+def test_adamw_equals_the_reference_when_values_are_of_every_magnitude() -> None:
+    scalars = np.array([0.3, 0.9, 0.1, 0.95, 0.05, 1.7, 1e-8, 2e-3, 3e-4], dtype=np.float32)
+    weights = exact_floats("weights", SIZE) * exact_scales("weights", SIZE)
+    gradient = exact_floats("gradient", SIZE) * exact_scales("gradient", SIZE)
+    first = exact_floats("first", SIZE)
+    second = exact_floats("second", SIZE) ** 2
+    new_weights, new_first, new_second = reference.adamw(weights, gradient, first, second, KEEP_EACH, scalars)
+    out = np.empty_like(weights)
+    optimizers.adamw(weights, gradient, first, second, out, BOUNDS, KEEP, scalars)
+    assert out.tobytes() == new_weights.tobytes()
+    assert first.tobytes() == new_first.tobytes()
+    assert second.tobytes() == new_second.tobytes()
+
+
+def test_sgd_equals_the_reference_when_values_are_of_every_magnitude() -> None:
+    scalars = np.array([0.3, 0.9, 0.07], dtype=np.float32)
+    weights, velocity = exact_floats("weights", SIZE), exact_floats("velocity", SIZE)
+    gradient = exact_floats("gradient", SIZE) * exact_scales("gradient", SIZE)
+    new_weights, new_velocity = reference.sgd(weights, gradient, velocity, KEEP_EACH, scalars)
+    out = np.empty_like(weights)
+    optimizers.sgd(weights, gradient, velocity, out, BOUNDS, KEEP, scalars)
+    assert out.tobytes() == new_weights.tobytes()
+    assert velocity.tobytes() == new_velocity.tobytes()
+
+
+def test_division_and_extrapolation_equal_numpy_when_values_are_of_every_magnitude() -> None:
+    one = exact_floats("one", SIZE) * exact_scales("one", SIZE)
+    other = exact_floats("other", SIZE)
+    out = np.empty_like(one)
+    optimizers.divide(one, np.float32(4097), out)
+    assert out.tobytes() == reference.flushed(one / np.float32(4097)).tobytes()
+    optimizers.extrapolate(one, other, out)
+    assert out.tobytes() == reference.flushed(one + (one - other)).tobytes()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 8, 17])
+def test_median_equals_the_reference_when_rows_are_odd_and_even(num_rows: int) -> None:
+    rows_NV = np.stack([exact_floats(f"row {row}", 2_500) for row in range(num_rows)])
+    rows_NV[:, ::5] = np.sign(rows_NV[:, ::5])
+    rows_NV[0, ::15] = -0.0
+    out = np.empty(2_500, dtype=np.float32)
+    robust.median(rows_NV, out)
+    assert out.tobytes() == reference.median(rows_NV).tobytes()
+
+
+def test_sums_round_product_and_sum_apart_when_factors_are_odd() -> None:
+    values, center = exact_floats("values", SIZE), exact_floats("center", SIZE)
+    factor = np.float32(0.3)
+    total = exact_floats("total", SIZE)
+    robust_total, difference_total = total.copy(), total.copy()
+    robust.add_scaled(values, factor, robust_total)
+    robust.add_scaled_difference(values, center, factor, difference_total)
+    assert robust_total.tobytes() == (total + values * factor).tobytes()
+    assert difference_total.tobytes() == (total + (values - center) * factor).tobytes()
+    fused = (total.astype(np.float64) + values.astype(np.float64) * np.float64(factor)).astype(np.float32)
+    assert robust_total.tobytes() != fused.tobytes(), "inputs would not show a fused multiply-add"
+
+
+def test_bfloat16_equals_the_reference_when_bits_are_of_every_kind() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint32)
+    upper = [(halves << 16) + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
+    values = np.concatenate(upper).astype(np.uint32).view(np.float32)
+    values = values[np.abs(values) < np.float32(2.0**126)]
+    out = np.empty(values.size, dtype=np.uint16)
+    assert formats.to_bfloat16(values.view(np.int32), out)
+    np.testing.assert_array_equal(out, reference.to_bfloat16(values))
+    back = np.empty_like(values)
+    assert formats.from_bfloat16(out, back.view(np.int32))
+    assert back.tobytes() == reference.from_bfloat16(out).tobytes()
+
+
+def test_flush_equals_the_reference_when_bits_are_of_every_kind() -> None:
+    values = (exact_floats("flush", SIZE) * exact_scales("flush", SIZE)).astype(np.float32)
+    values[::9] = -0.0
+    out = np.empty_like(values)
+    assert formats.flush(values.view(np.int32), out.view(np.int32))
+    assert out.tobytes() == reference.flushed(values).tobytes()
+    assert np.count_nonzero(out == 0) > SIZE // 9, "some values were to be flushed"
