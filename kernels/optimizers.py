@@ -20,7 +20,7 @@ def _flushed(value: np.float32) -> np.float32:
 
 
 @compiled
-def adamw(  # noqa: PLR0917 - compiled functions take arrays by position
+def adamw(
     weights: NDArray[np.float32],
     gradient: NDArray[np.float32],
     first: NDArray[np.float32],
@@ -60,7 +60,7 @@ def adamw(  # noqa: PLR0917 - compiled functions take arrays by position
 
 
 @compiled
-def sgd(  # noqa: PLR0917
+def sgd(
     weights: NDArray[np.float32],
     gradient: NDArray[np.float32],
     velocity: NDArray[np.float32],

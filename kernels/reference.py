@@ -117,7 +117,7 @@ def decode_int8_token(
     return row
 
 
-def adamw(  # noqa: PLR0917 - as the kernel
+def adamw(
     weights: Floats, gradient: Floats, first: Floats, second: Floats, keep: Floats, scalars: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """New weights, first and second moments; `keep` for each value, `scalars` as in `kernels.optimizers.adamw`."""
