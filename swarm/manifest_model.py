@@ -12,7 +12,10 @@ from typing import Any
 from swarm.core.errors import SettingsError
 from swarm.core.partition import even_layers
 from swarm.core.settings import ModelSettings
+from swarm.manifest_problems import show
 from swarm.manifest_tables import ModelTable
+
+MAX_LAYERS = 1024
 
 
 def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) -> ModelSettings:
@@ -22,8 +25,9 @@ def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) 
     field, config = _config(table, vocab_size)
     try:
         config_json = canonical_config_json(config)
+        _check_sizes(config_json)
         shape = validate_config(config_json)
-    except (SettingsError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise SettingsError(f"{field}: {error}") from error
     settings = ModelSettings(
         config_json=config_json,
@@ -37,11 +41,14 @@ def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) 
 
 def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) -> None:
     """Raises SettingsError unless the config is a tested model in canonical JSON, cut whole, that fits the data."""
-    from swarm.model.families import canonical_config_json, validate_config, validate_stage_layers
+    from swarm.model.families import validate_config, validate_stage_layers
 
-    shape = validate_config(model.config_json)
-    if canonical_config_json(json.loads(model.config_json)) != model.config_json:
-        raise SettingsError("model.config_json is not canonical; write it with sorted keys and no spaces")
+    _check_sizes(model.config_json)
+    try:
+        shape = validate_config(model.config_json)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        # transformers was not written for strangers' configs: whatever it trips over is the config's fault.
+        raise SettingsError(f"model.config: {error}") from error
     validate_stage_layers(model)
     if shape.vocab_size < vocab_size:
         raise SettingsError(
@@ -67,6 +74,22 @@ def hidden_size(model: ModelSettings) -> int:
     from swarm.model.families import validate_config
 
     return validate_config(model.config_json).hidden_size
+
+
+def _check_sizes(config_json: str) -> None:
+    """Raises SettingsError for JSON that is not canonical, or numbers at which building the config would never end."""
+    from swarm.model.families import canonical_config_json
+
+    try:
+        config = json.loads(config_json)
+        is_canonical = isinstance(config, dict) and canonical_config_json(config) == config_json
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"model.config_json is not JSON: {error}") from error
+    if not is_canonical:
+        raise SettingsError("model.config_json is no canonical JSON object; write it with sorted keys and no spaces")
+    num_layers = config.get("num_hidden_layers")
+    if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
+        raise SettingsError(f"model.config: num_hidden_layers = {show(num_layers)}; give 1 to {MAX_LAYERS}")
 
 
 def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:

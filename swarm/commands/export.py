@@ -19,7 +19,9 @@ def command(checkpoint: Path, folder: Path, tokenizer: Path | None) -> None:
 
     CHECKPOINT is one checkpoint, or a folder of them: then the latest is taken.
     """
+    from swarm.checkpoint.archive import INFO_FILE, latest_checkpoint
     from swarm.checkpoint.huggingface import export_huggingface
 
-    export_huggingface(checkpoint, folder, tokenizer_dir=tokenizer)
+    latest = None if (checkpoint / INFO_FILE).is_file() else latest_checkpoint(checkpoint)
+    export_huggingface(checkpoint if latest is None else latest.path, folder, tokenizer_dir=tokenizer)
     click.echo(f'wrote {folder}; try it: swarm generate {folder} "def main():"')

@@ -21,18 +21,17 @@ def even_layers(
 
     # Stages between the ends differ in nothing, so only the sizes of the two ends are to be searched.
     num_middle = num_stages - 2
-    best: tuple[float, float, tuple[int, ...]] | None = None
+    choices = []
     for first in range(1, num_layers - num_middle):
-        lasts = range(1, num_layers - num_middle - first + 1) if num_middle else (num_layers - first,)
-        for last in lasts:
-            small, rest = divmod(num_layers - first - last, num_middle) if num_middle else (0, 0)
-            sizes = (first, *[small] * (num_middle - rest), *[small + 1] * rest, last)
+        most = num_layers - num_middle - first
+        for last in range(1, most + 1) if num_middle else (most,):
+            small, rest = divmod(num_layers - first - last, max(1, num_middle))
             ends = (first + first_cost, last + last_cost)
-            dearest = max(*ends, *sizes[1:-1])
-            squares = sum(cost * cost for cost in ends) + sum(size * size for size in sizes[1:-1])
-            if best is None or (dearest, squares) < best[:2]:
-                best = (dearest, squares, sizes)
-    assert best is not None, "two stages or more leave at least one way to cut"
-    sizes = best[2]
+            dearest = max(*ends, small + (rest > 0))
+            squares = sum(cost * cost for cost in ends) + (num_middle - rest) * small**2 + rest * (small + 1) ** 2
+            choices.append((dearest, squares, first, last))
+    _, _, first, last = min(choices)
+    small, rest = divmod(num_layers - first - last, max(1, num_middle))
+    sizes = (first, *[small] * (num_middle - rest), *[small + 1] * rest, last)
     starts = [sum(sizes[:stage]) for stage in range(num_stages + 1)]
     return tuple(pairwise(starts))

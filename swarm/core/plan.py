@@ -219,8 +219,8 @@ def _slow_joins(stages: Sequence[StagePlan], assumptions: Assumptions) -> list[s
     most_s = MAX_JOIN_SHARE * assumptions.session_hours * 3600
     return [
         f"stage {part.stage}: joining moves {part.join_bytes / 1e9:.1f} GB in {part.join_s / 60:.0f} minutes, more "
-        f"than a tenth of the {assumptions.session_hours:g} h a peer stays ({most_s / 60:.0f} minutes); raise model.stages, "
-        "or ask for faster links"
+        f"than a tenth of the {assumptions.session_hours:g} h a peer stays ({most_s / 60:.0f} minutes); "
+        "raise model.stages, or ask for faster links"
         for part in stages
         if part.join_s > most_s
     ]
