@@ -53,7 +53,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # head_dim is not hidden_size / heads, as in every real Qwen3.
     "qwen3": _SIZES
     | {"model_type": "qwen3", "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-    "qwen3-tied": _SIZES | {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
+    "qwen3-tied": _SIZES | {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True, "dtype": "bfloat16"},
     # Two kinds of layer, so that a stage which counts its layers from 0 would take the wrong kind.
     "qwen3-window": _SIZES
     | {"model_type": "qwen3", "head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
@@ -73,7 +73,8 @@ def whole_model(model: ModelSettings, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         whole_class = getattr(transformers, family_of(model.config_json).causal_class)
-        return whole_class._from_config(type(config).from_dict(config.to_dict()), attn_implementation="sdpa").eval()
+        own = type(config).from_dict(config.to_dict())
+        return whole_class._from_config(own, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
 def stages_of(model: ModelSettings, whole: Any) -> list[tuple[StageModel, NDArray[np.float32]]]:

@@ -35,7 +35,9 @@ def check_family_is_exact(model: ModelSettings) -> None:
     whole_class = getattr(transformers, family_of(config_json).causal_class)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        whole: Any = whole_class._from_config(whole_config(config_json), attn_implementation="sdpa").eval()
+        config = whole_config(config_json)
+        # A checkpoint's config names the dtype it was saved in; weights here are fp32 whatever it says.
+        whole: Any = whole_class._from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
         ids = torch.randint(0, tiny["vocab_size"], (2, _SEQUENCE_LENGTH + 1))
     x_BL, targets_BL = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=model.compute_dtype == "bf16"):

@@ -153,7 +153,11 @@ def stage_layout(model: ModelSettings, stage: int) -> ParameterLayout:
     import torch
 
     validate_stage_layers(model)
-    stack = build_stack(model, stage, device=torch.device("cpu"))
+    return layout_of_stack(model, stage, build_stack(model, stage, device=torch.device("cpu")))
+
+
+def layout_of_stack(model: ModelSettings, stage: int, stack: "nn.Module") -> ParameterLayout:
+    """Layout of the stack's parameters, and the head's at the last stage, under their names in the whole model."""
     shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in stack.named_parameters()}
     if stage == model.num_stages - 1:
         shape = validate_config(model.config_json)

@@ -21,7 +21,7 @@ from swarm.model.families import (
     build_stack,
     family_of,
     global_name,
-    stage_layout,
+    layout_of_stack,
     validate_config,
     validate_stage_layers,
 )
@@ -94,7 +94,7 @@ class StageModel:
         self._recompute = model.recompute
         self._bf16 = model.compute_dtype == "bf16"
         self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
-        self.layout: ParameterLayout = stage_layout(model, stage)
+        self.layout: ParameterLayout = layout_of_stack(model, stage, self._stack)
 
     def weights(self, flat: NDArray[np.float32]) -> Weights:
         """A version of the weights from their flat vector in layout order.
