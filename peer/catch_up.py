@@ -1,0 +1,208 @@
+"""This is where a peer that is behind, or new, comes to its stage's present version and becomes a member.
+
+From the stage's other peers: signed results one after another, or a snapshot in checked chunks first; then it asks
+to be put on the next roster.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from peer.rounds import StageRounds
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_state
+from swarm.core.canonical import Value
+from swarm.core.contribution import Result
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields, integer_item
+from swarm.core.ids import PeerId
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+RESULTS, JOIN = "results", "join"
+MAX_RESULTS_PER_CALL = 4
+LONGEST_WAIT_S = 5.0
+
+
+class StateDonor:
+    """Serves the stage's results and snapshots to whoever asks."""
+
+    def __init__(self, rounds: StageRounds) -> None:
+        self._rounds = rounds
+
+    def serve(self, transport: Transport) -> None:
+        for method, handler in (
+            (RESULTS, self._on_results),
+            (SNAPSHOT, self._on_snapshot),
+            (CHUNK, self._on_chunk),
+            (JOIN, self._on_join),
+        ):
+            transport.serve(method, handler, max_body_bytes=0)
+
+    async def _on_results(self, sender: PeerId, request: Message) -> Message:
+        """Results from a version on, at most a few; waits for the next one if the caller is up to date."""
+        fields = Fields("results request", request.meta)
+        start, wait_s = fields.integer("from"), min(fields.number("wait_s"), LONGEST_WAIT_S)
+        rounds = self._rounds
+        if start >= rounds.version and not rounds.is_over:
+            await rounds.wait_for_version(start + 1, timeout_s=wait_s)
+        values: list[Value] = []
+        sizes: list[Value] = []
+        bodies: list[bytes | bytearray | memoryview] = []
+        for version in range(start, min(rounds.version, start + MAX_RESULTS_PER_CALL)):
+            held = rounds.results.get(version)
+            if held is None:
+                break
+            values.append(held[0].to_value())
+            sizes.append([len(body) for body in held[1]])
+            bodies += held[1]
+        oldest = min(rounds.results, default=int(rounds.version))
+        meta: dict[str, Value] = {"version": rounds.version, "oldest": oldest, "results": values, "sizes": sizes}
+        return Message(meta, b"".join(bodies))
+
+    async def _on_snapshot(self, sender: PeerId, request: Message) -> Message:
+        """The latest snapshot, or that of one version: see `swarm.checkpoint.transfer`."""
+        fields = Fields("snapshot request", request.meta)
+        version = fields.integer("version") if fields.optional("version") else None
+        stage = self._rounds.chain.stage
+        if fields.integer("stage") != stage:
+            raise RemoteError("protocol", f"this peer serves stage {stage}", sender)
+        store = self._rounds.snapshots
+        held = store.latest() if version is None else store.get(version)
+        if held is None:
+            raise TransientError(f"no snapshot {'yet' if version is None else f'of version {version}'} here")
+        return Offer(stage, held.chain.version, held.digest, held.hashes, held.total_bytes, held.chain).to_message()
+
+    async def _on_chunk(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("chunk request", request.meta)
+        version, index = fields.integer("version"), fields.integer("index", high=1 << 32)
+        snapshot = self._rounds.snapshots.get(version)
+        if snapshot is None or index >= len(snapshot.hashes):
+            raise TransientError(f"no chunk {index} of version {version} here")
+        return Message({}, await asyncio.to_thread(snapshot.chunk, index))
+
+    async def _on_join(self, sender: PeerId, request: Message) -> Message:
+        """A caught-up peer asks to be put on the next roster."""
+        rounds = self._rounds
+        limit = rounds.settings.limits.max_peers_per_stage
+        if sender in rounds.chain.members:
+            return Message({"member": True})
+        if len(rounds.chain.members) + len(rounds.joining) >= limit:
+            raise TransientError(f"stage {rounds.chain.stage} has its {limit} peers")
+        rounds.joining.add(sender)
+        return Message({"member": False})
+
+
+class CatchUp:
+    """Brings `rounds` to the stage's present, and this peer onto the roster."""
+
+    def __init__(
+        self,
+        rounds: StageRounds,
+        transport: Transport,
+        peers_of_stage: Callable[[], set[PeerId]],
+        rng: random.Random,
+    ) -> None:
+        self._rounds = rounds
+        self._transport = transport
+        self._peers_of_stage = peers_of_stage
+        self._rng = rng
+        self._behind: set[PeerId] = set()
+        self._wake = asyncio.Event()
+        rounds.on_behind = self.behind
+
+    def behind(self, peer: PeerId) -> None:
+        """`peer` is ahead of this one."""
+        self._behind.add(peer)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Watch for falling behind or off the roster, and mend it, for ever."""
+        while True:
+            rounds = self._rounds
+            if rounds.is_over or (rounds.is_member and not self._behind):
+                self._wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), 0.5)
+                continue
+            donors = sorted((self._behind or self._peers_of_stage() | set(rounds.chain.members)) - {self._me})
+            self._behind.clear()
+            if not donors:
+                await asyncio.sleep(0.25)
+                continue
+            donor = self._rng.choice(donors)
+            try:
+                await self._advance(donor)
+            except (TransientError, RemoteError, TimeoutError, LocalError) as error:
+                log.info("catching up from %s: %s", donor[-6:], error)
+                await asyncio.sleep(0.25)
+
+    @property
+    def _me(self) -> PeerId:
+        return self._transport.peer_id
+
+    async def _advance(self, donor: PeerId) -> None:
+        rounds = self._rounds
+        if not rounds.is_member:
+            await self._ask_to_join()
+        started_at = rounds.version
+        wait_s = 0.0 if rounds.is_member else 2.0
+        layout_bytes = rounds.replica.codec.encoded_bytes(rounds.replica.layout.num_values)
+        reply = await self._transport.call(
+            donor,
+            RESULTS,
+            Message({"from": int(started_at), "wait_s": wait_s}),
+            timeout_s=rounds.settings.deadlines.call_s + wait_s,
+            max_body_bytes=MAX_RESULTS_PER_CALL * (layout_bytes + (1 << 20)),
+        )
+        fields = Fields("results", reply.meta)
+        version, oldest = fields.integer("version"), fields.integer("oldest")
+        results = fields.items("results", Result.from_value, max_items=MAX_RESULTS_PER_CALL)
+        sizes = fields.items(
+            "sizes",
+            lambda value: Fields("sizes", {"of": value}).items("of", integer_item, max_items=1 << 16),
+            max_items=MAX_RESULTS_PER_CALL,
+        )
+        fields.done()
+        if version > rounds.version and not results:
+            if oldest <= rounds.version:
+                raise TransientError(f"{donor[-6:]} is at {version} but sent no results")
+            await self._load_snapshot(donor)
+            return
+        view, at = memoryview(reply.body), 0
+        for result, part_sizes in zip(results, sizes, strict=True):
+            if at + sum(part_sizes) > len(view) or len(part_sizes) != len(result.parts):
+                raise RemoteError("malformed", "results' bodies are cut short", donor)
+            bodies: list[bytes | bytearray | memoryview] = []
+            for size in part_sizes:
+                bodies.append(bytes(view[at : at + size]))
+                at += size
+            await rounds.adopt(result, bodies)
+        if version > rounds.version:
+            self._behind.add(donor)
+
+    async def _load_snapshot(self, donor: PeerId) -> None:
+        rounds = self._rounds
+        started = time.monotonic()
+        replica = rounds.replica
+        state, offer = await fetch_state(self._transport, donor, rounds.chain.stage, replica.layout, rounds.settings)
+        chain = offer.chain
+        if chain is None or chain.version <= rounds.version or chain.run_id != rounds.chain.run_id:
+            raise RemoteError("protocol", f"snapshot of version {offer.version} is of no use here", donor)
+        rounds.replica.restore(state)
+        rounds.rebase(chain)
+        log.info("took version %d from %s in %.1f s", chain.version, donor[-6:], time.monotonic() - started)
+        self._behind.add(donor)
+
+    async def _ask_to_join(self) -> None:
+        asked = sorted((set(self._rounds.chain.members) | self._peers_of_stage()) - {self._me})
+        call_s = self._rounds.settings.deadlines.call_s
+
+        async def ask(peer: PeerId) -> None:
+            with contextlib.suppress(TransientError, RemoteError):
+                await self._transport.call(peer, JOIN, Message(), timeout_s=call_s, max_body_bytes=0)
+
+        await asyncio.gather(*(ask(peer) for peer in asked))

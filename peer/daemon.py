@@ -1,0 +1,475 @@
+"""This is where the volunteer's daemon is put together and lives: join, train, drain, leave."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer.catch_up import CatchUp, StateDonor
+from peer.compute import Urgency, WorkThread
+from peer.hops import Downstream, HopCounters, HopServer, numeric_class
+from peer.limits import LimitedTransport, VolunteerSettings, check_memory
+from peer.neighbours import Neighbours, stage_topic
+from peer.replica import StageReplica, stage_device
+from peer.rounds import Applied, StageRounds
+from peer.signing_log import SigningLog
+from peer.snapshots import SnapshotStore
+from peer.source import Source, StepLoss
+from swarm import PROTOCOL
+from swarm.checkpoint.state import StageState
+from swarm.checkpoint.transfer import fetch_state
+from swarm.core.canonical import Value, unpack
+from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, RunId, StageIndex, Step
+from swarm.core.plan import stage_memory_bytes
+from swarm.core.settings import RunSettings
+from swarm.core.stage_chain import Genesis, StageChain
+from swarm.core.wiring import EarliestFinishWiring
+from swarm.data.token_file import TokenFile
+from swarm.host_protocol import (
+    ADMIT,
+    FILE,
+    FILE_PIECE_BYTES,
+    FINISH,
+    GENESIS,
+    GOODBYE,
+    MAX_SETTINGS_BYTES,
+    REPORT,
+    RUN,
+    SignedRun,
+    StepReport,
+)
+from swarm.identity import Identity, verify
+from swarm.manifest import run_id, settings_from_value
+from swarm.model.families import stage_layout, validate_config
+from swarm.model.layout import ParameterLayout
+from swarm.model.stage import StageModel
+from swarm.network.transport import Directory, Message, Transport
+
+log = logging.getLogger(__name__)
+
+HOST_RETRY_S = 0.5
+STATE_TRIES = 20
+GENESIS_WAIT_S = 5.0
+MAX_UNSENT_REPORTS = 256
+LINGER_S = 60.0
+"""After the last step a peer serves evaluations and state until the host says it is over, at most this long alone."""
+
+
+class Host:
+    """The coordinator, as a peer sees it. Its absence is never fatal to training."""
+
+    def __init__(self, transport: Transport, peer_id: PeerId, call_s: float = 10.0) -> None:
+        self._transport = transport
+        self.peer_id = peer_id
+        self._call_s = call_s
+
+    async def call(
+        self,
+        method: str,
+        meta: dict[str, Value],
+        *,
+        max_body_bytes: int = 0,
+        timeout_s: float | None = None,
+        tries: int = 1,
+    ) -> Message:
+        """The host's answer. Raises TransientError when it does not answer in `tries` tries."""
+        for left in range(tries - 1, -1, -1):
+            try:
+                return await self._transport.call(
+                    self.peer_id,
+                    method,
+                    Message(meta),
+                    timeout_s=timeout_s or self._call_s,
+                    max_body_bytes=max_body_bytes,
+                )
+            except TransientError as error:
+                if not left:
+                    raise
+                log.info("host: %s", error)
+                await asyncio.sleep(HOST_RETRY_S)
+        raise AssertionError("unreachable")
+
+
+class PeerDaemon:
+    """One peer of one stage of one run."""
+
+    def __init__(
+        self,
+        volunteer: VolunteerSettings,
+        identity: Identity,
+        transport: Transport,
+        directory: Directory,
+        host: PeerId,
+        *,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.volunteer = volunteer
+        self.identity = identity
+        self.transport: Transport = LimitedTransport(
+            transport, upload_mbit=volunteer.upload_mbit, download_mbit=volunteer.download_mbit
+        )
+        self.directory = directory
+        self.host = Host(self.transport, host)
+        self.finished = asyncio.Event()
+        self._rng = rng or random.Random(secrets.randbits(64))
+        self._host_id = host
+        self._reports: deque[dict[str, Value]] = deque(maxlen=MAX_UNSENT_REPORTS)
+        self._report_ready = asyncio.Event()
+        self.rounds: StageRounds | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Join, train until the run is over or `stop`, then drain and leave.
+
+        Raises SettingsError when this machine cannot serve the run, LocalError when something here broke.
+        """
+        torch.set_num_threads(self.volunteer.threads)
+        self.transport.serve("ping", _ping, max_body_bytes=0)
+        self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
+        settings, run_key, name = await self._fetch_run()
+        stage = await self._admitted_stage()
+        layout = stage_layout(settings.model, stage)
+        device = stage_device(self.volunteer.gpu)
+        self._check_memory(settings, stage, layout, device)
+        folder = self.volunteer.folder / "runs" / name[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        files = await self._fetch_files(settings, folder) if stage == 0 else None
+        model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
+        state, chain = await self._first_state(settings, name, run_key, stage, layout)
+        await self._live(settings, name, model, state, chain, folder, files, stop)
+
+    # -- joining ------------------------------------------------------------------------------------------
+
+    async def _fetch_run(self) -> tuple[RunSettings, PeerId, RunId]:
+        reply = await self.host.call(RUN, {}, tries=20, max_body_bytes=0)
+        signed_run = SignedRun.from_value(reply.meta)
+        settings = settings_from_value(unpack(signed_run.settings, max_bytes=MAX_SETTINGS_BYTES))
+        if settings.protocol != PROTOCOL:
+            raise SettingsError(
+                f"protocol = {settings.protocol}: this is homeswarm protocol {PROTOCOL}; install the release "
+                "the run's host names"
+            )
+        return settings, signed_run.run_key, run_id(settings)
+
+    async def _admitted_stage(self) -> StageIndex:
+        meta: dict[str, Value] = {"stage": self.volunteer.stage}
+        reply = await self.host.call(ADMIT, meta, tries=20)
+        return StageIndex(Fields("admission", reply.meta).integer("stage", high=1 << 16))
+
+    def _check_memory(self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str) -> None:
+        hidden_size = validate_config(settings.model.config_json).hidden_size
+        items = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage)
+        check_memory(
+            {name.partition(".")[2]: size for name, size in items.items() if name.startswith("host.")},
+            self.volunteer.memory_bytes,
+        )
+
+    async def _fetch_files(self, settings: RunSettings, folder: Path) -> tuple[TokenFile, TokenFile]:
+        data = settings.data
+        files = []
+        for digest, num_tokens, label in (
+            (data.train_digest, data.num_train_tokens, "train"),
+            (data.held_out_digest, data.num_held_out_tokens, "held-out"),
+        ):
+            path = folder / f"{label}-{digest.hex()[:16]}.tokens"
+            if not path.exists():
+                await self._fetch_file(digest, num_tokens * data.token_bytes, path)
+            file = TokenFile(path, data.token_bytes)
+            file.verify(num_tokens=num_tokens, digest=digest)
+            files.append(file)
+        return files[0], files[1]
+
+    async def _fetch_file(self, digest: bytes, size_bytes: int, path: Path) -> None:
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        found = hashlib.sha256()
+        try:
+            with partial.open("wb") as file:
+                while file.tell() < size_bytes:
+                    meta: dict[str, Value] = {"digest": digest, "offset": file.tell()}
+                    reply = await self.host.call(FILE, meta, tries=20, timeout_s=60.0, max_body_bytes=FILE_PIECE_BYTES)
+                    if not reply.body:
+                        break
+                    found.update(reply.body)
+                    file.write(reply.body)
+            if found.digest() != digest:
+                raise RemoteError("digest", f"file {path.name} from the host differs from its digest", self._host_id)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    async def _first_state(
+        self, settings: RunSettings, name: RunId, run_key: PeerId, stage: StageIndex, layout: ParameterLayout
+    ) -> tuple[StageState, StageChain]:
+        """The stage's state and certified facts: of its genesis for a founder, of a donor's snapshot later."""
+        state: StageState | None = None
+        while True:
+            ready = state is not None
+            meta: dict[str, Value] = {"stage": int(stage), "ready": ready, "wait_s": GENESIS_WAIT_S if ready else 0.0}
+            reply = await self.host.call(GENESIS, meta, tries=20, timeout_s=GENESIS_WAIT_S + 10.0)
+            fields = Fields("genesis answer", reply.meta)
+            if fields.optional("genesis"):
+                genesis = Genesis.from_value(fields.message("genesis"))
+                if not verify(run_key, genesis.signed_bytes(), genesis.signature) or genesis.run_id != name:
+                    raise RemoteError("signature", "the genesis is not signed by the run key", self._host_id)
+                chain = StageChain.begin(genesis, settings)
+                if self.identity.peer_id in chain.members:
+                    if state is None:
+                        state = await self._fetch_initial_state(settings, stage, layout)
+                    if state.version == genesis.version:
+                        return replace(state, name=genesis.name), chain
+                with contextlib.suppress(TransientError):
+                    return await self._state_of_donor(settings, name, stage, layout)
+                if state is None:
+                    state = await self._fetch_initial_state(settings, stage, layout)
+                if state.version == genesis.version:  # nobody has gone on yet
+                    return replace(state, name=genesis.name), chain
+                await asyncio.sleep(HOST_RETRY_S)
+            elif state is None:
+                state = await self._fetch_initial_state(settings, stage, layout)
+
+    async def _fetch_initial_state(
+        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout
+    ) -> StageState:
+        for _ in range(STATE_TRIES):
+            try:
+                return (await fetch_state(self.transport, self._host_id, stage, layout, settings))[0]
+            except TransientError as error:
+                log.info("initial state: %s", error)
+                await asyncio.sleep(HOST_RETRY_S)
+        raise TransientError(f"the host does not give the state of stage {stage}")
+
+    async def _state_of_donor(
+        self, settings: RunSettings, name: RunId, stage: StageIndex, layout: ParameterLayout
+    ) -> tuple[StageState, StageChain]:
+        found = await self.directory.lookup(stage_topic(name, stage))
+        donors = sorted(set(found) - {self.identity.peer_id})
+        self._rng.shuffle(donors)
+        for donor in donors:
+            addresses = found[donor].get("addresses")
+            try:
+                known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
+                await self.transport.connect(donor, known)
+                state, offer = await fetch_state(self.transport, donor, stage, layout, settings)
+            except (TransientError, RemoteError, TimeoutError) as error:
+                log.info("donor %s: %s", donor[-6:], error)
+                continue
+            if offer.chain is not None and offer.chain.run_id == name:
+                return state, offer.chain
+        raise TransientError(f"no donor of stage {stage} among {len(donors)} peers")
+
+    # -- living -------------------------------------------------------------------------------------------
+
+    async def _live(
+        self,
+        settings: RunSettings,
+        name: RunId,
+        model: StageModel,
+        state: StageState,
+        chain: StageChain,
+        folder: Path,
+        files: tuple[TokenFile, TokenFile] | None,
+        stop: asyncio.Event,
+    ) -> None:
+        stage = chain.stage
+        compute = WorkThread("compute", on_start=lambda: torch.set_num_threads(self.volunteer.threads))
+        exact = WorkThread("exact")
+        replica = StageReplica(settings, model, state)
+        replica.set_clip_norm(
+            sum(stage_layout(settings.model, other).num_values for other in range(settings.model.num_stages))
+        )
+        snapshots = SnapshotStore(folder / f"snapshots-{self.identity.peer_id[-8:]}", stage)
+        signing_log = SigningLog(folder / f"signed-{self.identity.peer_id[-8:]}.log")
+        rounds = StageRounds(
+            settings, name, self.identity, self.transport, replica, chain, compute, exact, snapshots, signing_log
+        )
+        self.rounds = rounds
+        counters = HopCounters()
+        neighbours = Neighbours(settings, name, self.transport, self.directory, stage, lambda: rounds.version)
+        kind = numeric_class(str(model.device), settings.model.compute_dtype)
+        downstream = None
+        if not model.is_last:
+            downstream = Downstream(
+                settings,
+                self.identity,
+                self.transport,
+                compute,
+                EarliestFinishWiring(StageIndex(stage + 1), self._rng),
+                counters,
+                kind,
+                lambda peer: None,
+            )
+        server = HopServer(settings, name, self.identity, replica, compute, rounds, downstream, counters, kind)
+        source = None
+        if files is not None and downstream is not None:
+            source = Source(
+                settings, name, self.identity, replica, compute, rounds, server, downstream, counters, *files
+            )
+
+        def peers_changed(of_stage: int, peers: set[PeerId]) -> None:
+            if of_stage == stage + 1 and downstream is not None:
+                downstream.update_peers(peers)
+
+        neighbours.on_change = peers_changed
+        neighbours.on_lost = rounds.peer_lost
+        rounds.on_applied.append(
+            lambda applied: self._report(applied, settings, replica, snapshots, counters, compute, source)
+        )
+        await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)
+        rounds.start()
+        server.serve(self.transport)
+        StateDonor(rounds).serve(self.transport)
+        neighbours.serve()
+        if source is not None:
+            source.serve(self.transport)
+        catch_up = CatchUp(rounds, self.transport, lambda: neighbours.of_stage(stage), self._rng)
+        await neighbours.announce_once()
+        log.info(
+            "stage %d at version %d, %s of %d members",
+            stage,
+            chain.version,
+            "one" if rounds.is_member else "not one",
+            len(chain.members),
+        )
+        draining = asyncio.Event()
+        services = [
+            asyncio.ensure_future(neighbours.run()),
+            asyncio.ensure_future(catch_up.run()),
+            asyncio.ensure_future(self._send_reports()),
+        ]
+        if source is not None:
+            services.append(asyncio.ensure_future(source.run(draining)))
+        try:
+            await self._until_over(stop, rounds, services)
+            if not self.finished.is_set():
+                neighbours.leaving = server.draining = True
+                draining.set()
+                await self._drain(settings, server, source)
+        finally:
+            draining.set()
+            for service in services:
+                service.cancel()
+            await asyncio.gather(*services, return_exceptions=True)
+            await rounds.stop()
+            with contextlib.suppress(TransientError, RemoteError):
+                await self.host.call(GOODBYE, {}, timeout_s=2.0)
+            compute.close(timeout_s=10.0)
+            exact.close(timeout_s=10.0)
+
+    async def _until_over(
+        self, stop: asyncio.Event, rounds: StageRounds, services: Sequence[asyncio.Future[None]]
+    ) -> None:
+        """Until the run is finished or this peer is told to stop; raises what broke."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.finished)]
+        over_since: float | None = None
+        try:
+            while not stop.is_set() and not self.finished.is_set():
+                watched: list[asyncio.Future[Any]] = [*waits, *services, rounds.failure]
+                await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                if rounds.failure.done():
+                    raise LocalError(f"stage {rounds.chain.stage}: {rounds.failure.exception()}")
+                for service in services:
+                    if service.done() and service.exception() is not None:
+                        raise LocalError(
+                            f"a service of this peer died: {service.exception()!r}"
+                        ) from service.exception()
+                if rounds.is_over:
+                    over_since = over_since or time.monotonic()
+                    if time.monotonic() - over_since > LINGER_S and not await self._host_lives():
+                        return
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _host_lives(self) -> bool:
+        try:
+            await self.host.call("ping", {}, timeout_s=5.0)
+        except (TransientError, RemoteError):
+            return False
+        return True
+
+    async def _drain(self, settings: RunSettings, server: HopServer, source: Source | None) -> None:
+        """Finish what is in flight, within the drain deadline."""
+        give_up_at = time.monotonic() + settings.deadlines.drain_s
+        while time.monotonic() < give_up_at:
+            if server.in_flight == 0 and (source is None or source.in_flight == 0):
+                return
+            await asyncio.sleep(0.05)
+
+    # -- reports ------------------------------------------------------------------------------------------
+
+    async def _report(
+        self,
+        applied: Applied,
+        settings: RunSettings,
+        replica: StageReplica,
+        snapshots: SnapshotStore,
+        counters: HopCounters,
+        compute: WorkThread,
+        source: Source | None,
+    ) -> None:
+        version = applied.chain.version
+        snapshot = snapshots.get(version)
+        loss = StepLoss()
+        if source is not None:
+            loss = source.losses.get(Step(version - 1), loss)
+        sent, received = self.transport.traffic()
+        report = StepReport(
+            stage=replica.stage,
+            version=version,
+            loss_sum=float(loss.loss_sum),
+            num_targets=loss.num_targets,
+            stale=applied.stale,
+            counted=applied.counted,
+            round_s=applied.seconds,
+            gradient_norm=applied.gradient_norm,
+            microbatches=counters.microbatches,
+            evaluated=counters.evaluated,
+            reassigned=counters.reassigned,
+            stragglers=counters.stragglers,
+            refused=counters.refused,
+            sent_bytes=sent,
+            received_bytes=received,
+            busy_s=compute.busy_s,
+            state_digest=snapshot.digest if snapshot is not None else b"",
+        )
+        meta: dict[str, Value] = {"report": report.to_value()}
+        if applied.led_here:
+            meta["result"] = applied.result.to_value()
+        self._reports.append(meta)
+        self._report_ready.set()
+
+    async def _send_reports(self) -> None:
+        while True:
+            await self._report_ready.wait()
+            self._report_ready.clear()
+            while self._reports:
+                try:
+                    await self.host.call(REPORT, self._reports[0])
+                except TransientError:
+                    await asyncio.sleep(1.0)
+                    continue
+                except RemoteError as error:
+                    log.warning("the host refused a report: %s", error)
+                self._reports.popleft()
+
+    async def _on_finish(self, sender: PeerId, request: Message) -> Message:
+        if sender != self._host_id:
+            raise RemoteError("standing", "only the host ends a run", sender)
+        self.finished.set()
+        return Message()
+
+
+async def _ping(sender: PeerId, request: Message) -> Message:
+    return Message()

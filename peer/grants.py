@@ -1,0 +1,49 @@
+"""This is where a member of stage 0 picks the next microbatch: granted by the leader, leased by the chain."""
+
+from dataclasses import dataclass, field
+
+from swarm.core.ids import MicrobatchId, Step
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One microbatch to start: its id, the step it counts in, and which try this is."""
+
+    microbatch_id: MicrobatchId
+    step: Step
+    attempt: int
+
+
+TRIES_PER_STEP = 32
+"""Attempts grow with the step first, so that of two attempts the later has the higher number."""
+
+
+@dataclass
+class StepGrants:
+    """What the leader of one step granted this member, and what became of it."""
+
+    step: Step
+    granted: int = 0
+    exhausted: bool = False
+    over: bool = False
+    """Downstream has closed the step: nothing more is started in it."""
+    in_flight: set[MicrobatchId] = field(default_factory=set)
+    done: set[MicrobatchId] = field(default_factory=set)
+
+    @property
+    def started(self) -> int:
+        return len(self.in_flight) + len(self.done)
+
+    def take(
+        self, leased: list[MicrobatchId], used: set[MicrobatchId], tries: dict[MicrobatchId, int]
+    ) -> Ticket | None:
+        """The first leased id that is in no open step, if another microbatch is granted."""
+        if self.over or self.started >= self.granted:
+            return None
+        for microbatch_id in leased:
+            if microbatch_id not in used:
+                self.in_flight.add(microbatch_id)
+                used.add(microbatch_id)
+                attempt = self.step * TRIES_PER_STEP + min(tries.get(microbatch_id, 0), TRIES_PER_STEP - 1)
+                return Ticket(microbatch_id, self.step, attempt)
+        return None

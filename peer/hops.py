@@ -1,0 +1,541 @@
+"""This is where a microbatch passes through this peer: in by one open call, on by another, and its gradient back.
+
+Whoever sends work keeps it until it is answered, and sends it to another peer if this one fails.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from peer.compute import Urgency, WorkThread
+from peer.replica import StageReplica
+from swarm.averaging.activations import ActivationCodec, activation_codec
+from swarm.core.contribution import Work
+from swarm.core.deadlines import AdaptiveDeadline
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.settings import RunSettings
+from swarm.core.wiring import EarliestFinishWiring, NoPeerAvailable
+from swarm.identity import Identity
+from swarm.model.stage import Saved, Weights
+from swarm.network.transport import Message, Transport
+from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
+
+log = logging.getLogger(__name__)
+
+METHOD = "forward"
+PARK_S = 1.0
+"""How long a microbatch that is ahead of this peer's version waits here before it is sent away."""
+MAX_HOP_ATTEMPTS = 12
+
+
+class Refused(TransientError):
+    """The peer is well but does not take the microbatch now. `status` is busy, behind, or closed (the step is over)."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class StepGate(Protocol):
+    """What the pipeline asks of the stage's rounds."""
+
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def is_member(self) -> bool: ...
+
+    async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
+        """Whether the stage reached `version` within the time."""
+
+    def saw_step(self, step: Step) -> None:
+        """A microbatch of `step` arrived."""
+
+    def work_done(self, step: Step) -> None:
+        """The step's sum has grown."""
+
+    def evaluation_weights(self, version: int) -> Weights | None:
+        """Weights of a version that is still held, for evaluation."""
+
+
+@dataclass
+class HopCounters:
+    """What happened at this peer; for status and reports."""
+
+    microbatches: int = 0
+    evaluated: int = 0
+    reassigned: int = 0
+    refused: int = 0
+    stragglers: int = 0
+    bad_messages: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation on its way, kept until the gradient is back."""
+
+    birth: BirthRecord
+    version: Version
+    parents: tuple[bytes, ...]
+    shape: tuple[int, int, int]
+    body: bytearray
+    """Encoded activation, then the targets."""
+    num_activation_bytes: int
+    body_digest: bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for an activation."""
+
+    loss_sum: float
+    num_targets: int
+    grad_y: torch.Tensor | None
+    header: HopHeader | None
+
+
+class Downstream:
+    """Sends activations to the next stage, wherever they finish soonest, and brings their gradients back."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        identity: Identity,
+        transport: Transport,
+        compute: WorkThread,
+        wiring: EarliestFinishWiring,
+        counters: HopCounters,
+        numeric_class: str,
+        on_unreachable: Callable[[PeerId], None],
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._transport = transport
+        self._compute = compute
+        self._wiring = wiring
+        self._counters = counters
+        self._numeric_class = numeric_class
+        self._on_unreachable = on_unreachable
+        self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
+        self._deadline = AdaptiveDeadline(limit_s=settings.deadlines.hop_s, floor_s=3.0, factor=10.0)
+        self._routes_changed = asyncio.Event()
+
+    def update_peers(self, peers: set[PeerId]) -> None:
+        """The next stage's live peers."""
+        self._wiring.update(peers)
+        self._routes_changed.set()
+
+    async def send(self, activation: Activation, own_stage: StageIndex, *, run_id: str) -> Answer:
+        """The answer to an activation, from whichever peer gives it.
+
+        Raises Refused("closed") when the step is over downstream, TransientError when nobody answers.
+        """
+        last = "no attempt"
+        give_up_at = time.monotonic() + self._settings.deadlines.hop_s
+        attempts = 0
+        while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
+            try:
+                route = self._wiring.choose(now=time.monotonic())
+            except NoPeerAvailable as missing:
+                last = str(missing)
+                retry_at = missing.retry_at
+                wait_s = 0.25 if retry_at is None else max(0.005, min(0.5, retry_at - time.monotonic()))
+                self._routes_changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._routes_changed.wait(), wait_s)
+                continue
+            started = time.monotonic()
+            try:
+                answer = await self._send_to(route.peer_id, activation, own_stage, run_id)
+            except Refused as refusal:
+                self._wiring.refused(route.peer_id, now=time.monotonic())
+                if refusal.status == "closed":
+                    raise
+                last = str(refusal)
+            except (TransientError, RemoteError) as failure:
+                attempts += 1
+                self._wiring.failed(route.peer_id, now=time.monotonic())
+                self._counters.reassigned += 1
+                if isinstance(failure, RemoteError):
+                    self._counters.bad_messages[failure.kind] = self._counters.bad_messages.get(failure.kind, 0) + 1
+                else:
+                    self._on_unreachable(route.peer_id)
+                last = f"{route.peer_id[-6:]}: {failure}"
+                log.info("microbatch %d leaves %s: %s", activation.birth.microbatch_id, route.peer_id[-6:], failure)
+            except BaseException:
+                self._wiring.cancelled(route.peer_id)
+                raise
+            else:
+                self._wiring.finished(route.peer_id, time.monotonic() - started)
+                if activation.birth.kind == "train":
+                    self._deadline.observe(time.monotonic() - started)
+                return answer
+        raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
+
+    async def _send_to(self, peer: PeerId, activation: Activation, own_stage: StageIndex, run_id: str) -> Answer:
+        birth = activation.birth
+        header = signed(
+            HopHeader(
+                run_id=run_id,
+                stage=own_stage,
+                version=activation.version,
+                microbatch_id=birth.microbatch_id,
+                attempt=birth.attempt,
+                direction="forward",
+                producer=self._identity.peer_id,
+                consumer=peer,
+                parents=activation.parents,
+                shape=activation.shape,
+                dtype="fp32",
+                codec=self._settings.codecs.activations,
+                numeric_class=self._numeric_class,
+                body_digest=activation.body_digest,
+            ),
+            self._identity,
+        )
+        request = Message({"birth": birth.to_value(), "header": header.to_value()}, activation.body)
+        reply = await self._transport.call(
+            peer,
+            METHOD,
+            request,
+            timeout_s=self._deadline.seconds if birth.kind == "train" else self._settings.deadlines.hop_s,
+            max_body_bytes=self._gradient_codec.encoded_bytes(activation.shape),
+        )
+        fields = Fields("hop answer", reply.meta)
+        status = fields.text("status")
+        if status != "ok":
+            raise Refused(status, f"{peer[-6:]} is {status}: {fields.text('reason')}")
+        loss_sum, num_targets = fields.number("loss_sum"), fields.integer("num_targets")
+        if birth.kind != "train":
+            return Answer(loss_sum, num_targets, None, None)
+        answer_header = HopHeader.from_value(fields.message("header"))
+        forward_digest = header.digest()
+
+        def check_and_decode() -> torch.Tensor:
+            check_hop(
+                answer_header,
+                birth,
+                reply.body,
+                sender=peer,
+                consumer=self._identity.peer_id,
+                stage=StageIndex(own_stage + 1),
+                direction="gradient",
+                shape=activation.shape,
+                codec=self._settings.codecs.activation_gradients,
+                parent=forward_digest,
+            )
+            return self._gradient_codec.decode(reply.body, activation.shape)
+
+        grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode)
+        return Answer(loss_sum, num_targets, grad_y, answer_header)
+
+
+class HopServer:
+    """Takes microbatches from the stage before, computes them, and answers with gradients."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        run_id: str,
+        identity: Identity,
+        replica: StageReplica,
+        compute: WorkThread,
+        gate: StepGate,
+        downstream: Downstream | None,
+        counters: HopCounters,
+        numeric_class: str,
+    ) -> None:
+        self._settings = settings
+        self._run_id = run_id
+        self._identity = identity
+        self._replica = replica
+        self._compute = compute
+        self._gate = gate
+        self._downstream = downstream
+        self._counters = counters
+        self._numeric_class = numeric_class
+        self._codec: ActivationCodec = activation_codec(settings.codecs.activations)
+        self._gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
+        self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
+        self._in_flight = 0
+        self.draining = False
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to take microbatches."""
+        self._codec_bytes = self._codec.encoded_bytes(self._shape)
+        transport.serve(METHOD, self.on_forward, max_body_bytes=self._codec_bytes + 4 * self._shape[0] * self._shape[1])
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    async def on_forward(self, sender: PeerId, request: Message) -> Message:
+        """Answer one microbatch: its gradient, or why it is not taken now."""
+        try:
+            fields = Fields("forward call", request.meta)
+            birth = BirthRecord.from_value(fields.message("birth"))
+            header = HopHeader.from_value(fields.message("header"))
+            fields.done()
+            check_birth(birth, run_id=self._run_id)
+            await self._admit(birth)
+        except Refused as refusal:
+            self._counters.refused += 1
+            return Message({"status": refusal.status, "reason": str(refusal)})
+        self._in_flight += 1
+        try:
+            return await self._serve_admitted(sender, birth, header, request.body)
+        except Refused as refusal:
+            return Message({"status": refusal.status, "reason": str(refusal)})
+        except RemoteError as error:
+            self._counters.bad_messages[error.kind] = self._counters.bad_messages.get(error.kind, 0) + 1
+            raise
+        finally:
+            self._in_flight -= 1
+
+    async def _admit(self, birth: BirthRecord) -> None:
+        gate, step = self._gate, birth.step
+        if self.draining:
+            raise Refused("busy", "this peer is leaving")
+        if self._in_flight >= 2 * self._settings.limits.max_in_flight:
+            raise Refused("busy", f"{self._in_flight} microbatches in flight")
+        if birth.shape[0:2] != self._shape[:2]:
+            raise RemoteError("protocol", f"microbatch of shape {birth.shape}, not {self._shape[:2]}", birth.source)
+        if birth.kind == "evaluate":
+            if gate.evaluation_weights(int(step)) is None and not await gate.wait_for_version(
+                int(step), timeout_s=PARK_S
+            ):
+                raise Refused("behind", f"version {gate.version}, evaluation of {step}")
+            return
+        if birth.kind != "train":
+            raise RemoteError("protocol", f"kind {birth.kind} is not served", birth.source)
+        gate.saw_step(step)
+        if int(step) < gate.version:
+            raise Refused("closed", f"step {step} is over here: version {gate.version}")
+        oldest = int(step) - self._settings.delay_at(step)
+        if gate.version < oldest and not await gate.wait_for_version(oldest, timeout_s=PARK_S):
+            raise Refused("behind", f"version {gate.version} here, step {step} needs {oldest}")
+        if not gate.is_member:
+            raise Refused("busy", "this peer is not a member of its stage yet")
+        if not self._replica.accepts(step):
+            raise Refused("closed", f"step {step} is closed here")
+
+    async def _serve_admitted(
+        self, sender: PeerId, birth: BirthRecord, header: HopHeader, body: bytes | bytearray | memoryview
+    ) -> Message:
+        view = memoryview(body)
+        activation_bytes = self._codec.encoded_bytes(self._shape)
+        if len(view) != activation_bytes + 4 * self._shape[0] * self._shape[1]:
+            raise RemoteError("malformed", f"forward body of {len(view)} bytes", sender)
+        evaluate = birth.kind == "evaluate"
+
+        def open_up() -> tuple[torch.Tensor, torch.Tensor]:
+            check_hop(
+                header,
+                birth,
+                view[:activation_bytes],
+                sender=sender,
+                consumer=self._identity.peer_id,
+                stage=StageIndex(self._replica.stage - 1),
+                direction="forward",
+                shape=self._shape,
+                codec=self._codec.name,
+                parent=birth.digest(),
+            )
+            if hashlib.sha256(view[activation_bytes:]).digest() != birth.targets_digest:
+                raise RemoteError("digest", "targets differ from the birth record", sender)
+            targets = np.frombuffer(view[activation_bytes:], dtype="<i4").astype(np.int64).reshape(self._shape[:2])
+            return self._codec.decode(view[:activation_bytes], self._shape), torch.from_numpy(targets)
+
+        if evaluate:
+            return await self._evaluate(birth, header, view, activation_bytes, open_up)
+        if self._downstream is None:
+            return await self._last_stage(sender, birth, header, open_up)
+        return await self._middle_stage(sender, birth, header, view, activation_bytes, open_up)
+
+    async def _last_stage(
+        self,
+        sender: PeerId,
+        birth: BirthRecord,
+        header: HopHeader,
+        open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    ) -> Message:
+        replica, step = self._replica, birth.step
+
+        def compute() -> tuple[float, int, bytearray, Version]:
+            x, targets = open_up()
+            if not replica.accepts(step):
+                raise Refused("closed", f"step {step} closed while the microbatch waited")
+            version, weights = replica.weights_for(step)
+            loss_sum, num_targets, saved = replica.model.loss(weights, x, targets, keep=True)
+            assert saved is not None
+            if num_targets != birth.num_targets:
+                raise RemoteError(
+                    "protocol", f"{num_targets} targets, birth record says {birth.num_targets}", birth.source
+                )
+            known = replica.has_done(step, birth.microbatch_id)
+            into = replica.scratch() if known else replica.sum_of(step).gradient.flat
+            grad_x = replica.model.loss_backward(saved, into)
+            assert grad_x is not None
+            if not known:
+                replica.record(step, _work(birth, version, header.digest(), bytes(32)))
+            return loss_sum, num_targets, self._gradient_codec.encode(grad_x), version
+
+        loss_sum, num_targets, encoded, version = await self._compute.run(Urgency.FORWARD, compute)
+        self._counters.microbatches += 1
+        self._gate.work_done(step)
+        return self._answer(sender, birth, header, loss_sum, num_targets, encoded, version)
+
+    async def _middle_stage(
+        self,
+        sender: PeerId,
+        birth: BirthRecord,
+        header: HopHeader,
+        view: memoryview,
+        activation_bytes: int,
+        open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    ) -> Message:
+        replica, step = self._replica, birth.step
+        assert self._downstream is not None
+
+        def forward() -> tuple[Activation, Saved]:
+            x, _ = open_up()
+            if not replica.accepts(step):
+                raise Refused("closed", f"step {step} closed while the microbatch waited")
+            version, weights = replica.weights_for(step)
+            y, saved = replica.model.forward(weights, x, keep=True)
+            assert saved is not None
+            return self.pack(birth, version, (birth.digest(), header.digest()), y, view[activation_bytes:]), saved
+
+        activation, saved = await self._compute.run(Urgency.FORWARD, forward)
+        answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
+        grad_x = await self.backward(birth, activation, saved, answer, header.digest())
+        assert grad_x is not None
+        encoded = await self._compute.run(Urgency.BACKWARD, lambda: self._gradient_codec.encode(grad_x))
+        return self._answer(sender, birth, header, answer.loss_sum, answer.num_targets, encoded, activation.version)
+
+    async def backward(
+        self, birth: BirthRecord, activation: Activation, saved: Saved, answer: Answer, input_header: bytes
+    ) -> torch.Tensor | None:
+        """Run backward with the gradient that came back and add to the step's sum; the gradient of x."""
+        replica, step = self._replica, birth.step
+        assert answer.grad_y is not None
+        assert answer.header is not None
+        grad_y, output_header = answer.grad_y, answer.header.digest()
+
+        def compute() -> torch.Tensor | None:
+            if not replica.accepts(step):
+                self._counters.stragglers += 1
+                raise Refused("closed", f"step {step} closed before the gradient came back")
+            known = replica.has_done(step, birth.microbatch_id)
+            into = replica.scratch() if known else replica.sum_of(step).gradient.flat
+            grad_x = replica.model.backward(saved, grad_y, into)
+            if not known:
+                replica.record(step, _work(birth, activation.version, input_header, output_header))
+            return grad_x
+
+        grad_x = await self._compute.run(Urgency.BACKWARD, compute)
+        self._counters.microbatches += 1
+        self._gate.work_done(step)
+        return grad_x
+
+    async def _evaluate(
+        self,
+        birth: BirthRecord,
+        header: HopHeader,
+        view: memoryview,
+        activation_bytes: int,
+        open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    ) -> Message:
+        replica = self._replica
+        weights = self._gate.evaluation_weights(int(birth.step))
+        if weights is None:
+            raise Refused("behind", f"version {birth.step} is not held here")
+
+        if self._downstream is None:
+
+            def loss() -> tuple[float, int]:
+                x, targets = open_up()
+                loss_sum, num_targets, _ = replica.model.loss(weights, x, targets, keep=False)
+                return loss_sum, num_targets
+
+            loss_sum, num_targets = await self._compute.run(Urgency.EVALUATE, loss)
+        else:
+
+            def forward() -> Activation:
+                x, _ = open_up()
+                y, _ = replica.model.forward(weights, x, keep=False)
+                parents = (birth.digest(), header.digest())
+                return self.pack(birth, Version(int(birth.step)), parents, y, view[activation_bytes:])
+
+            activation = await self._compute.run(Urgency.EVALUATE, forward)
+            answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
+            loss_sum, num_targets = answer.loss_sum, answer.num_targets
+        self._counters.evaluated += 1
+        return Message({"status": "ok", "loss_sum": loss_sum, "num_targets": num_targets})
+
+    def pack(
+        self,
+        birth: BirthRecord,
+        version: Version,
+        parents: tuple[bytes, ...],
+        y: torch.Tensor,
+        targets: bytes | memoryview,
+    ) -> Activation:
+        """(compute) The activation as it goes out: encoded, then the targets."""
+        body = self._codec.encode(y.cpu())
+        size = len(body)
+        digest = hashlib.sha256(body).digest()
+        body += targets
+        return Activation(birth, version, parents, self._shape, body, size, digest)
+
+    def _answer(
+        self,
+        consumer: PeerId,
+        birth: BirthRecord,
+        forward: HopHeader,
+        loss_sum: float,
+        num_targets: int,
+        encoded: bytearray,
+        version: Version,
+    ) -> Message:
+        header = signed(
+            HopHeader(
+                run_id=self._run_id,
+                stage=self._replica.stage,
+                version=version,
+                microbatch_id=birth.microbatch_id,
+                attempt=birth.attempt,
+                direction="gradient",
+                producer=self._identity.peer_id,
+                consumer=consumer,
+                parents=(forward.digest(),),
+                shape=self._shape,
+                dtype="fp32",
+                codec=self._gradient_codec.name,
+                numeric_class=self._numeric_class,
+                body_digest=hashlib.sha256(encoded).digest(),
+            ),
+            self._identity,
+        )
+        return Message(
+            {"status": "ok", "loss_sum": loss_sum, "num_targets": num_targets, "header": header.to_value()}, encoded
+        )
+
+
+def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:
+    return Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, input_header, output_header)
+
+
+def numeric_class(device: str, compute_dtype: str) -> str:
+    """What a computation's bits depend on besides its inputs; replays are compared within a class."""
+    return f"torch-{torch.__version__.partition('+')[0]}/{device.partition(':')[0]}/{compute_dtype}"

@@ -1,0 +1,114 @@
+"""This is where the owner's limits are kept: threads, memory, and megabits a second each way."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from swarm.core.errors import SettingsError
+from swarm.core.ids import PeerId
+from swarm.network.transport import Handler, Message, Transport
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolunteerSettings:
+    """What the owner of this machine allows; nobody else decides it."""
+
+    folder: Path
+    """Identity, downloads and snapshots."""
+    threads: int
+    memory_bytes: int | None = None
+    """Most memory the daemon may use; None: what is free at the start."""
+    upload_mbit: float | None = None
+    download_mbit: float | None = None
+    gpu: int | None = None
+    """Number of the GPU to use; None: none."""
+    stage: int | None = None
+    """The stage asked for; None: wherever the run needs a peer most."""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+
+
+def apply_thread_limit(threads: int) -> None:
+    """Must run before torch, numpy or numba are imported: their pools read these once."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = str(threads)
+
+
+def check_memory(items: dict[str, int], limit_bytes: int | None) -> None:
+    """Raises SettingsError, with the sum item by item, if the stage does not fit."""
+    needed = sum(items.values())
+    available = psutil.virtual_memory().available
+    allowed = available if limit_bytes is None else min(limit_bytes, available)
+    if needed > allowed:
+        table = "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())
+        what = "--memory" if limit_bytes is not None and limit_bytes <= available else "free memory"
+        raise SettingsError(
+            f"this stage needs {needed / GIB:.2f} GiB and {what} is {allowed / GIB:.2f} GiB ({table}); "
+            "allow more, choose another --stage, or join a run with smaller stages"
+        )
+
+
+class _Bucket:
+    """Lets through `bytes_per_s` on average and up to a second's worth at once."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = time.monotonic()
+
+    async def take(self, size_bytes: int) -> None:
+        now = time.monotonic()
+        start = max(self._free_at, now - 1.0)
+        self._free_at = start + size_bytes / self._bytes_per_s
+        if self._free_at > now:
+            await asyncio.sleep(self._free_at - now)
+
+
+class LimitedTransport:
+    """A transport that keeps to the owner's megabits a second, each way."""
+
+    def __init__(self, inner: Transport, *, upload_mbit: float | None, download_mbit: float | None) -> None:
+        self._inner = inner
+        self._up = None if upload_mbit is None else _Bucket(upload_mbit * 125_000)
+        self._down = None if download_mbit is None else _Bucket(download_mbit * 125_000)
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._inner.peer_id
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        async def limited(sender: PeerId, request: Message) -> Message:
+            if self._down is not None:
+                await self._down.take(len(request.body))
+            reply = await handler(sender, request)
+            if self._up is not None:
+                await self._up.take(len(reply.body))
+            return reply
+
+        self._inner.serve(method, limited, max_body_bytes=max_body_bytes)
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        if self._up is not None:
+            await self._up.take(len(request.body))
+        reply = await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+        if self._down is not None:
+            await self._down.take(len(reply.body))
+        return reply
+
+    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
+        await self._inner.connect(peer_id, addresses)
+
+    def addresses(self) -> list[str]:
+        return self._inner.addresses()
+
+    def traffic(self) -> tuple[int, int]:
+        return self._inner.traffic()
+
+    async def close(self) -> None:
+        await self._inner.close()

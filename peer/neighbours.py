@@ -1,0 +1,129 @@
+"""This is where a peer knows who else is there: hints from the directory, confirmed by an open call to each.
+
+A neighbour is watched by a call that stays open: when its process dies the call breaks, and it is gone at once,
+long before its lease runs out.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.settings import RunSettings
+from swarm.network.transport import Directory, Message, Transport
+
+log = logging.getLogger(__name__)
+
+WATCH = "watch"
+WATCH_S = 20.0
+LOOKUP_EVERY_S = 1.0
+MAX_ADDRESSES = 8
+
+
+def stage_topic(run_id: str, stage: int) -> str:
+    """Directory topic of a stage's live peers."""
+    return f"homeswarm/{run_id[:32]}/stage/{stage}"
+
+
+class Neighbours:
+    """Live peers of this peer's own stage and of the next one."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        run_id: str,
+        transport: Transport,
+        directory: Directory,
+        stage: StageIndex,
+        version: Callable[[], Version],
+    ) -> None:
+        self._settings = settings
+        self._run_id = run_id
+        self._transport = transport
+        self._directory = directory
+        self._stage = stage
+        self._version = version
+        self._watched: dict[int, dict[PeerId, asyncio.Task[None]]] = {}
+        self._live: dict[int, set[PeerId]] = {}
+        self.on_change: Callable[[int, set[PeerId]], None] = lambda stage, peers: None
+        self.on_lost: Callable[[PeerId], None] = lambda peer: None
+        self.leaving = False
+
+    def serve(self) -> None:
+        self._transport.serve(WATCH, _watched_here, max_body_bytes=0)
+
+    def of_stage(self, stage: int) -> set[PeerId]:
+        """Peers of the stage that answer now, without this one."""
+        return set(self._live.get(stage, ()))
+
+    async def run(self) -> None:
+        """Announce this peer and watch its neighbours, for ever."""
+        stages = [self._stage]
+        if self._stage + 1 < self._settings.model.num_stages:
+            stages.append(StageIndex(self._stage + 1))
+        try:
+            await asyncio.gather(self._announce(), *(self._follow(stage) for stage in stages))
+        finally:
+            for watched in self._watched.values():
+                for task in watched.values():
+                    task.cancel()
+
+    async def announce_once(self) -> None:
+        addresses: list[Value] = [*self._transport.addresses()[:MAX_ADDRESSES]]
+        fields: dict[str, Value] = {"addresses": addresses, "version": int(self._version())}
+        topic = stage_topic(self._run_id, self._stage)
+        await self._directory.publish(topic, fields, ttl_s=self._settings.deadlines.lease_s)
+
+    async def _announce(self) -> None:
+        while True:
+            if not self.leaving:
+                with contextlib.suppress(TransientError):
+                    await self.announce_once()
+            await asyncio.sleep(self._settings.deadlines.lease_s / 3)
+
+    async def _follow(self, stage: StageIndex) -> None:
+        watched = self._watched.setdefault(stage, {})
+        while True:
+            found = {}
+            with contextlib.suppress(TransientError):
+                found = await self._directory.lookup(stage_topic(self._run_id, stage))
+            for peer, fields in found.items():
+                known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
+                if not known and len(watched) < self._settings.limits.max_peers_per_stage:
+                    watched[peer] = asyncio.ensure_future(self._watch(stage, peer, _addresses(fields)))
+            for gone in [peer for peer, task in watched.items() if task.done() and peer not in found]:
+                del watched[gone]
+            await asyncio.sleep(LOOKUP_EVERY_S)
+
+    async def _watch(self, stage: StageIndex, peer: PeerId, addresses: list[str]) -> None:
+        """Live while calls of ours stay open; ends when the peer does not answer."""
+        live = self._live.setdefault(stage, set())
+        try:
+            await self._transport.connect(peer, addresses)
+            await self._transport.call(peer, "ping", Message(), timeout_s=5.0, max_body_bytes=0)
+            live.add(peer)
+            self.on_change(stage, set(live))
+            while True:
+                await self._transport.call(
+                    peer, WATCH, Message(), timeout_s=WATCH_S + self._settings.deadlines.lease_s, max_body_bytes=0
+                )
+        except (TransientError, RemoteError) as error:
+            log.info("%s of stage %d: %s", peer[-6:], stage, error)
+        finally:
+            if peer in live:
+                live.discard(peer)
+                self.on_change(stage, set(live))
+                self.on_lost(peer)
+
+
+async def _watched_here(sender: PeerId, request: Message) -> Message:
+    await asyncio.sleep(WATCH_S)
+    return Message()
+
+
+def _addresses(fields: dict[str, Value]) -> list[str]:
+    found = fields.get("addresses")
+    return [item for item in found if isinstance(item, str)][:MAX_ADDRESSES] if isinstance(found, list) else []

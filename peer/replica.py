@@ -1,0 +1,227 @@
+"""This is where a peer holds its stage: weights by version, gradient sums by step, and the exact step between them.
+
+Methods marked (compute) run on the compute thread, (exact) on the exact thread; the rest on the event loop.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from swarm.averaging.codecs import VectorCodec, vector_codec
+from swarm.averaging.parts import num_parts, part_slice
+from swarm.checkpoint.state import NUM_CERTIFIED_NORMS, Array, StageState
+from swarm.core.contribution import Work
+from swarm.core.errors import LocalError
+from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
+from swarm.core.settings import RunSettings
+from swarm.model.stage import StageModel, Weights
+from swarm.optim.exact import ExactOptimizer
+from swarm.optim.exact import extrapolated as extrapolated_weights
+from swarm.optim.gradient_sum import GradientSum
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Accumulation:
+    """A step's gradient sum and the work in it. Once closed it takes no more."""
+
+    gradient: GradientSum
+    work: dict[MicrobatchId, Work] = field(default_factory=dict)
+    stale: int = 0
+    """Microbatches computed on the version before the step's."""
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """What a step made, ready to be swapped in."""
+
+    state: StageState
+    weights: Weights
+    extrapolated: Weights | None
+    gradient_norm: float
+
+
+class StageReplica:
+    """One stage of the run, as this peer holds it.
+
+    `state.weights` of a version is never written again: work in flight keeps the version it began with.
+    """
+
+    def __init__(self, settings: RunSettings, model: StageModel, state: StageState) -> None:
+        self.settings = settings
+        self.stage = StageIndex(model.stage)
+        self.model = model
+        self.layout = model.layout
+        self.codec: VectorCodec = vector_codec(settings.codecs.averaging)
+        self.num_parts = num_parts(self.layout.num_values)
+        self.stale_share: dict[Step, tuple[int, int]] = {}
+        self._sums: dict[Step, Accumulation] = {}
+        self._spare: list[GradientSum] = []
+        self._scratch: torch.Tensor | None = None
+        self._optimizer = ExactOptimizer(
+            settings.optimizer, num_values=self.layout.num_values, decay_ranges=self.layout.decay_ranges
+        )
+        self._clip_norm = settings.optimizer.max_norm
+        self.restore(state)
+
+    @property
+    def version(self) -> Version:
+        return Version(self.state.version)
+
+    def restore(self, state: StageState) -> None:
+        """Continue from this state; whatever was accumulated is dropped."""
+        self.state = state
+        if state.moments:
+            self._optimizer.load_state(_fp32(state.moments), state.scalars)
+        self._weights = self.model.weights(state.weights)
+        self._extrapolated: Weights | None = None
+        self._sums.clear()
+
+    def set_clip_norm(self, num_all_parameters: int) -> None:
+        """Clipping is per stage, at max_norm * sqrt(this stage's parameters / all)."""
+        share = self.layout.num_values / num_all_parameters
+        self._clip_norm = float(self.settings.optimizer.max_norm * np.sqrt(np.float64(share)))
+
+    # -- microbatches -------------------------------------------------------------------------------------
+
+    def weights_for(self, step: Step) -> tuple[Version, Weights]:
+        """The version a microbatch of `step` is computed on now, and its weights."""
+        if self._extrapolated is not None and int(step) > self.version:
+            return self.version, self._extrapolated
+        return self.version, self._weights
+
+    def has_done(self, step: Step, microbatch_id: MicrobatchId) -> bool:
+        held = self._sums.get(step)
+        return held is not None and microbatch_id in held.work
+
+    def accepts(self, step: Step) -> bool:
+        """Whether the step's sum is still open here."""
+        held = self._sums.get(step)
+        return int(step) >= self.version and (held is None or not held.closed)
+
+    def sum_of(self, step: Step) -> Accumulation:
+        """(compute) The open sum that the step's microbatches go into."""
+        held = self._sums.get(step)
+        if held is None:
+            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.device)
+            gradient.zero()
+            held = self._sums[step] = Accumulation(gradient)
+        return held
+
+    def record(self, step: Step, work: Work) -> None:
+        """(compute) The microbatch's gradient is in the step's sum."""
+        held = self.sum_of(step)
+        assert not held.closed
+        held.work[work.microbatch_id] = work
+        held.gradient.add_tokens(work.num_tokens)
+        held.stale += int(work.version) < int(step)
+
+    def scratch(self) -> torch.Tensor:
+        """(compute) Where the gradient of a microbatch goes that is answered but not counted again."""
+        if self._scratch is None:
+            self._scratch = torch.zeros(self.layout.num_values, dtype=torch.float32, device=self.model.device)
+        return self._scratch
+
+    def num_done(self, step: Step) -> int:
+        held = self._sums.get(step)
+        return len(held.work) if held is not None else 0
+
+    # -- the step -----------------------------------------------------------------------------------------
+
+    def close(self, step: Step) -> Accumulation:
+        """(compute) Close the step's sum: nothing is added to it any more."""
+        held = self.sum_of(step)
+        held.closed = True
+        self.stale_share[step] = (held.stale, len(held.work))
+        return held
+
+    def mean(self, accumulation: Accumulation) -> NDArray[np.float32] | None:
+        """(exact) The contribution: gradient sum over its target tokens. None if there is no work."""
+        return accumulation.gradient.take_mean() if accumulation.work else None
+
+    def next_version(self, gradient: NDArray[np.float32] | None, name: bytes) -> NewVersion:
+        """(exact) The version that this certified gradient makes. Moments move on: call it once, then `swap`."""
+        old = self.state
+        new_weights = np.empty_like(old.weights)
+        norms = list(old.certified_norms)
+        norm = 0.0
+        try:
+            if gradient is None:
+                raise LocalError("the round had no work")
+            report = self._optimizer.step(
+                old.weights, gradient, step=old.version, clip_norm=self._clip_norm, out=new_weights
+            )
+            norm = report.gradient_norm
+            norms = [*norms, norm][-NUM_CERTIFIED_NORMS:]
+        except LocalError as reason:  # no work, or a norm that is not finite: every replica skips the step alike
+            log.warning("stage %d skips step %d: %s", self.stage, old.version, reason)
+            new_weights[:] = old.weights
+        new_weights.setflags(write=False)
+        state = StageState(
+            version=old.version + 1,
+            layout=self.layout,
+            weights=new_weights,
+            moments=dict(self._optimizer.state_arrays()),
+            scalars=dict(self._optimizer.scalars),
+            certified_norms=norms,
+            name=name,
+        )
+        extrapolated = None
+        if self.settings.optimizer.correction == "extrapolate" and self.settings.averaging.delay and old.version > 0:
+            ahead = np.empty_like(new_weights)
+            extrapolated_weights(new_weights, old.weights, ahead)
+            extrapolated = self.model.weights(ahead)
+        return NewVersion(state, self.model.weights(new_weights), extrapolated, norm)
+
+    def swap(self, new: NewVersion) -> None:
+        """The new version is the stage's from now on."""
+        if new.state.version != self.state.version + 1:
+            raise LocalError(f"version {new.state.version} does not follow {self.state.version}")
+        self.state, self._weights, self._extrapolated = new.state, new.weights, new.extrapolated
+        for step in [step for step in self._sums if int(step) < self.version]:
+            self._spare.append(self._sums.pop(step).gradient)
+        del self._spare[2:]
+
+    def frozen_state(self) -> StageState:
+        """(exact) A copy of the state that later steps leave alone: weights are shared, moments copied."""
+        state = self.state
+        return StageState(
+            version=state.version,
+            layout=state.layout,
+            weights=state.weights,
+            moments={name: array.copy() for name, array in state.moments.items()},
+            scalars=dict(state.scalars),
+            certified_norms=list(state.certified_norms),
+            name=state.name,
+        )
+
+    def norm_cap(self) -> float | None:
+        """Twice the median of the certified norms, once there are 16: what one of two contributors may weigh."""
+        norms = sorted(self.state.certified_norms)
+        if len(norms) < NUM_CERTIFIED_NORMS:
+            return None
+        return norms[len(norms) // 2] + norms[(len(norms) - 1) // 2]
+
+    def parts(self) -> list[slice]:
+        return [part_slice(index, self.layout.num_values) for index in range(self.num_parts)]
+
+
+def _fp32(moments: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
+    """The moments, all of which must be fp32. Raises LocalError."""
+    found: dict[str, NDArray[np.float32]] = {}
+    for name, array in moments.items():
+        if array.dtype != np.float32:
+            raise LocalError(f"moment {name} is {array.dtype}, this run's optimizer holds float32")
+        found[name] = array.view(np.float32)
+    return found
+
+
+def stage_device(gpu: int | None) -> str:
+    """PyTorch's name of the device a volunteer allows."""
+    return "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"

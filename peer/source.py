@@ -1,0 +1,195 @@
+"""This is where microbatches are born at stage 0: read, signed, sent through the stages, and brought home."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from peer.compute import Urgency, WorkThread
+from peer.grants import Ticket
+from peer.hops import Activation, Downstream, HopCounters, HopServer, Refused
+from peer.replica import StageReplica
+from peer.rounds import StageRounds
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.core.settings import RunSettings
+from swarm.data.batches import BatchReader, held_out_batches
+from swarm.data.token_file import TokenFile
+from swarm.identity import Identity
+from swarm.model.stage import Saved
+from swarm.network.transport import Message, Transport
+from verification.headers import BirthRecord, Kind, signed
+
+log = logging.getLogger(__name__)
+
+EVALUATE = "evaluate"
+RETRY_S = 0.25
+
+
+@dataclass
+class StepLoss:
+    """Training loss of one step, over this source's microbatches."""
+
+    loss_sum: float = 0.0
+    num_targets: int = 0
+
+
+@dataclass
+class Source:
+    """Keeps this peer's share of microbatches in flight, and answers the host's evaluations."""
+
+    settings: RunSettings
+    run_id: str
+    identity: Identity
+    replica: StageReplica
+    compute: WorkThread
+    rounds: StageRounds
+    server: HopServer
+    downstream: Downstream
+    counters: HopCounters
+    train: TokenFile
+    held_out: TokenFile
+    losses: dict[Step, StepLoss] = field(default_factory=dict)
+    in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        self._reader = BatchReader(self.settings, self.train)
+        self._held_out = held_out_batches(self.settings, self.held_out, limit_tokens=len(self.held_out))
+
+    def serve(self, transport: Transport) -> None:
+        transport.serve(EVALUATE, self._on_evaluate, max_body_bytes=0)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Start microbatches as they are granted, until `stop`; then wait for those in flight."""
+        slots = self.settings.limits.max_in_flight
+        running: set[asyncio.Task[None]] = set()
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            while not stop.is_set():
+                self.rounds.want(slots - len(running))
+                if len(running) >= slots:
+                    await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    ticket = asyncio.ensure_future(self.rounds.next_ticket())
+                    await asyncio.wait({*running, stopping, ticket}, return_when=asyncio.FIRST_COMPLETED)
+                    if ticket.done():
+                        running.add(asyncio.ensure_future(self._one(ticket.result())))
+                    else:
+                        ticket.cancel()
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await ticket
+                for task in [task for task in running if task.done()]:
+                    running.discard(task)
+                    task.result()
+                self.in_flight = len(running)
+        finally:
+            self.rounds.want(0)
+            stopping.cancel()
+            if running:
+                _, late = await asyncio.wait(running, timeout=self.settings.deadlines.drain_s)
+                for task in late:
+                    task.cancel()
+            self.in_flight = 0
+
+    async def _one(self, ticket: Ticket) -> None:
+        attempt = ticket.attempt
+        for _ in range(self.settings.limits.max_microbatch_attempts):
+            try:
+                await self._attempt(ticket, attempt)
+            except Refused as refusal:
+                log.info("microbatch %d: %s", ticket.microbatch_id, refusal)
+                self.rounds.ticket_failed(ticket, step_is_over=refusal.status == "closed")
+                return
+            except (TransientError, RemoteError) as error:
+                log.info("microbatch %d of step %d again: %s", ticket.microbatch_id, ticket.step, error)
+                attempt += 1
+                await asyncio.sleep(RETRY_S)
+            else:
+                self.rounds.ticket_done(ticket)
+                return
+            if int(ticket.step) < self.rounds.version:
+                break
+        self.rounds.ticket_failed(ticket, step_is_over=int(ticket.step) < self.rounds.version)
+
+    async def _attempt(self, ticket: Ticket, attempt: int) -> None:
+        tokens_BL, targets_BL = self._reader.batch(ticket.microbatch_id)
+        birth = self._birth("train", ticket.microbatch_id, attempt, ticket.step, tokens_BL, targets_BL)
+        replica = self.replica
+
+        def forward() -> tuple[Activation, Saved]:
+            if not replica.accepts(ticket.step):
+                raise Refused("closed", f"step {ticket.step} is closed here")
+            version, weights = replica.weights_for(ticket.step)
+            y, saved = replica.model.forward(weights, torch.from_numpy(tokens_BL), keep=True)
+            assert saved is not None
+            return self.server.pack(birth, version, (birth.digest(),), y, _int32(targets_BL)), saved
+
+        activation, saved = await self.compute.run(Urgency.FORWARD, forward)
+        answer = await self.downstream.send(activation, replica.stage, run_id=self.run_id)
+        await self.server.backward(birth, activation, saved, answer, birth.digest())
+        loss = self.losses.setdefault(ticket.step, StepLoss())
+        loss.loss_sum += answer.loss_sum
+        loss.num_targets += answer.num_targets
+        for old in [step for step in self.losses if int(step) < int(ticket.step) - 8]:
+            del self.losses[old]
+
+    def _birth(
+        self,
+        kind: Kind,
+        microbatch_id: MicrobatchId,
+        attempt: int,
+        step: Step,
+        tokens_BL: NDArray[np.int64],
+        targets_BL: NDArray[np.int64],
+    ) -> BirthRecord:
+        return signed(
+            BirthRecord(
+                run_id=self.run_id,
+                source=self.identity.peer_id,
+                kind=kind,
+                microbatch_id=microbatch_id,
+                attempt=attempt,
+                step=step,
+                shape=tokens_BL.shape,
+                num_targets=int((targets_BL >= 0).sum()),
+                tokens_digest=hashlib.sha256(_int32(tokens_BL)).digest(),
+                targets_digest=hashlib.sha256(_int32(targets_BL)).digest(),
+            ),
+            self.identity,
+        )
+
+    async def _on_evaluate(self, sender: PeerId, request: Message) -> Message:
+        """Held-out loss of one microbatch at a version: forward only, through all stages."""
+        fields = Fields("evaluation", request.meta)
+        version, index = fields.integer("version"), fields.integer("index", high=1 << 32)
+        fields.done()
+        if index >= len(self._held_out):
+            raise RemoteError("protocol", f"held-out microbatch {index} of {len(self._held_out)}", sender)
+        tokens_BL, targets_BL = self._held_out[index]
+        weights = self.rounds.evaluation_weights(version)
+        if weights is None:
+            raise TransientError(f"version {version} is not held here, {self.rounds.version} is")
+        full = self.settings.batch.microbatch_size
+        if len(tokens_BL) < full:  # the last one: padded with samples that do not count
+            missing = full - len(tokens_BL)
+            tokens_BL = np.concatenate([tokens_BL, np.zeros((missing, tokens_BL.shape[1]), np.int64)])
+            targets_BL = np.concatenate([targets_BL, np.full((missing, targets_BL.shape[1]), -100, np.int64)])
+        birth = self._birth("evaluate", MicrobatchId(index), 0, Step(version), tokens_BL, targets_BL)
+
+        def forward() -> Activation:
+            y, _ = self.replica.model.forward(weights, torch.from_numpy(tokens_BL), keep=False)
+            return self.server.pack(birth, Version(version), (birth.digest(),), y, _int32(targets_BL))
+
+        activation = await self.compute.run(Urgency.EVALUATE, forward)
+        answer = await self.downstream.send(activation, self.replica.stage, run_id=self.run_id)
+        return Message({"loss_sum": answer.loss_sum, "num_targets": answer.num_targets})
+
+
+def _int32(tokens_BL: NDArray[np.int64]) -> bytes:
+    return tokens_BL.astype("<i4").tobytes()

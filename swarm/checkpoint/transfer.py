@@ -1,0 +1,97 @@
+"""This is where a stage's state moves between machines: hashes first, then chunks, each checked as it comes.
+
+A donor answers SNAPSHOT {stage, version | None} with {digest, total_bytes, chain | None} and the chunk hashes as body,
+and CHUNK {stage, version, index} with one chunk.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from swarm.checkpoint.state import StageState, num_chunks_of, state_from_chunks, verify_chunk, verify_hashes
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
+from swarm.core.stage_chain import StageChain
+from swarm.model.layout import ParameterLayout
+from swarm.network.transport import Message, Transport
+
+SNAPSHOT, CHUNK = "snapshot", "snapshot_chunk"
+PARALLEL_CHUNKS = 4
+MAX_HASH_BYTES = 32 << 20
+MAX_STATE_BYTES_PER_VALUE = 32
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a donor says it has; `chain` is None where nothing is certified yet."""
+
+    stage: int
+    version: int
+    digest: bytes
+    hashes: tuple[bytes, ...]
+    total_bytes: int
+    chain: StageChain | None
+
+    def to_message(self) -> Message:
+        meta: dict[str, Value] = {
+            "stage": self.stage,
+            "version": self.version,
+            "digest": self.digest,
+            "total_bytes": self.total_bytes,
+            "chain": None if self.chain is None else self.chain.to_value(),
+        }
+        return Message(meta, b"".join(self.hashes))
+
+
+async def fetch_state(
+    transport: Transport,
+    donor: PeerId,
+    stage: int,
+    layout: ParameterLayout,
+    settings: RunSettings,
+    *,
+    version: int | None = None,
+) -> tuple[StageState, Offer]:
+    """The donor's latest state of the stage, or that of `version`. Raises TransientError or RemoteError."""
+    call_s = settings.deadlines.call_s
+    request: dict[str, Value] = {"stage": stage, "version": version}
+    reply = await transport.call(donor, SNAPSHOT, Message(request), timeout_s=call_s, max_body_bytes=MAX_HASH_BYTES)
+    offer = _read_offer(reply, layout)
+    if offer.stage != stage or (version is not None and offer.version != version):
+        raise RemoteError("protocol", f"stage {offer.stage} version {offer.version} offered, not asked for", donor)
+    verify_hashes(offer.digest, offer.hashes, offer.total_bytes)
+    places = asyncio.Semaphore(PARALLEL_CHUNKS)
+
+    async def chunk(index: int) -> bytes:
+        async with places:
+            meta: dict[str, Value] = {"stage": stage, "version": offer.version, "index": index}
+            answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=call_s * 3, max_body_bytes=1 << 20)
+        data = bytes(answer.body)
+        await asyncio.to_thread(verify_chunk, offer.hashes, index, data)
+        return data
+
+    async with asyncio.timeout(settings.deadlines.state_transfer_s):
+        chunks = await asyncio.gather(*(chunk(index) for index in range(num_chunks_of(offer.total_bytes))))
+    state = await asyncio.to_thread(state_from_chunks, layout, chunks, offer.digest)
+    if state.version != offer.version:
+        raise RemoteError("protocol", f"the state is of version {state.version}, offered as {offer.version}", donor)
+    if offer.chain is not None and (offer.chain.version != state.version or offer.chain.name != state.name):
+        raise RemoteError("fork", f"state of version {state.version} with the facts of {offer.chain.version}", donor)
+    return state, offer
+
+
+def _read_offer(reply: Message, layout: ParameterLayout) -> Offer:
+    fields = Fields("state offer", reply.meta)
+    chain = StageChain.from_value(fields.message("chain")) if fields.optional("chain") else None
+    made = Offer(
+        fields.integer("stage"),
+        fields.integer("version"),
+        fields.octets("digest", length=32),
+        tuple(bytes(reply.body[at : at + 32]) for at in range(0, len(reply.body), 32)),
+        fields.integer("total_bytes", low=1, high=MAX_STATE_BYTES_PER_VALUE * layout.num_values + (1 << 24)),
+        chain,
+    )
+    fields.done()
+    return made

@@ -1,0 +1,114 @@
+"""This is where the host's calls have their names and forms: what a peer asks of a run's coordinator and tells it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from swarm.core.canonical import Value, signed_bytes
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.identity import verify
+
+RUN = "run"
+"""{} -> {settings, run_key, signature}: the run, signed by its key."""
+ADMIT = "admit"
+"""{stage | None} -> {stage}: which stage this peer is to serve."""
+GENESIS = "genesis"
+"""{stage, ready, wait_s} -> {genesis | None, waiting_for}: where the stage begins, once enough peers are ready."""
+FILE = "file"
+"""{digest, offset} -> body: a piece of one of the run's files."""
+REPORT = "report"
+"""{...} -> {}: what a peer did in a step; figures for people, and results for the ledger."""
+FINISH = "finish"
+"""Host to peer: {} -> {}: the run is over, go."""
+GOODBYE = "goodbye"
+"""{} -> {}: this peer leaves."""
+
+FILE_PIECE_BYTES = 1 << 20
+MAX_SETTINGS_BYTES = 1 << 20
+MAX_REPORT_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class SignedRun:
+    """A run's settings in canonical bytes, under the signature of its run key."""
+
+    DOMAIN: ClassVar[str] = "run"
+    settings: bytes
+    run_key: PeerId
+    signature: bytes = b""
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(self.DOMAIN, [self.run_key, self.settings])
+
+    def to_value(self) -> dict[str, Value]:
+        return {"settings": self.settings, "run_key": self.run_key, "signature": self.signature}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "SignedRun":
+        """Raises RemoteError unless the settings are signed by the key they name."""
+        fields = Fields("run", value)
+        made = cls(
+            fields.octets("settings", max_length=MAX_SETTINGS_BYTES),
+            fields.peer("run_key"),
+            fields.octets("signature", length=64),
+        )
+        fields.done()
+        if not verify(made.run_key, made.signed_bytes(), made.signature):
+            raise RemoteError("signature", "the run's settings are not signed by the run key", made.run_key)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one peer tells the host after a step. Nothing is decided by it."""
+
+    stage: int
+    version: int
+    """The version the step made."""
+    loss_sum: float
+    """Stage 0: over this source's microbatches of the step."""
+    num_targets: int
+    stale: int
+    counted: int
+    round_s: float
+    gradient_norm: float
+    microbatches: int
+    evaluated: int
+    reassigned: int
+    stragglers: int
+    refused: int
+    sent_bytes: int
+    received_bytes: int
+    busy_s: float
+    """Seconds the compute thread has worked so far."""
+    state_digest: bytes
+    """Of the version, where a snapshot was made; else empty."""
+
+    def to_value(self) -> dict[str, Value]:
+        return dict(self.__dict__)
+
+    @classmethod
+    def from_value(cls, value: Value) -> "StepReport":
+        fields = Fields("step report", value)
+        made = cls(
+            stage=fields.integer("stage"),
+            version=fields.integer("version"),
+            loss_sum=fields.number("loss_sum"),
+            num_targets=fields.integer("num_targets"),
+            stale=fields.integer("stale"),
+            counted=fields.integer("counted"),
+            round_s=fields.number("round_s"),
+            gradient_norm=fields.number("gradient_norm"),
+            microbatches=fields.integer("microbatches"),
+            evaluated=fields.integer("evaluated"),
+            reassigned=fields.integer("reassigned"),
+            stragglers=fields.integer("stragglers"),
+            refused=fields.integer("refused"),
+            sent_bytes=fields.integer("sent_bytes"),
+            received_bytes=fields.integer("received_bytes"),
+            busy_s=fields.number("busy_s"),
+            state_digest=fields.octets("state_digest", max_length=32),
+        )
+        fields.done()
+        return made
