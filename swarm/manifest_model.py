@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm.core.errors import SettingsError
 from swarm.core.partition import even_layers
@@ -15,18 +15,20 @@ from swarm.core.settings import ModelSettings
 from swarm.manifest_problems import show
 from swarm.manifest_tables import ModelTable
 
+if TYPE_CHECKING:
+    from swarm.model.families import ModelShape
+
 MAX_LAYERS = 1024
 
 
 def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) -> ModelSettings:
     """The model a manifest describes, its paths absolute. Raises SettingsError for one that cannot be trained."""
-    from swarm.model.families import canonical_config_json, validate_config
+    from swarm.model.families import canonical_config_json
 
     field, config = _config(table, vocab_size)
     try:
         config_json = canonical_config_json(config)
-        _check_sizes(config_json)
-        shape = validate_config(config_json)
+        shape = _checked_shape(config_json)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{field}: {error}") from error
     settings = ModelSettings(
@@ -41,13 +43,11 @@ def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) 
 
 def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) -> None:
     """Raises SettingsError unless the config is a tested model in canonical JSON, cut whole, that fits the data."""
-    from swarm.model.families import validate_config, validate_stage_layers
+    from swarm.model.families import validate_stage_layers
 
-    _check_sizes(model.config_json)
     try:
-        shape = validate_config(model.config_json)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        # transformers was not written for strangers' configs: whatever it trips over is the config's fault.
+        shape = _checked_shape(model.config_json)
+    except SettingsError as error:
         raise SettingsError(f"model.config: {error}") from error
     validate_stage_layers(model)
     if shape.vocab_size < vocab_size:
@@ -76,20 +76,26 @@ def hidden_size(model: ModelSettings) -> int:
     return validate_config(model.config_json).hidden_size
 
 
-def _check_sizes(config_json: str) -> None:
-    """Raises SettingsError for JSON that is not canonical, or numbers at which building the config would never end."""
-    from swarm.model.families import canonical_config_json
+def _checked_shape(config_json: str) -> "ModelShape":
+    """Shape of a config that may come from a stranger. Raises SettingsError."""
+    from swarm.model.families import canonical_config_json, validate_config
 
     try:
         config = json.loads(config_json)
         is_canonical = isinstance(config, dict) and canonical_config_json(config) == config_json
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"model.config_json is not JSON: {error}") from error
+        raise SettingsError(f"the config is not JSON: {error}") from error
     if not is_canonical:
-        raise SettingsError("model.config_json is no canonical JSON object; write it with sorted keys and no spaces")
+        raise SettingsError("the config is no canonical JSON object; write it with sorted keys and no spaces")
     num_layers = config.get("num_hidden_layers")
     if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
-        raise SettingsError(f"model.config: num_hidden_layers = {show(num_layers)}; give 1 to {MAX_LAYERS}")
+        raise SettingsError(f"num_hidden_layers = {show(num_layers)}; give 1 to {MAX_LAYERS}")
+    try:
+        return validate_config(config_json)
+    except SettingsError:
+        raise
+    except Exception as error:  # transformers was not written for strangers: it trips over anything
+        raise SettingsError(f"transformers cannot read it ({error!r}); mend the config") from error
 
 
 def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:

@@ -17,6 +17,16 @@ _TYPE_NAMES = {
     tuple: "a list",
     dict: "a table",
 }
+_EXPECTED = {
+    "model_type": "a table",
+    "tuple_type": "a list",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+}
+"""What to give instead, by pydantic's type of error, where its own words are Python's."""
 
 
 def describe(error: ValidationError, table: type[BaseModel]) -> str:
@@ -27,15 +37,16 @@ def describe(error: ValidationError, table: type[BaseModel]) -> str:
         path, owner = _field_path(problem["loc"], table)
         if problem["type"] == "inconsistent":
             path = (*path, problem["ctx"]["field"])
-            line = f"{'.'.join(path)}: {problem['ctx']['message']}"
+            line = f"{'.'.join(path)} = {show(problem['ctx']['value'])} {problem['ctx']['message']}"
         elif problem["type"] == "extra_forbidden":
             path = (*path, str(problem["loc"][-1]))
             line = f"{'.'.join(path)} = {show(problem['input'])} is unknown; {_nearest(path[-1], owner)}"
         else:
             given = problem["input"]
-            kind = _TYPE_NAMES.get(type(given), type(given).__name__)
-            expected = str(problem["msg"]).removeprefix("Input ").removeprefix("should ").removeprefix("be ")
-            line = f"{'.'.join(path)} = {show(given)} is {kind}; give {expected}{_default(path[-1:], owner)}"
+            wrong = f"is {_TYPE_NAMES.get(type(given), type(given).__name__)}"
+            if not str(problem["type"]).endswith(("_type", "_parsing", "_from_float")):
+                wrong = "cannot be used"
+            line = f"{'.'.join(path)} = {show(given)} {wrong}; {_remedy(problem)}{_default(path[-1:], owner)}"
             if problem["type"] == "missing":
                 line = f"{'.'.join((*path, str(problem['loc'][-1])))} is missing; give it"
         lines.setdefault(".".join(path), line)
@@ -74,6 +85,18 @@ def _field_path(location: tuple[int | str, ...], table: type[BaseModel]) -> tupl
     return tuple(path), owner
 
 
+def _remedy(problem: Any) -> str:
+    """pydantic's message ("Input should be ...") as what to give instead."""
+    if problem["type"] == "string_pattern_mismatch":
+        return f"give text that matches {problem['ctx']['pattern']}"
+    if problem["type"] in _EXPECTED:
+        return f"give {_EXPECTED[problem['type']]}"
+    expected = str(problem["msg"]).removeprefix("Input should be ")
+    if expected.startswith(("greater", "less")):
+        return f"give a number {expected}"
+    return f"give another ({expected})" if expected == problem["msg"] else f"give {expected}"
+
+
 def _nearest(name: str, owner: type[BaseModel]) -> str:
     near = difflib.get_close_matches(name, owner.model_fields, n=1)
     if near:
@@ -82,7 +105,7 @@ def _nearest(name: str, owner: type[BaseModel]) -> str:
 
 
 def _default(name: tuple[str, ...], owner: type[BaseModel]) -> str:
-    field = owner.model_fields.get(name[0].partition("[")[0]) if name else None
+    field = owner.model_fields.get(name[0]) if name else None
     if field is None or field.default is None or field.is_required() or field.default_factory is not None:
         return ""
     return f" (the default is {show(field.default)})"

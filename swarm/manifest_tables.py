@@ -23,9 +23,9 @@ class Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def inconsistent(field: str, message: str) -> PydanticCustomError:
-    """A problem between values; `field` is dotted below the table that found it."""
-    return PydanticCustomError("inconsistent", "{message}", {"field": field, "message": message})
+def inconsistent(field: str, value: Any, message: str) -> PydanticCustomError:
+    """A value that does not go with another: "<field> = <value> <message>"."""
+    return PydanticCustomError("inconsistent", "{message}", {"field": field, "value": value, "message": message})
 
 
 class RunTable(Table):
@@ -50,11 +50,11 @@ class ModelTable(Table):
         if isinstance(value, dict):
             given = [name for name in ("preset", "config", "checkpoint") if value.get(name) is not None]
             if len(given) > 1:
-                raise inconsistent(given[1], f"model.{given[0]} is given too; keep one of them")
+                raise inconsistent(given[1], value[given[1]], f"and model.{given[0]} are both given; keep one of them")
             if not given:
                 value = {**value, "preset": "tiny"}
             if "stages" in value and value.get("stage_layers"):
-                raise inconsistent("stages", "model.stage_layers is given too; keep one of them")
+                raise inconsistent("stages", value["stages"], "and model.stage_layers are both given; keep one of them")
         return value
 
 
@@ -93,11 +93,12 @@ class OptimizerTable(Table):
         if self.warmup_steps > self.total_steps:
             raise inconsistent(
                 "warmup_steps",
-                f"{self.warmup_steps} is more than optimizer.total_steps = {self.total_steps}; lower it",
+                self.warmup_steps,
+                f"is more than optimizer.total_steps = {self.total_steps}; lower it",
             )
         if self.name == "sgd" and self.correction == "nadamw":
             raise inconsistent(
-                "correction", '"nadamw" is a form of AdamW; set optimizer.name = "adamw" or choose another'
+                "correction", self.correction, 'is a form of AdamW; set optimizer.name = "adamw" or choose another'
             )
         return self
 
@@ -123,7 +124,8 @@ class CheckpointTable(Table):
         if self.every_steps % self.snapshot_every:
             raise inconsistent(
                 "snapshot_every",
-                f"{self.snapshot_every} does not divide checkpoint.every_steps = {self.every_steps}; "
+                self.snapshot_every,
+                f"does not divide checkpoint.every_steps = {self.every_steps}; "
                 f"set checkpoint.every_steps = {-(-self.every_steps // self.snapshot_every) * self.snapshot_every}, "
                 "or another snapshot_every",
             )
@@ -141,8 +143,8 @@ class LimitTable(Table):
         if self.founders_per_stage > self.max_peers_per_stage:
             raise inconsistent(
                 "founders_per_stage",
-                f"{self.founders_per_stage} is more than limits.max_peers_per_stage = {self.max_peers_per_stage}; "
-                "lower it",
+                self.founders_per_stage,
+                f"is more than limits.max_peers_per_stage = {self.max_peers_per_stage}; lower it",
             )
         return self
 

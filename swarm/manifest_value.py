@@ -55,7 +55,7 @@ class ModelValue(Table):
 
 
 class DataValue(Table):
-    tokenizer: str = Field(min_length=1, max_length=255)
+    tokenizer: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")  # it names a folder
     vocab_size: int = Field(ge=1, le=1 << 32)
     token_bytes: Literal[1, 2, 4]
     num_train_tokens: int = Field(ge=2, le=MAX_TOKENS)
@@ -154,6 +154,11 @@ def _check_agreement(settings: RunSettings) -> None:
             f"batch.target_tokens = {batch.target_tokens} is less than one microbatch of batch.microbatch_size = "
             f"{batch.microbatch_size} x data.sequence_length = {data.sequence_length} = {settings.microbatch_tokens} "
             "tokens; raise it or make microbatches smaller"
+        )
+    if data.chunk_tokens <= settings.microbatch_tokens:
+        raise SettingsError(
+            f"data.chunk_tokens = {data.chunk_tokens} holds no microbatch of {settings.microbatch_tokens} tokens and "
+            f"one more; give at least {settings.microbatch_tokens + 1}"
         )
     try:
         DataOrder.of_run(settings)
