@@ -145,7 +145,8 @@ class DHTDirectory:
         values = []
         for dictionary in dictionaries:
             if isinstance(dictionary, DictionaryDHTValue):
-                values += [item.value for _, item in itertools.islice(dictionary.items(), MAX_RECORDS_PER_TOPIC)]
+                # Not items(): that compares with bounds of the stranger's own, of whatever type.
+                values += [item.value for item in itertools.islice(dictionary.data.values(), MAX_RECORDS_PER_TOPIC)]
         return values
 
     async def close(self) -> None:
