@@ -1,0 +1,143 @@
+"""The arithmetic of a run, against the numbers of the design and the codecs' own sizes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarm.averaging.activations import activation_codec
+from swarm.averaging.codecs import vector_codec
+from swarm.core.plan import (
+    AVERAGING_BYTES,
+    Assumptions,
+    activation_bytes_per_token,
+    plan_run,
+    round_bytes,
+    stage_memory_bytes,
+    total_bytes,
+)
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings
+from swarm.manifest import assumed_data, freeze, parse_manifest
+from swarm.manifest_model import hidden_size, stage_num_parameters
+from swarm.model.initial import initial_weights
+
+LINKS = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=8, tflops=1, session_hours=4)
+
+
+def _settings(text: str = "") -> RunSettings:
+    manifest = parse_manifest(text, Path("run.toml"))
+    return freeze(manifest, assumed_data(manifest), ())
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_bytes_on_the_wire_are_those_of_the_codecs(codec: ActivationCodecName) -> None:
+    values = 1 << 18
+    averaging: AveragingCodecName = codec
+    assert round(AVERAGING_BYTES[codec] * values) == vector_codec(averaging).encoded_bytes(values)
+    for width in (64, 100, 1024, 4096):
+        assert activation_bytes_per_token(codec, width) * 6 == activation_codec(codec).encoded_bytes((2, 3, width))
+
+
+def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> None:
+    num_parameters = 10**9
+    assert round_bytes("int8", num_parameters, 8) == pytest.approx(1.75e9, rel=0.02)
+    settings = _settings("[checkpoint]\nsnapshot_every = 1\n")
+    joined = plan_run(settings, [num_parameters] * 2, 4096, LINKS).stages[0].join_bytes
+    assert joined == pytest.approx(12e9, rel=0.05)
+
+
+def test_memory_is_about_thirty_bytes_a_parameter() -> None:
+    items = stage_memory_bytes(_settings(), 150_000_000, 128, "cpu")
+    without = {name: size for name, size in items.items() if "activations" not in name and "logits" not in name}
+    assert 28 < total_bytes(without, "host") / 150_000_000 < 33
+    assert total_bytes(items, "device") == 0
+
+
+def test_gpu_holds_weights_gradients_and_activations_but_no_moments() -> None:
+    items = stage_memory_bytes(_settings(), 1000, 128, "cuda:0")
+    on_device = {name for name in items if name.startswith("device.")}
+    assert {name.partition(".")[2].split(",")[0] for name in on_device} == {
+        "weights",
+        "gradient sums of two steps",
+        "activations in flight",
+        "logits and their gradient",
+    }
+    assert "host.moments" in items
+
+
+def test_memory_follows_the_settings_that_decide_it() -> None:
+    def item(settings: RunSettings, name: str) -> int:
+        return stage_memory_bytes(settings, 1000, 128, "cpu")[name]
+
+    plain = _settings()
+    recompute = replace(plain, model=replace(plain.model, recompute=True))
+    assert item(recompute, "host.activations in flight") < item(plain, "host.activations in flight") / 3
+    sgd = replace(plain, optimizer=replace(plain.optimizer, name="sgd"))
+    assert item(sgd, "host.moments") * 2 == item(plain, "host.moments")
+    extrapolate = replace(plain, optimizer=replace(plain.optimizer, correction="extrapolate"))
+    assert item(extrapolate, "host.weights, 3 versions") == 12_000
+
+
+def test_parameters_are_those_of_the_weights() -> None:
+    settings = _settings("[model]\nstage_layers = [1, 3]")
+    counts = stage_num_parameters(settings.model)
+    assert hidden_size(settings.model) == 128
+    assert counts == [len(flat) for flat in initial_weights(settings.model, 0, None)]
+
+
+def test_step_time_is_the_slowest_of_compute_and_links() -> None:
+    settings = _settings("[averaging]\nrule = 'mean'")
+    slow_links = replace(LINKS, uplink_mbit=0.1)
+    bound = plan_run(settings, [10**6] * 2, 128, slow_links)
+    assert bound.step_s == pytest.approx(max(part.uplink_s for part in bound.stages))
+    slow_compute = replace(LINKS, tflops=1e-4)
+    computing = plan_run(settings, [10**6] * 2, 128, slow_compute)
+    assert computing.step_s == pytest.approx(max(part.compute_s + part.round_s for part in computing.stages))
+    assert computing.tokens_per_s == pytest.approx(settings.batch.target_tokens / computing.step_s)
+
+
+def test_delay_hides_the_round_behind_compute() -> None:
+    settings = _settings()
+    delayed = replace(settings, averaging=replace(settings.averaging, delay=1))
+    slow_compute = replace(LINKS, tflops=1e-3)
+    parts = plan_run(settings, [10**6] * 2, 128, slow_compute).stages
+    hidden_s = plan_run(delayed, [10**6] * 2, 128, slow_compute).step_s
+    assert hidden_s == pytest.approx(max(part.work_s for part in parts))
+    assert plan_run(settings, [10**6] * 2, 128, slow_compute).step_s > hidden_s
+
+
+def test_ends_of_the_pipeline_send_one_way_only() -> None:
+    settings = _settings("[model]\nstages = 3\n[codecs]\nactivations = 'fp32'\nactivation_gradients = 'bf16'")
+    first, middle, last = plan_run(settings, [10**6] * 3, 100, LINKS).stages
+    tokens = settings.batch.target_tokens / LINKS.peers_per_stage
+    assert [part.activation_up_bytes / tokens for part in (first, middle, last)] == [400, 600, 200]
+    assert [part.activation_down_bytes / tokens for part in (first, middle, last)] == [200, 600, 400]
+
+
+def test_round_longer_than_its_step_is_warned_of_with_the_batch_that_would_do() -> None:
+    settings = _settings()
+    plan = plan_run(settings, [10**7] * 2, 128, LINKS)
+    assert len(plan.warnings) == 2
+    assert "stage 0: a round takes" in plan.warnings[0]
+    enough = int(plan.warnings[0].partition(" to ")[2].partition(",")[0])
+    larger = replace(settings, batch=replace(settings.batch, target_tokens=enough))
+    assert not [text for text in plan_run(larger, [10**7] * 2, 128, LINKS).warnings if "stage 0" in text]
+
+
+@pytest.mark.parametrize(("num_parameters", "refused"), [(20_000_000, False), (2_000_000_000, True)])
+def test_join_longer_than_a_tenth_of_a_session_is_refused(num_parameters: int, refused: bool) -> None:
+    plan = plan_run(_settings(), [10**6, num_parameters], 4096, LINKS)
+    assert bool(plan.refusals) == refused
+    if refused:
+        assert "stage 1: joining moves" in plan.refusals[0]
+        assert "a tenth of the 4 h" in plan.refusals[0]
+
+
+def test_month_is_what_the_steps_of_a_month_move() -> None:
+    plan = plan_run(_settings(), [10**6] * 2, 128, LINKS)
+    part = plan.stages[0]
+    step_bytes = np.sum(
+        [part.round_up_bytes, part.round_down_bytes, part.activation_up_bytes, part.activation_down_bytes]
+    )
+    assert plan.month_bytes[0] == pytest.approx(step_bytes * 30 * 86400 / plan.step_s)
