@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
@@ -21,6 +22,7 @@ from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSett
 from swarm.manifest import assumed_data, freeze, parse_manifest
 from swarm.manifest_model import hidden_size, stage_num_parameters
 from swarm.model.initial import initial_weights
+from swarm.model.stage import StageModel
 
 LINKS = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=8, tflops=1, session_hours=4)
 
@@ -77,6 +79,26 @@ def test_memory_follows_the_settings_that_decide_it() -> None:
     assert item(sgd, "host.moments") * 2 == item(plain, "host.moments")
     extrapolate = replace(plain, optimizer=replace(plain.optimizer, correction="extrapolate"))
     assert item(extrapolate, "host.weights, 3 versions") == 12_000
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    settings = _settings("[model]\nstages = 1\n[limits]\nmax_in_flight = 1")
+    model = StageModel(settings.model, 0)
+    weights = model.weights(next(initial_weights(settings.model, 0, None)))
+    own = {parameter.untyped_storage().data_ptr() for parameter in weights.stack.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens_BL = torch.zeros(settings.batch.microbatch_size, settings.data.sequence_length, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.forward(weights, tokens_BL, keep=True)
+    kept_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    planned = stage_memory_bytes(settings, 0, 128, "cpu", stage=0)["host.activations in flight"]
+    assert kept_bytes == pytest.approx(planned, rel=0.15)
 
 
 def test_parameters_are_those_of_the_weights() -> None:
