@@ -9,6 +9,7 @@ import click
 
 from peer.limits import GIB, VolunteerSettings, apply_thread_limit
 from swarm.core.errors import SettingsError, TransientError
+from swarm.network.addresses import listen_multiaddress
 
 DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "homeswarm"
 
@@ -97,12 +98,3 @@ async def join(volunteer: VolunteerSettings, addresses: tuple[str, ...], stop: a
         if directory is not None:
             await directory.close()
         await transport.close()
-
-
-def listen_multiaddress(listen: str) -> str:
-    """`HOST:PORT` as a TCP multiaddress. Raises SettingsError."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise SettingsError(f"--listen {listen}: give HOST:PORT, such as 0.0.0.0:4001")
-    kind = "ip6" if ":" in host else "ip4"
-    return f"/{kind}/{host.strip('[]')}/tcp/{port}"

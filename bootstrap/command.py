@@ -1,0 +1,122 @@
+"""`swarm host`: this is where a run's manifest becomes a coordinator that peers can join."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarm.core.errors import SettingsError
+from swarm.network.addresses import listen_multiaddress
+
+
+@click.command(name="host", short_help="Start a run and coordinate it.")
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option(
+    "--dir", "folder", type=click.Path(path_type=Path), help="The run's folder. Default: beside the manifest."
+)
+@click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT")
+@click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option("--report", type=click.Path(path_type=Path), help="Write the run's figures here as JSON at the end.")
+@click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines, for scripts.")
+@click.option("--verbose", is_flag=True, help="Log what happens.")
+def command(
+    manifest: Path,
+    folder: Path | None,
+    listen: str,
+    evaluate_tokens: int,
+    report: Path | None,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Start (or take up again) the run that MANIFEST describes, until its last step or Ctrl-C."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    from bootstrap.coordinator import CoordinatorSettings
+    from bootstrap.run_folder import prepare_run
+    from swarm.manifest import read_manifest
+    from swarm.network.loop import run
+
+    show = _Shown(as_json)
+    if report is not None and not report.absolute().parent.is_dir():
+        raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
+    read = read_manifest(manifest)
+    prepared = prepare_run(
+        read, (folder or manifest.with_suffix("")).absolute(), lambda text: show({"event": "preparing", "what": text})
+    )
+    address = listen_multiaddress(listen)
+    run(lambda stop: host(prepared, address, CoordinatorSettings(evaluate_tokens=evaluate_tokens), report, show, stop))
+
+
+async def host(
+    prepared: Any, listen: str, settings: Any, report: Path | None, show: "_Shown", stop: asyncio.Event
+) -> None:
+    """Serve the run until it is over or `stop`; the report is written either way."""
+    from bootstrap.coordinator import Coordinator
+    from bootstrap.ledger import Ledger
+    from swarm.network.dht import DHTDirectory
+    from swarm.network.p2p import P2PSettings, P2PTransport
+
+    transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(listen,)))
+    ledger = Ledger(prepared.folder.ledger)
+    directory = None
+    try:
+        directory = await DHTDirectory.create(prepared.host_key, transport)
+        coordinator = Coordinator(prepared, transport, ledger, settings, show)
+        coordinator.serve()
+        show({"event": "listening", "addresses": transport.addresses(), "run_id": prepared.run_id})
+        conducting = asyncio.ensure_future(coordinator.conduct())
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({conducting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if conducting.done():
+                conducting.result()
+        finally:
+            conducting.cancel()
+            stopping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await conducting
+            if report is not None:
+                await asyncio.to_thread(report.write_text, json.dumps(coordinator.report(), indent=1) + "\n")
+        show({"event": "finished"})
+    finally:
+        if directory is not None:
+            await directory.close()
+        await transport.close()
+        ledger.close()
+
+
+class _Shown:
+    """Events for a person, a line each, or for a script as JSON."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if self._as_json:
+            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.flush()
+            return
+        match event:
+            case {"event": "preparing", "what": what}:
+                click.echo(f"{what} ...")
+            case {"event": "listening", "addresses": addresses, "run_id": run_id}:
+                click.echo(f"run {run_id[:12]}: join with")
+                for address in addresses:
+                    click.echo(f"    swarm join {address}")
+            case {"event": "waiting", "missing": missing} if missing:
+                wanted = ", ".join(f"{count} of stage {stage}" for stage, count in missing.items())
+                click.echo(f"waiting for peers: {wanted}")
+            case {"event": "version", "version": version}:
+                click.echo(f"version {version}")
+            case {"event": "evaluation", "version": version, "held_out_loss": loss}:
+                click.echo(f"held-out loss at version {version}: {loss:.4f} nats a token")
+            case {"event": "checkpoint", "path": path}:
+                click.echo(f"checkpoint {path}")
+            case {"event": "joined" | "left" as what, "stage": stage, "peer_id": peer}:
+                click.echo(f"{peer[-8:]} {what} stage {stage}")

@@ -1,0 +1,414 @@
+"""This is where the host serves a run: admits, begins the stages, records results, archives, evaluates, ends it.
+
+Training goes on without it once begun; what it holds in memory is rebuilt from the ledger.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bootstrap.ledger import Ledger
+from bootstrap.progress import PeerFigures, RunProgress
+from bootstrap.run_folder import PreparedRun
+from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last
+from swarm.checkpoint.state import StageState, chunk_hash, merkle_root, state_chunks, state_digest
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_state
+from swarm.core.canonical import Value
+from swarm.core.contribution import Result
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.leases import LeaseTable
+from swarm.core.stage_chain import Genesis
+from swarm.host_protocol import (
+    ADMIT,
+    FILE,
+    FILE_PIECE_BYTES,
+    FINISH,
+    GENESIS,
+    GOODBYE,
+    REPORT,
+    RUN,
+    StepReport,
+)
+from swarm.identity import verify
+from swarm.manifest import settings_to_value
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+KEPT_CHECKPOINTS = 3
+EVALUATE_AT_ONCE = 4
+LONGEST_GENESIS_WAIT_S = 10.0
+GENESIS_POLL_S = 15.0
+"""A peer that has not asked for the genesis for this long is not ready any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorSettings:
+    """What the host's owner chooses; the run's settings are everyone's."""
+
+    evaluate_tokens: int = 65536
+    """Held-out tokens per evaluation."""
+    kept_checkpoints: int = KEPT_CHECKPOINTS
+
+
+@dataclass
+class _StageStart:
+    """A stage before its genesis."""
+
+    state: StageState
+    chunks: list[bytes | bytearray | memoryview]
+    offer: Offer
+    ready: dict[PeerId, float] = field(default_factory=dict)
+
+
+class Coordinator:
+    """The host's side of one run."""
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        transport: Transport,
+        ledger: Ledger,
+        settings: CoordinatorSettings,
+        emit: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.run = run
+        self._transport = transport
+        self._ledger = ledger
+        self._settings = settings
+        self._emit = emit
+        self.progress = RunProgress(run.settings.model.num_stages, run.version)
+        self._stages = [_stage_start(stage, state) for stage, state in enumerate(run.states)]
+        self._genesis: list[Genesis] | None = None
+        self._genesis_made = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._files = {
+            run.settings.data.train_digest: run.data.train_path,
+            run.settings.data.held_out_digest: run.data.held_out_path,
+        }
+        self.held_out: dict[int, float] = {}
+        self.checkpoint_paths: dict[int, str] = {}
+
+    def serve(self) -> None:
+        """Begin to answer."""
+        for method, handler in (
+            ("ping", self._on_ping),
+            (RUN, self._on_run),
+            (ADMIT, self._on_admit),
+            (GENESIS, self._on_genesis),
+            (FILE, self._on_file),
+            (SNAPSHOT, self._on_snapshot),
+            (CHUNK, self._on_chunk),
+            (REPORT, self._on_report),
+            (GOODBYE, self._on_goodbye),
+        ):
+            self._transport.serve(method, handler, max_body_bytes=0)
+
+    # -- the run's course ---------------------------------------------------------------------------------
+
+    async def conduct(self) -> None:
+        """From the genesis to the end of the run: evaluations, checkpoints, and the farewell."""
+        settings = self.run.settings
+        await self._genesis_made.wait()
+        self.progress.started_at = time.time()
+        first = self.run.version
+        due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > first]
+        evaluation = asyncio.ensure_future(self._evaluate_and_tell(first))
+        try:
+            for version in due:
+                await self._reached(version)
+                await self._archive(version)
+            await evaluation
+            if settings.optimizer.total_steps > first:
+                await self._evaluate_and_tell(settings.optimizer.total_steps)
+        finally:
+            evaluation.cancel()
+        await self.farewell()
+
+    async def farewell(self) -> None:
+        """Tell every peer that the run is over."""
+
+        async def tell(peer: PeerId) -> None:
+            with contextlib.suppress(TransientError, RemoteError):
+                await self._transport.call(peer, FINISH, Message(), timeout_s=5.0, max_body_bytes=0)
+
+        await asyncio.gather(*(tell(peer) for peer, figures in self.progress.peers.items() if not figures.left))
+
+    def _is_due(self, version: int) -> bool:
+        settings = self.run.settings
+        return version % settings.checkpoint.every_steps == 0 or version == settings.optimizer.total_steps
+
+    async def _reached(self, version: int) -> None:
+        """Until every stage has reported a state of this version."""
+        while len(self.progress.digests.get(version, {})) < self.progress.num_stages:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+
+    async def _archive(self, version: int) -> None:
+        """Write the checkpoint of this version, from whichever peers have its states."""
+        settings = self.run.settings
+        leases = LeaseTable()
+        writer = await asyncio.to_thread(CheckpointWriter, self.run.folder.checkpoints, version)
+        try:
+            for stage, start in enumerate(self._stages):
+                state, offer = await self._state_of(stage, version, start)
+                if offer.chain is not None and stage == 0:
+                    leases = offer.chain.leases
+                await asyncio.to_thread(writer.add_stage, stage, state)
+            meta = CheckpointMeta(
+                model=settings.model,
+                tokenizer=settings.data.tokenizer,
+                run=_json(settings_to_value(settings)),
+                data_position=_json(leases.to_value()),
+            )
+            path = await asyncio.to_thread(writer.commit, meta)
+        except BaseException:
+            writer.abandon()
+            raise
+        await asyncio.to_thread(keep_last, self.run.folder.checkpoints, self._settings.kept_checkpoints)
+        self.checkpoint_paths[version] = str(path)
+        self._ledger.append("checkpoint", {"version": version})
+        self._emit({"event": "checkpoint", "version": version, "path": str(path)})
+
+    async def _state_of(self, stage: int, version: int, start: _StageStart) -> tuple[StageState, Offer]:
+        while True:
+            for peer in sorted(self.progress.digests[version][stage]):
+                if self.progress.peers[peer].left:
+                    continue
+                try:
+                    return await fetch_state(
+                        self._transport, peer, stage, start.state.layout, self.run.settings, version=version
+                    )
+                except (TransientError, RemoteError, TimeoutError) as error:
+                    log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)
+            await asyncio.sleep(0.5)
+
+    async def _evaluate_and_tell(self, version: int) -> None:
+        loss = await self.evaluate(version)
+        self.held_out[version] = loss
+        self._emit({"event": "evaluation", "version": version, "held_out_loss": loss})
+
+    async def evaluate(self, version: int) -> float:
+        """Held-out loss at a version in nats a token, computed by the swarm itself."""
+        settings = self.run.settings
+        per_batch = settings.microbatch_tokens
+        available = max(1, (settings.data.num_held_out_tokens - 1) // per_batch)
+        count = max(1, min(available, self._settings.evaluate_tokens // per_batch))
+        places = asyncio.Semaphore(EVALUATE_AT_ONCE)
+
+        async def one(index: int) -> tuple[float, int]:
+            async with places:
+                turn = index
+                while True:
+                    sources = [p for p, f in sorted(self.progress.peers.items()) if f.stage == 0 and not f.left]
+                    if sources:
+                        source = sources[turn % len(sources)]
+                        try:
+                            reply = await self._transport.call(
+                                source,
+                                "evaluate",
+                                Message({"version": version, "index": index}),
+                                timeout_s=settings.deadlines.hop_s * 2,
+                                max_body_bytes=0,
+                            )
+                            fields = Fields("evaluation", reply.meta)
+                            return fields.number("loss_sum"), fields.integer("num_targets", low=1)
+                        except (TransientError, RemoteError) as error:
+                            log.info("evaluation of %d by %s: %s", version, source[-6:], error)
+                    turn += 1
+                    await asyncio.sleep(0.2)
+
+        answers = await asyncio.gather(*(one(index) for index in range(count)))
+        return sum(loss for loss, _ in answers) / sum(targets for _, targets in answers)
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    async def _on_ping(self, sender: PeerId, request: Message) -> Message:
+        return Message()
+
+    async def _on_run(self, sender: PeerId, request: Message) -> Message:
+        return Message(self.run.signed.to_value())
+
+    async def _on_admit(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("admission request", request.meta)
+        num_stages = self.run.settings.model.num_stages
+        wish = fields.integer("stage", high=num_stages - 1) if fields.optional("stage") else None
+        known = self.progress.peers.get(sender)
+        if known is not None and wish is None:
+            wish = known.stage
+        if wish is None:
+            counts = [
+                sum(1 for figures in self.progress.peers.values() if figures.stage == stage and self._is_live(figures))
+                for stage in range(num_stages)
+            ]
+            wish = counts.index(min(counts))
+        now = time.time()
+        self.progress.peers[sender] = PeerFigures(wish, now, now)
+        self._ledger.append("admitted", {"peer": sender, "stage": wish})
+        self._emit({"event": "admitted", "peer_id": sender, "stage": wish})
+        return Message({"stage": wish})
+
+    def _is_live(self, figures: PeerFigures) -> bool:
+        return not figures.left
+
+    async def _on_genesis(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("genesis request", request.meta)
+        stage = fields.integer("stage", high=self.run.settings.model.num_stages - 1)
+        ready, wait_s = fields.boolean("ready"), min(fields.number("wait_s"), LONGEST_GENESIS_WAIT_S)
+        figures = self.progress.peers.get(sender)
+        if figures is None or figures.stage != stage:
+            raise RemoteError("standing", f"{sender} is not admitted to stage {stage}", sender)
+        if ready and self._genesis is None:
+            self._stages[stage].ready[sender] = time.monotonic()
+            self._begin_if_ready()
+            if self._genesis is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._genesis_made.wait(), wait_s)
+        genesis = self._genesis[stage] if self._genesis is not None else None
+        return Message({"genesis": genesis.to_value() if genesis is not None else None})
+
+    def _begin_if_ready(self) -> None:
+        now = time.monotonic()
+        wanted = self.run.settings.limits.founders_per_stage
+        for start in self._stages:
+            start.ready = {peer: at for peer, at in start.ready.items() if now - at < GENESIS_POLL_S}
+        missing = {n: wanted - len(start.ready) for n, start in enumerate(self._stages) if len(start.ready) < wanted}
+        self._emit({"event": "waiting", "missing": {str(stage): count for stage, count in missing.items()}})
+        if missing:
+            return
+        self._genesis = [self._sign_genesis(stage, start) for stage, start in enumerate(self._stages)]
+        for genesis in self._genesis:
+            self._ledger.append("genesis", genesis.to_value())
+        self._emit({"event": "genesis", "version": self.run.version})
+        self._genesis_made.set()
+
+    def _sign_genesis(self, stage: int, start: _StageStart) -> Genesis:
+        unsigned = Genesis(
+            self.run.run_id,
+            StageIndex(stage),
+            Version(start.state.version),
+            start.offer.digest,
+            tuple(sorted(start.ready)),
+            self.run.leases if stage == 0 else LeaseTable(),
+        )
+        return replace(unsigned, signature=self.run.run_key.sign(unsigned.signed_bytes()))
+
+    async def _on_file(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("file request", request.meta)
+        path = self._files.get(fields.octets("digest", length=32))
+        offset = fields.integer("offset")
+        if path is None:
+            raise RemoteError("protocol", "no file with that digest", sender)
+
+        def piece() -> bytes:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(FILE_PIECE_BYTES)
+
+        return Message({}, await asyncio.to_thread(piece))
+
+    async def _on_snapshot(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("snapshot request", request.meta)
+        stage = fields.integer("stage", high=self.run.settings.model.num_stages - 1)
+        return self._stages[stage].offer.to_message()
+
+    async def _on_chunk(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("chunk request", request.meta)
+        start = self._stages[fields.integer("stage", high=self.run.settings.model.num_stages - 1)]
+        index = fields.integer("index", high=1 << 32)
+        if index >= len(start.chunks):
+            raise RemoteError("protocol", f"chunk {index} of {len(start.chunks)}", sender)
+        return Message({}, start.chunks[index])
+
+    async def _on_report(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("report", request.meta)
+        report = StepReport.from_value(fields.message("report"))
+        self.progress.take(sender, report)
+        before = self.progress.done_versions()
+        if fields.optional("result"):
+            result = Result.from_value(fields.message("result"))
+            if result.roster.run_id != self.run.run_id or not verify(
+                result.leader, result.signed_bytes(), result.signature
+            ):
+                raise RemoteError("signature", "the result is not signed by its leader", sender)
+            self.progress.take_result(result)
+            roster = result.roster
+            facts: Value = {
+                "stage": roster.stage,
+                "step": roster.step,
+                "name": result.new_name,
+                "members": len(roster.contributions),
+                "joins": [*roster.joins],
+                "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
+                "ids": [*sorted({item.microbatch_id for c in roster.contributions for item in c.work})],
+            }
+            self._ledger.append("result", facts)
+            for departure in roster.leaves:
+                self._emit(
+                    {"event": "left", "stage": roster.stage, "peer_id": departure.peer_id, "reason": departure.reason}
+                )
+            for peer in roster.joins:
+                self._emit({"event": "joined", "stage": roster.stage, "peer_id": peer})
+        self._tell_step(sender, report)
+        for version in range(before, self.progress.done_versions()):
+            self._emit({"event": "version", "version": version + 1})
+        self._changed.set()
+        return Message()
+
+    def _tell_step(self, sender: PeerId, report: StepReport) -> None:
+        self._emit(
+            {
+                "event": "step",
+                "peer_id": sender,
+                "stage": report.stage,
+                "step": report.version - 1,
+                "loss_sum": report.loss_sum,
+                "num_targets": report.num_targets,
+                "microbatches": report.microbatches,
+                "stale": report.stale,
+                "counted": report.counted,
+                "round_s": report.round_s,
+                "gradient_norm": report.gradient_norm,
+                "sent_bytes": report.sent_bytes,
+                "received_bytes": report.received_bytes,
+                "reassigned": report.reassigned,
+                "busy_s": report.busy_s,
+            }
+        )
+
+    async def _on_goodbye(self, sender: PeerId, request: Message) -> Message:
+        figures = self.progress.peers.get(sender)
+        if figures is not None:
+            figures.left = True
+            self._emit({"event": "goodbye", "peer_id": sender, "stage": figures.stage})
+        return Message()
+
+    def report(self) -> dict[str, Any]:
+        """The run's figures for `--report`."""
+        first, last = self.run.version, self.run.settings.optimizer.total_steps
+        summary = self.progress.summary()
+        summary["held_out_loss"] = {"start": self.held_out.get(first), "end": self.held_out.get(last)}
+        summary["run_id"] = self.run.run_id
+        summary["checkpoint"] = self.checkpoint_paths.get(last)
+        return summary
+
+
+def _stage_start(stage: int, state: StageState) -> _StageStart:
+    chunks = state_chunks(state)
+    hashes = tuple(chunk_hash(chunk) for chunk in chunks)
+    total = sum(len(chunk) for chunk in chunks)
+    assert merkle_root(hashes, total) == state_digest(state)
+    return _StageStart(state, chunks, Offer(stage, state.version, state_digest(state), hashes, total, None))
+
+
+def _json(value: Value) -> Any:
+    """The value as JSON has it: bytes in hex."""
+    return json.loads(json.dumps(value, default=lambda data: bytes(data).hex()))

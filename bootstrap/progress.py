@@ -1,0 +1,144 @@
+"""This is where the host adds up what peers report: figures for people, decided by nothing and deciding nothing."""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarm.core.contribution import Result
+from swarm.core.ids import PeerId
+from swarm.host_protocol import StepReport
+
+
+@dataclass
+class PeerFigures:
+    """What is known of one peer."""
+
+    stage: int
+    admitted_at: float
+    last_heard: float
+    last: StepReport | None = None
+    left: bool = False
+
+
+@dataclass
+class StepFigures:
+    """One step, over all stages."""
+
+    loss_sum: float = 0.0
+    num_targets: int = 0
+    stale: int = 0
+    counted: int = 0
+    ids: dict[int, set[int]] = field(default_factory=dict)
+    """Microbatches in each stage's roster."""
+    tokens: int = 0
+    departures: int = 0
+    round_s: float = 0.0
+    """Of the slowest stage."""
+    finished_at: float | None = None
+
+
+@dataclass
+class RunProgress:
+    """The whole run so far."""
+
+    num_stages: int
+    first_version: int
+    peers: dict[PeerId, PeerFigures] = field(default_factory=dict)
+    steps: dict[int, StepFigures] = field(default_factory=lambda: defaultdict(StepFigures))
+    digests: dict[int, dict[int, dict[PeerId, str]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(dict))
+    )
+    """State digests by version, stage and peer."""
+    started_at: float | None = None
+
+    def take(self, peer: PeerId, report: StepReport) -> None:
+        """A peer took a step."""
+        figures = self.peers.setdefault(peer, PeerFigures(report.stage, time.time(), time.time()))
+        figures.last, figures.last_heard = report, time.time()
+        step = self.steps[report.version - 1]
+        step.loss_sum += report.loss_sum
+        step.num_targets += report.num_targets
+        step.stale += report.stale
+        step.counted += report.counted
+        step.round_s = max(step.round_s, report.round_s)
+        if report.state_digest:
+            self.digests[report.version][report.stage][peer] = report.state_digest.hex()
+
+    def take_result(self, result: Result) -> None:
+        """A leader published its round's result."""
+        roster = result.roster
+        step = self.steps[int(roster.step)]
+        if roster.stage in step.ids:
+            return
+        step.ids[roster.stage] = {item.microbatch_id for c in roster.contributions for item in c.work}
+        if roster.stage == 0:
+            step.tokens = sum(c.num_tokens for c in roster.contributions)
+            step.finished_at = time.time()
+        step.departures += len(roster.leaves)
+
+    def done_versions(self) -> int:
+        """The version that every stage has reached."""
+        version = self.first_version
+        while version in self.steps and len(self.steps[version].ids) == self.num_stages:
+            version += 1
+        return version
+
+    @property
+    def tokens(self) -> int:
+        return sum(step.tokens for step in self.steps.values())
+
+    def seconds(self) -> float:
+        """From the genesis to the last finished step."""
+        ends = [step.finished_at for step in self.steps.values() if step.finished_at is not None]
+        return max(ends) - self.started_at if ends and self.started_at is not None else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the report."""
+        steps = sorted(number for number, step in self.steps.items() if step.ids)
+        counted = sum(step.counted for step in self.steps.values())
+        seconds, tokens = self.seconds(), self.tokens
+        last = self.last_common_digests()
+        return {
+            "steps": self.done_versions(),
+            "tokens": tokens,
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds if seconds else 0.0,
+            "stale_share": sum(step.stale for step in self.steps.values()) / counted if counted else 0.0,
+            "round_seconds": [[number, self.steps[number].round_s] for number in steps],
+            "loss": [
+                [number, self.steps[number].loss_sum / self.steps[number].num_targets]
+                for number in steps
+                if self.steps[number].num_targets
+            ],
+            "state_digests": {str(stage): dict(peers) for stage, peers in sorted(last.items())},
+            "microbatches": {str(number): sorted(self.steps[number].ids.get(0, ())) for number in steps},
+            "lost_microbatches": sum(len(self._only_downstream(self.steps[number])) for number in steps),
+            "reassigned_microbatches": sum(p.last.reassigned for p in self.peers.values() if p.last),
+            "lost_contributions": sum(self.steps[number].departures for number in steps),
+            "wire_bytes": sum(p.last.sent_bytes for p in self.peers.values() if p.last),
+            "peers": [
+                {
+                    "peer_id": peer,
+                    "stage": figures.stage,
+                    "microbatches": figures.last.microbatches if figures.last else 0,
+                    "busy_s": figures.last.busy_s if figures.last else 0.0,
+                    "left": figures.left,
+                    "exit": None,
+                }
+                for peer, figures in sorted(self.peers.items())
+            ],
+        }
+
+    def last_common_digests(self) -> dict[int, dict[PeerId, str]]:
+        """Digests at the last version for which every stage reported one."""
+        for version in sorted(self.digests, reverse=True):
+            if len(self.digests[version]) == self.num_stages:
+                return self.digests[version]
+        return {}
+
+    @staticmethod
+    def _only_downstream(step: StepFigures) -> set[int]:
+        """Microbatches that a later stage counted and the first did not: their work there was for nothing."""
+        later = [ids for stage, ids in step.ids.items() if stage > 0]
+        return set().union(*later) - step.ids.get(0, set()) if 0 in step.ids else set()

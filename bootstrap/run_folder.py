@@ -1,0 +1,174 @@
+"""This is where a run lies on the host's disk, and is made ready: keys, token files, initial or archived states."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
+from swarm.checkpoint.state import StageState, state_digest
+from swarm.core.canonical import unpack
+from swarm.core.errors import SettingsError
+from swarm.core.ids import RunId
+from swarm.core.leases import LeaseTable
+from swarm.core.settings import RunSettings
+from swarm.data.prepare import PreparedData, prepare_data
+from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
+from swarm.identity import Identity
+from swarm.manifest import Manifest, freeze, run_id, settings_bytes, settings_from_value
+from swarm.model.families import stage_layout
+from swarm.model.initial import initial_weights
+from swarm.network.identity_file import load_or_create_identity
+from swarm.optim.exact import ExactOptimizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "run.settings"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+
+@dataclass
+class PreparedRun:
+    """A run that can be served."""
+
+    folder: RunFolder
+    settings: RunSettings
+    run_id: RunId
+    host_key: Identity
+    run_key: Identity
+    signed: SignedRun
+    data: PreparedData
+    states: list[StageState]
+    """Where the stages begin: version 0, or the latest checkpoint's."""
+    leases: LeaseTable
+
+    @property
+    def version(self) -> int:
+        return self.states[0].version
+
+
+def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> PreparedRun:
+    """Make the run's folder ready, or take up the run that is in it.
+
+    Raises SettingsError if the folder cannot be written or holds another run.
+    """
+    folder = RunFolder(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SettingsError(f"--dir {root}: cannot be written ({error.strerror}); choose another folder") from error
+    say("reading text")
+    data = prepare_data(manifest.data, folder.data)
+    remove_leftovers(folder.checkpoints)
+    known = _known_settings(folder)
+    if known is not None:
+        settings = known
+        if freeze(manifest, data, settings.initial_state_digests) != settings:
+            raise SettingsError(
+                f"--dir {root}: holds the run {run_id(settings)[:12]} with other settings; choose another folder"
+            )
+        states, leases = _resume(folder, settings, manifest, say)
+    else:
+        settings = freeze(manifest, data, ())
+        states = _initial_states(settings, manifest, say)
+        settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
+        leases = LeaseTable()
+        _write_settings(folder, settings)
+    run_key = load_or_create_identity(root / "run.key")
+    unsigned = SignedRun(settings_bytes(settings), run_key.peer_id)
+    return PreparedRun(
+        folder,
+        settings,
+        run_id(settings),
+        load_or_create_identity(root / "host.key"),
+        run_key,
+        replace(unsigned, signature=run_key.sign(unsigned.signed_bytes())),
+        data,
+        states,
+        leases,
+    )
+
+
+def _known_settings(folder: RunFolder) -> RunSettings | None:
+    """The settings of the run in this folder; None if there is none."""
+    if not folder.settings.exists():
+        return None
+    return settings_from_value(unpack(folder.settings.read_bytes(), max_bytes=MAX_SETTINGS_BYTES))
+
+
+def _write_settings(folder: RunFolder, settings: RunSettings) -> None:
+    partial = folder.settings.with_suffix(".partial")
+    partial.write_bytes(settings_bytes(settings))
+    os.replace(partial, folder.settings)
+
+
+def _initial_states(settings: RunSettings, manifest: Manifest, say: Callable[[str], None]) -> list[StageState]:
+    states = []
+    source = manifest.initial_checkpoint
+    weights = initial_weights(settings.model, settings.data.seed, source)
+    for stage, flat in enumerate(weights):
+        say(f"{'reading' if source else 'making'} the weights of stage {stage}")
+        layout = stage_layout(settings.model, stage)
+        optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        states.append(
+            StageState(
+                version=0,
+                layout=layout,
+                weights=np.ascontiguousarray(flat, dtype=np.float32),
+                moments=dict(optimizer.state_arrays()),
+                scalars=dict(optimizer.scalars),
+            )
+        )
+    return states
+
+
+def _resume(
+    folder: RunFolder, settings: RunSettings, manifest: Manifest, say: Callable[[str], None]
+) -> tuple[list[StageState], LeaseTable]:
+    """The latest checkpoint's states and data position; the initial ones if there is no checkpoint."""
+    info = latest_checkpoint(folder.checkpoints)
+    if info is None:
+        states = _initial_states(settings, manifest, say)
+        if tuple(state_digest(state) for state in states) != settings.initial_state_digests:
+            raise SettingsError(
+                f"--dir {folder.root}: this machine makes other initial weights than the run began with; "
+                "start the run anew in another folder"
+            )
+        return states, LeaseTable()
+    say(f"resuming from version {info.version}")
+    states = [
+        load_stage(info, stage, stage_layout(settings.model, stage)) for stage in range(settings.model.num_stages)
+    ]
+    return states, leases_of(info)
+
+
+def leases_of(info: CheckpointInfo) -> LeaseTable:
+    """Data position of a checkpoint."""
+    return LeaseTable.from_value(json.loads(json.dumps(info.meta.data_position)))
