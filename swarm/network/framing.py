@@ -12,26 +12,27 @@ import enum
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from swarm.core.canonical import Value, pack, unpack
+from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
 from swarm.network.control import receive, receive_into
-from swarm.network.service import MAX_METHOD_BYTES, byte_view
+from swarm.network.service import (
+    MAX_ERROR_CHARACTERS,
+    MAX_KIND_CHARACTERS,
+    MAX_METHOD_BYTES,
+    byte_view,
+    decode_meta,
+)
 from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
 
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
 
-_MAX_KIND_CHARACTERS = 64
-_MAX_ERROR_CHARACTERS = 1000
 _JOIN_BYTES = 1 << 16
 """Bodies up to this size are sent together with their head, in one system call."""
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Status(enum.IntEnum):
@@ -74,7 +75,7 @@ def encode_reply_head(meta: bytes, body: memoryview) -> bytes:
 
 
 def encode_error(status: Status, kind: str, message: str) -> bytes:
-    meta = pack({"kind": kind[:_MAX_KIND_CHARACTERS], "message": message[:_MAX_ERROR_CHARACTERS]})
+    meta = pack({"kind": kind[:MAX_KIND_CHARACTERS], "message": message[:MAX_ERROR_CHARACTERS]})
     return _REPLY.pack(_MAGIC, status, len(meta), 0) + meta
 
 
@@ -114,22 +115,6 @@ async def read_content(stream: socket.socket, head: RequestHead | ReplyHead, *, 
             deadline.reschedule(loop.time() + stall_s)
             await receive_into(stream, body[at : at + FRAME_BYTES])
     return Message(meta, body)
-
-
-def decode_meta(data: Buffer) -> dict[str, Value]:
-    meta = unpack(data, max_bytes=MAX_META_BYTES)
-    if not isinstance(meta, dict):
-        raise RemoteError("malformed", "meta is not a map")
-    return meta
-
-
-def decode_error(meta: dict[str, Value]) -> tuple[str, str]:
-    """(kind, message) of an error reply, bounded and printable whatever was sent."""
-    kind, message = meta.get("kind"), meta.get("message")
-    if not isinstance(kind, str) or not isinstance(message, str):
-        return "malformed", "an error reply without kind and message"
-    printable = "".join(letter if letter.isprintable() else "?" for letter in message[:_MAX_ERROR_CHARACTERS])
-    return (kind if kind.isidentifier() else "malformed")[:_MAX_KIND_CHARACTERS], printable
 
 
 async def send(stream: socket.socket, head: bytes, body: memoryview, *, stall_s: float) -> None:

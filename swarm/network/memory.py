@@ -13,9 +13,8 @@ from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity, is_peer_id
-from swarm.network.framing import decode_error, decode_meta
 from swarm.network.records import open_record, sign_record
-from swarm.network.service import ServiceLimits, Services, ask, byte_view
+from swarm.network.service import ServiceLimits, Services, ask, byte_view, decode_error, decode_meta
 from swarm.network.transport import MAX_META_BYTES, Handler, Message
 
 

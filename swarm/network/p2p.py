@@ -22,7 +22,7 @@ from swarm.network import framing
 from swarm.network.control import ControlClient, ControlError, prepare, read_stream_peer
 from swarm.network.framing import ReplyHead, RequestHead, Status
 from swarm.network.processes import P2PDaemon
-from swarm.network.service import ServiceLimits, Services, ask
+from swarm.network.service import ServiceLimits, Services, ask, decode_error
 from swarm.network.transport import Handler, Message
 
 logger = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ class P2PTransport:
         self._bytes_received += head.meta_bytes + head.body_bytes
         if head.status is Status.OK:
             return reply
-        kind, message = framing.decode_error(reply.meta)
+        kind, message = decode_error(reply.meta)
         if head.status is Status.TRANSIENT:
             raise TransientError(f"{peer_id}: {message}")
         raise RemoteError(kind, f"{method}: {message}")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swarm.core.canonical import pack
+from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.network.transport import MAX_META_BYTES, Handler, Message
@@ -17,6 +17,8 @@ from swarm.network.transport import MAX_META_BYTES, Handler, Message
 logger = logging.getLogger(__name__)
 
 MAX_METHOD_BYTES = 64
+MAX_KIND_CHARACTERS = 64
+MAX_ERROR_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,4 +108,23 @@ async def ask(handler: Handler, peer_id: PeerId, method: str, request: Message) 
 def byte_view(body: bytes | bytearray | memoryview) -> memoryview:
     """The bytes of a C-contiguous buffer of any format, without a copy."""
     view = memoryview(body)
+    if view.nbytes == 0:  # which memoryview refuses to cast
+        return memoryview(b"")
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Value]:
+    """Meta of a stranger's bytes. Raises RemoteError when it is not a canonical map."""
+    meta = unpack(data, max_bytes=MAX_META_BYTES)
+    if not isinstance(meta, dict):
+        raise RemoteError("malformed", "meta is not a map")
+    return meta
+
+
+def decode_error(meta: dict[str, Value]) -> tuple[str, str]:
+    """(kind, message) of an error reply, bounded and printable whatever was sent."""
+    kind, message = meta.get("kind"), meta.get("message")
+    if not isinstance(kind, str) or not isinstance(message, str):
+        return "malformed", "an error reply without kind and message"
+    printable = "".join(letter if letter.isprintable() else "?" for letter in message[:MAX_ERROR_CHARACTERS])
+    return (kind if kind.isidentifier() else "malformed")[:MAX_KIND_CHARACTERS], printable

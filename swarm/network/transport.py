@@ -19,15 +19,23 @@ FRAME_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Message:
-    """A canonical `meta` value and bulk bytes. The body's digest is signed inside meta where it matters."""
+    """A canonical `meta` value and bulk bytes. The body's digest is signed inside meta where it matters.
+
+    A body to be sent may be any C-contiguous buffer; it must not change while the call is open. A received
+    body is a memoryview of bytes over a writable buffer that nobody else holds.
+    """
 
     meta: dict[str, Value] = field(default_factory=dict)
     body: bytes | bytearray | memoryview = b""
 
 
 Handler = Callable[[PeerId, Message], Awaitable[Message]]
-"""Answers a call of the (authenticated) peer. Raising TransientError, RemoteError or LocalError sends that
-error to the caller, where it is raised as TransientError, RemoteError or TransientError respectively."""
+"""Answers a call of the (authenticated) peer. Cancelled when the caller goes away or its deadline passes.
+
+Raising TransientError, RemoteError or LocalError sends that error to the caller, where it is raised as TransientError,
+RemoteError or TransientError respectively; any other exception is logged here and reaches the caller as a
+TransientError without its text.
+"""
 
 
 class Transport(Protocol):
@@ -37,19 +45,19 @@ class Transport(Protocol):
     def peer_id(self) -> PeerId: ...
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
-        """Answer `method` from now on. Larger bodies are refused before they are read."""
+        """Answer `method` by `handler` from now on. Larger bodies are refused before they are read."""
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        """The peer's answer.
+        """The answer of another peer, whole within `timeout_s` of the call. Cancelling the call cancels its handler.
 
-        Raises TransientError when the peer cannot be reached, breaks off, or is silent for `timeout_s`;
+        Raises TransientError when the peer cannot be reached, breaks off, is busy, late or does not serve the method;
         RemoteError when it answers with an error or with something malformed or too large.
         """
 
     async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
-        """Tell the transport where a peer listens. Raises TransientError if no address answers."""
+        """Dial a peer where it listens; later calls find it. Raises TransientError if no address answers."""
 
     def addresses(self) -> list[str]:
         """Multiaddresses others can dial, each ending in `/p2p/<peer id>`."""
@@ -57,16 +65,24 @@ class Transport(Protocol):
     def traffic(self) -> tuple[int, int]:
         """(bytes sent, bytes received) in bodies and headers so far."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Break all open calls, cancel all handlers and leave nothing behind, within 2 s."""
 
 
 class Directory(Protocol):
     """Signed, expiring hints of who is where. What it returns is signed by the peer it names."""
 
     async def publish(self, topic: str, fields: Mapping[str, Value], *, ttl_s: float) -> None:
-        """State facts about this peer under `topic` until `ttl_s` from now."""
+        """State facts about this peer under `topic` until `ttl_s` from now (at most 300 s, 4 KiB in all).
+
+        Takes the place of this peer's earlier record there if it lives longer. Raises TransientError when no node
+        took it, LocalError when it is over a limit.
+        """
 
     async def lookup(self, topic: str) -> dict[PeerId, dict[str, Value]]:
-        """Live records under `topic`, by peer; wrongly signed, foreign or expired ones are left out."""
+        """Live records under `topic`, by peer; wrongly signed, foreign or expired ones are left out.
+
+        Raises TransientError when the directory cannot be asked.
+        """
 
     async def close(self) -> None: ...
