@@ -131,6 +131,8 @@ class DeadlineSettings:
     """Each phase of an averaging round: commitments, roster, parts, result."""
     step_s: float = 120.0
     """A step that has its first microbatch closes at this age with whatever it holds."""
+    straggler_s: float = 2.0
+    """How long a full step waits for microbatches already under way; they are dropped and counted past it."""
     lease_s: float = 15.0
     """A peer not heard of for this long has left."""
     drain_s: float = 30.0
