@@ -204,6 +204,23 @@ def test_records_survive_the_seed(nodes: tuple[asyncio.Runner, list[Node]]) -> N
     runner.run(main())
 
 
+def test_directory_whose_p2pd_died_says_so_at_once(nodes: tuple[asyncio.Runner, list[Node]]) -> None:
+    runner, made = nodes
+
+    async def main() -> float:
+        node = await Node.create()
+        await node.directory.join(made[0].transport.addresses())
+        await node.transport.daemon.stop()
+        start = time.monotonic()
+        for asked in (node.directory.lookup("t"), node.directory.publish("t", {}, ttl_s=5)):
+            with pytest.raises(TransientError, match="p2pd has ended"):
+                await asked
+        await node.close()
+        return time.monotonic() - start
+
+    assert runner.run(main()) < 1.0
+
+
 def wrapped(identity: Identity, topic: str, *, ttl_s: float = 60.0) -> tuple[bytes, float]:
     record, data = sign_record(identity, topic, {"n": 1}, ttl_s=ttl_s, now=time.time())
     return MSGPackSerializer.dumps(data), record.expires

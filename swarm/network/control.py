@@ -17,6 +17,7 @@ from swarm.core.ids import PeerId
 from swarm.identity import peer_id_bytes, peer_id_from_bytes
 
 _MAX_CONTROL_BYTES = 4 << 20
+_MAX_ERROR_CHARACTERS = 500
 _SEND_BUFFER_BYTES = 1 << 20
 
 
@@ -88,7 +89,7 @@ class ControlClient:
             response = p2pd_pb2.Response()
             response.ParseFromString(await _read_delimited(connection))
             if response.type == p2pd_pb2.Response.ERROR:
-                raise ControlError(response.error.msg)
+                raise ControlError(" ".join(response.error.msg.split())[:_MAX_ERROR_CHARACTERS])
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError | EOFError):

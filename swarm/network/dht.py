@@ -106,6 +106,7 @@ class DHTDirectory:
         return len(self._node.protocol.routing_table.uid_to_peer_id)
 
     async def publish(self, topic: str, fields: Mapping[str, Value], *, ttl_s: float) -> None:
+        self._check_alive()
         record, data = sign_record(self._identity, topic, fields, ttl_s=ttl_s, now=time.time())
         try:
             async with asyncio.timeout(_OPERATION_S):
@@ -116,6 +117,7 @@ class DHTDirectory:
             raise TransientError(f"{topic}: no node of the DHT took the record")
 
     async def lookup(self, topic: str) -> dict[PeerId, dict[str, Value]]:
+        self._check_alive()
         try:
             async with asyncio.timeout(_OPERATION_S):
                 answers = await self._stored_under(DHTID.generate(source=topic))
@@ -150,10 +152,15 @@ class DHTDirectory:
         return values
 
     async def close(self) -> None:
-        with contextlib.suppress(Exception):  # p2pd may be gone already, and with it whom to say goodbye to
-            async with asyncio.timeout(_CLOSE_S):
-                await self._node.shutdown()
+        if not self._transport.ended.is_set():
+            with contextlib.suppress(Exception):  # p2pd may go meanwhile, and with it whom to say goodbye to
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._node.shutdown()
         await self._p2p.shutdown()
+
+    def _check_alive(self) -> None:
+        if self._transport.ended.is_set():
+            raise TransientError("p2pd has ended, and the directory with it")
 
     async def _join_one(self, address: str) -> None:
         peer_id = address.rpartition("/p2p/")[2]

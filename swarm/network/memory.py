@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.core.canonical import Value, pack
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity, is_peer_id
 from swarm.network.records import open_record, sign_record
@@ -87,7 +87,7 @@ class MemoryNetwork:
         """The transport at the other end. Raises TransientError when there is none or the way there is cut."""
         other = self._transports.get(callee)
         if not self.is_live(caller) or other is None or self.is_cut(caller.peer_id, callee):
-            raise TransientError(f"{callee}: cannot be reached")
+            raise UnreachableError(f"{callee}: cannot be reached")
         return other
 
     async def exchange(
@@ -104,7 +104,7 @@ class MemoryNetwork:
         try:
             await asyncio.wait({working, breaking}, return_when=asyncio.FIRST_COMPLETED)
             if call.broken.is_set():
-                raise TransientError(f"{callee.peer_id}: {method} broke off")
+                raise UnreachableError(f"{callee.peer_id}: {method} broke off")
             return working.result()
         finally:
             self._open_calls.discard(call)
@@ -170,7 +170,7 @@ class MemoryTransport:
                 carried = Message(decode_meta(meta), memoryview(bytearray(body)))
                 reply_meta, reply_body = await self._network.exchange(self.peer_id, callee, method, carried)
         except TimeoutError as error:
-            raise TransientError(f"{peer_id}: no answer to {method} within {timeout_s:g} s") from error
+            raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s") from error
         except RemoteError as error:
             kind, message = decode_error({"kind": error.kind, "message": str(error)})
             raise RemoteError(kind, f"{method}: {message}", peer_id) from error

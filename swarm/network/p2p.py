@@ -15,7 +15,7 @@ from typing import Literal
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm import PROTOCOL
-from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
+from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity, is_peer_id
 from swarm.network import framing
@@ -138,9 +138,9 @@ class P2PTransport:
                 phase = "receiving the answer"
                 return await self._read_reply(stream, peer_id, method, head, max_body_bytes)
         except TimeoutError as error:
-            raise TransientError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
+            raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
         except (EOFError, OSError, ControlError) as error:
-            raise TransientError(f"{peer_id}: {method} broke off while {phase}: {error}") from error
+            raise UnreachableError(f"{peer_id}: {method} broke off while {phase}: {error}") from error
         except RemoteError as error:
             error.peer_id = peer_id
             raise
@@ -149,6 +149,9 @@ class P2PTransport:
                 stream.close()
 
     async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
+        """As in `Transport`. p2pd refuses for 5 s (later longer) to dial an address that failed before: a peer that
+        comes back at its old address is reached at once only if it is the one that dials.
+        """
         if not is_peer_id(peer_id):
             raise TransientError(f"{peer_id[:60]!r} is no peer id")
         dialled = []
@@ -162,11 +165,11 @@ class P2PTransport:
             async with asyncio.timeout(self._settings.connect_s):
                 await self._control.connect(peer_id, dialled)
         except TimeoutError as error:
-            raise TransientError(
+            raise UnreachableError(
                 f"{peer_id}: no connection within {self._settings.connect_s:g} s to {', '.join(dialled)}"
             ) from error
         except ControlError as error:
-            raise TransientError(f"{peer_id}: {error}") from error
+            raise UnreachableError(f"{peer_id}: {error}") from error
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """Close the connections to a peer; open calls to and from it break."""
