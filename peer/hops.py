@@ -20,7 +20,7 @@ from peer.replica import StageReplica
 from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.core.contribution import Work
 from swarm.core.deadlines import AdaptiveDeadline
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
@@ -162,7 +162,7 @@ class Downstream:
                 if refusal.status == "closed":
                     raise
                 last = str(refusal)
-            except (TransientError, RemoteError) as failure:
+            except (UnreachableError, RemoteError) as failure:
                 attempts += 1
                 self._wiring.failed(route.peer_id, now=time.monotonic())
                 self._counters.reassigned += 1
@@ -172,6 +172,9 @@ class Downstream:
                     self._on_unreachable(route.peer_id)
                 last = f"{route.peer_id[-6:]}: {failure}"
                 log.info("microbatch %d leaves %s: %s", activation.birth.microbatch_id, route.peer_id[-6:], failure)
+            except TransientError as not_now:
+                self._wiring.refused(route.peer_id, now=time.monotonic())
+                last = str(not_now)
             except BaseException:
                 self._wiring.cancelled(route.peer_id)
                 raise

@@ -24,7 +24,7 @@ from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction, RoundFacts
 from swarm.core.canonical import Value, digest
 from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
-from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.errors import LocalError, RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.settings import RunSettings
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 PROGRESS, ROUND, PART_BYTES = "progress", "round", "part_bytes"
 REPORT_EVERY_S = 0.25
+RESEND_S = 0.2
 RETAINED_RESULTS = 24
 """Results whose bytes are kept for late peers; snapshots cover what is older."""
 
@@ -305,9 +306,12 @@ class StageRounds:
                 if fields.boolean("over"):
                     self.on_behind(leader)
                     return
-            except (TransientError, RemoteError) as error:
+            except UnreachableError as error:
                 log.info("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
                 self._unreachable(state, leader)
+                return
+            except (TransientError, RemoteError) as error:  # alive, but not ready for this step yet: report again
+                log.debug("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
                 return
         grants = state.grants
         if (granted, exhausted) != (grants.granted, grants.exhausted):
@@ -350,8 +354,10 @@ class StageRounds:
         alive = True
         try:
             await self._transport.call(leader, "ping", Message(), timeout_s=2.0, max_body_bytes=0)
-        except (TransientError, RemoteError):
+        except UnreachableError:
             alive = False
+        except (TransientError, RemoteError):
+            alive = True
         if alive:
             raise TransientError(f"leader {leader[-6:]} of step {state.step} is alive")
         self._unreachable(state, leader)
@@ -546,24 +552,30 @@ class StageRounds:
     async def _send(
         self, state: _StepState, peer: PeerId, meta: dict[str, Value], body: bytes | bytearray | memoryview
     ) -> None:
-        try:
-            reply = await self._transport.call(
-                peer,
-                ROUND,
-                Message(meta, body),
-                timeout_s=max(self.settings.deadlines.call_s, self.settings.deadlines.round_phase_s),
-                max_body_bytes=0,
-            )
-        except RemoteError as error:
-            log.warning(
-                "stage %d step %d: %s refused %s: %s", self.chain.stage, state.step, peer[-6:], meta["kind"], error
-            )
-        except TransientError as error:
-            log.info("stage %d step %d: %s to %s: %s", self.chain.stage, state.step, meta["kind"], peer[-6:], error)
-            self._unreachable(state, peer)
-        else:
-            if reply.meta.get("status") == "over":
-                self.on_behind(peer)
+        deadlines = self.settings.deadlines
+        what = f"stage {self.chain.stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
+        while self._steps.get(state.step) is state:
+            try:
+                reply = await self._transport.call(
+                    peer,
+                    ROUND,
+                    Message(meta, body),
+                    timeout_s=max(deadlines.call_s, deadlines.round_phase_s),
+                    max_body_bytes=0,
+                )
+            except RemoteError as error:
+                log.warning("%s: refused: %s", what, error)
+            except UnreachableError as error:
+                log.info("%s: %s", what, error)
+                self._unreachable(state, peer)
+            except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
+                log.debug("%s: %s", what, error)
+                await asyncio.sleep(RESEND_S)
+                continue
+            else:
+                if reply.meta.get("status") == "over":
+                    self.on_behind(peer)
+            return
 
     def peer_lost(self, peer: PeerId) -> None:
         """The peer's stream broke: every open step is told at once."""

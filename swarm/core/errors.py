@@ -26,3 +26,7 @@ class RemoteError(Exception):
 
 class TransientError(Exception):
     """Not now: a peer is gone, busy or late. Try again, perhaps elsewhere."""
+
+
+class UnreachableError(TransientError):
+    """A peer cannot be dialled, broke off, or was silent past the deadline: unlike one that answers "not now"."""

@@ -19,7 +19,8 @@ class MemberReport:
     num_wanted: int = 0
     """Stage 0: more that the member would start now."""
     saw_next: bool = False
-    """A microbatch of the next step has reached the member."""
+    """The step is ending around the member: a microbatch of the next step has reached it or, at stage 0, the next
+    stage has closed the step."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class StepProgress:
         self._granted[peer_id] = granted
         if self.is_source:
             free = self.target_microbatches - sum(self._granted.values())
-            if free > 0:
+            if free > 0 and self._next_seen_at is None:
                 self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
             if self._first_at is None and self._granted[peer_id]:
                 self._first_at = now
@@ -81,7 +82,11 @@ class StepProgress:
     @property
     def is_exhausted(self) -> bool:
         """Stage 0: every microbatch of the step is granted; whoever wants more goes on with the next step."""
-        return sum(self._granted.values()) >= self.target_microbatches
+        return self._next_seen_at is not None or sum(self._granted.values()) >= self.target_microbatches
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(report.num_in_flight for report in self._reports.values())
 
     def closing(self, *, now: float, synchronous: bool) -> Closing | None:
         """The reason to close the round now, if there is one."""
@@ -90,7 +95,11 @@ class StepProgress:
                 return Closing(f"all of {self.target_microbatches} microbatches are in")
             if self._full_at is not None and now >= self._full_at + self.straggler_s:
                 return Closing(f"{self.num_open} stragglers are late by {self.straggler_s:.1f} s")
-        if self._next_seen_at is not None and not self.is_source:
+        if self._next_seen_at is not None and self.is_source:
+            # Downstream takes no more of this step: what is in flight is all that can still come.
+            if not self.num_in_flight or now >= self._next_seen_at + self.straggler_s:
+                return Closing(f"the next stage has closed step {self.step} with {self.num_done} microbatches in")
+        elif self._next_seen_at is not None:
             # Synchronous sources start a step only when the one before is closed: nothing more can come.
             wait_s = 0.0 if synchronous else self.straggler_s
             if now >= self._next_seen_at + wait_s:
