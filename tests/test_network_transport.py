@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.errors import LocalError, RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.network.loop import new_event_loop
@@ -140,6 +140,7 @@ def test_calls_of_both_directions_run_at_once(world: World) -> None:
     ("raised", "caught", "said"),
     [
         (TransientError("later"), TransientError, "later"),
+        (UnreachableError("my neighbour is gone"), TransientError, "my neighbour is gone"),
         (LocalError("disk full"), TransientError, "disk full"),
         (RemoteError("bad_digest", "digest \x1b[31m differs"), RemoteError, r"fail: digest \?\[31m differs"),
         (KeyError("secret"), TransientError, "^((?!secret).)*$"),
@@ -155,6 +156,7 @@ def test_error_of_a_handler_reaches_its_caller_as_agreed(
     world.b.serve("fail", fail, max_body_bytes=0)
     with pytest.raises(caught, match=said) as info:
         ask(world, "fail")
+    assert type(info.value) is caught
     if isinstance(info.value, RemoteError):
         assert (info.value.kind, info.value.peer_id) == ("bad_digest", world.b.peer_id)
 
@@ -171,8 +173,9 @@ def test_error_of_enormous_length_is_cut(world: World) -> None:
 
 
 def test_unknown_method_is_transient(world: World) -> None:
-    with pytest.raises(TransientError, match="nonsense is not served here"):
+    with pytest.raises(TransientError, match="nonsense is not served here") as info:
         ask(world, "nonsense", Message({}, bytes(3 * MIB)))
+    assert not isinstance(info.value, UnreachableError)
 
 
 def test_body_over_the_limit_is_refused_before_it_is_read(world: World) -> None:
@@ -228,7 +231,7 @@ def test_deadline_ends_the_call_and_its_handler(world: World) -> None:
 
     async def main() -> float:
         start = asyncio.get_running_loop().time()
-        with pytest.raises(TransientError, match=r"no answer to hang within 0\.2 s"):
+        with pytest.raises(UnreachableError, match=r"no answer to hang within 0\.2 s"):
             await call(world, "hang", timeout_s=0.2)
         waited = asyncio.get_running_loop().time() - start
         await until(lambda: ended)
@@ -276,8 +279,9 @@ def test_calls_past_a_methods_limit_are_told_busy(world: World) -> None:
     async def main() -> None:
         held = [asyncio.create_task(call(world, "wait")) for _ in range(LIMITS.max_calls_per_method)]
         await until(lambda: len(inside) == LIMITS.max_calls_per_method)
-        with pytest.raises(TransientError, match="busy"):
+        with pytest.raises(TransientError, match="busy") as info:
             await call(world, "wait")
+        assert not isinstance(info.value, UnreachableError)
         gate.set()
         await asyncio.gather(*held)
         await call(world, "wait")
@@ -335,11 +339,11 @@ def test_death_of_a_peer_breaks_its_open_calls_at_once(world: World, who_dies: s
             await started.wait()
             start = asyncio.get_running_loop().time()
             await world.kill(callee if who_dies == "callee" else caller)
-            with pytest.raises(TransientError):
+            with pytest.raises(UnreachableError):
                 await task
             await ended.wait()
             waited = asyncio.get_running_loop().time() - start
-        with pytest.raises(TransientError):
+        with pytest.raises(UnreachableError):
             await caller.call(callee.peer_id, "hang", Message(), timeout_s=10, max_body_bytes=0)
         await caller.close()
         await callee.close()
@@ -374,7 +378,7 @@ def test_close_breaks_open_calls_and_cancels_handlers_quickly(world: World) -> N
         await third.close()
         waited = asyncio.get_running_loop().time() - start
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(result) for result in results] == [TransientError, TransientError]
+        assert [type(result) for result in results] == [UnreachableError, UnreachableError]
         await until(lambda: len(ended) == 2)
         await third.close()  # twice is harmless
         return waited
@@ -386,11 +390,11 @@ def test_peer_that_was_never_met_is_transient_and_no_peer_id_is_an_error(world: 
     stranger = Identity.generate().peer_id
 
     async def main() -> None:
-        with pytest.raises(TransientError):
+        with pytest.raises(UnreachableError):
             await world.a.call(stranger, "echo", Message(), timeout_s=5, max_body_bytes=0)
         with pytest.raises(RemoteError, match="no peer id"):
             await world.a.call(PeerId("nobody"), "echo", Message(), timeout_s=5, max_body_bytes=0)
-        with pytest.raises(TransientError):
+        with pytest.raises(UnreachableError):
             await world.a.connect(stranger, ["/ip4/127.0.0.1/tcp/1"])
 
     world.run(main())

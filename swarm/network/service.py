@@ -95,9 +95,10 @@ async def ask(handler: Handler, peer_id: PeerId, method: str, request: Message) 
         if len(meta) > MAX_META_BYTES:
             raise LocalError(f"{method}: an answer's meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}")
         return meta, byte_view(reply.body)
-    except (RemoteError, TransientError):
+    except RemoteError:
         raise
-    except LocalError as error:
+    except (LocalError, TransientError) as error:
+        # Also an UnreachableError: it is the handler's own neighbour that is gone, and not we.
         raise TransientError(str(error)) from error
     except Exception as error:
         # A handler's bug costs one call and is seen in the log; what it was is no stranger's business.

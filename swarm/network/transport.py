@@ -52,12 +52,13 @@ class Transport(Protocol):
     ) -> Message:
         """The answer of another peer, whole within `timeout_s` of the call. Cancelling the call cancels its handler.
 
-        Raises TransientError when the peer cannot be reached, breaks off, is busy, late or does not serve the method;
+        Raises UnreachableError (a TransientError) when the peer cannot be dialled, breaks off or is late;
+        TransientError when it answers that it is busy or does not serve the method, or when its handler raised that;
         RemoteError when it answers with an error or with something malformed or too large.
         """
 
     async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
-        """Dial a peer where it listens; later calls find it. Raises TransientError if no address answers."""
+        """Dial a peer where it listens; later calls find it. Raises UnreachableError if no address answers."""
 
     def addresses(self) -> list[str]:
         """Multiaddresses others can dial, each ending in `/p2p/<peer id>`."""
