@@ -2,127 +2,60 @@
 
 Phases, led by the leader of the view: close and commit, roster, reduce, result. A stimulus (a message, a death,
 a deadline) returns the instructions it leads to. Nothing here waits, encodes or sends.
+
+Views follow Viewstamped Replication (Liskov and Cowling, 2012), with one signature where a certificate will be:
+whoever commits to a view follows nothing of a lower one, and tells the new leader if it has applied a result. A leader
+hears every member that is not gone before it proposes, so the survivors of any deaths agree; a partition, or a
+member suspected while it is well and already past the end, may fork until results carry certificates.
+
+Deadlines are multiples of `phase_s`: a reducer waits 1 for parts, a leader 2 before it asks once more and 3 before
+it goes on without a member, or 2 before it relieves a reducer; others wait 4 before they turn to the next leader.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
-from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.ids import PeerId
 from swarm.core.ranking import rank
-
-
-@dataclass(frozen=True)
-class MakeContribution:
-    """Take the step's gradient, encode it, sign the commitment; then call `contributed`."""
-
-
-@dataclass(frozen=True)
-class SendClose:
-    to: tuple[PeerId, ...]
-    view: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class SendCommit:
-    """The own contribution and the highest roster or the result known, to the view's leader."""
-
-    to: PeerId
-    view: int
-    contribution: Contribution
-    roster: Roster | None
-    result: Result | None
-
-
-@dataclass(frozen=True)
-class SendRoster:
-    to: tuple[PeerId, ...]
-    roster: Roster
-
-
-@dataclass(frozen=True)
-class SendPart:
-    """The own encoded part to its reducer."""
-
-    to: PeerId
-    part: int
-    view: int
-
-
-@dataclass(frozen=True)
-class AggregatePart:
-    """Aggregate the part over these contributors, encode once; then call `aggregated`."""
-
-    part: int
-    contributors: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True)
-class SendReduced:
-    to: tuple[PeerId, ...]
-    reduced: ReducedPart
-
-
-@dataclass(frozen=True)
-class SendResult:
-    to: tuple[PeerId, ...]
-    result: Result
-
-
-@dataclass(frozen=True)
-class FetchPart:
-    """Get the bytes with this digest from any of these; then call `part_fetched`."""
-
-    part: int
-    digest: bytes
-    holders: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The result is signed and all its bytes are here: apply it."""
-
-    result: Result
-
-
-Instruction: TypeAlias = (
-    MakeContribution
-    | SendClose
-    | SendCommit
-    | SendRoster
-    | SendPart
-    | AggregatePart
-    | SendReduced
-    | SendResult
-    | FetchPart
-    | Finish
+from swarm.core.round_facts import MAX_VIEWS_AHEAD, RoundFacts, Verify, is_of
+from swarm.core.round_instructions import (
+    AggregatePart,
+    FetchPart,
+    Finish,
+    Instruction,
+    Instructions,
+    MakeContribution,
+    SendClose,
+    SendCommit,
+    SendPart,
+    SendReduced,
+    SendResult,
+    SendRoster,
 )
-Instructions: TypeAlias = list[Instruction]
 
+__all__ = [
+    "AggregatePart",
+    "AveragingRound",
+    "FetchPart",
+    "Finish",
+    "Instruction",
+    "Instructions",
+    "MakeContribution",
+    "RoundFacts",
+    "SendClose",
+    "SendCommit",
+    "SendPart",
+    "SendReduced",
+    "SendResult",
+    "SendRoster",
+]
 
-@dataclass(frozen=True, kw_only=True)
-class RoundFacts:
-    """What a round starts from: the same at every member."""
-
-    run_id: str
-    stage: StageIndex
-    step: Step
-    members: tuple[PeerId, ...]
-    """Sorted; those of the last certificate."""
-    leaders: tuple[PeerId, ...]
-    """Peers in the order in which they lead: view k is led by number k modulo their count. The order is drawn from
-    the certificate before the last, so that it is known while the last round still runs; whoever left since is
-    passed over, whoever joined comes last."""
-    previous_name: bytes
-    num_parts: int
-    phase_s: float
-    """Deadline of each phase."""
-
-    def leader_of(self, view: int) -> PeerId:
-        return self.leaders[view % len(self.leaders)]
+MAX_OFFERS = 4
+"""Encodings of one part that one reducer may send in a round: one, and one more for each roster of other facts."""
+MAX_FETCHES = 4
+"""Times a part of the result is asked for, without any arriving, before the next leader is turned to."""
 
 
 @dataclass
@@ -135,25 +68,43 @@ class AveragingRound:
     facts: RoundFacts
     me: PeerId
     sign: Callable[[bytes], bytes]
-    verify: Callable[[PeerId, bytes, bytes], bool]
+    verify: Verify
     view: int = 0
+    """Whose leader this peer reports to. It may be given up for a lower one until something is promised."""
     roster: Roster | None = None
+    """The roster that is followed."""
     result: Result | None = None
+    """The outcome. Until `finished` it may yet be replaced, if every holder of its bytes dies."""
     finished: bool = False
+    _promised: int = -1  # highest view committed to: nothing of a lower one is followed
+    _closing: bool = False  # a leader has closed the step
+    _started: bool = False  # this peer leads `view` and has asked for commitments
+    _asked_again: bool = False
     _reason: str = ""
-    _started: bool = False
     _joins: tuple[PeerId, ...] = ()
     _contribution: Contribution | None = None
     _contribution_asked: bool = False
     _commit_owed: bool = False
-    _committed: dict[PeerId, Contribution] = field(default_factory=dict)
-    _gone: dict[PeerId, str] = field(default_factory=dict)
+    _committed: dict[PeerId, Contribution] = field(default_factory=dict)  # to `view`, which this peer leads
+    _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
+    _earlier: Roster | None = None  # highest roster known: its facts are proposed again
+    _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
+    _late: dict[PeerId, str] = field(default_factory=dict)  # silent in this view
     _received: dict[int, set[PeerId]] = field(default_factory=dict)
     _aggregating: set[int] = field(default_factory=set)
-    _aggregated: dict[int, ReducedPart] = field(default_factory=dict)
-    _reduced: dict[int, ReducedPart] = field(default_factory=dict)
-    _held: set[tuple[int, bytes]] = field(default_factory=set)
-    _deadline: float | None = None
+    _aggregated: dict[int, ReducedPart] = field(default_factory=dict)  # by this peer
+    _reduced: dict[int, ReducedPart] = field(default_factory=dict)  # by the roster's reducers
+    _offers: dict[tuple[int, PeerId], list[ReducedPart]] = field(default_factory=dict)
+    _held: set[tuple[int, bytes]] = field(default_factory=set)  # (part, digest) whose bytes are here
+    _num_fetches: int = 0
+    _due: float | None = None  # when this peer acts as leader, or gives up on its leader
+    _parts_due: float | None = None  # when this peer stops waiting for parts to reduce
+
+    def __post_init__(self) -> None:
+        assert self.me in self.facts.members
+        assert set(self.facts.members) <= set(self.facts.leaders)
+        while self.leader not in self.facts.members:
+            self.view += 1
 
     @property
     def leader(self) -> PeerId:
@@ -164,9 +115,17 @@ class AveragingRound:
         return self.leader == self.me
 
     @property
+    def left(self) -> bool:
+        """The roster that is followed puts this peer off: it is no member of the next version."""
+        roster = self.result.roster if self.result is not None else self.roster
+        return roster is not None and self.me in _left(roster)
+
+    @property
     def deadline(self) -> float | None:
         """When `tick` wants to be called next."""
-        return None if self.finished else self._deadline
+        if self.finished:
+            return None
+        return min((time for time in (self._due, self._parts_due) if time is not None), default=None)
 
     # -- close and commit ---------------------------------------------------------------------------------
 
@@ -176,18 +135,30 @@ class AveragingRound:
         assert view >= self.view
         if self.result is not None or (self._started and view == self.view):
             return []
-        self._enter_view(view, now)
-        self._reason, self._joins, self._started = reason, tuple(sorted(set(joins))), True
+        self._joins = tuple(sorted(set(joins)))
+        return self._begin(view, reason, now)
+
+    def _begin(self, view: int, reason: str, now: float) -> Instructions:
+        self._enter(view)
+        self._reason, self._started, self._asked_again = reason, True, False
+        self._due = now + 2 * self.facts.phase_s
+        # Whoever was thought gone is asked too: a broken stream must not make two stages of one.
+        self._gone.clear()
         others = tuple(peer for peer in self.facts.members if peer != self.me)
         out: Instructions = [SendClose(others, view, reason)] if others else []
         return out + self._commit(now)
 
     def on_close(self, sender: PeerId, view: int, *, now: float) -> Instructions:
         """The view's leader wants this member's contribution."""
-        self._check_leader(sender, view)
-        if view < self.view:
-            return []
-        self._enter_view(view, now)
+        self.facts.check_view(sender, view)
+        self._check_not_far(sender, view)
+        self._gone.pop(sender, None)
+        if self.finished and self._contribution is not None:
+            return [SendCommit(sender, view, self._contribution, self._earlier, self.result)]
+        news = self._news_for(sender, view)
+        if news or view < self._promised:
+            return news
+        self._enter(view)
         self._commit_owed = True
         return self._commit(now)
 
@@ -195,6 +166,7 @@ class AveragingRound:
         """The own commitment is made. It is made once, whatever view asks for it."""
         assert self._contribution is None
         self._contribution = contribution
+        self._seen[self.me] = contribution
         return self._commit(now)
 
     def on_commit(
@@ -207,22 +179,41 @@ class AveragingRound:
         *,
         now: float,
     ) -> Instructions:
-        """A member's commitment reaches the leader, with what the member knows of earlier views."""
-        if result is not None:
-            return self.on_result(result, now=now)
-        if view != self.view or not self.leads or (self.roster is not None and self.roster.view == view):
-            return []
-        self._check_contribution(sender, contribution)
-        held = self._committed.get(sender)
-        if held is not None and held != contribution:
-            raise RemoteError("equivocation", f"two contributions of {sender} in step {self.facts.step}", sender)
+        """A member's commitment reaches the leader, with what the member knows of earlier views.
+
+        Sent unasked, it tells this peer that the sender found all leaders before it gone.
+        """
+        facts = self.facts
+        facts.check_member(sender)
+        self._check_not_far(sender, view)
+        if facts.leader_of(view) != self.me:
+            raise RemoteError("protocol", f"commitment to view {view}, which is not led here", sender)
+        if contribution.peer_id != sender:
+            raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
+        if not self._knows(contribution):
+            facts.check_contribution(contribution, self.verify)
+        if self._seen.get(sender, contribution) != contribution:
+            raise RemoteError("equivocation", f"two contributions of {sender} in step {facts.step}", sender)
         if roster is not None:
-            self._check_roster(roster)
-            if self.roster is None or roster.rank > self.roster.rank:
-                self.roster = roster
-        self._committed[sender] = contribution
+            facts.check_roster(roster, self.verify, known=self._knows)
+        if result is not None:
+            out = self.on_result(result, now=now)
+            return out or self._news_for(sender, view)
+        self._seen[sender] = contribution
         self._gone.pop(sender, None)
-        return self._propose(now, late=False)
+        news = self._news_for(sender, view)
+        if news or view < self._promised:
+            return news
+        if roster is not None and (self._earlier is None or roster.rank > self._earlier.rank):
+            self._earlier = roster
+        if self._has_overslept(now):
+            return self._begin_own_view(now)
+        out = []
+        if view > self.view or not self._started:
+            out = self._begin(view, self._reason or "the leader is gone", now)
+        self._committed[sender] = contribution
+        self._late.pop(sender, None)
+        return out + self._propose(now)
 
     def _commit(self, now: float) -> Instructions:
         if self._contribution is None:
@@ -230,35 +221,59 @@ class AveragingRound:
                 return []
             self._contribution_asked = True
             return [MakeContribution()]
+        if self.result is not None:
+            return []
         if self.leads and self._started:
-            return self.on_commit(self.me, self.view, self._contribution, None, self.result, now=now)
+            self._committed[self.me] = self._contribution
+            return self._propose(now)
         if self._commit_owed:
             self._commit_owed = False
-            return [SendCommit(self.leader, self.view, self._contribution, self.roster, self.result)]
+            self._wait_for_leader(now)
+            return [SendCommit(self.leader, self.view, self._contribution, self._earlier, None)]
         return []
+
+    def _news_for(self, sender: PeerId, view: int) -> Instructions:
+        """What the sender of a message of `view` has missed, if it matters."""
+        if sender == self.me:
+            return []
+        if self.finished or (self.result is not None and view <= self.view):
+            assert self.result is not None
+            return [SendResult((sender,), self.result)]
+        roster = self.roster
+        if roster is not None and (roster.view > view or sender in _left(roster) or self._has_proposed(view)):
+            return [SendRoster((sender,), roster)]
+        return []
+
+    def _has_proposed(self, view: int) -> bool:
+        return self.roster is not None and self.roster.view == view and self.roster.leader == self.me
 
     # -- roster -------------------------------------------------------------------------------------------
 
-    def _propose(self, now: float, *, late: bool) -> Instructions:
-        missing = [p for p in self.facts.members if p not in self._committed and p not in self._gone]
-        if self._contribution is None or (missing and not late):
+    def _missing(self) -> tuple[PeerId, ...]:
+        heard = {self.me, *self._committed, *self._gone}
+        return tuple(peer for peer in self.facts.members if peer not in heard)
+
+    def _propose(self, now: float, *, late: bool = False) -> Instructions:
+        if not self._started or self._contribution is None or self._has_proposed(self.view):
+            return []
+        missing = self._missing()
+        if missing and not late:
             return []
         for peer in missing:
-            self._gone[peer] = f"no commitment within {self.facts.phase_s:.1f} s"
-        live = tuple(p for p in self.facts.members if p in self._committed)
-        earlier = self.roster
-        if earlier is None:
-            proposal = self._fresh_roster(live)
-        else:  # an earlier view's roster may already have been acted on: its facts are proposed again
-            proposal = replace(
-                earlier, view=self.view, revision=0, leader=self.me, reducers=self._reducers(live, earlier)
-            )
-        return self._publish(proposal, now)
+            self._late[peer] = f"no commitment within {3 * self.facts.phase_s:.1f} s"
+        committed = tuple(peer for peer in self.facts.members if peer in self._committed)
+        earlier = self._earlier
+        if earlier is not None and self.me not in _left(earlier) and _any_contributes(earlier, committed):
+            # It may already have been acted on: parts that moved need not move again.
+            facts = replace(earlier, view=self.view, revision=0, leader=self.me)
+        else:
+            facts = self._fresh_roster(committed)
+        return self._publish(self._with_reducers(facts, earlier), now)
 
-    def _fresh_roster(self, live: tuple[PeerId, ...]) -> Roster:
+    def _fresh_roster(self, committed: tuple[PeerId, ...]) -> Roster:
         facts = self.facts
-        contributions = tuple(self._committed[peer] for peer in live if self._committed[peer].work)
-        fresh = Roster(
+        silent = {**self._late, **self._gone}
+        return Roster(
             facts.run_id,
             facts.stage,
             facts.step,
@@ -266,56 +281,105 @@ class AveragingRound:
             0,
             self.me,
             facts.previous_name,
-            contributions,
+            tuple(self._committed[peer] for peer in committed if self._committed[peer].work),
             (),
             tuple(peer for peer in self._joins if peer not in facts.members),
-            tuple(Departure(peer, self._gone[peer][:200]) for peer in facts.members if peer not in live),
+            tuple(Departure(peer, silent[peer][:200]) for peer in facts.members if peer not in committed),
             self._reason[:200],
         )
-        return replace(fresh, reducers=self._reducers(live, fresh))
 
-    def _reducers(self, live: tuple[PeerId, ...], roster: Roster) -> tuple[PeerId, ...]:
+    def _with_reducers(self, roster: Roster, earlier: Roster | None) -> Roster:
+        """The roster with a live reducer for each part; parts stay where they are if they can."""
         if not roster.contributions:
-            return ()
-        order = rank(live, "reducer", roster.previous_name, roster.stage, roster.step)
-        return tuple(order[part % len(order)] for part in range(self.facts.num_parts))
+            return replace(roster, reducers=())
+        away = {*_left(roster), *self._gone, *self._late} - {self.me}
+        live = tuple(peer for peer in self.facts.members if peer not in away)
+        order = rank(live, "reducer", roster.previous_name, roster.stage, roster.step, roster.revision)
+        held = earlier.reducers if earlier is not None and earlier.reducers else (None,) * self.facts.num_parts
+        reducers: list[PeerId] = []
+        for part, reducer in enumerate(held):
+            done = part in self._reduced and is_of(self._reduced[part], roster)
+            if reducer is not None and (reducer in live or done) and reducer not in _left(roster):
+                reducers.append(reducer)
+            else:
+                reducers.append(order[part % len(order)])
+        return replace(roster, reducers=tuple(reducers))
 
     def _publish(self, proposal: Roster, now: float) -> Instructions:
         signed = replace(proposal, signature=self.sign(proposal.signed_bytes()))
         to = self._audience(signed)
         out: Instructions = [SendRoster(to, signed)] if to else []
-        return out + self.on_roster(self.me, signed, now=now)
+        return out + self._follow(signed, now)
 
     def on_roster(self, sender: PeerId, roster: Roster, *, now: float) -> Instructions:
-        """The leader's roster: the highest (view, revision) is followed."""
-        if self.result is not None:
+        """A leader's roster, from it or from whoever has it: the highest (view, revision) is followed."""
+        self.facts.check_roster(roster, self.verify, known=self._knows)
+        self._check_not_far(roster.leader, roster.view)
+        self._gone.pop(sender, None)
+        if self.finished or roster.view < self._promised:
+            return self._news_for(sender, roster.view) if sender == roster.leader else []
+        held = self.roster
+        if held is not None and roster.rank <= held.rank:
+            if roster.rank == held.rank and roster != held:
+                raise RemoteError(
+                    "equivocation", f"two rosters of view {roster.view} of {roster.leader}", roster.leader
+                )
             return []
-        self._check_roster(roster)
-        if roster.leader != sender:
-            raise RemoteError("protocol", f"roster of {roster.leader} sent by {sender}", sender)
-        if self.roster is not None and roster.rank <= self.roster.rank and sender != self.me:
-            return []
+        if self.result is not None and roster.view <= self._promised:
+            return []  # decided in this view
+        self._enter(roster.view)
+        return self._follow(roster, now)
+
+    def _follow(self, roster: Roster, now: float) -> Instructions:
         earlier = self.roster
+        self.roster = self._earlier = roster
+        self._closing = True
+        for made in roster.contributions:
+            self._seen.setdefault(made.peer_id, made)
         if earlier is not None and earlier.facts_digest() != roster.facts_digest():
-            earlier = None
-            for gathered in (self._received, self._aggregated, self._reduced):
-                gathered.clear()
-            self._aggregating.clear()
-        self.view = max(self.view, roster.view)
-        self.roster = roster
-        self._deadline = now + self.facts.phase_s
-        mine = roster.contribution_of(self.me)
+            self._keep_what_fits(earlier, roster)
+        mine = self._own_contribution(roster)
+        moved_before = earlier is not None and self._own_contribution(earlier) is not None
+        new_leader = earlier is None or earlier.leader != roster.leader
         out: Instructions = []
         for part, reducer in enumerate(roster.reducers):
-            if reducer == self.me:
-                if mine is not None:
-                    self._received.setdefault(part, set()).add(self.me)
-                if part in self._aggregated and roster.leader != self.me:  # a new leader has not seen it
-                    out.append(SendReduced((roster.leader,), self._aggregated[part]))
+            stays = earlier is not None and bool(earlier.reducers) and earlier.reducers[part] == reducer
+            if reducer != self.me:
+                if mine is not None and not (stays and moved_before):
+                    out.append(SendPart(reducer, part, roster.view))
+                continue
+            if mine is not None:
+                self._received.setdefault(part, set()).add(self.me)
+            known = self._aggregated.get(part) or self._reduced.get(part)
+            if known is None:
                 out += self._aggregate_if_complete(part)
-            elif mine is not None and (earlier is None or earlier.reducers[part] != reducer):
-                out.append(SendPart(reducer, part, roster.view))
+            else:  # done before, here or by a reducer that is relieved; who leads now may not have it
+                self._reduced.setdefault(part, known)
+                if not self.leads and (new_leader or not stays):
+                    out.append(SendReduced((roster.leader,), known))
+        self._parts_due = now + self.facts.phase_s if self.me in roster.reducers else None
+        self._wait_for_leader(now)
+        for part, reducer in enumerate(roster.reducers):  # what came before the roster did
+            fitting = [reduced for reduced in self._offers.get((part, reducer), ()) if is_of(reduced, roster)]
+            if fitting:
+                self._reduced.setdefault(part, fitting[-1])
         return out + self._conclude(now)
+
+    def _keep_what_fits(self, earlier: Roster, roster: Roster) -> None:
+        """The facts have changed: of what was gathered, what was made of the same contributions stays."""
+        before = {made.peer_id: made for made in earlier.contributions}
+        same = {made.peer_id for made in roster.contributions if before.get(made.peer_id) == made}
+        for peers in self._received.values():
+            peers &= same
+        for gathered in (self._aggregated, self._reduced):
+            for part in [part for part, reduced in gathered.items() if not set(reduced.contributors) <= same]:
+                del gathered[part]
+        self._aggregating.clear()
+
+    def _own_contribution(self, roster: Roster) -> Contribution | None:
+        """The own contribution, if it is on the roster and the bytes it commits to are here."""
+        made = roster.contribution_of(self.me)
+        return made if made is not None and made == self._contribution else None
 
     # -- reduce -------------------------------------------------------------------------------------------
 
@@ -329,14 +393,17 @@ class AveragingRound:
     def on_part(self, sender: PeerId, part: int, *, now: float) -> Instructions:
         """A contributor's part is here and matches its committed digest."""
         self.expected_digest(part, sender)
+        self._gone.pop(sender, None)
         self._received.setdefault(part, set()).add(sender)
         return self._aggregate_if_complete(part)
 
     def _aggregate_if_complete(self, part: int, *, late: bool = False) -> Instructions:
         roster = self.roster
-        if roster is None or part in self._aggregating or roster.reducers[part] != self.me:
+        if roster is None or self.result is not None or part >= len(roster.reducers):
             return []
-        wanted = [c.peer_id for c in roster.contributions]
+        if roster.reducers[part] != self.me or part in {*self._aggregating, *self._aggregated, *self._reduced}:
+            return []
+        wanted = [made.peer_id for made in roster.contributions]
         here = tuple(peer for peer in wanted if peer in self._received.get(part, ()))
         if not here or (any(peer not in here and peer not in self._gone for peer in wanted) and not late):
             return []
@@ -345,72 +412,117 @@ class AveragingRound:
 
     def aggregated(self, reduced: ReducedPart, *, now: float) -> Instructions:
         """The own part is aggregated and encoded."""
-        if self.result is not None or self.roster is None or reduced.part not in self._aggregating:
+        part, roster = reduced.part, self.roster
+        self._held.add((part, reduced.digest))
+        self._aggregating.discard(part)
+        if roster is None or not is_of(reduced, roster):  # begun under a roster of other facts
+            return self._aggregate_if_complete(part)
+        self._aggregated.setdefault(part, reduced)
+        if self.result is not None or part in self._reduced or roster.reducers[part] != self.me:
             return []
-        self._held.add((reduced.part, reduced.digest))
-        self._aggregated[reduced.part] = reduced
-        to = self._audience(self.roster)
+        to = self._audience(roster)
         out: Instructions = [SendReduced(to, reduced)] if to else []
         return out + self._take_reduced(reduced, now)
 
     def on_reduced(self, sender: PeerId, reduced: ReducedPart, *, now: float) -> Instructions:
         """A reducer's part is here; its bytes match its digest."""
+        self.facts.check_member(sender)
         roster = self.roster
-        if roster is None:
-            raise RemoteError("protocol", f"reduced part {reduced.part} before the roster", sender)
-        known = {c.peer_id for c in roster.contributions}
-        if not reduced.contributors or not set(reduced.contributors) <= known or reduced.part >= self.facts.num_parts:
-            raise RemoteError("protocol", f"reduced part {reduced.part} names contributors not on the roster", sender)
+        if roster is None or not 0 <= reduced.part < self.facts.num_parts:
+            raise RemoteError("protocol", f"reduced part {reduced.part} is not of this round, or too early", sender)
+        if not reduced.contributors or not set(reduced.contributors) <= set(self.facts.members):
+            raise RemoteError("protocol", f"reduced part {reduced.part} is made of no members' contributions", sender)
+        offers = self._offers.setdefault((reduced.part, sender), [])
+        if reduced not in offers:
+            if len(offers) >= MAX_OFFERS:
+                raise RemoteError("protocol", f"reduced part {reduced.part} was sent in too many versions", sender)
+            offers.append(reduced)
+        self._gone.pop(sender, None)
         self._held.add((reduced.part, reduced.digest))
         if self.result is not None:
             return self._finish_if_complete()
-        if roster.reducers[reduced.part] != sender:  # a reducer relieved of the part: its bytes may still be chosen
+        # Of a reducer relieved of the part, or of another view's facts: the bytes may still be chosen.
+        if (
+            reduced.part >= len(roster.reducers)
+            or roster.reducers[reduced.part] != sender
+            or not is_of(reduced, roster)
+        ):
             return []
         return self._take_reduced(reduced, now)
 
     def _take_reduced(self, reduced: ReducedPart, now: float) -> Instructions:
         self._reduced.setdefault(reduced.part, reduced)
-        self._deadline = now + self.facts.phase_s
+        if self._has_overslept(now):
+            return self._begin_own_view(now)
+        self._wait_for_leader(now)
         return self._conclude(now)
 
     # -- result -------------------------------------------------------------------------------------------
 
     def _conclude(self, now: float) -> Instructions:
         roster = self.roster
-        if not self.leads or roster is None or self.result is not None or roster.leader != self.me:
+        if roster is None or not self._has_proposed(self.view) or not self._started or self.result is not None:
             return []
-        num_parts = self.facts.num_parts if roster.contributions else 0
-        if len(self._reduced) < num_parts:
+        if any(part not in self._reduced for part in range(len(roster.reducers))):
             return []
-        unsigned = Result(roster, tuple(self._reduced[part] for part in range(num_parts)), self.me)
-        result = unsigned.signed_by(self.sign(unsigned.signed_bytes()))
-        return self.on_result(result, now=now)
+        unsigned = Result(roster, tuple(self._reduced[part] for part in range(len(roster.reducers))), self.me)
+        return self._accept(unsigned.signed_by(self.sign(unsigned.signed_bytes())), now)
 
-    def on_result(self, result: Result, *, now: float) -> Instructions:
-        """The round's outcome, from whoever has it."""
-        if self.result is not None:
-            if self.result.root() != result.root():
-                raise RemoteError("fork", f"two results of step {self.facts.step}", result.leader)
+    def check_result(self, result: Result) -> None:
+        """Raises RemoteError unless the result belongs to this round, is complete and signed by a leader of it."""
+        self.facts.check_result(result, self.verify, known=self._knows)
+
+    def on_result(self, result: Result, *, now: float, sender: PeerId | None = None) -> Instructions:
+        """The round's outcome: sent by `sender`, or taken from the store of a peer that has applied it (None).
+
+        A result of a view below the one this peer promised to is void if only its sender had it: the sender may be
+        dead by now, and the new leader cannot know of it. So it is taken only from the promised view's leader.
+        """
+        held = self.result
+        if held is not None and held.root() == result.root():
             return []
         self.check_result(result)
+        view = result.roster.view
+        if held is not None and (self.finished or sender is not None):
+            if view == held.roster.view:
+                raise RemoteError("equivocation", f"two results of view {view} of {result.leader}", result.leader)
+            if self.finished and view > held.roster.view:
+                raise RemoteError("fork", f"step {self.facts.step} ended otherwise in view {view}", result.leader)
+            if view < held.roster.view:
+                return []
+        if sender is not None and view < self._promised and sender != self.leader and not self.leads:
+            return []
+        return self._accept(result, now)
+
+    def _accept(self, result: Result, now: float) -> Instructions:
+        if result.roster.view > self.view:
+            self._enter(result.roster.view)
         self.result = result
-        self.roster = result.roster
+        self._earlier = result.roster
+        self._num_fetches = 0
+        self._parts_due = None
+        self._due = now + self.facts.phase_s
+        to = self._audience(result.roster) if self.leads else ()
+        out: Instructions = [SendResult(to, result)] if to else []
+        return out + self._fetch_missing() + self._finish_if_complete()
+
+    def _fetch_missing(self) -> Instructions:
+        result = self.result
+        assert result is not None
         out: Instructions = []
-        if self.leads:
-            to = self._audience(result.roster)
-            if to:
-                out.append(SendResult(to, result))
         for reduced in result.parts:
             if (reduced.part, reduced.digest) not in self._held:
                 reducer = result.roster.reducers[reduced.part]
-                others = [p for p in self._audience(result.roster) if p != reducer]
-                holders = tuple(p for p in (reducer, *others) if p != self.me)
-                out.append(FetchPart(reduced.part, reduced.digest, holders))
-        return out + self._finish_if_complete()
+                others = [peer for peer in self.facts.members if peer != reducer]
+                holders = [peer for peer in (reducer, *others) if peer != self.me and peer not in self._gone]
+                if holders:
+                    out.append(FetchPart(reduced.part, reduced.digest, tuple(holders)))
+        return out
 
     def part_fetched(self, part: int, digest: bytes) -> Instructions:
         """Bytes of a part of the result were fetched and match."""
         self._held.add((part, digest))
+        self._num_fetches = 0
         return self._finish_if_complete()
 
     def _finish_if_complete(self) -> Instructions:
@@ -425,135 +537,160 @@ class AveragingRound:
 
     def unreachable(self, peer: PeerId, *, now: float) -> Instructions:
         """A peer is gone: its stream broke or its lease ran out."""
-        if self.finished or peer == self.me:
+        if self.finished or peer == self.me or peer not in self.facts.members:
             return []
         self._gone.setdefault(peer, "unreachable")
-        out: Instructions = []
-        if self.result is None and peer == self.leader:
+        if self.result is not None:
+            return [] if self._fetch_missing() else self._turn_to_next(now)
+        if peer == self.leader:
             return self._next_view(now)
-        if self.leads and self._started and (self.roster is None or self.roster.view < self.view):
-            out += self._propose(now, late=False)
-        elif self.roster is not None and self.result is None:
-            for part in sorted(self._received):
-                out += self._aggregate_if_complete(part)
-            if self.leads:
-                out += self._reassign(now)
-        return out
+        if self._has_overslept(now):
+            return self._begin_own_view(now)
+        if self.roster is None or self.roster.view < self.view:
+            return self._propose(now)
+        out: Instructions = []
+        for part in sorted(self._received):
+            out += self._aggregate_if_complete(part)
+        return out + self._reassign(now)
 
     def tick(self, *, now: float) -> Instructions:
         """The deadline passed."""
-        if self.finished or self._deadline is None or now < self._deadline:
+        if self.deadline is None or now < self.deadline:
             return []
-        phase_s = self.facts.phase_s
-        self._deadline = now + phase_s
         out: Instructions = []
+        if self._parts_due is not None and now >= self._parts_due:
+            out += self._aggregate_late(now)
+        if self._due is None or now < self._due:
+            return out
+        if self._has_overslept(now):
+            return out + self._begin_own_view(now)
+        if now > self._due + self.facts.phase_s:  # this process stood still: first hear what has come meanwhile
+            self._due = now + self.facts.phase_s
+            return out
         if self.result is not None:
-            self._deadline = None
-        elif self.leads and self._started and (self.roster is None or self.roster.view < self.view):
-            out += self._propose(now, late=True)
-        elif self.roster is not None and self.roster.view == self.view:
-            for part, reducer in enumerate(self.roster.reducers):
-                if reducer == self.me:
-                    out += self._aggregate_if_complete(part, late=True)
-            if self.leads and not out:
-                for part, reducer in enumerate(self.roster.reducers):
-                    if part not in self._reduced and reducer != self.me:
-                        self._gone.setdefault(reducer, f"part {part} not reduced within {phase_s:.1f} s")
-                out += self._reassign(now)
-            elif not self.leads and not out:
-                out += self._next_view(now)
-        else:
-            out += self._next_view(now)
+            return out + self._fetch_again(now)
+        if not (self.leads and self._started):
+            return out + self._next_view(now)
+        if self._has_proposed(self.view):
+            return out + self._relieve_late_reducers(now)
+        self._due = now + self.facts.phase_s
+        missing = self._missing()
+        if self._asked_again or not missing:
+            return out + self._propose(now, late=True)
+        self._asked_again = True
+        return [*out, SendClose(missing, self.view, self._reason)]
+
+    def _aggregate_late(self, now: float) -> Instructions:
+        """Parts that are still missing are left out. A part that nobody has sent yet is waited for."""
+        self._parts_due = None
+        out: Instructions = []
+        assert self.roster is not None
+        for part, reducer in enumerate(self.roster.reducers):
+            if reducer == self.me:
+                out += self._aggregate_if_complete(part, late=True)
+                if part not in self._aggregating and part not in self._reduced:
+                    self._parts_due = now + self.facts.phase_s
         return out
+
+    def _relieve_late_reducers(self, now: float) -> Instructions:
+        roster = self.roster
+        assert roster is not None
+        self._due = now + 2 * self.facts.phase_s
+        missing = [part for part in range(len(roster.reducers)) if part not in self._reduced]
+        for part in missing:
+            if roster.reducers[part] != self.me:
+                self._late[roster.reducers[part]] = f"part {part} not reduced within {2 * self.facts.phase_s:.1f} s"
+        out = self._reassign(now)
+        if out or any(part in self._aggregating for part in missing):
+            return out
+        return self._begin_own_view(now)  # nobody has brought the parts: propose without those contributions
 
     def _reassign(self, now: float) -> Instructions:
         roster = self.roster
-        assert roster is not None
-        lost = [p for p, r in enumerate(roster.reducers) if r in self._gone and p not in self._reduced]
-        if not lost or roster.view != self.view:
+        if roster is None or not self._started or not self._has_proposed(self.view):
             return []
-        live = tuple(p for p in self.facts.members if p not in self._gone)
-        order = rank(live, "reducer", roster.previous_name, roster.stage, roster.step, roster.revision + 1)
-        reducers = list(roster.reducers)
-        for index, part in enumerate(lost):
-            reducers[part] = order[index % len(order)]
-        return self._publish(replace(roster, revision=roster.revision + 1, reducers=tuple(reducers)), now)
+        away = {*self._gone, *self._late}
+        if not any(peer in away and part not in self._reduced for part, peer in enumerate(roster.reducers)):
+            return []
+        return self._publish(self._with_reducers(replace(roster, revision=roster.revision + 1), roster), now)
+
+    def _fetch_again(self, now: float) -> Instructions:
+        self._num_fetches += 1
+        self._due = now + self.facts.phase_s
+        out = self._fetch_missing()
+        return out if out and self._num_fetches < MAX_FETCHES else self._turn_to_next(now)
+
+    def _turn_to_next(self, now: float) -> Instructions:
+        return self._begin_own_view(now) if self.leads and self._started else self._next_view(now)
 
     def _next_view(self, now: float) -> Instructions:
-        for view in range(self.view + 1, self.view + 1 + len(self.facts.leaders)):
-            leader = self.facts.leader_of(view)
-            if leader == self.me or (leader in self.facts.members and leader not in self._gone):
-                break
-        else:  # everyone else is thought gone: start over with whoever answers
-            self._gone.clear()
-            view = self.view + 1
-        if self._deadline is None:  # nothing has been asked yet: only whom to report to changes
+        facts, left = self.facts, _left(self.roster) if self.roster is not None else set()
+        others = [peer for peer in facts.members if peer not in left and peer not in self._gone and peer != self.me]
+        view = self.view + 1
+        # Whoever was put off leads only if nobody else is there.
+        while facts.leader_of(view) not in others and (facts.leader_of(view) != self.me or (self.left and others)):
+            view += 1
+        if not self._closing:  # nothing has been asked yet: only whom to report to changes
             self.view = view
             return []
-        if self.facts.leader_of(view) == self.me:
-            return self.close(reason=self._reason or "the leader is gone", joins=self._joins, view=view, now=now)
-        self._enter_view(view, now)
+        if facts.leader_of(view) == self.me:
+            return self._begin(view, self._reason or "the leader is gone", now)
+        self._enter(view)
         self._commit_owed = True  # sent unasked, it tells the new leader that its view has begun
         return self._commit(now)
 
-    def _enter_view(self, view: int, now: float) -> None:
-        if view > self.view:
-            self.view = view
+    def _begin_own_view(self, now: float) -> Instructions:
+        """Ask everyone again, in the next view that this peer leads."""
+        view = self.view + 1
+        while self.facts.leader_of(view) != self.me:
+            view += 1
+        return self._begin(view, self._reason, now)
+
+    def _enter(self, view: int) -> None:
+        """Promise to follow nothing of a lower view."""
+        if view > self._promised:
             self._started = False
             self._committed.clear()
-        self._deadline = now + self.facts.phase_s * 3
+            self._late.clear()
+            self._due = self._parts_due = None
+            if not self.finished:
+                # Nobody who lives has applied it, or the new leader will hear so and hand it out again.
+                self.result = None
+        self.view = self._promised = view
+        self._closing = True
 
-    # -- checks -------------------------------------------------------------------------------------------
+    def _wait_for_leader(self, now: float) -> None:
+        if self.result is None:
+            self._due = now + (2 if self.leads and self._started else 4) * self.facts.phase_s
+
+    def _has_overslept(self, now: float) -> bool:
+        """This leader stood still past its deadline: others may have gone on to another view."""
+        return (
+            self.leads
+            and self._started
+            and self.result is None
+            and self._due is not None
+            and now > self._due + self.facts.phase_s
+        )
+
+    # -- who and what -------------------------------------------------------------------------------------
 
     def _audience(self, roster: Roster) -> tuple[PeerId, ...]:
-        left = {departure.peer_id for departure in roster.leaves}
-        everyone = set(self.facts.members) - left - {self.me}
-        return tuple(sorted(everyone))
+        """Everyone else; of those who leave only whoever may be there to hear it."""
+        away = _left(roster) & set(self._gone)
+        return tuple(peer for peer in self.facts.members if peer != self.me and peer not in away)
 
-    def _check_leader(self, sender: PeerId, view: int) -> None:
-        if view < 0 or self.facts.leader_of(view) != sender:
-            raise RemoteError("protocol", f"{sender} does not lead view {view} of step {self.facts.step}", sender)
+    def _knows(self, made: Contribution) -> bool:
+        return self._seen.get(made.peer_id) == made
 
-    def _check_contribution(self, sender: PeerId, made: Contribution) -> None:
-        facts = self.facts
-        if (made.run_id, made.stage, made.step, made.peer_id) != (facts.run_id, facts.stage, facts.step, sender):
-            raise RemoteError("protocol", f"contribution of {sender} names another run, stage, step or peer", sender)
-        if sender not in facts.members:
-            raise RemoteError("standing", f"{sender} is no member of stage {facts.stage}", sender)
-        if len(made.part_digests) != (facts.num_parts if made.work else 0):
-            raise RemoteError("protocol", f"{len(made.part_digests)} part digests for {facts.num_parts} parts", sender)
-        if not self.verify(sender, made.signed_bytes(), made.signature):
-            raise RemoteError("signature", f"contribution of {sender} is not signed by it", sender)
+    def _check_not_far(self, sender: PeerId, view: int) -> None:
+        if view > self.view + MAX_VIEWS_AHEAD:
+            raise RemoteError("protocol", f"view {view} is far ahead of view {self.view}", sender)
 
-    def _check_roster(self, roster: Roster) -> None:
-        facts = self.facts
-        if (roster.run_id, roster.stage, roster.step) != (facts.run_id, facts.stage, facts.step):
-            raise RemoteError("protocol", "roster names another run, stage or step", roster.leader)
-        if roster.previous_name != facts.previous_name:
-            raise RemoteError("fork", f"roster of step {facts.step} starts from another version", roster.leader)
-        self._check_leader(roster.leader, roster.view)
-        if len(roster.reducers) != (facts.num_parts if roster.contributions else 0):
-            raise RemoteError("protocol", f"{len(roster.reducers)} reducers for {facts.num_parts} parts", roster.leader)
-        if not set(roster.reducers) <= set(facts.members):
-            raise RemoteError("standing", "a reducer is no member", roster.leader)
-        for contribution in roster.contributions:
-            self._check_contribution(contribution.peer_id, contribution)
-        if not self.verify(roster.leader, roster.signed_bytes(), roster.signature):
-            raise RemoteError("signature", f"roster is not signed by {roster.leader}", roster.leader)
 
-    def check_result(self, result: Result) -> None:
-        """Raises RemoteError unless the result belongs to this round, is complete and signed by a leader of it."""
-        self._check_roster(result.roster)
-        num_parts = self.facts.num_parts if result.roster.contributions else 0
-        if len(result.parts) != num_parts:
-            raise RemoteError("protocol", f"result of {len(result.parts)} parts, not {num_parts}", result.leader)
-        known = {c.peer_id for c in result.roster.contributions}
-        for reduced in result.parts:
-            if not reduced.contributors or not set(reduced.contributors) <= known:
-                raise RemoteError(
-                    "protocol", f"part {reduced.part} names contributors not on the roster", result.leader
-                )
-        if result.leader not in self.facts.members:
-            raise RemoteError("standing", f"{result.leader} is no member", result.leader)
-        if not self.verify(result.leader, result.signed_bytes(), result.signature):
-            raise RemoteError("signature", f"result is not signed by {result.leader}", result.leader)
+def _left(roster: Roster) -> set[PeerId]:
+    return {departure.peer_id for departure in roster.leaves}
+
+
+def _any_contributes(roster: Roster, peers: tuple[PeerId, ...]) -> bool:
+    return any(made.peer_id in peers for made in roster.contributions)

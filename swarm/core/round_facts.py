@@ -1,0 +1,113 @@
+"""This is where an averaging round's messages are held against what the round starts from.
+
+Every check raises RemoteError naming who is to blame and changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm.core.contribution import MAX_MEMBERS, Contribution, ReducedPart, Result, Roster
+from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId, StageIndex, Step
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+"""Whether the signature (last) is the peer's over the data; pure."""
+
+MAX_VIEWS_AHEAD = 1024
+"""A message of a view further ahead than this is refused, so that one member cannot use up all views."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """What a round starts from: the same at every member."""
+
+    run_id: str
+    stage: StageIndex
+    step: Step
+    members: tuple[PeerId, ...]
+    """Sorted; those of the last certificate."""
+    leaders: tuple[PeerId, ...]
+    """Peers in the order in which they lead: view k is led by number k modulo their count. The order is drawn from
+    the certificate before the last, so that it is known while the last round still runs; whoever left since is
+    passed over, whoever joined comes last."""
+    previous_name: bytes
+    num_parts: int
+    phase_s: float
+    """What the deadlines of the phases are multiples of."""
+
+    def leader_of(self, view: int) -> PeerId:
+        return self.leaders[view % len(self.leaders)]
+
+    def check_view(self, leader: PeerId, view: int) -> None:
+        """`leader` is a member and leads `view`."""
+        if view < 0 or self.leader_of(view) != leader:
+            raise RemoteError("protocol", f"{leader} does not lead view {view} of step {self.step}", leader)
+        self.check_member(leader)
+
+    def check_member(self, peer: PeerId) -> None:
+        if peer not in self.members:
+            raise RemoteError("standing", f"{peer} is no member of stage {self.stage}", peer)
+
+    def check_contribution(self, made: Contribution, verify: Verify) -> None:
+        """The contribution belongs to this round, commits to all parts (none without work), and is signed."""
+        peer = made.peer_id
+        if (made.run_id, made.stage, made.step) != (self.run_id, self.stage, self.step):
+            raise RemoteError("protocol", f"contribution of {peer} names another run, stage or step", peer)
+        self.check_member(peer)
+        if len(made.part_digests) != (self.num_parts if made.work else 0):
+            raise RemoteError("protocol", f"{len(made.part_digests)} part digests for {self.num_parts} parts", peer)
+        if not verify(peer, made.signed_bytes(), made.signature):
+            raise RemoteError("signature", f"contribution of {peer} is not signed by it", peer)
+
+    def check_roster(
+        self, roster: Roster, verify: Verify, *, known: Callable[[Contribution], bool] = lambda made: False
+    ) -> None:
+        """The roster starts from this round's version, is consistent, and is signed by the leader of its view.
+
+        Contributions that are `known` were checked before.
+        """
+        leader = roster.leader
+        if (roster.run_id, roster.stage, roster.step) != (self.run_id, self.stage, self.step):
+            raise RemoteError("protocol", "roster names another run, stage or step", leader)
+        if roster.previous_name != self.previous_name:
+            raise RemoteError("fork", f"roster of step {self.step} starts from another version", leader)
+        self.check_view(leader, roster.view)
+        if len(roster.reducers) != (self.num_parts if roster.contributions else 0):
+            raise RemoteError("protocol", f"{len(roster.reducers)} reducers for {self.num_parts} parts", leader)
+        members, left, joins = set(self.members), {departure.peer_id for departure in roster.leaves}, set(roster.joins)
+        if len(left) != len(roster.leaves) or not left <= members or leader in left:
+            raise RemoteError("protocol", "roster's leaves are not other members, each once", leader)
+        if len(joins) != len(roster.joins) or joins & members or len(members - left | joins) > MAX_MEMBERS:
+            raise RemoteError("protocol", f"roster's {len(roster.joins)} joins are not new peers, each once", leader)
+        if not set(roster.reducers) <= members - left:
+            raise RemoteError("standing", "a reducer is no member, or leaves", leader)
+        for contribution in roster.contributions:
+            if contribution.peer_id in left or not contribution.work:
+                raise RemoteError("protocol", f"{contribution.peer_id} leaves or has no work, but contributes", leader)
+            if not known(contribution):
+                self.check_contribution(contribution, verify)
+        if not verify(leader, roster.signed_bytes(), roster.signature):
+            raise RemoteError("signature", f"roster is not signed by {leader}", leader)
+
+    def check_result(
+        self, result: Result, verify: Verify, *, known: Callable[[Contribution], bool] = lambda made: False
+    ) -> None:
+        """The result belongs to this round, has every part, and is signed by its roster's leader."""
+        self.check_roster(result.roster, verify, known=known)
+        leader = result.leader
+        num_parts = self.num_parts if result.roster.contributions else 0
+        if len(result.parts) != num_parts:
+            raise RemoteError("protocol", f"result of {len(result.parts)} parts, not {num_parts}", leader)
+        for reduced in result.parts:
+            if not is_of(reduced, result.roster):
+                raise RemoteError("protocol", f"part {reduced.part} names contributors not on the roster", leader)
+        if leader != result.roster.leader:
+            raise RemoteError("protocol", f"result of {result.roster.leader}'s roster signed by {leader}", leader)
+        if not verify(leader, result.signed_bytes(), result.signature):
+            raise RemoteError("signature", f"result is not signed by {leader}", leader)
+
+
+def is_of(reduced: ReducedPart, roster: Roster) -> bool:
+    """Whether the part was made of contributions on the roster, at least one."""
+    return bool(reduced.contributors) and set(reduced.contributors) <= {c.peer_id for c in roster.contributions}

@@ -1,0 +1,101 @@
+"""This is where the things an averaging round asks its driver to do are named.
+
+A driver carries every instruction out at once, in order, without waiting for one before the next. A send that cannot
+be delivered is reported to the round by `unreachable`; `SendClose` is also sent to peers thought gone, so a failed
+send is a report each time.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.ids import PeerId
+
+
+@dataclass(frozen=True)
+class MakeContribution:
+    """Take the step's gradient, encode it, sign the commitment; then call `contributed`."""
+
+
+@dataclass(frozen=True)
+class SendClose:
+    to: tuple[PeerId, ...]
+    view: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SendCommit:
+    """The own contribution, the highest roster known, and the result if it is applied here, to the view's leader."""
+
+    to: PeerId
+    view: int
+    contribution: Contribution
+    roster: Roster | None
+    result: Result | None
+
+
+@dataclass(frozen=True)
+class SendRoster:
+    to: tuple[PeerId, ...]
+    roster: Roster
+
+
+@dataclass(frozen=True)
+class SendPart:
+    """The own encoded part to its reducer, who holds it back until it follows a roster of this view."""
+
+    to: PeerId
+    part: int
+    view: int
+
+
+@dataclass(frozen=True)
+class AggregatePart:
+    """Aggregate the part over these contributors, encode once; then call `aggregated`."""
+
+    part: int
+    contributors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class SendReduced:
+    to: tuple[PeerId, ...]
+    reduced: ReducedPart
+
+
+@dataclass(frozen=True)
+class SendResult:
+    to: tuple[PeerId, ...]
+    result: Result
+
+
+@dataclass(frozen=True)
+class FetchPart:
+    """Get the bytes with this digest from any of these; then call `part_fetched`. Asked again while it takes long."""
+
+    part: int
+    digest: bytes
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The result is signed and all its bytes are here: apply it."""
+
+    result: Result
+
+
+Instruction: TypeAlias = (
+    MakeContribution
+    | SendClose
+    | SendCommit
+    | SendRoster
+    | SendPart
+    | AggregatePart
+    | SendReduced
+    | SendResult
+    | FetchPart
+    | Finish
+)
+Instructions: TypeAlias = list[Instruction]

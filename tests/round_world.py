@@ -1,0 +1,464 @@
+"""This is where averaging rounds are driven without machines: a virtual clock, a seeded network, deaths and freezes.
+
+Everything a driver must do is done here as `swarm.core.round_instructions` says; a run is a function of its arguments.
+"""
+
+import hashlib
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from swarm.core.averaging_round import (
+    AggregatePart,
+    AveragingRound,
+    FetchPart,
+    Finish,
+    Instruction,
+    MakeContribution,
+    RoundFacts,
+    SendClose,
+    SendCommit,
+    SendPart,
+    SendReduced,
+    SendResult,
+    SendRoster,
+)
+from swarm.core.contribution import Contribution, ReducedPart, Result, Work
+from swarm.core.errors import RemoteError
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.ranking import rank
+from swarm.identity import Identity, verify
+
+PHASE_S = 1.0
+LEASE_S = 10.0
+RUN_ID = "world"
+STAGE, STEP = StageIndex(1), Step(7)
+PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
+
+
+@cache
+def identities(count: int) -> tuple[Identity, ...]:
+    """The same identities in every run, in the order of their peer ids."""
+    made = (Identity.from_seed(hashlib.sha256(f"world/{n}".encode()).digest()) for n in range(count))
+    return tuple(sorted(made, key=lambda identity: identity.peer_id))
+
+
+@cache
+def cached_verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
+    """The same check again is not measured here."""
+    return verify(peer, data, signature)
+
+
+def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0) -> RoundFacts:
+    """Facts of a round of this many members; `outsiders` more have left since the order of leaders was drawn."""
+    everyone = [identity.peer_id for identity in identities(num_members + outsiders)]
+    order = rank(everyone, "leader", PREVIOUS_NAME)
+    gone = set(order[:outsiders])
+    return RoundFacts(
+        run_id=RUN_ID,
+        stage=STAGE,
+        step=STEP,
+        members=tuple(sorted(set(everyone) - gone)),
+        leaders=order,
+        previous_name=PREVIOUS_NAME,
+        num_parts=num_parts,
+        phase_s=PHASE_S,
+    )
+
+
+def identity_of(peer: PeerId) -> Identity:
+    return next(identity for identity in identities(16) if identity.peer_id == peer)
+
+
+def part_bytes(peer: PeerId, part: int) -> bytes:
+    """What a member contributes to a part."""
+    return f"{peer}/{part}".encode()
+
+
+def aggregate(part: int, contributors: tuple[PeerId, ...]) -> bytes:
+    """The encoded result of a part: any change in who is in it changes it."""
+    return hashlib.sha256(b"".join(part_bytes(peer, part) for peer in contributors)).digest() * 2
+
+
+def reduced_part(part: int, contributors: tuple[PeerId, ...]) -> ReducedPart:
+    return ReducedPart(part, hashlib.sha256(aggregate(part, contributors)).digest(), contributors)
+
+
+def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_id: int = 0) -> Contribution:
+    """A member's signed commitment to `part_bytes`; nothing if there is no work."""
+    work = tuple(
+        Work(MicrobatchId(first_id + n), 0, Version(STEP), 64, bytes(32), bytes(range(32))) for n in range(num_work)
+    )
+    digests = tuple(hashlib.sha256(part_bytes(peer, part)).digest() for part in range(num_parts)) if num_work else ()
+    unsigned = Contribution(RUN_ID, STAGE, STEP, peer, work, digests)
+    return replace(unsigned, signature=identity_of(peer).sign(unsigned.signed_bytes()))
+
+
+def round_of(facts: RoundFacts, peer: PeerId) -> AveragingRound:
+    return AveragingRound(facts, peer, identity_of(peer).sign, cached_verify)
+
+
+Deliver = Callable[["Member"], list[Instruction]]
+
+
+@dataclass
+class Member:
+    """One member's driver and the bytes it holds."""
+
+    peer_id: PeerId
+    round: AveragingRound
+    num_work: int
+    alive: bool = True
+    frozen: bool = False
+    dies_after: int | None = None
+    """Actions (a send to one peer is one) after which the member dies."""
+    num_actions: int = 0
+    parts: dict[tuple[int, PeerId], bytes] = field(default_factory=dict)
+    reduced: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    held_back: list[tuple[PeerId, int, int]] = field(default_factory=list)
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    fetching: set[tuple[int, bytes]] = field(default_factory=set)
+    was_asked: bool = False
+    finished: Result | None = None
+    finished_at: float = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return self.alive and not self.frozen
+
+
+class World:
+    """Members of one round and the network between them.
+
+    `keeps_rounds`: a finished member's round goes on answering; otherwise its driver says "over" and serves the
+    result with its bytes. `calls_time_out`: a send to a frozen member is reported as undeliverable in the end.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        num_members: int,
+        *,
+        num_parts: int = 3,
+        workless: int = 0,
+        outsiders: int = 0,
+        keeps_rounds: bool = True,
+        calls_time_out: bool = True,
+        slowest_s: float = 0.3,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.facts = facts_of(num_members, num_parts=num_parts, outsiders=outsiders)
+        self.now = 0.0
+        self.keeps_rounds = keeps_rounds
+        self.calls_time_out = calls_time_out
+        self.slowest_s = slowest_s
+        idle = set(self.rng.sample(self.facts.members, workless))
+        self.members = {
+            peer: Member(peer, round_of(self.facts, peer), 0 if peer in idle else 1 + index % 2)
+            for index, peer in enumerate(self.facts.members)
+        }
+        self.errors: list[tuple[PeerId, RemoteError]] = []
+        self.story: list[str] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        for member in self.members.values():
+            self._later(self._delay(), lambda member=member: self._poll(member))
+
+    # -- the script ---------------------------------------------------------------------------------------
+
+    def leader(self, view: int = 0) -> Member:
+        """Leader number `view` among the members."""
+        order = [peer for peer in self.facts.leaders if peer in self.members]
+        return self.members[order[view % len(order)]]
+
+    def run(self, *, until_s: float = 60.0, wait_for: Callable[[Member], bool] = lambda member: True) -> None:
+        """Until every live member that `wait_for` accepts has finished, then until nothing is under way."""
+        settled = False
+        while self._events:
+            self.now, _, event = heapq.heappop(self._events)
+            if self.now > until_s:
+                assert settled, self.explain(f"not over after {until_s} s")
+                return
+            event()
+            waiting = [m for m in self.members.values() if m.alive and m.finished is None and wait_for(m)]
+            if not waiting and not settled:
+                settled, until_s = True, self.now + 12.0
+
+    def kill(self, member: Member) -> None:
+        if not member.alive:
+            return
+        self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} dies")
+        member.alive = False
+        for other in self.members.values():
+            notice_s = self._delay() * (6.0 if self.rng.random() < 0.3 else 1.0)
+            self._later(notice_s, lambda other=other: self._unreachable(other, member.peer_id))
+
+    def freeze(self, member: Member, *, after_s: float, for_s: float | None) -> None:
+        """Stop the member's process; None: for ever. Its streams stay open; its lease runs out."""
+
+        def stop() -> None:
+            self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} freezes")
+            member.frozen = True
+            if for_s is not None:
+                self._later(for_s, wake)
+            self._later(LEASE_S, lease_out)
+
+        def lease_out() -> None:
+            for other in self.members.values():
+                if member.frozen and other is not member:
+                    self._unreachable(other, member.peer_id)
+
+        def wake() -> None:
+            self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} wakes")
+            member.frozen = False
+            waiting, member.inbox = member.inbox, []
+            for deliver in waiting:  # what came meanwhile is read at once, but timers run between
+                self._later(self.rng.random() * 0.01, deliver)
+            self._later(self.rng.random() * 0.01, lambda: self._tick(member))
+
+        self._later(after_s, stop)
+
+    def call_later(self, after_s: float, action: Callable[[], None]) -> None:
+        self._later(after_s, action)
+
+    def suspect(self, member: Member, peer: PeerId) -> None:
+        """A stream to a live peer breaks."""
+        self._unreachable(member, peer)
+
+    @property
+    def survivors(self) -> list[Member]:
+        return [member for member in self.members.values() if member.alive]
+
+    def roots(self) -> set[bytes]:
+        """Roots that live members finished with."""
+        return {member.finished.root() for member in self.survivors if member.finished is not None}
+
+    def explain(self, what: str) -> str:
+        states = "\n".join(
+            f"{m.peer_id[-4:]} alive={m.alive} frozen={m.frozen} view={m.round.view} promised={m.round._promised} "
+            f"roster={m.round.roster.rank if m.round.roster else None} result={m.round.result is not None} "
+            f"finished={m.finished is not None} due={m.round.deadline} gone={[p[-4:] for p in m.round._gone]}"
+            for m in self.members.values()
+        )
+        errors = [f"{peer[-4:]}: {error.kind} {error}" for peer, error in self.errors]
+        return "\n".join([what, *self.story, states, *errors])
+
+    # -- drivers ------------------------------------------------------------------------------------------
+
+    def _poll(self, member: Member) -> None:
+        """The step's progress: whoever leads closes the step once."""
+        if not member.alive or member.finished is not None:
+            return
+        machine = member.round
+        if member.is_up and machine.leads and not member.was_asked:
+            self._do(member, machine.close(reason="full", joins=(), view=machine.view, now=self.now))
+        self._later(0.5 * PHASE_S, lambda: self._poll(member))
+
+    def _unreachable(self, member: Member, peer: PeerId) -> None:
+        if member.frozen:
+            member.inbox.append(lambda: self._unreachable(member, peer))
+        elif member.alive:
+            self._do(member, member.round.unreachable(peer, now=self.now))
+
+    def _tick(self, member: Member) -> None:
+        if member.is_up:
+            self._do(member, member.round.tick(now=self.now))
+
+    def _do(self, member: Member, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if not member.alive:
+                return
+            self._carry_out(member, instruction)
+        if member.alive and member.round.deadline is not None:
+            self._later(max(0.0, member.round.deadline - self.now), lambda: self._tick(member))
+
+    def _carry_out(self, member: Member, instruction: Instruction) -> None:
+        me = member.peer_id
+        match instruction:
+            case MakeContribution():
+                member.was_asked = True
+                self._act(member, lambda: self._contribute(member), after_s=self._delay())
+            case SendClose(to, view, _):
+                self._send(member, to, "close", lambda m: m.round.on_close(me, view, now=self.now))
+            case SendCommit(to, view, made, roster, result):
+                self._send(
+                    member, (to,), "commit", lambda m: m.round.on_commit(me, view, made, roster, result, now=self.now)
+                )
+            case SendRoster(to, roster):
+                self._release_parts(member)
+                self._send(member, to, "roster", lambda m: self._take_roster(m, me, roster))
+            case SendPart(to, part, view):
+                self._send(member, (to,), "part", lambda m: self._take_part(m, me, part, view))
+            case AggregatePart(part, contributors):
+                body = b"".join(member.parts[part, peer] for peer in contributors)
+                assert body == b"".join(part_bytes(peer, part) for peer in contributors)
+                self._act(member, lambda: self._reduce(member, part, contributors), after_s=self._delay())
+            case SendReduced(to, reduced):
+                body = member.reduced[reduced.part, reduced.digest]
+                self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
+            case SendResult(to, result):
+                self._send(member, to, "result", lambda m: m.round.on_result(result, now=self.now, sender=me))
+            case FetchPart(part, digest, holders):
+                if (part, digest) not in member.fetching:
+                    member.fetching.add((part, digest))
+                    self._act(member, lambda: self._fetch(member, part, digest, holders))
+            case Finish(result):
+                self._act(member, lambda: self._finish(member, result))
+
+    def _contribute(self, member: Member) -> None:
+        for part in range(self.facts.num_parts if member.num_work else 0):
+            member.parts[part, member.peer_id] = part_bytes(member.peer_id, part)
+        first_id = 10 * self.facts.members.index(member.peer_id)
+        made = contribution(member.peer_id, num_parts=self.facts.num_parts, num_work=member.num_work, first_id=first_id)
+        self._do(member, member.round.contributed(made, now=self.now))
+
+    def _take_roster(self, member: Member, sender: PeerId, roster: object) -> list[Instruction]:
+        out = member.round.on_roster(sender, roster, now=self.now)  # type: ignore[arg-type]
+        self._release_parts(member)
+        return out
+
+    def _take_part(self, member: Member, sender: PeerId, part: int, view: int) -> list[Instruction]:
+        roster = member.round.roster
+        if roster is None or roster.view < view:
+            member.held_back.append((sender, part, view))
+            return []
+        body = part_bytes(sender, part)
+        try:
+            expected = member.round.expected_digest(part, sender)
+        except RemoteError:
+            assert roster.view > view, "only a part of another view's facts may be unwanted"
+            return []
+        assert hashlib.sha256(body).digest() == expected
+        member.parts[part, sender] = body
+        return member.round.on_part(sender, part, now=self.now)
+
+    def _release_parts(self, member: Member) -> None:
+        waiting, member.held_back = member.held_back, []
+        for sender, part, view in waiting:
+            self._do(member, self._take_part(member, sender, part, view))
+
+    def _take_reduced(self, member: Member, sender: PeerId, reduced: ReducedPart, body: bytes) -> list[Instruction]:
+        if member.round.roster is None:  # held back until the roster is there
+            self._later(
+                0.05, lambda: self._deliver(member, lambda m: self._take_reduced(m, sender, reduced, body), "reduced")
+            )
+            return []
+        assert hashlib.sha256(body).digest() == reduced.digest
+        member.reduced[reduced.part, reduced.digest] = body
+        return member.round.on_reduced(sender, reduced, now=self.now)
+
+    def _reduce(self, member: Member, part: int, contributors: tuple[PeerId, ...]) -> None:
+        reduced = reduced_part(part, contributors)
+        member.reduced[part, reduced.digest] = aggregate(part, contributors)
+        self._do(member, member.round.aggregated(reduced, now=self.now))
+
+    def _fetch(self, member: Member, part: int, digest: bytes, holders: tuple[PeerId, ...]) -> None:
+        if not holders:
+            member.fetching.discard((part, digest))
+            return
+        holder = self.members[holders[0]]
+        body = holder.reduced.get((part, digest)) if holder.is_up else None
+        if body is None:
+            if not holder.alive:
+                self._later(self._delay(), lambda: self._unreachable(member, holder.peer_id))
+            wait_s = 2 * PHASE_S if holder.frozen else self._delay()
+            self._act(member, lambda: self._fetch(member, part, digest, holders[1:]), after_s=wait_s)
+            return
+        member.reduced[part, digest] = body
+        member.fetching.discard((part, digest))
+        self._act(member, lambda: self._do(member, member.round.part_fetched(part, digest)), after_s=self._delay())
+
+    def _finish(self, member: Member, result: Result) -> None:
+        assert member.finished is None
+        if result.roster.contributions:
+            assert len(result.parts) == self.facts.num_parts
+        for reduced in result.parts:
+            assert member.reduced[reduced.part, reduced.digest] == aggregate(reduced.part, reduced.contributors)
+        member.finished, member.finished_at = result, self.now
+        self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} finishes {result.root().hex()[:6]}")
+
+    # -- the network --------------------------------------------------------------------------------------
+
+    def _delay(self) -> float:
+        return self.rng.random() * self.slowest_s * (4.0 if self.rng.random() < 0.1 else 1.0)
+
+    def _later(self, after_s: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now + after_s, self._count, action))
+
+    def _act(self, member: Member, action: Callable[[], None], *, after_s: float = 0.0) -> None:
+        """The member does one thing, unless it dies before."""
+        if member.dies_after is not None and member.num_actions >= member.dies_after:
+            self.kill(member)
+            return
+        member.num_actions += 1
+
+        def when_up() -> None:
+            if member.frozen:
+                member.inbox.append(when_up)
+            elif member.alive:
+                action()
+
+        if after_s:
+            self._later(after_s, when_up)
+        else:
+            when_up()
+
+    def _send(self, sender: Member, to: tuple[PeerId, ...], what: str, deliver: Deliver) -> None:
+        targets = [self.members[peer] for peer in to]
+        assert sender not in targets
+        for target in targets:
+            self._act(sender, lambda target=target: self._post(sender, target, what, deliver))
+
+    def _post(self, sender: Member, target: Member, what: str, deliver: Deliver) -> None:
+        def arrive() -> None:
+            if not sender.alive and self.rng.random() < 0.5:
+                return  # lost with its sender
+            if not target.alive:
+                self._later(self._delay(), lambda: self._unreachable(sender, target.peer_id))
+            elif target.frozen:
+                target.inbox.append(arrive)
+                if self.calls_time_out:
+                    self._later(1.5 * PHASE_S, timed_out)
+            elif target.finished is not None and not self.keeps_rounds:
+                self._later(self._delay(), lambda: self._adopt(sender, target))
+            else:
+                self._deliver(target, deliver, what)
+
+        def timed_out() -> None:
+            if target.frozen:
+                self._unreachable(sender, target.peer_id)
+
+        self._later(self._delay(), arrive)
+
+    def _deliver(self, target: Member, deliver: Deliver, what: str) -> None:
+        if target.frozen:
+            target.inbox.append(lambda: self._deliver(target, deliver, what))
+            return
+        if not target.alive:
+            return
+        try:
+            out = deliver(target)
+        except RemoteError as error:
+            self.story.append(f"{self.now:.2f} {target.peer_id[-4:]} refuses {what}: {error.kind} {error}")
+            self.errors.append((target.peer_id, error))
+            return
+        self._do(target, out)
+
+    def _adopt(self, member: Member, donor: Member) -> None:
+        """`member` was told that the round is over and takes the result, with its bytes, from the donor's store."""
+        result = donor.finished
+        if not member.is_up or not donor.is_up or result is None:
+            return
+        for reduced in result.parts:
+            member.reduced[reduced.part, reduced.digest] = donor.reduced[reduced.part, reduced.digest]
+
+        def take(m: Member) -> list[Instruction]:
+            out = [i for i in m.round.on_result(result, now=self.now) if not isinstance(i, FetchPart)]
+            for reduced in result.parts:
+                out += m.round.part_fetched(reduced.part, reduced.digest)
+            return out
+
+        self._deliver(member, take, "stored result")
