@@ -352,10 +352,14 @@ class Coordinator:
             }
             self._ledger.append("result", facts)
             for departure in roster.leaves:
+                if departure.peer_id in self.progress.peers:
+                    self.progress.peers[departure.peer_id].left = True
                 self._emit(
                     {"event": "left", "stage": roster.stage, "peer_id": departure.peer_id, "reason": departure.reason}
                 )
             for peer in roster.joins:
+                if peer in self.progress.peers:
+                    self.progress.peers[peer].left = False
                 self._emit({"event": "joined", "stage": roster.stage, "peer_id": peer})
         self._tell_step(sender, report)
         for version in range(before, self.progress.done_versions()):

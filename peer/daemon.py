@@ -224,16 +224,13 @@ class PeerDaemon:
                 if not verify(run_key, genesis.signed_bytes(), genesis.signature) or genesis.run_id != name:
                     raise RemoteError("signature", "the genesis is not signed by the run key", self._host_id)
                 chain = StageChain.begin(genesis, settings)
-                if self.identity.peer_id in chain.members:
-                    if state is None:
-                        state = await self._fetch_initial_state(settings, stage, layout)
-                    if state.version == genesis.version:
-                        return replace(state, name=genesis.name), chain
-                with contextlib.suppress(TransientError):
-                    return await self._state_of_donor(settings, name, stage, layout)
+                if not (ready and self.identity.peer_id in chain.members):
+                    # The stage began without this process: its present state is with the peers that went on.
+                    with contextlib.suppress(TransientError):
+                        return await self._state_of_donor(settings, name, stage, layout)
                 if state is None:
                     state = await self._fetch_initial_state(settings, stage, layout)
-                if state.version == genesis.version:  # nobody has gone on yet
+                if state.version == genesis.version:  # nobody has gone on yet, or nobody is left
                     return replace(state, name=genesis.name), chain
                 await asyncio.sleep(HOST_RETRY_S)
             elif state is None:

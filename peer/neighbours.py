@@ -7,6 +7,7 @@ long before its lease runs out.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 from swarm.core.canonical import Value
@@ -21,6 +22,7 @@ WATCH = "watch"
 WATCH_S = 20.0
 LOOKUP_EVERY_S = 1.0
 MAX_ADDRESSES = 8
+LONGEST_RETRY_S = 8.0
 
 
 def stage_topic(run_id: str, stage: int) -> str:
@@ -48,6 +50,8 @@ class Neighbours:
         self._version = version
         self._watched: dict[int, dict[PeerId, asyncio.Task[None]]] = {}
         self._live: dict[int, set[PeerId]] = {}
+        self._misses: dict[PeerId, int] = {}
+        self._retry_at: dict[PeerId, float] = {}
         self.on_change: Callable[[int, set[PeerId]], None] = lambda stage, peers: None
         self.on_lost: Callable[[PeerId], None] = lambda peer: None
         self.leaving = False
@@ -90,12 +94,16 @@ class Neighbours:
             found = {}
             with contextlib.suppress(TransientError):
                 found = await self._directory.lookup(stage_topic(self._run_id, stage))
+            now = time.monotonic()
             for peer, fields in found.items():
                 known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
+                known = known or now < self._retry_at.get(peer, 0.0)
                 if not known and len(watched) < self._settings.limits.max_peers_per_stage:
                     watched[peer] = asyncio.ensure_future(self._watch(stage, peer, _addresses(fields)))
             for gone in [peer for peer, task in watched.items() if task.done() and peer not in found]:
                 del watched[gone]
+                self._misses.pop(gone, None)
+                self._retry_at.pop(gone, None)
             await asyncio.sleep(LOOKUP_EVERY_S)
 
     async def _watch(self, stage: StageIndex, peer: PeerId, addresses: list[str]) -> None:
@@ -105,12 +113,15 @@ class Neighbours:
             await self._transport.connect(peer, addresses)
             await self._transport.call(peer, "ping", Message(), timeout_s=5.0, max_body_bytes=0)
             live.add(peer)
+            self._misses.pop(peer, None)
             self.on_change(stage, set(live))
             while True:
                 await self._transport.call(
                     peer, WATCH, Message(), timeout_s=WATCH_S + self._settings.deadlines.lease_s, max_body_bytes=0
                 )
         except (TransientError, RemoteError) as error:
+            misses = self._misses[peer] = self._misses.get(peer, 0) + 1
+            self._retry_at[peer] = time.monotonic() + min(LONGEST_RETRY_S, 2.0**misses / 2)
             log.info("%s of stage %d: %s", peer[-6:], stage, error)
         finally:
             if peer in live:

@@ -67,7 +67,10 @@ class _StepState:
     grants: StepGrants
     view: int = 0
     saw_next: bool = False
+    facts: RoundFacts | None = None
+    """Known once the stage is at the step's version."""
     round: AveragingRound | None = None
+    """This member's side of the round; None before, and for a peer that is no member."""
     own_parts: list[bytearray] = field(default_factory=list)
     received: dict[tuple[int, PeerId], bytes | bytearray | memoryview] = field(default_factory=dict)
     reduced: dict[tuple[int, bytes], bytes | bytearray | memoryview] = field(default_factory=dict)
@@ -238,7 +241,7 @@ class StageRounds:
         return _StepState(step, self.chain.leaders(step), progress, StepGrants(step))
 
     def _begin_round(self, state: _StepState) -> None:
-        facts = RoundFacts(
+        state.facts = RoundFacts(
             run_id=self._run_id,
             stage=self.chain.stage,
             step=state.step,
@@ -248,10 +251,11 @@ class StageRounds:
             num_parts=self.replica.num_parts,
             phase_s=self.settings.deadlines.round_phase_s,
         )
-        state.round = AveragingRound(facts, self._me, self._identity.sign, verify, view=state.view)
-        state.notify()
-        state.dirty.set()
-        self._spawn(self._watch_deadlines(state))
+        if self.is_member:
+            state.round = AveragingRound(state.facts, self._me, self._identity.sign, verify, view=state.view)
+            state.notify()
+            state.dirty.set()
+            self._spawn(self._watch_deadlines(state))
 
     # -- progress -----------------------------------------------------------------------------------------
 
@@ -461,7 +465,7 @@ class StageRounds:
             reduced = ReducedPart.from_value(fields.message("reduced"))
             out = await self._receive_reduced(state, machine, sender, reduced, request.body)
         elif kind == "result":
-            out = machine.on_result(Result.from_value(fields.message("result")), now=now)
+            out = machine.on_result(Result.from_value(fields.message("result")), now=now, sender=sender)
         else:
             raise RemoteError("protocol", f"round message of kind {kind[:20]!r}", sender)
         self._carry_out(state, out)
@@ -703,19 +707,24 @@ class StageRounds:
 
     async def adopt(self, result: Result, bodies: list[bytes | bytearray | memoryview]) -> None:
         """Take the present step's result from another peer's store. Raises RemoteError if it is not genuine."""
-        state = self._steps.get(Step(self.chain.version))
-        if state is None or state.round is None or int(result.roster.step) != self.chain.version:
+        version = self.chain.version
+        state = self._steps.get(Step(version))
+        if state is None or state.facts is None or int(result.roster.step) != version:
             return
+        if state.round is None:
+            state.facts.check_result(result, verify)
         for reduced, body in zip(result.parts, bodies, strict=True):
             if hashlib.sha256(body).digest() != reduced.digest:
                 raise RemoteError("digest", f"part {reduced.part} of step {state.step} differs from its digest")
             state.reduced[reduced.part, reduced.digest] = body
-        out = state.round.on_result(result, now=time.monotonic())
-        out = [instruction for instruction in out if not isinstance(instruction, act.FetchPart)]
-        for reduced in result.parts:
-            out += state.round.part_fetched(reduced.part, reduced.digest)
-        version = self.chain.version
-        self._carry_out(state, out)
+        if state.round is None:
+            self._spawn(self._finish(state, result))
+        else:
+            out = state.round.on_result(result, now=time.monotonic())
+            out = [instruction for instruction in out if not isinstance(instruction, act.FetchPart)]
+            for reduced in result.parts:
+                out += state.round.part_fetched(reduced.part, reduced.digest)
+            self._carry_out(state, out)
         await self.wait_for_version(version + 1, timeout_s=self.settings.deadlines.round_phase_s)
 
     async def _finish(self, state: _StepState, result: Result) -> None:
