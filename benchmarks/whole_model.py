@@ -1,0 +1,134 @@
+"""This is where a run's model is trained whole, in one process, in plain PyTorch: what the swarm is measured against.
+
+transformers' own causal model, one loss over full logits, torch.optim. Of homeswarm's conventions it keeps those that
+decide the mathematics: token losses are summed and divided once by a step's target tokens, clipping is per stage,
+weight decay is for tensors of two or more dimensions, the schedule goes by step.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from swarm.checkpoint.state import StageState
+from swarm.core.schedule import learning_rate
+from swarm.core.settings import OptimizerSettings, RunSettings
+from swarm.data.batches import Batch
+from swarm.model.families import stage_layout, whole_config
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """One optimizer step."""
+
+    loss: float
+    """Mean training loss in nats a token, on the weights before the step."""
+    num_tokens: int
+    stage_norms: tuple[float, ...]
+    """Norm of each stage's mean gradient before clipping."""
+    clipped: tuple[bool, ...]
+
+
+class WholeModel:
+    """The model of a run that begins where the run's stages do."""
+
+    def __init__(self, settings: RunSettings, states: Sequence[StageState]) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.settings = settings
+        config = type(whole_config(settings.model.config_json)).from_dict(
+            whole_config(settings.model.config_json).to_dict() | {"tie_word_embeddings": False, "use_cache": False}
+        )
+        self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        tensors = {
+            name: torch.from_numpy(view.copy())
+            for state in states
+            for name, view in state.layout.views(state.weights).items()
+        }
+        self.model.load_state_dict(tensors, strict=True)
+        self.parameters: dict[str, torch.nn.Parameter] = dict(self.model.named_parameters())
+        self._stages = [stage_layout(settings.model, stage) for stage in range(settings.model.num_stages)]
+        num_all = sum(layout.num_values for layout in self._stages)
+        self._clip_norms = [
+            settings.optimizer.max_norm * (layout.num_values / num_all) ** 0.5 for layout in self._stages
+        ]
+        self._optimizer = _optimizer(settings.optimizer, list(self.parameters.values()))
+        self._loss_sum, self._num_tokens = 0.0, 0
+
+    def add(self, batch: Batch) -> None:
+        """Add the gradient of the batch's summed token losses to the parameters' gradients."""
+        loss_sum, num_tokens = self._loss(batch)
+        torch.autograd.backward((loss_sum,))
+        self._loss_sum += float(loss_sum.detach())
+        self._num_tokens += num_tokens
+
+    def gradient_sums(self) -> dict[str, torch.Tensor]:
+        """Copies of what `add` has gathered since the last step, by parameter name."""
+        return {name: value.grad.clone() for name, value in self.parameters.items() if value.grad is not None}
+
+    def step(self, number: int) -> WholeStep:
+        """Turn version `number` into the next, with the gradients gathered."""
+        norms, clipped = [], []
+        for layout, clip_norm in zip(self._stages, self._clip_norms, strict=True):
+            gradients: list[torch.Tensor] = []
+            for name in layout.names:
+                gradient = self.parameters[name].grad
+                assert gradient is not None
+                gradients.append(gradient)
+            torch._foreach_div_(gradients, float(self._num_tokens))
+            norm = float(torch.nn.utils.get_total_norm(gradients))
+            if norm > clip_norm:
+                torch._foreach_mul_(gradients, clip_norm / norm)
+            norms.append(norm)
+            clipped.append(norm > clip_norm)
+        rate = learning_rate(self.settings.optimizer, number)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        if self.settings.optimizer.name == "sgd":  # torch's SGD has no decoupled weight decay
+            with torch.no_grad():
+                for parameter in self.parameters.values():
+                    if parameter.ndim >= 2:
+                        parameter.mul_(1.0 - rate * self.settings.optimizer.weight_decay)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        done = WholeStep(self._loss_sum / self._num_tokens, self._num_tokens, tuple(norms), tuple(clipped))
+        self._loss_sum, self._num_tokens = 0.0, 0
+        return done
+
+    def train_step(self, number: int, batches: Iterable[Batch]) -> WholeStep:
+        """One whole step on these microbatches."""
+        for batch in batches:
+            self.add(batch)
+        return self.step(number)
+
+    def held_out_loss(self, batches: Iterable[Batch]) -> float:
+        """Mean loss in nats a token, nothing learned."""
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for batch in batches:
+                loss_sum, num_tokens = self._loss(batch)
+                total, count = total + float(loss_sum), count + num_tokens
+        return total / count
+
+    def _loss(self, batch: Batch) -> tuple[torch.Tensor, int]:
+        tokens_BL, targets_BL = (torch.from_numpy(array) for array in batch)
+        bf16 = self.settings.model.compute_dtype == "bf16"
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            logits_BLV = self.model(input_ids=tokens_BL).logits
+        loss_sum = functional.cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), reduction="sum")
+        return loss_sum, int((targets_BL != -100).sum())
+
+
+def _optimizer(settings: OptimizerSettings, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    if settings.name == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=settings.momentum)
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas, rate, epsilon = (settings.beta1, settings.beta2), settings.learning_rate, settings.epsilon
+    if settings.correction == "nadamw":
+        return torch.optim.NAdam(groups, lr=rate, betas=betas, eps=epsilon, decoupled_weight_decay=True)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)

@@ -1,0 +1,49 @@
+"""This is where tests get the truth: a run's model trained whole, in plain PyTorch, on exactly given microbatches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.whole_model import WholeModel, WholeStep
+from bootstrap.run_folder import PreparedRun
+from swarm.core.ids import MicrobatchId
+from swarm.data.batches import BatchReader, held_out_batches
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What single-process training made of the run."""
+
+    model: WholeModel
+    steps: list[WholeStep] = field(default_factory=list)
+    first_gradient_sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Sums over the first step's tokens, neither divided nor clipped, by parameter name."""
+    held_out_loss: float = 0.0
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach() for name, value in self.model.parameters.items()}
+
+
+def train_reference(
+    run: PreparedRun, microbatches: Mapping[str, Sequence[int]], *, evaluate_tokens: int = 65536
+) -> Reference:
+    """Train on `microbatches` (a report's: ids by step), from the run's initial weights.
+
+    Held-out loss is over the windows the host evaluates with the same `evaluate_tokens`.
+    """
+    settings = run.settings
+    reader = BatchReader(settings, run.data.train())
+    whole = WholeModel(settings, run.states)
+    steps: list[WholeStep] = []
+    first: dict[str, torch.Tensor] = {}
+    for number in range(len(microbatches)):
+        for microbatch_id in microbatches[str(number)]:
+            whole.add(reader.batch(MicrobatchId(microbatch_id)))
+        first = first or whole.gradient_sums()
+        steps.append(whole.step(number))
+    limit_tokens = max(
+        settings.microbatch_tokens, evaluate_tokens // settings.microbatch_tokens * settings.microbatch_tokens
+    )
+    held_out = held_out_batches(settings, run.data.held_out(), limit_tokens=limit_tokens)
+    return Reference(whole, steps, first, whole.held_out_loss(held_out))

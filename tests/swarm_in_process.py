@@ -1,0 +1,286 @@
+"""This is where a whole swarm runs inside one process: a host and peers, their real objects, one event loop.
+
+    async with swarm_in_process(manifest_of(optimizer={"total_steps": 5}), tmp_path, peers=(1, 2)) as swarm:
+        await swarm.until_version(2)
+        await swarm.kill(swarm.of_stage(1)[0])
+        report = await swarm.finished()
+
+Messages go through a MemoryNetwork, or with `real_network` through p2pd processes. Identities, routes and weights
+follow `seed`; which peer computes which microbatch does not, for that is a matter of time.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bootstrap.coordinator import Coordinator, CoordinatorSettings
+from bootstrap.ledger import Ledger
+from bootstrap.run_folder import PreparedRun, prepare_run
+from peer.daemon import PeerDaemon
+from peer.limits import VolunteerSettings
+from peer.rounds import StageRounds
+from swarm.core.ids import PeerId
+from swarm.identity import Identity
+from swarm.manifest import parse_manifest
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Directory, Transport
+
+Event = dict[str, Any]
+Wrap = Callable[[int, int, Transport], Transport]
+"""(stage, index within the stage, transport) -> the transport the peer gets: for slow, greedy or lying peers."""
+
+TINY_MODEL = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+_TINY: dict[str, dict[str, Any]] = {
+    "run": {"name": "tiny"},
+    "model": {"config": TINY_MODEL, "stages": 2},
+    "data": {"text": ["text.txt"], "sequence_length": 16, "held_out_share": 0.1},
+    "batch": {"microbatch_size": 2, "target_tokens": 128},
+    "optimizer": {"learning_rate": 0.01, "warmup_steps": 2, "total_steps": 10},
+    "checkpoint": {"every_steps": 10, "snapshot_every": 5},
+    "deadlines": {"call_s": 5.0, "hop_s": 20.0, "round_phase_s": 3.0, "step_s": 20.0, "straggler_s": 0.5},
+}
+
+
+def manifest_of(**tables: dict[str, Any]) -> str:
+    """TOML of a tiny run: 4 layers of width 32, 4 microbatches of 2 x 16 tokens a step. `tables` change its fields."""
+    merged = {name: {**_TINY.get(name, {}), **tables.get(name, {})} for name in {**_TINY, **tables}}
+    lines = []
+    for name, fields in merged.items():
+        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in fields.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value)  # strings, numbers and booleans are written alike
+
+
+def prepare(manifest: str, folder: Path, *, seed: int = 0) -> PreparedRun:
+    """The run of a manifest, ready to be hosted in `folder`; `text.txt` there is made if the manifest wants it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "text.txt").exists():
+        (folder / "text.txt").write_text(sample_text(40_000, seed=seed))
+    return prepare_run(parse_manifest(manifest, folder / "run.toml"), folder / "host", lambda what: None)
+
+
+def sample_text(num_letters: int, *, seed: int) -> str:
+    """Text with something to learn: sentences of few words, some much more frequent than others."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(40)]
+    weights = [1.0 / rank for rank in range(1, len(words) + 1)]
+    sentences, size = [], 0
+    while size < num_letters:
+        sentences.append(" ".join(rng.choices(words, weights, k=rng.randint(3, 9))) + ".\n")
+        size += len(sentences[-1])
+    return "".join(sentences)
+
+
+@dataclass(eq=False)
+class SwarmPeer:
+    """One peer of the swarm and the task it lives in."""
+
+    stage: int
+    identity: Identity
+    daemon: PeerDaemon
+    transport: Transport
+    directory: Directory
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+    killed: bool = False
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def rounds(self) -> StageRounds:
+        """Of a peer that has joined."""
+        assert self.daemon.rounds is not None, "this peer has not joined yet"
+        return self.daemon.rounds
+
+
+@dataclass(eq=False)
+class InProcessSwarm:
+    """A host, its peers and what lies between them. Made by `swarm_in_process`."""
+
+    run: PreparedRun
+    folder: Path
+    seed: int
+    network: MemoryNetwork
+    real_network: bool
+    wrap: Wrap
+    peers: list[SwarmPeer] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    on_event: list[Callable[[Event], None]] = field(default_factory=list)
+    coordinator: Coordinator = field(init=False)
+    _conducting: asyncio.Task[None] = field(init=False)
+    _event_came: asyncio.Event = field(default_factory=asyncio.Event)
+    _host: tuple[Transport, Directory, Ledger] = field(init=False)
+
+    async def start(self, evaluate_tokens: int) -> None:
+        transport, directory = await self._connected(self.run.host_key)
+        ledger = Ledger(self.run.folder.ledger)
+        self._host = transport, directory, ledger
+        settings = CoordinatorSettings(evaluate_tokens=evaluate_tokens)
+        self.coordinator = Coordinator(self.run, transport, ledger, settings, self._emit)
+        self.coordinator.serve()
+        self._conducting = asyncio.ensure_future(self.coordinator.conduct())
+
+    def of_stage(self, stage: int) -> list[SwarmPeer]:
+        """Peers of the stage that were not killed, in the order in which they were added."""
+        return [peer for peer in self.peers if peer.stage == stage and not peer.killed]
+
+    async def add_peer(self, stage: int) -> SwarmPeer:
+        """Start one more peer of `stage`; it joins in its own time."""
+        number = len(self.peers)
+        identity = Identity.from_seed(random.Random(f"{self.seed}/{number}").randbytes(32))
+        transport, directory = await self._connected(identity)
+        index = sum(1 for peer in self.peers if peer.stage == stage)
+        volunteer = VolunteerSettings(folder=self.folder / f"peer{number}", threads=1, stage=stage)
+        daemon = PeerDaemon(
+            volunteer,
+            identity,
+            self.wrap(stage, index, transport),
+            directory,
+            self.run.host_key.peer_id,
+            rng=random.Random(f"{self.seed}/{number}/routes"),
+        )
+        stop = asyncio.Event()
+        task = asyncio.ensure_future(daemon.run(stop))
+        peer = SwarmPeer(stage, identity, daemon, transport, directory, stop, task)
+        self.peers.append(peer)
+        return peer
+
+    async def kill(self, peer: SwarmPeer) -> None:
+        """The peer's process dies: its calls break at once and it says goodbye to nobody."""
+        peer.killed = True
+        self.network.kill(peer.peer_id)
+        if self.real_network:
+            await peer.transport.close()
+        peer.task.cancel()
+        await asyncio.gather(peer.task, return_exceptions=True)
+
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+        """Wait for something that only becomes true with an event of the host. Raises what broke meanwhile."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                self._event_came.clear()
+                waiting = asyncio.ensure_future(self._event_came.wait())
+                await self._first_of(waiting)
+
+    async def until_version(self, version: int, *, timeout_s: float = 30.0) -> None:
+        """Wait until every stage has reached `version`."""
+        await self.until(lambda: self.coordinator.progress.done_versions() >= version, timeout_s=timeout_s)
+
+    async def finished(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The host's report, once the run is over and every peer has left. Raises what broke on the way."""
+        async with asyncio.timeout(timeout_s):
+            while not self._conducting.done():
+                await self._first_of(asyncio.shield(self._conducting))
+            self._conducting.result()
+            await asyncio.gather(*(peer.task for peer in self.peers if not peer.killed))
+        return self.coordinator.report()
+
+    async def close(self) -> None:
+        """Stop everything, in whatever state it is."""
+        self._conducting.cancel()
+        for peer in self.peers:
+            peer.task.cancel()
+        await asyncio.gather(self._conducting, *(peer.task for peer in self.peers), return_exceptions=True)
+        for peer in self.peers:
+            await peer.directory.close()
+            await peer.transport.close()
+        transport, directory, ledger = self._host
+        await directory.close()
+        await transport.close()
+        ledger.close()
+
+    async def _first_of(self, waiting: asyncio.Future[Any]) -> None:
+        """Until `waiting` or the first failure among host and peers, which is raised."""
+        living = [peer.task for peer in self.peers if not peer.killed and not peer.task.done()]
+        try:
+            await asyncio.wait({waiting, self._conducting, *living}, return_when=asyncio.FIRST_COMPLETED)
+            for peer in self.peers:
+                if peer.task.done() and not peer.killed:
+                    peer.task.result()
+            if self._conducting.done():
+                self._conducting.result()
+        finally:
+            if waiting is not self._conducting:
+                waiting.cancel()
+
+    def _emit(self, event: Event) -> None:
+        self.events.append(event)
+        for listener in self.on_event:
+            listener(event)
+        self._event_came.set()
+
+    async def _connected(self, identity: Identity) -> tuple[Transport, Directory]:
+        if not self.real_network:
+            return self.network.transport(identity), self.network.directory(identity)
+        from swarm.network.dht import DHTDirectory
+        from swarm.network.p2p import P2PSettings, P2PTransport
+
+        transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+        directory = await DHTDirectory.create(identity, transport)
+        if identity is not self.run.host_key:
+            addresses = self._host[0].addresses()
+            await transport.connect(self.run.host_key.peer_id, addresses)
+            await directory.join(addresses)
+        return transport, directory
+
+
+@contextlib.asynccontextmanager
+async def swarm_in_process(
+    manifest: str | PreparedRun,
+    folder: Path,
+    *,
+    peers: Sequence[int],
+    seed: int = 0,
+    on_event: Callable[[Event], None] | None = None,
+    wrap: Wrap = lambda stage, index, transport: transport,
+    evaluate_tokens: int = 2048,
+    delay_s: float = 0.0,
+    loss: float = 0.0,
+    real_network: bool = False,
+) -> AsyncIterator[InProcessSwarm]:
+    """A swarm with `peers[stage]` peers in each stage, from a manifest's text or a run made ready by `prepare`.
+
+    `delay_s` and `loss` are the memory network's. The run begins once `limits.founders_per_stage` peers of every
+    stage are there.
+    """
+    run = manifest if isinstance(manifest, PreparedRun) else prepare(manifest, folder, seed=seed)
+    threads = torch.get_num_threads()
+    network = MemoryNetwork(random.Random(f"{seed}/network"), delay_s=delay_s, loss=loss)
+    swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap)
+    if on_event is not None:
+        swarm.on_event.append(on_event)
+    await swarm.start(evaluate_tokens)
+    try:
+        for stage, count in enumerate(peers):
+            for _ in range(count):
+                await swarm.add_peer(stage)
+        yield swarm
+    finally:
+        await swarm.close()
+        torch.set_num_threads(threads)
