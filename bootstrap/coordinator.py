@@ -88,6 +88,9 @@ class Coordinator:
         self._stages = [_stage_start(stage, state) for stage, state in enumerate(run.states)]
         self._genesis: list[Genesis] | None = None
         self._genesis_made = asyncio.Event()
+        self._earlier: list[Genesis] = self._remember()
+        """Where the stages began under an earlier process of this host, whose peers may still be training."""
+        self._started_at = time.monotonic()
         self._changed = asyncio.Event()
         self._files = {
             run.settings.data.train_digest: run.data.train_path,
@@ -118,8 +121,8 @@ class Coordinator:
         settings = self.run.settings
         await self._genesis_made.wait()
         self.progress.started_at = time.time()
-        first = self.run.version
-        due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > first]
+        first = max(self.run.version, self.progress.first_version)
+        due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > self.run.version]
         evaluation = asyncio.ensure_future(self._evaluate_and_tell(first))
         try:
             for version in due:
@@ -131,6 +134,32 @@ class Coordinator:
         finally:
             evaluation.cancel()
         await self.farewell()
+
+    def _remember(self) -> list[Genesis]:
+        """Replay the ledger: the last genesis and what came of it."""
+        genesis: list[Genesis] = []
+        for event in self._ledger.events("genesis", "admitted", "result"):
+            if event.kind == "genesis":
+                made = Genesis.from_value(event.facts)
+                genesis = [*genesis[: made.stage], made]
+                self.progress.steps.clear()
+                self.progress.first_version = made.version
+                continue
+            assert isinstance(event.facts, dict)
+            if event.kind == "result":
+                self.progress.replay_result(event.facts, self.run.settings.microbatch_tokens)
+            else:
+                peer, stage = event.facts["peer"], event.facts["stage"]
+                assert isinstance(peer, str)
+                assert isinstance(stage, int)
+                self.progress.peers[PeerId(peer)] = PeerFigures(stage, event.at, event.at, left=True)
+        return genesis if len(genesis) == self.run.settings.model.num_stages else []
+
+    def _take_up(self) -> None:
+        """Peers of an earlier process of this host are at work: go on with their run."""
+        self._genesis = self._earlier
+        self._emit({"event": "recovered", "version": self.progress.done_versions()})
+        self._genesis_made.set()
 
     async def farewell(self) -> None:
         """Tell every peer that the run is over."""
@@ -268,7 +297,8 @@ class Coordinator:
             raise RemoteError("standing", f"{sender} is not admitted to stage {stage}", sender)
         if ready and self._genesis is None:
             self._stages[stage].ready[sender] = time.monotonic()
-            self._begin_if_ready()
+            if not self._earlier or time.monotonic() > self._started_at + self.run.settings.deadlines.lease_s:
+                self._begin_if_ready()
             if self._genesis is None:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._genesis_made.wait(), wait_s)
@@ -284,6 +314,8 @@ class Coordinator:
         self._emit({"event": "waiting", "missing": {str(stage): count for stage, count in missing.items()}})
         if missing:
             return
+        self.progress.steps.clear()
+        self.progress.first_version = self.run.version
         self._genesis = [self._sign_genesis(stage, start) for stage, start in enumerate(self._stages)]
         for genesis in self._genesis:
             self._ledger.append("genesis", genesis.to_value())
@@ -331,7 +363,12 @@ class Coordinator:
     async def _on_report(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("report", request.meta)
         report = StepReport.from_value(fields.message("report"))
+        if self._genesis is None:
+            if not self._earlier or sender not in self.progress.peers:
+                raise RemoteError("standing", "the run has not begun", sender)
+            self._take_up()
         self.progress.take(sender, report)
+        self.progress.peers[sender].left = False
         before = self.progress.done_versions()
         if fields.optional("result"):
             result = Result.from_value(fields.message("result"))

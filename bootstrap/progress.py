@@ -77,6 +77,14 @@ class RunProgress:
             step.finished_at = time.time()
         step.departures += len(roster.leaves)
 
+    def replay_result(self, facts: dict[str, Any], microbatch_tokens: int) -> None:
+        """A result as the ledger remembers it."""
+        step = self.steps[int(facts["step"])]
+        step.ids[int(facts["stage"])] = set(facts["ids"])
+        step.departures += len(facts["leaves"])
+        if int(facts["stage"]) == 0:
+            step.tokens = len(facts["ids"]) * microbatch_tokens
+
     def done_versions(self) -> int:
         """The version that every stage has reached."""
         version = self.first_version

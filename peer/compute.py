@@ -1,11 +1,11 @@
 """This is where heavy work runs in order of urgency on one thread, off the event loop."""
 
 import asyncio
-import heapq
-import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -23,6 +23,17 @@ class Urgency(IntEnum):
     EVALUATE = 3
 
 
+PATIENCE = 8
+"""One job in this many is the least urgent that waits, so that evaluation goes on under full load."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    call: Callable[[], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
 class WorkThread:
     """One thread that runs jobs, most urgent first, first come first served within an urgency.
 
@@ -31,8 +42,8 @@ class WorkThread:
 
     def __init__(self, name: str, *, on_start: Callable[[], None] | None = None) -> None:
         self.busy_s = 0.0
-        self._jobs: list[tuple[int, int, Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop]] = []
-        self._numbers = itertools.count()
+        self._waiting: dict[Urgency, deque[_Job]] = {urgency: deque() for urgency in Urgency}
+        self._num_taken = 0
         self._wake = threading.Condition()
         self._closing = False
         self._on_start = on_start
@@ -46,7 +57,7 @@ class WorkThread:
         with self._wake:
             if self._closing:
                 raise TransientError("this peer is shutting down")
-            heapq.heappush(self._jobs, (urgency, next(self._numbers), job, future, loop))
+            self._waiting[urgency].append(_Job(job, future, loop))
             self._wake.notify()
         return await future
 
@@ -54,10 +65,12 @@ class WorkThread:
         """Finish the running job, drop the others."""
         with self._wake:
             self._closing = True
-            dropped, self._jobs = self._jobs, []
+            dropped = [job for jobs in self._waiting.values() for job in jobs]
+            for jobs in self._waiting.values():
+                jobs.clear()
             self._wake.notify()
-        for *_, future, loop in dropped:
-            loop.call_soon_threadsafe(_settle, future, None, TransientError("this peer is shutting down"))
+        for job in dropped:
+            job.loop.call_soon_threadsafe(_settle, job.future, None, TransientError("this peer is shutting down"))
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
@@ -66,25 +79,31 @@ class WorkThread:
             self._on_start()
         while True:
             with self._wake:
-                while not self._jobs and not self._closing:
+                while (job := self._next()) is None and not self._closing:
                     self._wake.wait()
-                if self._closing:
-                    return
-                _, _, job, future, loop = heapq.heappop(self._jobs)
-            if future.cancelled():
+            if job is None:
+                return
+            if job.future.cancelled():
                 continue
             started = time.perf_counter()
             result, error = None, None
             try:
-                result = job()
+                result = job.call()
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, who decides
                 error = caught
             self.busy_s += time.perf_counter() - started
             try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                job.loop.call_soon_threadsafe(_settle, job.future, result, error)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
-            del job, future, result, error  # a finished job must not keep its tensors alive until the next comes
+            del job, result, error  # a finished job must not keep its tensors alive until the next comes
+
+    def _next(self) -> _Job | None:
+        held = [jobs for _, jobs in sorted(self._waiting.items()) if jobs]
+        if not held:
+            return None
+        self._num_taken += 1
+        return held[-1 if self._num_taken % PATIENCE == 0 else 0].popleft()
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
