@@ -1,0 +1,107 @@
+"""The work thread's order, failures and end."""
+
+import asyncio
+import threading
+
+import pytest
+
+from peer.compute import PATIENCE, Urgency, WorkThread
+from swarm.core.errors import TransientError
+
+
+async def _held_thread() -> tuple[WorkThread, threading.Event, asyncio.Future[None]]:
+    """A thread whose first job waits for the event, so that what follows queues up."""
+    thread, gate = WorkThread("test"), threading.Event()
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(began.set)
+        assert gate.wait(10)
+
+    first = asyncio.ensure_future(thread.run(Urgency.ROUND, hold))
+    await asyncio.wait_for(began.wait(), 10)
+    return thread, gate, first
+
+
+def test_backward_goes_before_forward_and_the_round_before_both() -> None:
+    async def main() -> list[str]:
+        thread, gate, first = await _held_thread()
+        order: list[str] = []
+        jobs = [
+            asyncio.ensure_future(thread.run(urgency, lambda name=urgency.name: order.append(name)))
+            for urgency in (Urgency.EVALUATE, Urgency.FORWARD, Urgency.BACKWARD, Urgency.ROUND)
+        ]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, *jobs), 10)
+        thread.close(timeout_s=10)
+        return order
+
+    assert asyncio.run(main()) == ["ROUND", "BACKWARD", "FORWARD", "EVALUATE"]
+
+
+def test_evaluation_is_served_under_full_load() -> None:
+    async def main() -> int:
+        thread, gate, first = await _held_thread()
+        order: list[str] = []
+        jobs = [asyncio.ensure_future(thread.run(Urgency.EVALUATE, lambda: order.append("evaluate")))]
+        jobs += [
+            asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: order.append("forward"))) for _ in range(40)
+        ]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, *jobs), 10)
+        thread.close(timeout_s=10)
+        return order.index("evaluate")
+
+    assert asyncio.run(main()) < PATIENCE
+
+
+def test_a_jobs_error_reaches_its_waiter_and_the_thread_lives_on() -> None:
+    async def main() -> int:
+        thread = WorkThread("test")
+
+        def fail() -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(thread.run(Urgency.FORWARD, fail), 10)
+        result = await asyncio.wait_for(thread.run(Urgency.FORWARD, lambda: 7), 10)
+        thread.close(timeout_s=10)
+        return result
+
+    assert asyncio.run(main()) == 7
+
+
+def test_closing_drops_what_waits_and_refuses_more() -> None:
+    async def main() -> None:
+        thread, gate, first = await _held_thread()
+        waiting = asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: None))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(asyncio.to_thread(thread.close, timeout_s=10))
+        with pytest.raises(TransientError):
+            await asyncio.wait_for(waiting, 10)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, closing), 10)
+        with pytest.raises(TransientError):
+            await thread.run(Urgency.FORWARD, lambda: None)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_job_is_skipped() -> None:
+    async def main() -> list[str]:
+        thread, gate, first = await _held_thread()
+        order: list[str] = []
+        skipped = asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: order.append("skipped")))
+        kept = asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: order.append("kept")))
+        await asyncio.sleep(0)
+        skipped.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, kept), 10)
+        thread.close(timeout_s=10)
+        return order
+
+    assert asyncio.run(main()) == ["kept"]
