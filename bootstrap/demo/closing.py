@@ -1,0 +1,182 @@
+"""This is where a finished demo is turned into what the user keeps: report, picture, model, and a text it wrote."""
+
+import asyncio
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from bootstrap.demo.observed import short
+from bootstrap.demo.plot import write_loss_plot
+from bootstrap.demo.report import demo_report, read_host_report, write_report
+from bootstrap.demo.run import Demo
+from swarm.checkpoint.archive import latest_checkpoint
+from swarm.checkpoint.huggingface import export_huggingface, generate
+
+SAMPLE_PROMPT = "def "
+SAMPLE_TOKENS = 240
+PROMPT_BYTES = 24
+
+
+@dataclass
+class Kept:
+    """What a demo leaves behind."""
+
+    report: dict[str, Any]
+    checkpoint: Path | None
+    plot: Path | None = None
+    model: Path | None = None
+    prompt: str = ""
+    sample: str = ""
+
+
+async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export: bool) -> Kept:
+    """Write the picture, with `export` the model and a sample of its text, and the reports."""
+    folder = demo.prepared.folder
+    latest = await asyncio.to_thread(latest_checkpoint, folder.checkpoints)
+    kept = Kept(read_host_report(folder.host_report), latest.path if latest is not None else None)
+    losses = [(int(step), float(loss)) for step, loss in kept.report.get("loss", [])] or demo.observed.loss()
+    if len(losses) > 1:
+        say("drawing the loss")
+        await asyncio.to_thread(
+            write_loss_plot,
+            folder.plot,
+            losses,
+            held_out=demo.observed.held_out,
+            bigram=demo.bigram,
+            kills=demo.observed.kills,
+            title=_plot_title(demo),
+        )
+        kept.plot = folder.plot
+    if export and kept.checkpoint is not None:
+        say("exporting the model")
+        await asyncio.to_thread(export_huggingface, kept.checkpoint, folder.model, tokenizer_dir=None)
+        kept.model, kept.prompt = folder.model, _prompt(demo)
+        say("letting it write")
+        kept.sample = await asyncio.to_thread(_sample, folder.model, kept.prompt)
+    request = demo.prepared.request
+    kept.report = demo_report(
+        kept.report,
+        exits={peer_id: program.exit for peer_id, program in demo.peers.items()},
+        stages={peer_id: peer.stage for peer_id, peer in demo.observed.peers.items()},
+        kills=demo.kills,
+        bigram=demo.bigram,
+        export_dir=kept.model,
+        extra={
+            "out": str(folder.root),
+            "plot": str(kept.plot) if kept.plot is not None else None,
+            "checkpoint": str(kept.checkpoint) if kept.checkpoint is not None else None,
+            "wall_seconds": wall_s,
+            "host_exit": demo.host.exit if demo.host is not None else None,
+        },
+    )
+    for path in (folder.report, *([request.report] if request.report is not None else [])):
+        await asyncio.to_thread(write_report, path, kept.report)
+    return kept
+
+
+def show(console: Console, demo: Demo, kept: Kept, *, wall_s: float) -> None:
+    """The closing table: figures, paths, and how to go on."""
+    report, folder = kept.report, demo.prepared.folder
+    held_out = report["held_out_loss"]
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, value in _figures(demo, report, held_out, wall_s):
+        table.add_row(title, value)
+    console.print()
+    console.print(table)
+    if kept.sample:
+        text = Text(kept.prompt, style="bold")
+        text.append(kept.sample, style="not bold")
+        console.print(Panel(text, title="what the model writes", title_align="left", border_style="dim"))
+    for title, path in (("loss curve", kept.plot), ("report", folder.report), ("logs", folder.logs)):
+        if path is not None:
+            _line(console, title, str(path))
+    _line(console, "checkpoint", str(kept.checkpoint) if kept.checkpoint else "none yet: the first is at step 16")
+    console.print("\nGo on:", style="bold")
+    for what, command in _commands(demo, kept):
+        console.print(Text(f"  {what}", style="dim"))
+        console.print(Text(f"    {command}"), soft_wrap=True)
+
+
+def _figures(
+    demo: Demo, report: dict[str, Any], held_out: dict[str, float | None], wall_s: float
+) -> list[tuple[str, str | Text]]:
+    rows: list[tuple[str, str | Text]] = []
+    start, end, bigram = held_out["start"], held_out["end"], held_out["bigram"]
+    if start is not None and end is not None:
+        loss = Text(f"{start:.3f} before, ")
+        loss.append(f"{end:.3f} after", style="bold green" if bigram is not None and end < bigram else "bold")
+        loss.append(f" (byte bigram {bigram:.3f}), nats a byte" if bigram is not None else ", nats a byte")
+        rows.append(("held-out loss", loss))
+    if report.get("seconds"):
+        rows.append(
+            (
+                "trained",
+                f"{report['steps']} steps, {report['tokens']:,} tokens in {report['seconds']:.0f} s: "
+                f"{report['tokens_per_s']:,.0f} tokens/s ({wall_s:.0f} s in all)",
+            )
+        )
+        rows.append(("sent between processes", f"{report['wire_bytes'] / 1e6:.0f} MB"))
+    if demo.kills:
+        killed = ", ".join(f"{short(peer_id)} at step {version}" for peer_id, version in demo.kills.items())
+        rows.append(("killed (kill -9)", killed))
+        if report.get("seconds"):
+            rows.append(
+                (
+                    "what that cost",
+                    f"{report['reassigned_microbatches']} microbatches sent again, "
+                    f"{report['lost_microbatches']} lost, {report['lost_contributions']} unaveraged sums lost",
+                )
+            )
+    for stage, digests in report.get("state_digests", {}).items():
+        values = set(digests.values())
+        same = f"{len(digests)} peers, one state {min(values)[:16]}" if len(values) == 1 else f"{len(values)} STATES"
+        rows.append((f"stage {stage} at the end", Text(same, style="" if len(values) == 1 else "bold red")))
+    return rows
+
+
+def _commands(demo: Demo, kept: Kept) -> list[tuple[str, str]]:
+    folder = demo.prepared.folder
+    found = []
+    if kept.model is not None:
+        found.append(("let the model write", shlex.join(["swarm", "generate", str(kept.model), kept.prompt])))
+    elif kept.checkpoint is not None:
+        found.append(
+            ("turn the checkpoint into a model", shlex.join(["swarm", "export", str(kept.checkpoint), "model"]))
+        )
+    again = ["swarm", "host", str(folder.manifest), "--dir", str(folder.root / "again")]
+    found.append(("train it again with peers of your own, here and on other machines", shlex.join(again)))
+    found.append(
+        ("on each of them, with the address that the host prints", "swarm join /ip4/.../tcp/.../p2p/... --stage 0")
+    )
+    return found
+
+
+def _line(console: Console, title: str, text: str) -> None:
+    console.print(Text(f"{title:<12}", style="dim"), Text(text), soft_wrap=True)
+
+
+def _plot_title(demo: Demo) -> str:
+    request = demo.prepared.request
+    return f"{request.peers} peers in {request.stages} stages, {demo.observed.tokens_per_step:,} tokens a step"
+
+
+def _prompt(demo: Demo) -> str:
+    """The start of the held-out text, where the user gave one: what the model writes is then of its kind."""
+    if not demo.prepared.request.text:
+        return SAMPLE_PROMPT
+    held_out = demo.prepared.data.held_out()
+    first = bytes(int(token) for token in held_out.read(0, min(PROMPT_BYTES, len(held_out))))
+    return first.decode(errors="ignore") or SAMPLE_PROMPT
+
+
+def _sample(model: Path, prompt: str) -> str:
+    return "".join(generate(model, prompt, max_new_tokens=SAMPLE_TOKENS, temperature=0.7, seed=0))

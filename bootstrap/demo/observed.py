@@ -1,0 +1,174 @@
+"""This is where the host's events become what the demo shows: progress, loss, speed, and what each peer does."""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+RATE_WINDOW_S = 15.0
+"""Speed and load are those of the last seconds."""
+MAX_NEWS = 200
+
+
+@dataclass
+class Peer:
+    """A row of the view."""
+
+    peer_id: str
+    stage: int
+    number: int | None
+    """Which of the demo's own peers; None for one that joined by itself."""
+    state: str = "starting"
+    """starting, ready, training, killed, left, failed, done"""
+    microbatches: int = 0
+    sent_bytes: int = 0
+    reassigned: int = 0
+    version: int = 0
+    busy: deque[tuple[float, float]] = field(default_factory=deque)
+    """(time, seconds its compute thread had worked by then)."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("starting", "ready", "training")
+
+    def busy_share(self) -> float:
+        """Share of the last seconds in which it computed."""
+        if len(self.busy) < 2:
+            return 0.0
+        (began_at, began), (ended_at, ended) = self.busy[0], self.busy[-1]
+        return min(1.0, (ended - began) / max(ended_at - began_at, 1e-9))
+
+
+@dataclass(frozen=True)
+class News:
+    """A line for the user: something happened to the swarm."""
+
+    at_s: float
+    """Since the run began; before that since the demo did."""
+    text: str
+    is_bad: bool = False
+
+
+@dataclass
+class Observed:
+    """A run as its host tells it. Times are those at which events came, on one clock."""
+
+    num_steps: int
+    tokens_per_step: int
+    started_at: float
+    bigram_loss: float | None = None
+    addresses: list[str] = field(default_factory=list)
+    phase: str = "starting the host"
+    version: int = 0
+    began_at: float | None = None
+    peers: dict[str, Peer] = field(default_factory=dict)
+    held_out: dict[int, float] = field(default_factory=dict)
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    news: deque[News] = field(default_factory=lambda: deque(maxlen=MAX_NEWS))
+    kills: list[int] = field(default_factory=list)
+    """Versions at which the demo killed peers."""
+    last_heard_at: float = 0.0
+    finished: bool = False
+    _loss_sums: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: (0.0, 0)))
+    _reached: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def expect(self, peer_id: str, stage: int, number: int) -> None:
+        """One of the demo's own peers."""
+        self.peers[peer_id] = Peer(peer_id, stage, number)
+
+    def take(self, event: dict[str, Any], *, now: float) -> None:
+        """One event of the host."""
+        self.last_heard_at = now
+        match event:
+            case {"event": "preparing", "what": what}:
+                self.phase = f"{what}"
+            case {"event": "listening", "addresses": addresses}:
+                self.addresses, self.phase = list(addresses), "starting the peers"
+            case {"event": "admitted", "peer_id": peer_id, "stage": stage}:
+                self._peer(peer_id, stage).state = "ready"
+            case {"event": "waiting", "missing": missing} if missing:
+                wanted = ", ".join(f"{count} of stage {stage}" for stage, count in sorted(missing.items()))
+                self.phase = f"waiting for peers: {wanted}"
+            case {"event": "genesis"}:
+                self.began_at, self.phase = now, "training"
+                self._reached.append((now, 0))
+                for peer in self.peers.values():
+                    if peer.state == "ready":
+                        peer.state = "training"
+            case {"event": "step"}:
+                self._take_step(event, now)
+            case {"event": "version", "version": version}:
+                self.version = max(self.version, version)
+                self._reached.append((now, version))
+                while self._reached[-1][0] - self._reached[0][0] > RATE_WINDOW_S and len(self._reached) > 2:
+                    self._reached.popleft()
+                if self.version >= self.num_steps:
+                    self.phase = "measuring the held-out loss"
+            case {"event": "evaluation", "version": version, "held_out_loss": loss}:
+                self.held_out[version] = loss
+                self.tell(f"held-out loss at step {version}: {loss:.3f}", now=now)
+            case {"event": "checkpoint", "version": version, "path": path}:
+                self.checkpoints[version] = path
+                self.tell(f"checkpoint at step {version}", now=now)
+            case {"event": "joined", "peer_id": peer_id, "stage": stage}:
+                self._peer(peer_id, stage).state = "training"
+                self.tell(f"{short(peer_id)} joined stage {stage}", now=now)
+            case {"event": "left", "peer_id": peer_id, "stage": stage, "reason": reason}:
+                self._lost(self._peer(peer_id, stage), f"is off stage {stage}'s roster ({reason})", now)
+            case {"event": "goodbye", "peer_id": peer_id, "stage": stage}:
+                peer = self._peer(peer_id, stage)
+                if peer.is_live:
+                    peer.state = "done" if self.version >= self.num_steps else "left"
+                    if peer.state == "left":
+                        self.tell(f"{short(peer_id)} said goodbye to stage {stage}", now=now)
+            case {"event": "finished"}:
+                self.finished = True
+
+    def tell(self, text: str, *, now: float, is_bad: bool = False) -> None:
+        """A line of news."""
+        self.news.append(News(now - (self.began_at or self.started_at), text, is_bad))
+
+    def loss(self) -> list[tuple[int, float]]:
+        """Training loss of each step that has one, by step."""
+        return [(step, total / count) for step, (total, count) in sorted(self._loss_sums.items()) if count]
+
+    def steps_per_s(self) -> float:
+        """Over the last seconds."""
+        if len(self._reached) < 2:
+            return 0.0
+        (began_at, began), (ended_at, ended) = self._reached[0], self._reached[-1]
+        return (ended - began) / max(ended_at - began_at, 1e-9)
+
+    def tokens_per_s(self) -> float:
+        return self.steps_per_s() * self.tokens_per_step
+
+    def left_s(self) -> float | None:
+        """Seconds until the last step, at the present rate; None before there is one."""
+        rate = self.steps_per_s()
+        return (self.num_steps - self.version) / rate if rate and self.version < self.num_steps else None
+
+    def _peer(self, peer_id: str, stage: int) -> Peer:
+        peer = self.peers.setdefault(peer_id, Peer(peer_id, stage, None))
+        peer.stage = stage
+        return peer
+
+    def _take_step(self, event: dict[str, Any], now: float) -> None:
+        peer = self._peer(event["peer_id"], event["stage"])
+        if peer.state in ("starting", "ready"):
+            peer.state = "training"
+        peer.microbatches, peer.sent_bytes = event["microbatches"], event["sent_bytes"]
+        peer.reassigned, peer.version = event["reassigned"], event["step"] + 1
+        peer.busy.append((now, event["busy_s"]))
+        while peer.busy[-1][0] - peer.busy[0][0] > RATE_WINDOW_S and len(peer.busy) > 2:
+            peer.busy.popleft()
+        total, count = self._loss_sums[event["step"]]
+        self._loss_sums[event["step"]] = (total + event["loss_sum"], count + event["num_targets"])
+
+    def _lost(self, peer: Peer, what: str, now: float) -> None:
+        if peer.is_live:
+            peer.state = "left"
+        self.tell(f"{short(peer.peer_id)} {what}", now=now)
+
+
+def short(peer_id: str) -> str:
+    """The end of a peer's id, enough for people to tell peers apart."""
+    return peer_id[-8:]

@@ -1,0 +1,84 @@
+"""This is where the run's loss becomes a picture."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+SURFACE, INK, MUTED = "#fcfcfb", "#1f1f1e", "#6f6e69"
+TRAINING, HELD_OUT, KILL = "#2a78d6", "#e0602b", "#a3281f"
+
+
+def write_loss_plot(
+    path: Path,
+    losses: Sequence[tuple[int, float]],
+    *,
+    held_out: Mapping[int, float],
+    bigram: float | None,
+    kills: Sequence[int],
+    title: str,
+) -> None:
+    """Training loss by step, the held-out loss where it was measured, the bigram's, and when peers were killed."""
+    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+
+    figure = Figure(figsize=(9, 5), dpi=150, facecolor=SURFACE, layout="constrained")
+    axes = figure.add_subplot(facecolor=SURFACE)
+    axes.plot(*zip(*losses, strict=True), color=TRAINING, linewidth=1.8, label="training loss")
+    if held_out:
+        axes.plot(
+            *zip(*sorted(held_out.items()), strict=True),
+            color=HELD_OUT,
+            marker="o",
+            markersize=8,
+            markeredgecolor=SURFACE,
+            markeredgewidth=1.5,
+            linestyle="none",
+            label="held-out loss",
+            zorder=3,
+            clip_on=False,
+        )
+        for step, value in sorted(held_out.items()):
+            axes.annotate(
+                f"{value:.2f}",
+                (step, value),
+                xytext=(9 if step == min(held_out) else -9, 8),
+                textcoords="offset points",
+                ha="left" if step == min(held_out) else "right",
+                color=HELD_OUT,
+                fontsize=10,
+                fontweight="bold",
+            )
+    right = max([step for step, _ in losses] + list(held_out))
+    if bigram is not None:
+        axes.axhline(bigram, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
+        axes.annotate(
+            f"byte bigram {bigram:.2f}",
+            (0, bigram),
+            xytext=(4, -5),
+            textcoords="offset points",
+            ha="left",
+            va="top",
+            color=MUTED,
+            fontsize=10,
+        )
+    for index, step in enumerate(kills):
+        axes.axvline(step, color=KILL, linewidth=1.2, linestyle=(0, (1, 2)))
+        if not index:
+            axes.annotate(
+                f"{len(kills)} peer{'s' if len(kills) > 1 else ''} killed",
+                (step, 0.97),
+                xycoords=("data", "axes fraction"),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="top",
+                color=KILL,
+                fontsize=10,
+            )
+    axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=12)
+    axes.set_xlabel("step", color=MUTED)
+    axes.set_ylabel("loss, nats a token", color=MUTED)
+    axes.set_xlim(0, right * 1.01)
+    axes.grid(axis="y", color="#e6e5e0", linewidth=0.8)
+    axes.tick_params(colors=MUTED, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color("#c9c8c2")
+    axes.legend(loc="upper right", frameon=False, labelcolor=INK)
+    figure.savefig(path, facecolor=SURFACE)

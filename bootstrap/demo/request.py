@@ -1,0 +1,291 @@
+"""This is where what the user asked of the demo is checked, before anything starts, and becomes a run's manifest."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from swarm.core.errors import SettingsError
+from swarm.core.settings import RunSettings
+from swarm.data.prepare import PreparedData, prepare_data
+from swarm.manifest import freeze, parse_manifest
+from swarm.model.presets import preset_config
+
+PRESET = "tiny"
+DEFAULT_OUT = Path("demo-out")
+SNAPSHOT_EVERY = 8
+KILL_AT_SHARE = 0.4
+"""Where nothing else is asked, one peer is killed at this share of the run."""
+
+BATCH_TOKENS = 4096
+MICROBATCH_SIZE = 8
+SEQUENCE_LENGTH = 128
+LEARNING_RATE = 4e-3
+WARMUP_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """So many peers are killed when the run reaches a step."""
+
+    peers: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoRequest:
+    """A demo, as asked for. `checked` makes one that can be run."""
+
+    stages: int
+    peers: int
+    steps: int
+    kill: Kill
+    text: tuple[Path, ...] = ()
+    seed: int = 0
+    delay: int = 0
+    threads: int = 1
+    out: Path
+    report: Path | None = None
+
+    @property
+    def peers_per_stage(self) -> int:
+        return self.peers // self.stages
+
+    def stage_of(self, peer: int) -> int:
+        """Peers are dealt out to the stages in turn."""
+        return peer % self.stages
+
+    def victims(self) -> list[int]:
+        """Peers to kill: each time the last of the stage that has most left, the last such stage."""
+        left: dict[int, list[int]] = {stage: [] for stage in range(self.stages)}
+        for peer in range(self.peers):
+            left[self.stage_of(peer)].append(peer)
+        found = []
+        for _ in range(self.kill.peers):
+            stage = max(left, key=lambda stage: (len(left[stage]), stage))
+            found.append(left[stage].pop())
+        return found
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Paths of one demo."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "run.toml"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def data(self) -> Path:
+        """Where the host looks for the run's token files."""
+        return self.run / "data"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def host_report(self) -> Path:
+        return self.run / "report.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.json"
+
+    @property
+    def plot(self) -> Path:
+        return self.root / "loss.png"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    def peer(self, number: int) -> Path:
+        return self.root / "peers" / str(number)
+
+
+@dataclass(frozen=True)
+class PreparedDemo:
+    """A demo that can start: its manifest is written and its text is read."""
+
+    request: DemoRequest
+    folder: Folder
+    settings: RunSettings
+    data: PreparedData
+
+
+def parse_kill(text: str | None, steps: int) -> Kill:
+    """`N@STEP`; None means one peer at KILL_AT_SHARE of the run. Raises SettingsError."""
+    if text is None:
+        return Kill(peers=1, step=max(1, round(steps * KILL_AT_SHARE)))
+    match = re.fullmatch(r"(\d{1,6})@(\d{1,9})", text)
+    if match is None:
+        raise SettingsError(f"--kill {text}: give N@STEP, such as 1@{max(1, round(steps * KILL_AT_SHARE))}, or 0@0")
+    return Kill(peers=int(match[1]), step=int(match[2]))
+
+
+def default_out() -> Path:
+    """A folder that is not there yet."""
+    return DEFAULT_OUT / time.strftime("%Y%m%d-%H%M%S")
+
+
+def check(request: DemoRequest) -> DemoRequest:
+    """The request with absolute paths. Raises SettingsError if it cannot be run; nothing is written."""
+    num_layers = preset_config(PRESET, 256)["num_hidden_layers"]
+    if request.stages > num_layers:
+        raise SettingsError(f"--stages {request.stages}: the model has {num_layers} layers; give at most {num_layers}")
+    if request.peers < request.stages:
+        raise SettingsError(
+            f"--peers {request.peers}: each of {request.stages} stages needs a peer; give --peers {request.stages} "
+            "or more, or fewer --stages"
+        )
+    _check_kill(request)
+    for path in request.text:
+        if not path.exists():
+            raise SettingsError(f"--text {path}: is neither a file nor a folder; correct the path")
+        if not os.access(path, os.R_OK):
+            raise SettingsError(f"--text {path}: cannot be read (Permission denied); change its mode or name another")
+    _check_out(request.out)
+    if request.report is not None:
+        _check_report(request.report)
+    return replace(
+        request,
+        text=tuple(path.absolute() for path in request.text),
+        out=request.out.absolute(),
+        report=request.report and request.report.absolute(),
+    )
+
+
+def prepare(request: DemoRequest) -> PreparedDemo:
+    """Make the folder, the manifest and the token files. Raises SettingsError, with nothing left behind."""
+    text = manifest_text(request)
+    folder = Folder(request.out)
+    there_before = folder.root.exists()
+    try:
+        for path in (folder.logs, folder.data):
+            path.mkdir(parents=True)
+        manifest = parse_manifest(text, folder.manifest)
+        folder.manifest.write_text(text, encoding="utf-8")
+        data = prepare_data(manifest.data, folder.data)
+        return PreparedDemo(request, folder, freeze(manifest, data, ()), data)
+    except BaseException as error:
+        for path in [*folder.root.iterdir()] if folder.root.is_dir() else []:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not there_before:
+            with contextlib.suppress(OSError):
+                folder.root.rmdir()
+        if isinstance(error, OSError):
+            raise SettingsError(
+                f"--out {request.out}: cannot be written ({error.strerror}); choose another folder"
+            ) from error
+        raise
+
+
+def manifest_text(request: DemoRequest) -> str:
+    """The run's TOML: what `swarm host` reads, and what a user may copy and change."""
+    texts = ", ".join(_toml_string(str(path)) for path in request.text)
+    return f"""\
+# The run of this demo. `swarm init` writes a manifest in which every field is explained.
+
+[run]
+name = "demo"
+
+[model]
+preset = "{PRESET}"
+stages = {request.stages}
+
+[data]
+# Empty: the source code of Python's standard library.
+text = [{texts}]
+sequence_length = {SEQUENCE_LENGTH}
+seed = {request.seed}
+
+[batch]
+microbatch_size = {MICROBATCH_SIZE}
+target_tokens = {BATCH_TOKENS}
+
+[optimizer]
+learning_rate = {LEARNING_RATE}
+warmup_steps = {round(request.steps * WARMUP_SHARE)}
+total_steps = {request.steps}
+
+[codecs]
+activations = "int8"
+activation_gradients = "int8"
+averaging = "int8"
+
+[averaging]
+rule = "centered_clip"
+delay = {request.delay}
+
+[checkpoint]
+snapshot_every = {SNAPSHOT_EVERY}
+every_steps = {2 * SNAPSHOT_EVERY}
+
+[limits]
+founders_per_stage = {request.peers_per_stage}
+"""
+
+
+def _check_kill(request: DemoRequest) -> None:
+    kill = request.kill
+    asked = f"--kill {kill.peers}@{kill.step}"
+    if kill.peers == 0:
+        return
+    most = request.peers - request.stages
+    if kill.peers > most:
+        remedy = f"give at most {most}@{kill.step}" if most else "add peers with --peers, or give 0@0"
+        raise SettingsError(
+            f"{asked}: each of {request.stages} stages must keep a peer, and there are {request.peers}; {remedy}"
+        )
+    if not 1 <= kill.step < request.steps:
+        raise SettingsError(f"{asked}: the run has {request.steps} steps; give a step from 1 to {request.steps - 1}")
+
+
+def _check_out(out: Path) -> None:
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise SettingsError(f"--out {out}: is not an empty folder; give a new one, nothing is overwritten")
+        above = out.absolute()
+        while not above.exists():
+            above = above.parent
+    except OSError as error:
+        raise SettingsError(f"--out {out}: cannot be looked at ({error.strerror}); choose another folder") from error
+    if not above.is_dir():
+        raise SettingsError(f"--out {out}: {above} is no folder; choose another")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise SettingsError(f"--out {out}: {above} cannot be written (Permission denied); choose another folder")
+
+
+def _check_report(report: Path) -> None:
+    above = report.absolute().parent
+    if not above.is_dir():
+        raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
+    if report.is_dir():
+        raise SettingsError(f"--report {report}: is a folder; give a file's name")
+    if not os.access(report if report.exists() else above, os.W_OK):
+        raise SettingsError(f"--report {report}: cannot be written (Permission denied); choose another path")
+
+
+def _toml_string(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"--text {text!r}: the path is not UTF-8; rename it, or link to it by another name") from (
+            error
+        )
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
