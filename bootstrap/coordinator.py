@@ -33,6 +33,7 @@ from swarm.host_protocol import (
     GENESIS,
     GOODBYE,
     REPORT,
+    RESULT,
     RUN,
     StepReport,
 )
@@ -110,6 +111,7 @@ class Coordinator:
             (SNAPSHOT, self._on_snapshot),
             (CHUNK, self._on_chunk),
             (REPORT, self._on_report),
+            (RESULT, self._on_result),
             (GOODBYE, self._on_goodbye),
         ):
             self._transport.serve(method, handler, max_body_bytes=0)
@@ -369,40 +371,45 @@ class Coordinator:
             self._take_up()
         self.progress.take(sender, report)
         self.progress.peers[sender].left = False
-        before = self.progress.done_versions()
-        if fields.optional("result"):
-            result = Result.from_value(fields.message("result"))
-            if result.roster.run_id != self.run.run_id or not verify(
-                result.leader, result.signed_bytes(), result.signature
-            ):
-                raise RemoteError("signature", "the result is not signed by its leader", sender)
-            self.progress.take_result(result)
-            roster = result.roster
-            facts: Value = {
-                "stage": roster.stage,
-                "step": roster.step,
-                "name": result.new_name,
-                "members": len(roster.contributions),
-                "joins": [*roster.joins],
-                "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
-                "ids": [*sorted({item.microbatch_id for c in roster.contributions for item in c.work})],
-            }
-            self._ledger.append("result", facts)
-            for departure in roster.leaves:
-                if departure.peer_id in self.progress.peers:
-                    self.progress.peers[departure.peer_id].left = True
-                self._emit(
-                    {"event": "left", "stage": roster.stage, "peer_id": departure.peer_id, "reason": departure.reason}
-                )
-            for peer in roster.joins:
-                if peer in self.progress.peers:
-                    self.progress.peers[peer].left = False
-                self._emit({"event": "joined", "stage": roster.stage, "peer_id": peer})
         self._tell_step(sender, report)
+        self._changed.set()
+        known = report.stage in self.progress.steps[report.version - 1].ids
+        return Message({"wants_result": not known})
+
+    async def _on_result(self, sender: PeerId, request: Message) -> Message:
+        result = Result.from_value(Fields("result call", request.meta).message("result"))
+        roster = result.roster
+        if roster.run_id != self.run.run_id or not verify(result.leader, result.signed_bytes(), result.signature):
+            raise RemoteError("signature", "the result is not signed by its leader", sender)
+        before = self.progress.done_versions()
+        if not self.progress.take_result(result):
+            return Message()
+        facts: Value = {
+            "stage": roster.stage,
+            "step": roster.step,
+            "name": result.new_name,
+            "members": len(roster.contributions),
+            "joins": [*roster.joins],
+            "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
+            "ids": [*sorted({item.microbatch_id for c in roster.contributions for item in c.work})],
+        }
+        self._ledger.append("result", facts)
+        for departure in roster.leaves:
+            self._mark(departure.peer_id, left=True)
+            self._emit(
+                {"event": "left", "stage": roster.stage, "peer_id": departure.peer_id, "reason": departure.reason}
+            )
+        for peer in roster.joins:
+            self._mark(peer, left=False)
+            self._emit({"event": "joined", "stage": roster.stage, "peer_id": peer})
         for version in range(before, self.progress.done_versions()):
             self._emit({"event": "version", "version": version + 1})
         self._changed.set()
         return Message()
+
+    def _mark(self, peer: PeerId, *, left: bool) -> None:
+        if peer in self.progress.peers:
+            self.progress.peers[peer].left = left
 
     def _tell_step(self, sender: PeerId, report: StepReport) -> None:
         self._emit(

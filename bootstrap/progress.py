@@ -65,17 +65,18 @@ class RunProgress:
         if report.state_digest:
             self.digests[report.version][report.stage][peer] = report.state_digest.hex()
 
-    def take_result(self, result: Result) -> None:
-        """A leader published its round's result."""
+    def take_result(self, result: Result) -> bool:
+        """A round's result; whether it is new."""
         roster = result.roster
         step = self.steps[int(roster.step)]
         if roster.stage in step.ids:
-            return
+            return False
         step.ids[roster.stage] = {item.microbatch_id for c in roster.contributions for item in c.work}
         if roster.stage == 0:
             step.tokens = sum(c.num_tokens for c in roster.contributions)
             step.finished_at = time.time()
         step.departures += len(roster.leaves)
+        return True
 
     def replay_result(self, facts: dict[str, Any], microbatch_tokens: int) -> None:
         """A result as the ledger remembers it."""

@@ -30,6 +30,7 @@ from swarm import PROTOCOL
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state
 from swarm.core.canonical import Value, unpack
+from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex, Step
@@ -47,6 +48,7 @@ from swarm.host_protocol import (
     GOODBYE,
     MAX_SETTINGS_BYTES,
     REPORT,
+    RESULT,
     RUN,
     SignedRun,
     StepReport,
@@ -126,7 +128,7 @@ class PeerDaemon:
         self.finished = asyncio.Event()
         self._rng = rng or random.Random(secrets.randbits(64))
         self._host_id = host
-        self._reports: deque[dict[str, Value]] = deque(maxlen=MAX_UNSENT_REPORTS)
+        self._reports: deque[tuple[StepReport, Result]] = deque(maxlen=MAX_UNSENT_REPORTS)
         self._report_ready = asyncio.Event()
         self.rounds: StageRounds | None = None
 
@@ -441,10 +443,7 @@ class PeerDaemon:
             busy_s=compute.busy_s,
             state_digest=snapshot.digest if snapshot is not None else b"",
         )
-        meta: dict[str, Value] = {"report": report.to_value()}
-        if applied.led_here:
-            meta["result"] = applied.result.to_value()
-        self._reports.append(meta)
+        self._reports.append((report, applied.result))
         self._report_ready.set()
 
     async def _send_reports(self) -> None:
@@ -452,14 +451,18 @@ class PeerDaemon:
             await self._report_ready.wait()
             self._report_ready.clear()
             while self._reports:
+                report, result = self._reports[0]
                 try:
-                    await self.host.call(REPORT, self._reports[0])
+                    reply = await self.host.call(REPORT, {"report": report.to_value()})
+                    if Fields("report answer", reply.meta).boolean("wants_result"):
+                        await self.host.call(RESULT, {"result": result.to_value()})
                 except TransientError:
                     await asyncio.sleep(1.0)
                     continue
                 except RemoteError as error:
                     log.warning("the host refused a report: %s", error)
-                self._reports.popleft()
+                if self._reports and self._reports[0][0] is report:  # else it was dropped for newer ones meanwhile
+                    self._reports.popleft()
 
     async def _on_finish(self, sender: PeerId, request: Message) -> Message:
         if sender != self._host_id:

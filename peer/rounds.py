@@ -50,7 +50,6 @@ class Applied:
     result: Result
     chain: StageChain
     gradient_norm: float
-    led_here: bool
     seconds: float
     """From the closing of the step to the new version."""
     stale: int
@@ -398,6 +397,8 @@ class StageRounds:
                 for step in sorted(self._steps):
                     ticket = self._steps[step].grants.take(leased, self._used, self._tries)
                     if ticket is not None:
+                        # Its slot is spoken for: a report made before the source says so must not ask for one more.
+                        self._wanted = max(0, self._wanted - 1)
                         return ticket
             self._grant_available.clear()
             await self._grant_available.wait()
@@ -750,9 +751,8 @@ class StageRounds:
         for old in sorted(self.results)[:-RETAINED_RESULTS]:
             del self.results[old]
         self.joining -= set(next_chain.members)
-        led = result.leader == self._me
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
-        applied = Applied(result, next_chain, new.gradient_norm, led, seconds, closed.stale, len(closed.work))
+        applied = Applied(result, next_chain, new.gradient_norm, seconds, closed.stale, len(closed.work))
         due = next_chain.version % self.settings.checkpoint.snapshot_every == 0 or self.is_over
         frozen = await self._exact.run(Urgency.ROUND, replica.frozen_state) if due else None
         self._open_steps()

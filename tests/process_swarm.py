@@ -1,0 +1,223 @@
+"""This is where tests run a swarm of real processes with real p2pd: start, watch, kill, and look for what is left."""
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+REPOSITORY = Path(__file__).parent.parent
+
+MANIFEST = """
+[run]
+name = "kill-test"
+[model]
+config = {{ model_type = "llama", vocab_size = 256, hidden_size = 32, intermediate_size = 64, num_hidden_layers = 2, \
+num_attention_heads = 2, num_key_value_heads = 2, max_position_embeddings = 64, tie_word_embeddings = false }}
+stages = {stages}
+[data]
+text = ["text"]
+sequence_length = 32
+[batch]
+microbatch_size = 4
+target_tokens = {target_tokens}
+[optimizer]
+learning_rate = 3e-3
+warmup_steps = 2
+total_steps = {steps}
+[averaging]
+rule = "centered_clip"
+delay = {delay}
+sync_steps = 2
+[checkpoint]
+every_steps = {every}
+snapshot_every = 4
+[limits]
+founders_per_stage = {founders}
+max_in_flight = 2
+[deadlines]
+call_s = 5.0
+hop_s = 20.0
+round_phase_s = 2.0
+step_s = 30.0
+straggler_s = 1.0
+lease_s = 4.0
+drain_s = 5.0
+"""
+
+
+class Zygote:
+    """Starts `swarm` processes; see tests/zygote.py. Their runtime folder is their own: it marks all that is theirs."""
+
+    def __init__(self) -> None:
+        self.runtime = Path(tempfile.mkdtemp(prefix="hs-"))
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+        environment = {**os.environ, **threads, "XDG_RUNTIME_DIR": str(self.runtime)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.zygote"],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._exits: dict[int, int] = {}
+        self._pids: queue.Queue[int] = queue.Queue()
+        self._changed = threading.Condition()
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._ready.wait(120), "the zygote did not start"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            if "pid" in said:
+                self._pids.put(said["pid"])
+            elif "exited" in said:
+                with self._changed:
+                    self._exits[said["exited"]] = said["code"]
+                    self._changed.notify_all()
+            else:
+                self._ready.set()
+
+    def start(self, argv: list[str], log: Path, die: dict[str, Any] | None = None) -> int:
+        assert self._process.stdin is not None
+        order = {"id": 0, "argv": argv, "log": str(log), "die": die}
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._pids.get(timeout=30)
+
+    def exit_code(self, pid: int, *, timeout_s: float) -> int:
+        with self._changed:
+            assert self._changed.wait_for(lambda: pid in self._exits, timeout_s), f"process {pid} did not end"
+            return self._exits[pid]
+
+    def has_ended(self, pid: int) -> bool:
+        with self._changed:
+            return pid in self._exits
+
+    def leftovers(self, *, timeout_s: float = 10.0) -> list[str]:
+        """What is still there after at most `timeout_s`: processes (so their ports), socket files, folders."""
+        give_up_at = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while True:
+            left = [str(path) for path in self.runtime.rglob("*") if path.name != "homeswarm"]
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    marked = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)
+                    if marked and process.pid != self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                        left.append(f"process {process.pid} {' '.join(process.cmdline())[:100]}")
+            if not left or time.monotonic() > give_up_at:
+                return left
+            pause.wait(0.1)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+@dataclass
+class ProcessSwarm:
+    """One run: its host, its peers by name, and their logs below `root`."""
+
+    zygote: Zygote
+    root: Path
+    stages: int = 2
+    founders: int = 2
+    steps: int = 12
+    every: int = 4
+    delay: int = 0
+    target_tokens: int = 1024
+    seed: int = 0
+    host: int = 0
+    peers: dict[str, int] = field(default_factory=dict)
+    _log_start: int = 0
+
+    def __enter__(self) -> Self:
+        text = self.root / "text"
+        text.mkdir()
+        for name in ("heapq.py", "textwrap.py", "argparse.py", "typing.py"):
+            (text / name).write_bytes((Path(os.__file__).parent / name).read_bytes())
+        (self.root / "run.toml").write_text(
+            MANIFEST.format(
+                stages=self.stages,
+                target_tokens=self.target_tokens,
+                steps=self.steps,
+                delay=self.delay,
+                every=self.every,
+                founders=self.founders,
+            )
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pid in [self.host, *self.peers.values()]:
+            if pid and not self.zygote.has_ended(pid):
+                os.kill(pid, signal.SIGKILL)
+                self.zygote.exit_code(pid, timeout_s=10)
+        if kind is not None:
+            for log in sorted(self.root.glob("*.log")):
+                print(f"--- {log.name}\n{log.read_text()[-3000:]}")
+
+    def start_host(self, *extra: str, listen: str = "127.0.0.1:0") -> None:
+        argv = ["host", str(self.root / "run.toml"), "--dir", str(self.root / "host"), "--listen", listen]
+        argv += ["--json", "--verbose", "--evaluate-tokens", "512", "--report", str(self.root / "report.json"), *extra]
+        self._log_start = len(self.events())
+        self.host = self.zygote.start(argv, self.root / "host.log")
+
+    def events(self) -> list[dict[str, Any]]:
+        log = self.root / "host.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith('{"event"')]
+
+    def wait_for(self, kind: str, *, timeout_s: float = 60, **facts: Any) -> dict[str, Any]:
+        """The first event of the kind with these facts since the host was (last) started."""
+        give_up_at = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while time.monotonic() < give_up_at:
+            for event in self.events()[self._log_start :]:
+                if event["event"] == kind and all(event.get(name) == value for name, value in facts.items()):
+                    return event
+            assert not self.zygote.has_ended(self.host), f"the host ended before {kind} {facts}"
+            pause.wait(0.05)
+        raise AssertionError(f"no event {kind} {facts} within {timeout_s} s")
+
+    def start_peer(self, name: str, stage: int, *, die: dict[str, Any] | None = None) -> None:
+        address = self.wait_for("listening")["addresses"][0]
+        argv = ["join", address, "--stage", str(stage), "--dir", str(self.root / name), "--threads", "1"]
+        argv += ["--listen", "127.0.0.1:0", "--verbose"]
+        self.peers[name] = self.zygote.start(argv, self.root / f"{name}.log", die)
+
+    def start_founders(self, **dying: dict[str, Any]) -> None:
+        """All founders, named p<stage><letter>; `dying` says who dies when."""
+        for stage in range(self.stages):
+            for number in range(self.founders):
+                name = f"p{stage}{'abcdefgh'[number]}"
+                self.start_peer(name, stage, die=dying.get(name))
+
+    def kill(self, name: str) -> None:
+        os.kill(self.peers[name], signal.SIGKILL)
+
+    def finish(self, *, timeout_s: float = 90) -> dict[str, Any]:
+        """The report, once the host has ended well."""
+        code = self.zygote.exit_code(self.host, timeout_s=timeout_s)
+        assert code == 0, f"the host ended with {code}"
+        report: dict[str, Any] = json.loads((self.root / "report.json").read_text())
+        return report

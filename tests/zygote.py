@@ -1,0 +1,86 @@
+"""This is where real `swarm` processes are forked from one that has everything imported already: ready in no time.
+
+Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die"}`, starts a process that runs the `swarm`
+command line `argv` with its output in `log`; lines out are `{"id", "pid"}` and `{"exited", "code"}`. It ends, and
+its children with it, when its input closes.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+
+def preload() -> None:
+    import hivemind
+    import torch
+
+    import swarm.cli
+    import swarm.network.dht  # noqa: F401
+
+    assert torch is not None
+    assert hivemind is not None
+
+
+def main() -> None:
+    preload()
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    out.write(json.dumps({"ready": os.getpid()}) + "\n")
+    children: set[int] = set()
+    pending = b""
+    while True:
+        readable, _, _ = select.select([0], [], [], 0.02)
+        if readable:
+            data = os.read(0, 1 << 16)
+            if not data:
+                break
+            pending += data
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    out.close()
+                    _child(order)
+                children.add(pid)
+                out.write(json.dumps({"id": order["id"], "pid": pid}) + "\n")
+        while children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            children.discard(pid)
+            out.write(json.dumps({"exited": pid, "code": os.waitstatus_to_exitcode(status)}) + "\n")
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _child(order: dict[str, Any]) -> None:
+    code = 70
+    try:
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if order["die"] is not None:
+            from tests.dying import arm
+
+            arm(**order["die"])
+        from swarm.cli import run
+
+        code = int(run(order["argv"]))
+    except BaseException:  # noqa: BLE001 - the traceback belongs in the log, whatever it is
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
