@@ -3,6 +3,7 @@
 The counts come from the members themselves and only pace the step; what weighs is certified in the round.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.ids import PeerId, Step
@@ -32,7 +33,11 @@ class Closing:
 
 @dataclass
 class StepProgress:
-    """One step of one stage as its leader sees it. Times are seconds of the caller's clock."""
+    """One step of one stage as its leader sees it. Times are seconds of the caller's clock.
+
+    Grants are absolute (how many in all) and only grow, so a lost or repeated answer does no harm; together they never
+    exceed the target, but where a member is lost with its sum and what it held is granted again.
+    """
 
     step: Step
     is_source: bool
@@ -41,27 +46,42 @@ class StepProgress:
     straggler_s: float
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
     _granted: dict[PeerId, int] = field(default_factory=dict)
+    _awaited: set[PeerId] = field(default_factory=set)
+    _grants_from: float | None = None
     _first_at: float | None = None
     _next_seen_at: float | None = None
     _full_at: float | None = None
 
+    def expect(self, members: Iterable[PeerId], *, now: float) -> None:
+        """This peer leads from now on, after another: it grants nothing before all have reported what they hold.
+
+        Whoever has not within `straggler_s` is not waited for.
+        """
+        self._awaited = set(members) - set(self._reports)
+        self._grants_from = now + self.straggler_s
+
     def report(self, peer_id: PeerId, report: MemberReport, *, now: float) -> int:
         """Take a member's report; at stage 0, the number of microbatches it may have started in all."""
         self._reports[peer_id] = report
-        if (report.num_done or report.num_in_flight) and self._first_at is None:
+        self._awaited.discard(peer_id)
+        started = report.num_done + report.num_in_flight
+        if started and self._first_at is None:
             self._first_at = now
         if report.saw_next and self._next_seen_at is None:
             self._next_seen_at = now
-        started = report.num_done + report.num_in_flight
         granted = max(started, self._granted.get(peer_id, 0))
+        if not report.num_in_flight and not report.num_wanted:
+            granted = started  # it has room and wants nothing: it is pausing, and what it left is for others
         self._granted[peer_id] = granted
         if self.is_source:
             free = self.target_microbatches - sum(self._granted.values())
-            if free > 0 and self._next_seen_at is None:
+            if free > 0 and self._may_grant(now):
                 self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
             if self._first_at is None and self._granted[peer_id]:
                 self._first_at = now
-        if self._full_at is None and self.num_done >= self.target_microbatches:
+        if self.num_done < self.target_microbatches:
+            self._full_at = None
+        elif self._full_at is None:
             self._full_at = now
         return self._granted[peer_id]
 
@@ -69,6 +89,14 @@ class StepProgress:
         """The member is gone with its sum: what it was granted may be granted again."""
         self._reports.pop(peer_id, None)
         self._granted.pop(peer_id, None)
+        self._awaited.discard(peer_id)
+        if self.num_done < self.target_microbatches:
+            self._full_at = None
+
+    def _may_grant(self, now: float) -> bool:
+        if self._next_seen_at is not None:
+            return False
+        return not self._awaited or self._grants_from is None or now >= self._grants_from
 
     @property
     def num_done(self) -> int:
@@ -97,7 +125,7 @@ class StepProgress:
                 return Closing(f"{self.num_open} stragglers are late by {self.straggler_s:.1f} s")
         if self._next_seen_at is not None and self.is_source:
             # Downstream takes no more of this step: what is in flight is all that can still come.
-            if not self.num_in_flight or now >= self._next_seen_at + self.straggler_s:
+            if not (self.num_in_flight or self._awaited) or now >= self._next_seen_at + self.straggler_s:
                 return Closing(f"the next stage has closed step {self.step} with {self.num_done} microbatches in")
         elif self._next_seen_at is not None:
             # Synchronous sources start a step only when the one before is closed: nothing more can come.
@@ -113,7 +141,7 @@ class StepProgress:
         times = [
             start + wait
             for start, wait in (
-                (self._first_at, self.step_s),
+                (self._first_at if self.num_done else None, self.step_s),
                 (self._next_seen_at, self.straggler_s),
                 (self._full_at, self.straggler_s),
             )
