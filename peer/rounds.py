@@ -281,9 +281,11 @@ class StageRounds:
 
     async def _report(self, state: _StepState) -> None:
         is_source = self.chain.stage == 0
+        num_done = self.replica.num_done(state.step)
         report = MemberReport(
-            num_done=self.replica.num_done(state.step),
-            num_in_flight=len(state.grants.in_flight) if is_source else 0,
+            num_done=num_done,
+            # A gradient is in the sum a moment before its ticket is done: counted once, or one too many is granted.
+            num_in_flight=max(0, state.grants.started - num_done) if is_source else 0,
             num_wanted=self._wanted if is_source else 0,
             saw_next=state.saw_next,
         )
