@@ -32,6 +32,7 @@ def train_reference(
 
     Held-out loss is over the windows the host evaluates with the same `evaluate_tokens`.
     """
+    torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
     settings = run.settings
     reader = BatchReader(settings, run.data.train())
     whole = WholeModel(settings, run.states)

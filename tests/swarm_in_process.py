@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bootstrap.coordinator import Coordinator, CoordinatorSettings
 from bootstrap.ledger import Ledger
 from bootstrap.run_folder import PreparedRun, prepare_run
@@ -270,7 +268,6 @@ async def swarm_in_process(
     stage are there.
     """
     run = manifest if isinstance(manifest, PreparedRun) else prepare(manifest, folder, seed=seed)
-    threads = torch.get_num_threads()
     network = MemoryNetwork(random.Random(f"{seed}/network"), delay_s=delay_s, loss=loss)
     swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap)
     if on_event is not None:
@@ -283,4 +280,3 @@ async def swarm_in_process(
         yield swarm
     finally:
         await swarm.close()
-        torch.set_num_threads(threads)
