@@ -39,6 +39,7 @@ from swarm.host_protocol import (
 )
 from swarm.identity import verify
 from swarm.manifest import settings_to_value
+from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -180,8 +181,7 @@ class Coordinator:
         """Until every stage has reported a state of this version."""
         while len(self.progress.digests.get(version, {})) < self.progress.num_stages:
             self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), 1.0)
+            await happened(self._changed, within_s=1.0)
 
     async def _archive(self, version: int) -> None:
         """Write the checkpoint of this version, from whichever peers have its states."""
@@ -302,8 +302,7 @@ class Coordinator:
             if not self._earlier or time.monotonic() > self._started_at + self.run.settings.deadlines.lease_s:
                 self._begin_if_ready()
             if self._genesis is None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._genesis_made.wait(), wait_s)
+                await happened(self._genesis_made, within_s=wait_s)
         genesis = self._genesis[stage] if self._genesis is not None else None
         return Message({"genesis": genesis.to_value() if genesis is not None else None})
 

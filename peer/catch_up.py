@@ -18,6 +18,7 @@ from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId
+from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -125,8 +126,7 @@ class CatchUp:
             rounds = self._rounds
             if rounds.is_over or (rounds.is_member and not self._behind):
                 self._wake.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), 0.5)
+                await happened(self._wake, within_s=0.5)
                 continue
             donors = sorted((self._behind or self._peers_of_stage() | set(rounds.chain.members)) - {self._me})
             self._behind.clear()

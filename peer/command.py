@@ -67,6 +67,7 @@ async def join(volunteer: VolunteerSettings, addresses: tuple[str, ...], stop: a
     from swarm.identity import is_peer_id
     from swarm.network.dht import DHTDirectory
     from swarm.network.identity_file import load_or_create_identity
+    from swarm.network.loop import happened
     from swarm.network.p2p import P2PSettings, P2PTransport
 
     hosts = {address.rpartition("/p2p/")[2] for address in addresses}
@@ -87,11 +88,8 @@ async def join(volunteer: VolunteerSettings, addresses: tuple[str, ...], stop: a
                 break
             except TransientError as error:
                 click.echo(f"the host does not answer yet: {error}", err=True)
-                try:
-                    await asyncio.wait_for(stop.wait(), 2.0)
-                except TimeoutError:
-                    continue
-                return
+                if await happened(stop, within_s=2.0):
+                    return
         daemon = PeerDaemon(volunteer, identity, transport, directory, host)
         await daemon.run(stop)
     finally:

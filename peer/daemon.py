@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -105,6 +105,19 @@ class Host:
         raise AssertionError("unreachable")
 
 
+class Joined(NamedTuple):
+    """What a peer has when it has joined."""
+
+    settings: RunSettings
+    run_id: RunId
+    model: StageModel
+    state: StageState
+    chain: StageChain
+    folder: Path
+    files: tuple[TokenFile, TokenFile] | None
+    """Training and held-out tokens, at stage 0."""
+
+
 class PeerDaemon:
     """One peer of one stage of one run."""
 
@@ -140,6 +153,20 @@ class PeerDaemon:
         torch.set_num_threads(self.volunteer.threads)
         self.transport.serve("ping", _ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
+        joining = asyncio.ensure_future(self._join())
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                await self._live(*joining.result(), stop)
+        finally:
+            stopping.cancel()
+            if not joining.done():
+                joining.cancel()
+                await asyncio.gather(joining, return_exceptions=True)
+
+    async def _join(self) -> Joined:
+        """Everything this peer needs before it can take part."""
         settings, run_key, name = await self._fetch_run()
         stage = await self._admitted_stage()
         layout = stage_layout(settings.model, stage)
@@ -150,7 +177,7 @@ class PeerDaemon:
         files = await self._fetch_files(settings, folder) if stage == 0 else None
         model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
         state, chain = await self._first_state(settings, name, run_key, stage, layout)
-        await self._live(settings, name, model, state, chain, folder, files, stop)
+        return Joined(settings, name, model, state, chain, folder, files)
 
     # -- joining ------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ Whoever sends work keeps it until it is answered, and sends it to another peer i
 """
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
@@ -27,6 +26,7 @@ from swarm.core.settings import RunSettings
 from swarm.core.wiring import EarliestFinishWiring, NoPeerAvailable
 from swarm.identity import Identity
 from swarm.model.stage import Saved, Weights
+from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
 
@@ -151,8 +151,7 @@ class Downstream:
                 retry_at = missing.retry_at
                 wait_s = 0.25 if retry_at is None else max(0.005, min(0.5, retry_at - time.monotonic()))
                 self._routes_changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._routes_changed.wait(), wait_s)
+                await happened(self._routes_changed, within_s=wait_s)
                 continue
             started = time.monotonic()
             try:

@@ -5,12 +5,12 @@ thread, deadlines on the event loop. Handlers and tasks all run on one event loo
 """
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from swarm.core.stage_chain import StageChain
 from swarm.core.step_progress import MemberReport, StepProgress
 from swarm.identity import Identity, verify
 from swarm.model.stage import Weights
+from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class StageRounds:
         self._steps: dict[Step, _StepState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._version_changed = asyncio.Event()
+        self._stopped = False
         self._wanted = 0
         self._grant_available = asyncio.Event()
         self._tries: dict[MicrobatchId, int] = {}
@@ -141,6 +143,8 @@ class StageRounds:
         self._open_steps()
 
     async def stop(self) -> None:
+        """End all work; nothing is begun after it."""
+        self._stopped = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -171,8 +175,7 @@ class StageRounds:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 return False
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._version_changed.wait(), left_s)
+            await happened(self._version_changed, within_s=left_s)
         return True
 
     def rebase(self, chain: StageChain) -> None:
@@ -192,12 +195,15 @@ class StageRounds:
         self._version_changed = asyncio.Event()
         self._grant_available.set()
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopped:
+            work.close()
+            return
         task = asyncio.ensure_future(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Awaitable[None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except (TransientError, RemoteError) as error:
@@ -275,8 +281,7 @@ class StageRounds:
         while self._steps.get(state.step) is state:
             if self.is_member and (state.round is None or state.round.roster is None):
                 await self._report(state)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(state.dirty.wait(), REPORT_EVERY_S)
+            await happened(state.dirty, within_s=REPORT_EVERY_S)
             state.dirty.clear()
 
     async def _report(self, state: _StepState) -> None:
@@ -439,8 +444,7 @@ class StageRounds:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0 or int(step) < self.chain.version or self.is_over:
                 raise TransientError(f"step {step} is not open here: version {self.chain.version}")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._version_changed.wait(), left_s)
+            await happened(self._version_changed, within_s=left_s)
 
     async def _on_round(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("round message", request.meta)
@@ -509,8 +513,7 @@ class StageRounds:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 raise TransientError(f"no roster of step {state.step} here yet")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(state.changed.wait(), left_s)
+            await happened(state.changed, within_s=left_s)
 
     def _carry_out(self, state: _StepState, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -605,8 +608,7 @@ class StageRounds:
         while self._steps.get(state.step) is state and state.round is not None:
             now = time.monotonic()
             times = [t for t in (state.round.deadline, state.progress.next_deadline()) if t is not None and t > now]
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(state.changed.wait(), max(0.01, min([t - now for t in times], default=0.5)))
+            await happened(state.changed, within_s=max(0.01, min([t - now for t in times], default=0.5)))
             if self._steps.get(state.step) is not state:
                 return
             self._close_if_due(state)

@@ -51,3 +51,16 @@ async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[Result]]) -> 
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
+
+
+async def happened(event: asyncio.Event, *, within_s: float) -> bool:
+    """Whether the event was set within the time.
+
+    Not `asyncio.wait_for`: before Python 3.12 it loses a cancellation that comes together with the event.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
