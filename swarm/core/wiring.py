@@ -1,14 +1,21 @@
-"""This is where a microbatch's next peer is chosen: the one expected to finish it soonest."""
+"""This is where a microbatch's next peer is chosen: the one expected to answer soonest."""
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, StageIndex
 
 SMOOTHING = 0.2
+LOAD_MEMORY = 0.75
+"""Share of the load behind a measured duration that counts as included in it. The rest pulls towards equal loads,
+so that peers that only differ by chance get equal work."""
 FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 8.0
+BUSY_RETRY_S = 0.05
+FORGET_AFTER = 20.0
+"""A peer that got nothing for this many of its durations is tried again as if it had never been measured."""
 
 
 class NoPeerAvailable(TransientError):
@@ -29,18 +36,30 @@ class Route:
 
 @dataclass
 class _Link:
-    service_s: float | None = None  # smoothed seconds a microbatch, at the load it had; None until measured
-    in_flight: int = 0
+    duration_s: float | None = None  # smoothed, from the choice to the answer; None until measured
+    load: float = 0.0  # smoothed number in flight, itself included, when the measured ones were sent
+    sent: deque[tuple[float, int]] = field(default_factory=deque)  # when, and at which load; oldest first
+    last_sent_at: float = 0.0
     failures: int = 0
     shunned_until: float = 0.0
+    is_listed: bool = True
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.sent)
 
 
 @dataclass
 class EarliestFinishWiring:
-    """Routes to the live peer of one stage expected to finish soonest; ties are broken by `rng`.
+    """Routes to the live peer of one stage expected to answer soonest; ties are broken by `rng`.
 
     Durations are measured here, never taken from the peer, so a slow or boastful peer loses traffic. A
-    peer that fails is shunned at once and probed again after a growing wait.
+    peer that fails is shunned at once and probed again, by one microbatch, after a growing wait.
+
+    A duration is not divided by the load it was measured at: nobody can tell from few in flight whether a peer is
+    slow or far away, so the division makes whoever has much look fast and gives it more. Expected is the smoothed
+    duration, corrected by how much more is in flight now than was then. Of peers that queue, each is so filled to
+    equal durations, that is in proportion to its speed.
     """
 
     stage: StageIndex
@@ -50,68 +69,92 @@ class EarliestFinishWiring:
     def update(self, peers: set[PeerId]) -> None:
         """The stage's live peers are these; measurements of those that stay are kept."""
         for gone in sorted(set(self._links) - peers):
-            if self._links[gone].in_flight == 0:
+            self._links[gone].is_listed = False
+            if not self._links[gone].in_flight:
                 del self._links[gone]
-            else:
-                self._links[gone].shunned_until = float("inf")
         for peer in sorted(peers):
-            link = self._links.setdefault(peer, _Link())
-            if link.shunned_until == float("inf"):
-                link.shunned_until = 0.0
+            self._links.setdefault(peer, _Link()).is_listed = True
 
     def peers(self) -> tuple[PeerId, ...]:
-        return tuple(sorted(self._links))
+        """The live peers, whether they may be sent work now or not."""
+        return tuple(sorted(peer for peer, link in self._links.items() if link.is_listed))
 
     def choose(self, *, now: float) -> Route:
-        """Take a place at a peer. Each choice must be answered by `finished`, `failed` or `refused`."""
-        open_links = {peer: link for peer, link in sorted(self._links.items()) if link.shunned_until <= now}
+        """Take a place at a peer. Each choice must be answered by `finished`, `failed`, `refused` or `cancelled`."""
+        listed = {peer: link for peer, link in sorted(self._links.items()) if link.is_listed}
+        open_links = {
+            peer: link
+            for peer, link in listed.items()
+            if link.shunned_until <= now and not (link.failures and link.in_flight)
+        }
         if not open_links:
-            waits = [link.shunned_until for link in self._links.values() if link.shunned_until < float("inf")]
+            waits = [max(link.shunned_until, now + BUSY_RETRY_S) for link in listed.values()]
             raise NoPeerAvailable(
-                f"stage {self.stage} has no live peer ({len(self._links)} known); "
+                f"stage {self.stage} has no live peer ({len(listed)} known); "
                 f"start one with `swarm join --stage {self.stage}`",
                 min(waits, default=None),
             )
-        known = [link.service_s for link in open_links.values() if link.service_s is not None]
-        optimistic = min(known, default=1.0)  # an unmeasured peer is tried as if it were the best
-        finish_s = {
-            peer: (link.in_flight + 1) * (link.service_s if link.service_s is not None else optimistic)
-            for peer, link in open_links.items()
-        }
+        each_s, best_s = self._common()
+        finish_s = {peer: _expected_s(link, each_s, best_s, now) for peer, link in open_links.items()}
         soonest = min(finish_s.values())
         peer_id = self.rng.choice([peer for peer, seconds in finish_s.items() if seconds == soonest])
-        self._links[peer_id].in_flight += 1
+        link = self._links[peer_id]
+        link.sent.append((now, link.in_flight + 1))
+        link.last_sent_at = now
         return Route(peer_id, f"soonest of {len(finish_s)} in stage {self.stage}: {soonest:.3f} s")
 
     def finished(self, peer_id: PeerId, duration_s: float) -> None:
         """The peer answered `duration_s` after it was chosen."""
-        link = self._leave(peer_id)
-        if link is None:
-            return
-        each_s = duration_s / (link.in_flight + 1)  # the call shared the peer with those still in flight
-        link.service_s = each_s if link.service_s is None else (1 - SMOOTHING) * link.service_s + SMOOTHING * each_s
-        link.failures = 0
+        link = self._links.get(peer_id)
+        if link is not None and link.sent:
+            load = link.sent[0][1]
+            share = SMOOTHING if link.duration_s is not None else 1.0
+            link.duration_s = (1 - share) * (link.duration_s or 0.0) + share * duration_s
+            link.load = (1 - share) * link.load + share * load
+            link.failures = 0
+        self._leave(peer_id)
 
     def failed(self, peer_id: PeerId, *, now: float) -> None:
         """The peer broke off, was late, or sent something wrong: no work for a while, twice as long each time."""
         link = self._leave(peer_id)
-        if link is not None:
-            link.failures += 1
-            link.shunned_until = now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**link.failures)
+        if link is not None and link.shunned_until <= now:  # what was in flight with it fails by the same fault
+            link.failures = min(link.failures + 1, 16)
+            link.shunned_until = now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** (link.failures - 1))
 
     def refused(self, peer_id: PeerId, *, now: float) -> None:
         """The peer said BUSY: it is well, and tried again soon."""
         link = self._leave(peer_id)
         if link is not None:
-            link.shunned_until = max(link.shunned_until, now + 0.05)
+            link.failures = 0
+            link.shunned_until = max(link.shunned_until, now + BUSY_RETRY_S)
 
     def cancelled(self, peer_id: PeerId) -> None:
         """The caller gave up for reasons of its own."""
         self._leave(peer_id)
 
+    def _common(self) -> tuple[float, float]:
+        """Seconds that one more in flight adds, on average; the least duration measured, which a new peer may match."""
+        measured = [(link.duration_s, link.load) for link in self._links.values() if link.duration_s is not None]
+        if not measured:
+            return 1.0, 0.0
+        each_s = sum(duration_s / load for duration_s, load in measured) / len(measured)
+        return each_s, min(duration_s for duration_s, _ in measured)
+
     def _leave(self, peer_id: PeerId) -> _Link | None:
         link = self._links.get(peer_id)
-        if link is not None:
-            link.in_flight -= 1
-            assert link.in_flight >= 0
+        if link is None:
+            return None
+        assert link.sent
+        link.sent.popleft()
+        if not link.is_listed and not link.sent:
+            del self._links[peer_id]
         return link
+
+
+def _expected_s(link: _Link, each_s: float, best_s: float, now: float) -> float:
+    duration_s, load = link.duration_s, link.load
+    if duration_s is None or (not link.sent and now > link.last_sent_at + FORGET_AFTER * duration_s):
+        duration_s, load = best_s, 1.0
+    expected_s = duration_s + each_s * (link.in_flight + 1 - LOAD_MEMORY * load)
+    # Whoever is late already with the oldest in flight will not be quicker with the next.
+    return max(expected_s, now - link.sent[0][0] if link.sent else 0.0)
