@@ -85,6 +85,10 @@ class BirthRecord:
         )
         fields.done()
         outer.done()
+        if len(made.shape) != 2 or not made.num_targets <= made.shape[0] * made.shape[1]:
+            raise RemoteError("malformed", f"{made.num_targets} targets in a microbatch of shape {made.shape}")
+        if made.prefix_length > made.shape[1] or any(bound >= made.shape[1] for bound in made.document_bounds):
+            raise RemoteError("malformed", f"prefix or documents past the {made.shape[1]} tokens of a sample")
         return made
 
     def digest(self) -> bytes:

@@ -57,6 +57,8 @@ class Contribution:
     run_id: str
     stage: StageIndex
     step: Step
+    previous_name: bytes
+    """Name of the version the round starts from: a stage that begins again elsewhere is another chain."""
     peer_id: PeerId
     work: tuple[Work, ...]
     part_digests: tuple[bytes, ...]
@@ -72,6 +74,7 @@ class Contribution:
             "run_id": self.run_id,
             "stage": self.stage,
             "step": self.step,
+            "previous_name": self.previous_name,
             "peer_id": self.peer_id,
             "work": [item.to_value() for item in self.work],
             "part_digests": list(self.part_digests),
@@ -91,6 +94,7 @@ class Contribution:
             fields.text("run_id"),
             StageIndex(fields.integer("stage")),
             Step(fields.integer("step")),
+            fields.octets("previous_name", length=32),
             fields.peer("peer_id"),
             fields.items("work", Work.from_value, max_items=MAX_WORK),
             fields.items("part_digests", digest_item, max_items=MAX_PARTS),
@@ -113,7 +117,9 @@ class Departure:
     @classmethod
     def from_value(cls, value: Value) -> "Departure":
         fields = Fields("departure", value)
-        return cls(fields.peer("peer_id"), fields.text("reason"))
+        made = cls(fields.peer("peer_id"), fields.text("reason"))
+        fields.done()
+        return made
 
 
 @dataclass(frozen=True)
@@ -226,11 +232,13 @@ class ReducedPart:
     def from_value(cls, value: Value) -> "ReducedPart":
         fields = Fields("reduced part", value)
         made = cls(
-            fields.integer("part", high=MAX_PARTS),
+            fields.integer("part", high=MAX_PARTS - 1),
             fields.octets("digest", length=32),
             fields.items("contributors", peer_item, max_items=MAX_MEMBERS),
         )
         fields.done()
+        if list(made.contributors) != sorted(set(made.contributors)):
+            raise RemoteError("malformed", f"contributors of part {made.part} are not in the order of peer ids")
         return made
 
 

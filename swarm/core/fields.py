@@ -78,7 +78,7 @@ class Fields:
     def done(self) -> None:
         """Nothing else may have been sent."""
         if self._left:
-            raise RemoteError("malformed", f"{self._kind} has unknown fields {sorted(self._left)}")
+            raise RemoteError("malformed", f"{self._kind} has unknown fields {', '.join(sorted(self._left)[:4])[:80]}")
 
     def _take(self, name: str) -> Value:
         if name not in self._value:
@@ -87,7 +87,12 @@ class Fields:
         return self._value[name]
 
     def _wrong(self, name: str, value: Value, wanted: str) -> RemoteError:
-        return RemoteError("malformed", f"{self._kind}.{name} is {repr(value)[:60]}, not {wanted}")
+        # A stranger's value is not printed whole: it may be megabytes.
+        if isinstance(value, str | bytes | list | tuple | dict):
+            found = f"{type(value).__name__} of {len(value)}"
+        else:
+            found = repr(value)
+        return RemoteError("malformed", f"{self._kind}.{name} is {found}, not {wanted}")
 
 
 def peer_item(value: Value) -> PeerId:

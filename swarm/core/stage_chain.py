@@ -4,7 +4,8 @@ Every member folds the same results and so knows the same members, leaders, data
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import pairwise
+from typing import ClassVar, cast
 
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.contribution import MAX_MEMBERS, MAX_WORK, Result, counted_tokens
@@ -67,6 +68,8 @@ class Genesis:
         )
         fields.done()
         outer.done()
+        if not made.members:
+            raise RemoteError("malformed", "genesis without members")
         return made
 
 
@@ -75,6 +78,8 @@ class StageChain:
     """What is certified of a stage at `version`."""
 
     run_id: str
+    lineage: bytes
+    """Name of the genesis that all of this follows from."""
     stage: StageIndex
     version: Version
     name: bytes
@@ -96,6 +101,7 @@ class StageChain:
             )
         return cls(
             genesis.run_id,
+            genesis.name,
             genesis.stage,
             genesis.version,
             genesis.name,
@@ -134,6 +140,7 @@ class StageChain:
             )
         return StageChain(
             self.run_id,
+            self.lineage,
             self.stage,
             Version(self.version + 1),
             result.new_name,
@@ -147,6 +154,7 @@ class StageChain:
     def to_value(self) -> Value:
         return {
             "run_id": self.run_id,
+            "lineage": self.lineage,
             "stage": self.stage,
             "version": self.version,
             "name": self.name,
@@ -164,6 +172,7 @@ class StageChain:
         fields = Fields("stage chain", value)
         made = cls(
             fields.text("run_id"),
+            fields.octets("lineage", length=32),
             StageIndex(fields.integer("stage")),
             Version(fields.integer("version")),
             fields.octets("name", length=32),
@@ -171,12 +180,17 @@ class StageChain:
             fields.octets("previous_name", length=32),
             fields.items("previous_members", peer_item, max_items=MAX_MEMBERS),
             (
-                fields.items("last_ids", integer_item, max_items=MAX_WORK),
-                fields.items("earlier_ids", integer_item, max_items=MAX_WORK),
+                fields.items("last_ids", integer_item, max_items=MAX_MEMBERS * MAX_WORK),
+                fields.items("earlier_ids", integer_item, max_items=MAX_MEMBERS * MAX_WORK),
             ),
             LeaseTable.from_value(fields.message("leases")),
         )
         fields.done()
+        if not made.members or not made.previous_members:
+            raise RemoteError("malformed", "stage chain without members")
+        for listed in (made.members, made.previous_members, *made.recent_ids):
+            if any(one >= other for one, other in pairwise(cast(tuple[str, ...], listed))):
+                raise RemoteError("malformed", "stage chain lists members or ids out of order")
         return made
 
 
