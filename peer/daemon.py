@@ -59,6 +59,7 @@ from swarm.model.families import stage_layout, validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Message, Transport
+from swarm.rehearsal import rehearse
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ class PeerDaemon:
         folder.mkdir(parents=True, exist_ok=True)
         files = await self._fetch_files(settings, folder) if stage == 0 else None
         model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
+        await asyncio.to_thread(rehearse, settings)
         state, chain = await self._first_state(settings, name, run_key, stage, layout)
         return Joined(settings, name, model, state, chain, folder, files)
 

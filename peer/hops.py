@@ -494,11 +494,10 @@ class HopServer:
         targets: bytes | memoryview,
     ) -> Activation:
         """(compute) The activation as it goes out: encoded, then the targets."""
-        body = self._codec.encode(y.cpu())
-        size = len(body)
-        digest = hashlib.sha256(body).digest()
-        body += targets
-        return Activation(birth, version, parents, self._shape, body, size, digest)
+        encoded = self._codec.encode(y.cpu())
+        digest = hashlib.sha256(encoded).digest()
+        # A new object: the encoder's views may still be alive, and forbid to lengthen what they look at.
+        return Activation(birth, version, parents, self._shape, encoded + targets, len(encoded), digest)
 
     def _answer(
         self,
