@@ -10,7 +10,7 @@ import click
 from swarm.cli import ExitCode
 from swarm.core.errors import LocalError, SettingsError
 
-DEFAULT_STEPS = 200
+DEFAULT_STEPS = 300
 
 
 @click.command(name="demo", short_help="Train a small model with a swarm on this machine.")
@@ -88,7 +88,6 @@ async def conduct(prepared: Any, stop: asyncio.Event, started_at: float) -> Exit
     """Run the demo and show what came of it. Raises LocalError when it failed."""
     from rich.console import Console
 
-    from bootstrap.demo import closing
     from bootstrap.demo.observed import Observed
     from bootstrap.demo.run import Demo, Ending, failure_text
     from bootstrap.demo.view import view
@@ -103,6 +102,8 @@ async def conduct(prepared: Any, stop: asyncio.Event, started_at: float) -> Exit
 
     def wall_s() -> float:
         return time.monotonic() - started_at
+
+    from bootstrap.demo import closing  # brings torch: not before the host has started
 
     with console.status("closing") as status:
         kept = await closing.keep(

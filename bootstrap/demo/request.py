@@ -21,10 +21,10 @@ SNAPSHOT_EVERY = 8
 KILL_AT_SHARE = 0.4
 """Where nothing else is asked, one peer is killed at this share of the run."""
 
-BATCH_TOKENS = 4096
-MICROBATCH_SIZE = 8
+BATCH_TOKENS = 2048
+MICROBATCH_SIZE = 4
 SEQUENCE_LENGTH = 128
-LEARNING_RATE = 4e-3
+LEARNING_RATE = 3e-3
 WARMUP_SHARE = 0.1
 
 
@@ -97,6 +97,11 @@ class Folder:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def events(self) -> Path:
+        """What the host said, a JSON object a line, `at_s` seconds after the demo began."""
+        return self.logs / "events.jsonl"
 
     @property
     def host_report(self) -> Path:
@@ -212,6 +217,8 @@ stages = {request.stages}
 # Empty: the source code of Python's standard library.
 text = [{texts}]
 sequence_length = {SEQUENCE_LENGTH}
+# One microbatch: neighbouring text is then spread over the whole run, and every step sees some of everything.
+chunk_tokens = {MICROBATCH_SIZE * SEQUENCE_LENGTH + 1}
 seed = {request.seed}
 
 [batch]

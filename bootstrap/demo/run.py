@@ -15,6 +15,7 @@ from bootstrap.demo.processes import Program, end_all
 from bootstrap.demo.report import held_out_bigram_loss
 from bootstrap.demo.request import PreparedDemo
 from bootstrap.demo.view import View
+from swarm.core.settings import RunSettings
 from swarm.network.identity_file import load_or_create_identity
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,9 @@ class Demo:
         stopping = asyncio.ensure_future(stop.wait())
         try:
             await self._start_host()
-            tasks.append(asyncio.ensure_future(self._start_peers_when_told()))
+            # Compiled here once, not by every peer at the same time.
+            tasks.append(asyncio.ensure_future(asyncio.to_thread(_compile_kernels, self.prepared.settings)))
+            tasks.append(asyncio.ensure_future(self._start_peers_when_told(tasks[-1])))
             ending = await self._watch(view, stopping, tasks)
             await self._end_programs(ending, view)
             if ending is Ending.DONE:
@@ -81,8 +84,8 @@ class Demo:
         arguments += ["--report", str(folder.host_report), "--evaluate-tokens", str(EVALUATE_TOKENS), "--verbose"]
         self.host = await Program.start("host", arguments, log=folder.logs / "host.log", on_line=self._on_line)
 
-    async def _start_peers_when_told(self) -> None:
-        while not self.observed.addresses:
+    async def _start_peers_when_told(self, rehearsal: asyncio.Task[None]) -> None:
+        while not self.observed.addresses or not rehearsal.done():
             await self._change()
         request, folder = self.prepared.request, self.prepared.folder
         for number in range(request.peers):
@@ -111,7 +114,10 @@ class Demo:
         if not isinstance(event, dict):
             log.info("host: %s", line)
             return
-        self.observed.take(event, now=time.monotonic())
+        now = time.monotonic()
+        with self.prepared.folder.events.open("a") as file:
+            file.write(json.dumps({"at_s": round(now - self.observed.started_at, 3), **event}) + "\n")
+        self.observed.take(event, now=now)
         if event.get("event") == "version":
             self._kill_if_due()
         self._changed.set()
@@ -242,6 +248,12 @@ def died(program: Program) -> str:
     if program.exit is None:
         return "is running"
     return f"was killed by signal {-program.exit}" if program.exit < 0 else f"ended with exit code {program.exit}"
+
+
+def _compile_kernels(settings: RunSettings) -> None:
+    from swarm.rehearsal import rehearse  # brings torch, which the host's start need not wait for
+
+    rehearse(settings)
 
 
 def _killed_by_someone(program: Program) -> bool:
