@@ -92,7 +92,7 @@ def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_i
         Work(MicrobatchId(first_id + n), 0, Version(STEP), 64, bytes(32), bytes(range(32))) for n in range(num_work)
     )
     digests = tuple(hashlib.sha256(part_bytes(peer, part)).digest() for part in range(num_parts)) if num_work else ()
-    unsigned = Contribution(RUN_ID, STAGE, STEP, peer, work, digests)
+    unsigned = Contribution(RUN_ID, STAGE, STEP, PREVIOUS_NAME, peer, work, digests)
     return replace(unsigned, signature=identity_of(peer).sign(unsigned.signed_bytes()))
 
 

@@ -54,6 +54,8 @@ class RoundFacts:
         peer = made.peer_id
         if (made.run_id, made.stage, made.step) != (self.run_id, self.stage, self.step):
             raise RemoteError("protocol", f"contribution of {peer} names another run, stage or step", peer)
+        if made.previous_name != self.previous_name:
+            raise RemoteError("fork", f"contribution of {peer} starts from another version", peer)
         self.check_member(peer)
         if len(made.part_digests) != (self.num_parts if made.work else 0):
             raise RemoteError("protocol", f"{len(made.part_digests)} part digests for {self.num_parts} parts", peer)
