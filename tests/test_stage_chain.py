@@ -1,0 +1,228 @@
+"""The fold of a stage's past: the same at every member, from any starting point."""
+
+import hashlib
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarm.core.canonical import Value, pack, unpack
+from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster, Work
+from swarm.core.errors import RemoteError
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.leases import LeaseTable
+from swarm.core.settings import RunSettings
+from swarm.core.stage_chain import Genesis, StageChain
+from swarm.identity import Identity
+from swarm.manifest import assumed_data, freeze, parse_manifest
+
+PEERS = tuple(PeerId(f"peer {number}") for number in range(6))
+
+
+def _settings() -> RunSettings:
+    manifest = parse_manifest("", Path("run.toml"))
+    return freeze(manifest, assumed_data(manifest), [bytes([stage]) * 32 for stage in range(manifest.model.num_stages)])
+
+
+SETTINGS = _settings()
+
+
+def _genesis(stage: int = 0, members: tuple[PeerId, ...] = PEERS[:3]) -> Genesis:
+    return Genesis("run", StageIndex(stage), Version(4), bytes(range(32)), members, LeaseTable())
+
+
+def _result(
+    chain: StageChain,
+    works: dict[PeerId, tuple[Work, ...]],
+    *,
+    joins: tuple[PeerId, ...] = (),
+    leaves: tuple[PeerId, ...] = (),
+    unheard: tuple[PeerId, ...] = (),
+) -> Result:
+    made = tuple(
+        Contribution(chain.run_id, chain.stage, Step(chain.version), chain.name, peer, works[peer], (bytes(32),))
+        for peer in sorted(works)
+        if works[peer]
+    )
+    leader = next(peer for peer in chain.members if peer not in leaves)
+    roster = Roster(
+        chain.run_id,
+        chain.stage,
+        Step(chain.version),
+        0,
+        0,
+        leader,
+        chain.name,
+        made,
+        (leader,) if made else (),
+        joins,
+        tuple(Departure(peer, "gone") for peer in leaves),
+        "full",
+    )
+    heard = tuple(one.peer_id for one in made if one.peer_id not in unheard)
+    return Result(roster, (ReducedPart(0, bytes(32), heard),) if heard else (), leader)
+
+
+def _work(number: int, *, attempt: int = 0, num_tokens: int = 8) -> Work:
+    return Work(MicrobatchId(number), attempt, Version(0), num_tokens, bytes(32), bytes(32))
+
+
+def test_members_agree_on_the_leaders_before_and_after_the_step_before_has_ended() -> None:
+    """Microbatches of step t + 1 are under way while round t runs: some members know its result, others do not."""
+    rng = random.Random(5)
+    chain = StageChain.begin(_genesis(), SETTINGS)
+    assert chain.leaders(Step(4)) == StageChain.begin(_genesis(), SETTINGS).leaders(Step(4))
+    for _ in range(40):
+        early = chain.leaders(Step(chain.version + 1))
+        leaves = tuple(peer for peer in chain.members if rng.random() < 0.2)[: len(chain.members) - 1]
+        joins = tuple(peer for peer in PEERS if peer not in chain.members and rng.random() < 0.4)
+        before = chain
+        chain = chain.advance(_result(chain, {}, joins=joins, leaves=leaves), SETTINGS)
+        late = chain.leaders(Step(chain.version))
+        assert late[: len(early)] == early
+        assert late[len(early) :] == tuple(peer for peer in chain.members if peer not in before.members)
+        assert set(chain.members) <= set(late)
+        assert chain.members == tuple(sorted((set(before.members) - set(leaves)) | set(joins)))
+        assert chain.version == before.version + 1
+
+
+def test_the_order_of_leaders_changes_from_step_to_step() -> None:
+    chain, first = StageChain.begin(_genesis(members=PEERS), SETTINGS), set()
+    for _ in range(40):
+        first.add(chain.leaders(Step(chain.version))[0])
+        chain = chain.advance(_result(chain, {}), SETTINGS)
+    assert first == set(PEERS)
+
+
+def test_every_member_folds_the_same_chain_and_its_value_is_exact() -> None:
+    rng = random.Random(3)
+    chain = other = StageChain.begin(_genesis(), SETTINGS)
+    for _ in range(12):
+        works = {
+            peer: tuple(_work(number) for number in chain.leases.ids_of(peer)[: rng.randint(0, 3)])
+            for peer in chain.members
+        }
+        result = _result(chain, works)
+        chain = chain.advance(result, SETTINGS)
+        other = StageChain.from_value(unpack(pack(other.to_value()), max_bytes=1 << 20)).advance(result, SETTINGS)
+        assert other == chain
+        assert chain.lineage == _genesis().name
+    assert chain.leases.consumed > 0
+
+
+def test_whoever_joins_at_stage_0_gets_a_lease_and_a_leavers_ids_go_on() -> None:
+    chain = StageChain.begin(_genesis(members=PEERS[:2]), SETTINGS)
+    ids_each = 2 * SETTINGS.microbatches_per_step
+    mine = chain.leases.ids_of(PEERS[0])
+    assert len(mine) >= ids_each
+    chain = chain.advance(_result(chain, {}, joins=(PEERS[2],), leaves=(PEERS[0],)), SETTINGS)
+    assert chain.members == (PEERS[1], PEERS[2])
+    assert chain.leases.ids_of(PEERS[0]) == []
+    assert set(mine) <= {number for peer in chain.members for number in chain.leases.ids_of(peer)}
+
+
+def test_leases_do_not_matter_past_stage_0() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    assert chain.advance(_result(chain, {PEERS[0]: (_work(3),)}), SETTINGS).leases == LeaseTable()
+
+
+def test_an_id_weighs_once_in_three_steps_and_at_its_highest_attempt_only() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    first = {
+        PEERS[0]: (_work(1), _work(2, attempt=1)),
+        PEERS[1]: (_work(2), _work(3)),
+        PEERS[2]: (_work(3, attempt=4),),
+    }
+    result = _result(chain, first)
+    assert chain.weights_of(result) == {PEERS[0]: 16, PEERS[1]: 0, PEERS[2]: 8}
+    chain = chain.advance(result, SETTINGS)
+    again = {PEERS[0]: (_work(1, attempt=9), _work(4))}
+    for _ in range(2):
+        assert chain.weights_of(_result(chain, again)) == {PEERS[0]: 8}
+        chain = chain.advance(_result(chain, {}), SETTINGS)
+    assert chain.weights_of(_result(chain, again)) == {PEERS[0]: 16}
+
+
+def test_the_ids_of_a_contribution_that_reached_nobody_are_not_consumed() -> None:
+    chain = StageChain.begin(_genesis(), SETTINGS)
+    lost, kept = (chain.leases.ids_of(peer)[0] for peer in PEERS[:2])
+    result = _result(chain, {PEERS[0]: (_work(lost),), PEERS[1]: (_work(kept),)}, unheard=(PEERS[0],))
+    after = chain.advance(result, SETTINGS)
+    assert after.recent_ids == ((kept,), ())
+    assert lost in after.leases.ids_of(PEERS[0])
+    assert kept not in after.leases.ids_of(PEERS[1])
+    assert after.leases.consumed == 1
+
+
+def test_a_result_that_starts_elsewhere_is_a_fork() -> None:
+    chain = StageChain.begin(_genesis(), SETTINGS)
+    good = _result(chain, {})
+    other = StageChain.begin(replace(_genesis(), state_digest=bytes(32)), SETTINGS)
+    later = chain.advance(good, SETTINGS)
+    for wrong in (_result(other, {}), _result(later, {}), replace(good, roster=replace(good.roster, step=Step(5)))):
+        with pytest.raises(RemoteError) as caught:
+            chain.advance(wrong, SETTINGS)
+        assert caught.value.kind == "fork"
+
+
+def test_the_genesis_bytes_never_change() -> None:
+    identity = Identity.from_seed(bytes(range(32)))
+    order_free = LeaseTable.from_value(
+        {"next_chunk": 2, "consumed": 5, "held": [["", [[0, 5, 8]]], [identity.peer_id, [[1, 8, 16]]]]}
+    )
+    genesis = replace(_genesis(members=(identity.peer_id,)), leases=order_free)
+    signed = replace(genesis, signature=identity.sign(genesis.signed_bytes()))
+    assert Genesis.from_value(unpack(pack(signed.to_value()), max_bytes=1 << 16)) == signed
+    assert (
+        hashlib.sha256(genesis.signed_bytes()).hexdigest()
+        == "0be9e4b1ab48e3607d7da85feaaad84fe26bf4e6f214cdbcf0c26b910b652bc2"
+    )
+    assert genesis.name.hex() == "3e279133a66a08f92eea22f9239db8b1c6cb93ccea80383bf7f0c092f88b9065"
+
+
+def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
+    genesis = _genesis()
+    others = [
+        replace(genesis, run_id="other"),
+        replace(genesis, stage=StageIndex(1)),
+        replace(genesis, version=Version(5)),
+        replace(genesis, state_digest=bytes(32)),
+        replace(genesis, members=PEERS[:2]),
+        replace(genesis, leases=LeaseTable(1)),
+    ]
+    assert len({genesis.name, *(other.name for other in others)}) == 7
+
+
+def _chain_value(**changes: Value) -> Value:
+    value = StageChain.begin(_genesis(stage=1), SETTINGS).to_value()
+    assert isinstance(value, dict)
+    return {**value, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"members": []},
+        {"previous_members": []},
+        {"members": ["b", "a"]},
+        {"members": ["a", "a"]},
+        {"members": [f"{number:03}" for number in range(65)]},
+        {"last_ids": [3, 2]},
+        {"earlier_ids": [2, 2]},
+        {"last_ids": ["2"]},
+        {"lineage": b"short"},
+        {"version": -1},
+        {"more": 1},
+    ],
+)
+def test_malformed_chains_are_refused(changes: dict[str, Value]) -> None:
+    StageChain.from_value(_chain_value())
+    with pytest.raises(RemoteError) as caught:
+        StageChain.from_value(_chain_value(**changes))
+    assert caught.value.kind == "malformed"
+
+
+def test_a_genesis_without_members_is_refused() -> None:
+    with pytest.raises(RemoteError):
+        Genesis.from_value(replace(_genesis(members=()), signature=bytes(64)).to_value())
