@@ -9,13 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
-from swarm.checkpoint.state import StageState
 from swarm.core.schedule import learning_rate
 from swarm.core.settings import OptimizerSettings, RunSettings
-from swarm.data.batches import Batch
+from swarm.data.batches import Batch, held_out_batches
+from swarm.data.token_file import TokenFile
 from swarm.model.families import stage_layout, whole_config
 
 
@@ -34,7 +36,8 @@ class WholeStep:
 class WholeModel:
     """The model of a run that begins where the run's stages do."""
 
-    def __init__(self, settings: RunSettings, states: Sequence[StageState]) -> None:
+    def __init__(self, settings: RunSettings, weights: Sequence[NDArray[np.float32]]) -> None:
+        """`weights` are the stages' flat vectors."""
         from transformers import AutoModelForCausalLM
 
         self.settings = settings
@@ -42,14 +45,14 @@ class WholeModel:
             whole_config(settings.model.config_json).to_dict() | {"tie_word_embeddings": False, "use_cache": False}
         )
         self.model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        self._stages = [stage_layout(settings.model, stage) for stage in range(settings.model.num_stages)]
         tensors = {
             name: torch.from_numpy(view.copy())
-            for state in states
-            for name, view in state.layout.views(state.weights).items()
+            for layout, flat in zip(self._stages, weights, strict=True)
+            for name, view in layout.views(flat).items()
         }
         self.model.load_state_dict(tensors, strict=True)
         self.parameters: dict[str, torch.nn.Parameter] = dict(self.model.named_parameters())
-        self._stages = [stage_layout(settings.model, stage) for stage in range(settings.model.num_stages)]
         num_all = sum(layout.num_values for layout in self._stages)
         self._clip_norms = [
             settings.optimizer.max_norm * (layout.num_values / num_all) ** 0.5 for layout in self._stages
@@ -119,6 +122,13 @@ class WholeModel:
             logits_BLV = self.model(input_ids=tokens_BL).logits
         loss_sum = functional.cross_entropy(logits_BLV.float().flatten(0, 1), targets_BL.flatten(), reduction="sum")
         return loss_sum, int((targets_BL != -100).sum())
+
+
+def host_windows(settings: RunSettings, held_out: TokenFile, *, evaluate_tokens: int) -> list[Batch]:
+    """The held-out microbatches that a host with this `--evaluate-tokens` evaluates: whole ones only."""
+    each = settings.microbatch_tokens
+    count = max(1, min((len(held_out) - 1) // each, evaluate_tokens // each))
+    return held_out_batches(settings, held_out, limit_tokens=count * each)
 
 
 def _optimizer(settings: OptimizerSettings, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.whole_model import WholeModel, WholeStep
+from benchmarks.whole_model import WholeModel, WholeStep, host_windows
 from bootstrap.run_folder import PreparedRun
 from swarm.core.ids import MicrobatchId
-from swarm.data.batches import BatchReader, held_out_batches
+from swarm.data.batches import BatchReader
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def train_reference(
     torch.set_num_threads(1)  # tiny matrices: more threads only wait for each other
     settings = run.settings
     reader = BatchReader(settings, run.data.train())
-    whole = WholeModel(settings, run.states)
+    whole = WholeModel(settings, [state.weights for state in run.states])
     steps: list[WholeStep] = []
     first: dict[str, torch.Tensor] = {}
     for number in range(len(microbatches)):
@@ -43,8 +43,5 @@ def train_reference(
             whole.add(reader.batch(MicrobatchId(microbatch_id)))
         first = first or whole.gradient_sums()
         steps.append(whole.step(number))
-    limit_tokens = max(
-        settings.microbatch_tokens, evaluate_tokens // settings.microbatch_tokens * settings.microbatch_tokens
-    )
-    held_out = held_out_batches(settings, run.data.held_out(), limit_tokens=limit_tokens)
+    held_out = host_windows(settings, run.data.held_out(), evaluate_tokens=evaluate_tokens)
     return Reference(whole, steps, first, whole.held_out_loss(held_out))
