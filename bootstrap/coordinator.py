@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 KEPT_CHECKPOINTS = 3
 EVALUATE_AT_ONCE = 4
 LONGEST_GENESIS_WAIT_S = 10.0
+HELD_SNAPSHOTS = 3
+"""Snapshots a peer keeps."""
 GENESIS_POLL_S = 15.0
 """A peer that has not asked for the genesis for this long is not ready any more."""
 
@@ -68,6 +70,10 @@ class _StageStart:
     chunks: list[bytes | bytearray | memoryview]
     offer: Offer
     ready: dict[PeerId, float] = field(default_factory=dict)
+
+
+class VersionGone(TransientError):
+    """No live peer holds the version any more."""
 
 
 class Coordinator:
@@ -130,7 +136,10 @@ class Coordinator:
         try:
             for version in due:
                 await self._reached(version)
-                await self._archive(version)
+                try:
+                    await self._archive(version)
+                except VersionGone as gone:  # the host was away too long: the next checkpoint will do
+                    self._emit({"event": "skipped", "version": version, "reason": str(gone)})
             await evaluation
             if settings.optimizer.total_steps > first:
                 await self._evaluate_and_tell(settings.optimizer.total_steps)
@@ -209,8 +218,16 @@ class Coordinator:
         self._ledger.append("checkpoint", {"version": version})
         self._emit({"event": "checkpoint", "version": version, "path": str(path)})
 
+    def _is_gone(self, stage: int, version: int) -> bool:
+        """Whether every live peer of the stage is so far ahead that none holds the version any more."""
+        reports = [f.last for f in self.progress.peers.values() if f.stage == stage and not f.left and f.last]
+        kept = HELD_SNAPSHOTS * self.run.settings.checkpoint.snapshot_every
+        return bool(reports) and all(report.version > version + kept for report in reports)
+
     async def _state_of(self, stage: int, version: int, start: _StageStart) -> tuple[StageState, Offer]:
         while True:
+            if self._is_gone(stage, version):
+                raise VersionGone(f"no peer of stage {stage} holds version {version} any more")
             for peer in sorted(self.progress.digests[version][stage]):
                 if self.progress.peers[peer].left:
                     continue
@@ -223,7 +240,11 @@ class Coordinator:
             await asyncio.sleep(0.5)
 
     async def _evaluate_and_tell(self, version: int) -> None:
-        loss = await self.evaluate(version)
+        try:
+            loss = await self.evaluate(version)
+        except VersionGone as gone:
+            self._emit({"event": "skipped", "version": version, "reason": str(gone)})
+            return
         self.held_out[version] = loss
         self._emit({"event": "evaluation", "version": version, "held_out_loss": loss})
 
@@ -254,6 +275,8 @@ class Coordinator:
                             return fields.number("loss_sum"), fields.integer("num_targets", low=1)
                         except (TransientError, RemoteError) as error:
                             log.info("evaluation of %d by %s: %s", version, source[-6:], error)
+                    if self._is_gone(0, version):
+                        raise VersionGone(f"no peer of stage 0 holds version {version} any more")
                     turn += 1
                     await asyncio.sleep(0.2)
 

@@ -362,7 +362,8 @@ class PeerDaemon:
         if source is not None:
             source.serve(self.transport)
         catch_up = CatchUp(rounds, self.transport, lambda: neighbours.of_stage(stage), self._rng)
-        await neighbours.announce_once()
+        with contextlib.suppress(TransientError):  # announced again soon
+            await neighbours.announce_once()
         log.info(
             "stage %d at version %d, %s of %d members",
             stage,

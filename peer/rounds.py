@@ -618,7 +618,7 @@ class StageRounds:
         replica, step = self.replica, state.step
         assert state.round is not None
         accumulation = await self._compute.run(Urgency.ROUND, lambda: replica.close(step))
-        if not self._signing_log.may_sign(self.chain.stage, step):
+        if not self._signing_log.may_sign(self.chain.lineage, step):
             log.warning("step %d: this peer may have signed before it was restarted, and stays silent", step)
             return
         seed_facts: list[Value] = [self._run_id, self.chain.stage, self.chain.version, self._me]
@@ -639,8 +639,8 @@ class StageRounds:
 
         parts, digests = await self._exact.run(Urgency.ROUND, encode)
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
-        unsigned = Contribution(self._run_id, self.chain.stage, step, self._me, work, tuple(digests))
-        await asyncio.to_thread(self._signing_log.record, self.chain.stage, step, unsigned.signed_bytes())
+        unsigned = Contribution(self._run_id, self.chain.stage, step, self.chain.name, self._me, work, tuple(digests))
+        await asyncio.to_thread(self._signing_log.record, self.chain.lineage, step, unsigned.signed_bytes())
         state.own_parts = parts
         for index, part in enumerate(parts):
             state.received[index, self._me] = part

@@ -7,39 +7,39 @@ from pathlib import Path
 
 
 class SigningLog:
-    """The last step signed for each stage of a run, on disk and synced before a signature leaves."""
+    """The last step signed in each lineage (see StageChain), on disk and synced before a signature leaves."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last: dict[str, int] = {}
+        self._last: dict[bytes, int] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
                 entry = json.loads(line)
-                self._last[str(entry["stage"])] = max(int(entry["step"]), self._last.get(str(entry["stage"]), -1))
+                lineage = bytes.fromhex(entry["lineage"])
+                self._last[lineage] = max(int(entry["step"]), self._last.get(lineage, -1))
             except (ValueError, KeyError, TypeError):
                 continue  # a torn last line: what it was to record was never signed
         self._before_start = dict(self._last)
         self._rewrite()
 
-    def may_sign(self, stage: int, step: int) -> bool:
+    def may_sign(self, lineage: bytes, step: int) -> bool:
         """Not within two steps of what an earlier process of this peer signed, and never twice."""
-        key = str(stage)
-        earlier, last = self._before_start.get(key), self._last.get(key)
+        earlier, last = self._before_start.get(lineage), self._last.get(lineage)
         return (earlier is None or step >= earlier + 2) and (last is None or step > last)
 
-    def record(self, stage: int, step: int, statement: bytes) -> None:
+    def record(self, lineage: bytes, step: int, statement: bytes) -> None:
         """The statement is about to be signed: returns once that is on disk."""
-        entry = {"stage": stage, "step": step, "sha256": hashlib.sha256(statement).hexdigest()}
+        entry = {"lineage": lineage.hex(), "step": step, "sha256": hashlib.sha256(statement).hexdigest()}
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._last[str(stage)] = step
+        self._last[lineage] = step
 
     def _rewrite(self) -> None:
         partial = self._path.with_suffix(".partial")
-        lines = [json.dumps({"stage": int(stage), "step": step}) + "\n" for stage, step in self._last.items()]
+        lines = [json.dumps({"lineage": name.hex(), "step": step}) + "\n" for name, step in self._last.items()]
         with partial.open("w") as file:
             file.writelines(lines)
             file.flush()

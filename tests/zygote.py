@@ -5,6 +5,7 @@ command line `argv` with its output in `log`; lines out are `{"id", "pid"}` and 
 its children with it, when its input closes.
 """
 
+import importlib
 import json
 import os
 import select
@@ -12,16 +13,24 @@ import signal
 import sys
 from typing import Any
 
+PRELOADED = (
+    "bootstrap.command",
+    "bootstrap.coordinator",
+    "bootstrap.run_folder",
+    "hivemind",
+    "peer.command",
+    "peer.daemon",
+    "swarm.cli",
+    "swarm.network.dht",
+    "swarm.network.p2p",
+    "torch",
+    "transformers.models.llama.modeling_llama",
+)
+
 
 def preload() -> None:
-    import hivemind
-    import torch
-
-    import swarm.cli
-    import swarm.network.dht  # noqa: F401
-
-    assert torch is not None
-    assert hivemind is not None
+    for name in PRELOADED:
+        importlib.import_module(name)
 
 
 def main() -> None:

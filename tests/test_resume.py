@@ -1,0 +1,91 @@
+"""A run goes on after everything was killed, after its host was, and with peers that come late or come back."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.process_swarm import ProcessSwarm, Zygote
+
+
+def ids_by_step(swarm: ProcessSwarm) -> dict[int, list[int]]:
+    """Microbatches of stage 0's rosters, as the host's ledger has them."""
+    from bootstrap.ledger import Ledger
+
+    ledger = Ledger(swarm.root / "host" / "ledger.sqlite")
+    found: dict[int, list[int]] = {}
+    for event in ledger.events("result"):
+        facts: Any = event.facts
+        if facts["stage"] == 0:
+            found[facts["step"]] = list(facts["ids"])  # a step done again after a resume replaces the lost one
+    ledger.close()
+    return found
+
+
+def test_a_run_resumes_from_its_checkpoint_after_everything_was_killed(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=16, every=4) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("checkpoint", version=8)
+        swarm.wait_for("version", version=9)
+        for pid in (swarm.host, *swarm.peers.values()):
+            os.kill(pid, signal.SIGKILL)
+        for pid in (swarm.host, *swarm.peers.values()):
+            assert zygote.exit_code(pid, timeout_s=10) == -9
+        before = ids_by_step(swarm)
+        checkpoints = sorted((tmp_path / "host" / "checkpoints").glob("step-*"))
+        resumed_at = json.loads((checkpoints[-1] / "checkpoint.json").read_text())["version"]
+        assert max(before) + 1 - resumed_at <= 4, "more than a checkpoint interval is lost"
+
+        swarm.start_host()
+        swarm.start_founders()  # the same identities and folders as before
+        report = swarm.finish()
+        for pid in swarm.peers.values():
+            assert zygote.exit_code(pid, timeout_s=30) == 0
+        assert swarm.wait_for("genesis")["version"] == resumed_at
+        assert report["steps"] == 16
+        after = ids_by_step(swarm)
+        used = [number for step in range(16) for number in after[step]]
+        assert len(used) == len(set(used)), "a sample before the checkpoint was repeated after it"
+        assert {step: after[step] for step in range(resumed_at)} == {step: before[step] for step in range(resumed_at)}
+        for digests in report["state_digests"].values():
+            assert len(set(digests.values())) == 1
+    assert zygote.leftovers() == []
+
+
+def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=60, every=20, founders=1) as swarm:
+        swarm.start_host(listen="127.0.0.1:0")
+        swarm.start_founders()
+        port = swarm.wait_for("listening")["addresses"][0].split("/tcp/")[1].split("/")[0]
+        swarm.wait_for("version", version=4)
+        os.kill(swarm.host, signal.SIGKILL)
+        assert zygote.exit_code(swarm.host, timeout_s=10) == -9
+        swarm.start_host(listen=f"127.0.0.1:{port}")
+        recovered = swarm.wait_for("recovered", timeout_s=90)
+        report = swarm.finish(timeout_s=120)
+        assert recovered["version"] >= 4
+        assert report["steps"] == 60
+        for pid in swarm.peers.values():
+            assert zygote.exit_code(pid, timeout_s=30) == 0
+    assert zygote.leftovers() == []
+
+
+def test_a_peer_that_comes_late_and_one_that_comes_back_hold_the_same_bytes(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=120, every=40, founders=2, target_tokens=512) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=3)
+        swarm.kill("p0a")
+        swarm.wait_for("left", stage=0)
+        swarm.start_peer("p0a", 0)
+        swarm.start_peer("p1c", 1)
+        swarm.wait_for("joined", stage=0, timeout_s=90)
+        swarm.wait_for("joined", stage=1, timeout_s=90)
+        report = swarm.finish(timeout_s=180)
+        assert report["steps"] == 120
+        assert {stage: len(digests) for stage, digests in report["state_digests"].items()} == {"0": 2, "1": 3}
+        for digests in report["state_digests"].values():
+            assert len(set(digests.values())) == 1
+    assert zygote.leftovers() == []
