@@ -314,7 +314,7 @@ def test_a_reduced_part_that_overtakes_its_roster_is_used() -> None:
     third.on_roster(first.me, replace_reducers(roster, (third.me,) * 3, first.me), now=0.0)
     assert third.on_reduced(second.me, reduced_part(0, contributors), now=0.1) == []
     third.on_roster(first.me, moved_to, now=0.2)
-    assert third._reduced == {0: reduced_part(0, contributors)}
+    assert third._parts.reduced == {0: reduced_part(0, contributors)}
 
 
 def test_a_change_of_facts_keeps_only_what_fits() -> None:
@@ -501,8 +501,8 @@ def test_a_reducer_cannot_fill_memory_with_versions_of_a_part() -> None:
             second.on_reduced(third.me, made, now=0.1)
         except RemoteError:
             refused += 1
-    assert len(second._held) + refused == 100
-    assert len(second._held) <= 4
+    assert len(second._parts.held) + refused == 100
+    assert len(second._parts.held) <= 4
 
 
 def test_bad_results_are_refused_and_change_nothing() -> None:

@@ -15,10 +15,9 @@ it goes on without a member, or 2 before it relieves a reducer; others wait 4 be
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster
+from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.ranking import rank
 from swarm.core.round_facts import MAX_VIEWS_AHEAD, RoundFacts, Verify, is_of
 from swarm.core.round_instructions import (
     AggregatePart,
@@ -34,6 +33,8 @@ from swarm.core.round_instructions import (
     SendResult,
     SendRoster,
 )
+from swarm.core.round_parts import RoundParts
+from swarm.core.round_proposal import can_propose_again, fresh_roster, left_by, with_reducers
 
 __all__ = [
     "AggregatePart",
@@ -52,8 +53,6 @@ __all__ = [
     "SendRoster",
 ]
 
-MAX_OFFERS = 4
-"""Encodings of one part that one reducer may send in a round: one, and one more for each roster of other facts."""
 MAX_FETCHES = 4
 """Times a part of the result is asked for, without any arriving, before the next leader is turned to."""
 
@@ -90,12 +89,7 @@ class AveragingRound:
     _earlier: Roster | None = None  # highest roster known: its facts are proposed again
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _late: dict[PeerId, str] = field(default_factory=dict)  # silent in this view
-    _received: dict[int, set[PeerId]] = field(default_factory=dict)
-    _aggregating: set[int] = field(default_factory=set)
-    _aggregated: dict[int, ReducedPart] = field(default_factory=dict)  # by this peer
-    _reduced: dict[int, ReducedPart] = field(default_factory=dict)  # by the roster's reducers
-    _offers: dict[tuple[int, PeerId], list[ReducedPart]] = field(default_factory=dict)
-    _held: set[tuple[int, bytes]] = field(default_factory=set)  # (part, digest) whose bytes are here
+    _parts: RoundParts = field(default_factory=RoundParts)
     _num_fetches: int = 0
     _due: float | None = None  # when this peer acts as leader, or gives up on its leader
     _parts_due: float | None = None  # when this peer stops waiting for parts to reduce
@@ -118,7 +112,7 @@ class AveragingRound:
     def left(self) -> bool:
         """The roster that is followed puts this peer off: it is no member of the next version."""
         roster = self.result.roster if self.result is not None else self.roster
-        return roster is not None and self.me in _left(roster)
+        return roster is not None and self.me in left_by(roster)
 
     @property
     def deadline(self) -> float | None:
@@ -240,7 +234,7 @@ class AveragingRound:
             assert self.result is not None
             return [SendResult((sender,), self.result)]
         roster = self.roster
-        if roster is not None and (roster.view > view or sender in _left(roster) or self._has_proposed(view)):
+        if roster is not None and (roster.view > view or sender in left_by(roster) or self._has_proposed(view)):
             return [SendRoster((sender,), roster)]
         return []
 
@@ -261,49 +255,27 @@ class AveragingRound:
             return []
         for peer in missing:
             self._late[peer] = f"no commitment within {3 * self.facts.phase_s:.1f} s"
-        committed = tuple(peer for peer in self.facts.members if peer in self._committed)
         earlier = self._earlier
-        if earlier is not None and self.me not in _left(earlier) and _any_contributes(earlier, committed):
+        if earlier is not None and can_propose_again(earlier, self.me, self._committed):
             # It may already have been acted on: parts that moved need not move again.
-            facts = replace(earlier, view=self.view, revision=0, leader=self.me)
+            proposal = replace(earlier, view=self.view, revision=0, leader=self.me)
         else:
-            facts = self._fresh_roster(committed)
-        return self._publish(self._with_reducers(facts, earlier), now)
+            proposal = fresh_roster(
+                self.facts,
+                view=self.view,
+                leader=self.me,
+                committed=self._committed,
+                silent={**self._late, **self._gone},
+                joins=self._joins,
+                reason=self._reason,
+            )
+        return self._publish(self._with_reducers(proposal, earlier.reducers if earlier is not None else ()), now)
 
-    def _fresh_roster(self, committed: tuple[PeerId, ...]) -> Roster:
-        facts = self.facts
-        silent = {**self._late, **self._gone}
-        return Roster(
-            facts.run_id,
-            facts.stage,
-            facts.step,
-            self.view,
-            0,
-            self.me,
-            facts.previous_name,
-            tuple(self._committed[peer] for peer in committed if self._committed[peer].work),
-            (),
-            tuple(peer for peer in self._joins if peer not in facts.members),
-            tuple(Departure(peer, silent[peer][:200]) for peer in facts.members if peer not in committed),
-            self._reason[:200],
-        )
-
-    def _with_reducers(self, roster: Roster, earlier: Roster | None) -> Roster:
-        """The roster with a live reducer for each part; parts stay where they are if they can."""
-        if not roster.contributions:
-            return replace(roster, reducers=())
-        away = {*_left(roster), *self._gone, *self._late} - {self.me}
+    def _with_reducers(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
+        away = {*left_by(roster), *self._gone, *self._late} - {self.me}
         live = tuple(peer for peer in self.facts.members if peer not in away)
-        order = rank(live, "reducer", roster.previous_name, roster.stage, roster.step, roster.revision)
-        held = earlier.reducers if earlier is not None and earlier.reducers else (None,) * self.facts.num_parts
-        reducers: list[PeerId] = []
-        for part, reducer in enumerate(held):
-            done = part in self._reduced and is_of(self._reduced[part], roster)
-            if reducer is not None and (reducer in live or done) and reducer not in _left(roster):
-                reducers.append(reducer)
-            else:
-                reducers.append(order[part % len(order)])
-        return replace(roster, reducers=tuple(reducers))
+        done = {part for part, reduced in self._parts.reduced.items() if is_of(reduced, roster)}
+        return with_reducers(roster, held, live, num_parts=self.facts.num_parts, done=done)
 
     def _publish(self, proposal: Roster, now: float) -> Instructions:
         signed = replace(proposal, signature=self.sign(proposal.signed_bytes()))
@@ -337,7 +309,7 @@ class AveragingRound:
         for made in roster.contributions:
             self._seen.setdefault(made.peer_id, made)
         if earlier is not None and earlier.facts_digest() != roster.facts_digest():
-            self._keep_what_fits(earlier, roster)
+            self._parts.keep_what_fits(earlier, roster)
         mine = self._own_contribution(roster)
         moved_before = earlier is not None and self._own_contribution(earlier) is not None
         new_leader = earlier is None or earlier.leader != roster.leader
@@ -349,32 +321,18 @@ class AveragingRound:
                     out.append(SendPart(reducer, part, roster.view))
                 continue
             if mine is not None:
-                self._received.setdefault(part, set()).add(self.me)
-            known = self._aggregated.get(part) or self._reduced.get(part)
+                self._parts.received.setdefault(part, set()).add(self.me)
+            known = self._parts.aggregated.get(part) or self._parts.reduced.get(part)
             if known is None:
                 out += self._aggregate_if_complete(part)
             else:  # done before, here or by a reducer that is relieved; who leads now may not have it
-                self._reduced.setdefault(part, known)
+                self._parts.reduced.setdefault(part, known)
                 if not self.leads and (new_leader or not stays):
                     out.append(SendReduced((roster.leader,), known))
         self._parts_due = now + self.facts.phase_s if self.me in roster.reducers else None
         self._wait_for_leader(now)
-        for part, reducer in enumerate(roster.reducers):  # what came before the roster did
-            fitting = [reduced for reduced in self._offers.get((part, reducer), ()) if is_of(reduced, roster)]
-            if fitting:
-                self._reduced.setdefault(part, fitting[-1])
+        self._parts.accept_offers(roster)
         return out + self._conclude(now)
-
-    def _keep_what_fits(self, earlier: Roster, roster: Roster) -> None:
-        """The facts have changed: of what was gathered, what was made of the same contributions stays."""
-        before = {made.peer_id: made for made in earlier.contributions}
-        same = {made.peer_id for made in roster.contributions if before.get(made.peer_id) == made}
-        for peers in self._received.values():
-            peers &= same
-        for gathered in (self._aggregated, self._reduced):
-            for part in [part for part, reduced in gathered.items() if not set(reduced.contributors) <= same]:
-                del gathered[part]
-        self._aggregating.clear()
 
     def _own_contribution(self, roster: Roster) -> Contribution | None:
         """The own contribution, if it is on the roster and the bytes it commits to are here."""
@@ -394,31 +352,23 @@ class AveragingRound:
         """A contributor's part is here and matches its committed digest."""
         self.expected_digest(part, sender)
         self._gone.pop(sender, None)
-        self._received.setdefault(part, set()).add(sender)
+        self._parts.received.setdefault(part, set()).add(sender)
         return self._aggregate_if_complete(part)
 
     def _aggregate_if_complete(self, part: int, *, late: bool = False) -> Instructions:
         roster = self.roster
-        if roster is None or self.result is not None or part >= len(roster.reducers):
+        if roster is None or self.result is not None or self.me not in roster.reducers[part : part + 1]:
             return []
-        if roster.reducers[part] != self.me or part in {*self._aggregating, *self._aggregated, *self._reduced}:
-            return []
-        wanted = [made.peer_id for made in roster.contributions]
-        here = tuple(peer for peer in wanted if peer in self._received.get(part, ()))
-        if not here or (any(peer not in here and peer not in self._gone for peer in wanted) and not late):
-            return []
-        self._aggregating.add(part)
-        return [AggregatePart(part, here)]
+        contributors = self._parts.begin(part, roster, self._gone, late=late)
+        return [AggregatePart(part, contributors)] if contributors else []
 
     def aggregated(self, reduced: ReducedPart, *, now: float) -> Instructions:
         """The own part is aggregated and encoded."""
         part, roster = reduced.part, self.roster
-        self._held.add((part, reduced.digest))
-        self._aggregating.discard(part)
-        if roster is None or not is_of(reduced, roster):  # begun under a roster of other facts
+        if not self._parts.done(reduced, roster):
             return self._aggregate_if_complete(part)
-        self._aggregated.setdefault(part, reduced)
-        if self.result is not None or part in self._reduced or roster.reducers[part] != self.me:
+        assert roster is not None
+        if self.result is not None or part in self._parts.reduced or roster.reducers[part] != self.me:
             return []
         to = self._audience(roster)
         out: Instructions = [SendReduced(to, reduced)] if to else []
@@ -432,13 +382,8 @@ class AveragingRound:
             raise RemoteError("protocol", f"reduced part {reduced.part} is not of this round, or too early", sender)
         if not reduced.contributors or not set(reduced.contributors) <= set(self.facts.members):
             raise RemoteError("protocol", f"reduced part {reduced.part} is made of no members' contributions", sender)
-        offers = self._offers.setdefault((reduced.part, sender), [])
-        if reduced not in offers:
-            if len(offers) >= MAX_OFFERS:
-                raise RemoteError("protocol", f"reduced part {reduced.part} was sent in too many versions", sender)
-            offers.append(reduced)
+        self._parts.offer(sender, reduced)
         self._gone.pop(sender, None)
-        self._held.add((reduced.part, reduced.digest))
         if self.result is not None:
             return self._finish_if_complete()
         # Of a reducer relieved of the part, or of another view's facts: the bytes may still be chosen.
@@ -451,7 +396,7 @@ class AveragingRound:
         return self._take_reduced(reduced, now)
 
     def _take_reduced(self, reduced: ReducedPart, now: float) -> Instructions:
-        self._reduced.setdefault(reduced.part, reduced)
+        self._parts.reduced.setdefault(reduced.part, reduced)
         if self._has_overslept(now):
             return self._begin_own_view(now)
         self._wait_for_leader(now)
@@ -463,9 +408,10 @@ class AveragingRound:
         roster = self.roster
         if roster is None or not self._has_proposed(self.view) or not self._started or self.result is not None:
             return []
-        if any(part not in self._reduced for part in range(len(roster.reducers))):
+        if self._parts.unreduced(roster):
             return []
-        unsigned = Result(roster, tuple(self._reduced[part] for part in range(len(roster.reducers))), self.me)
+        parts = tuple(self._parts.reduced[part] for part in range(len(roster.reducers)))
+        unsigned = Result(roster, parts, self.me)
         return self._accept(unsigned.signed_by(self.sign(unsigned.signed_bytes())), now)
 
     def check_result(self, result: Result) -> None:
@@ -510,25 +456,22 @@ class AveragingRound:
         result = self.result
         assert result is not None
         out: Instructions = []
-        for reduced in result.parts:
-            if (reduced.part, reduced.digest) not in self._held:
-                reducer = result.roster.reducers[reduced.part]
-                others = [peer for peer in self.facts.members if peer != reducer]
-                holders = [peer for peer in (reducer, *others) if peer != self.me and peer not in self._gone]
-                if holders:
-                    out.append(FetchPart(reduced.part, reduced.digest, tuple(holders)))
+        for reduced in self._parts.lacking(result):
+            reducer = result.roster.reducers[reduced.part]
+            others = [peer for peer in self.facts.members if peer != reducer]
+            holders = tuple(peer for peer in (reducer, *others) if peer != self.me and peer not in self._gone)
+            if holders:
+                out.append(FetchPart(reduced.part, reduced.digest, holders))
         return out
 
     def part_fetched(self, part: int, digest: bytes) -> Instructions:
         """Bytes of a part of the result were fetched and match."""
-        self._held.add((part, digest))
+        self._parts.held.add((part, digest))
         self._num_fetches = 0
         return self._finish_if_complete()
 
     def _finish_if_complete(self) -> Instructions:
-        if self.result is None or self.finished:
-            return []
-        if any((reduced.part, reduced.digest) not in self._held for reduced in self.result.parts):
+        if self.result is None or self.finished or self._parts.lacking(self.result):
             return []
         self.finished = True
         return [Finish(self.result)]
@@ -549,7 +492,7 @@ class AveragingRound:
         if self.roster is None or self.roster.view < self.view:
             return self._propose(now)
         out: Instructions = []
-        for part in sorted(self._received):
+        for part in sorted(self._parts.received):
             out += self._aggregate_if_complete(part)
         return out + self._reassign(now)
 
@@ -588,7 +531,7 @@ class AveragingRound:
         for part, reducer in enumerate(self.roster.reducers):
             if reducer == self.me:
                 out += self._aggregate_if_complete(part, late=True)
-                if part not in self._aggregating and part not in self._reduced:
+                if part not in self._parts.aggregating and part not in self._parts.reduced:
                     self._parts_due = now + self.facts.phase_s
         return out
 
@@ -596,12 +539,12 @@ class AveragingRound:
         roster = self.roster
         assert roster is not None
         self._due = now + 2 * self.facts.phase_s
-        missing = [part for part in range(len(roster.reducers)) if part not in self._reduced]
+        missing = self._parts.unreduced(roster)
         for part in missing:
             if roster.reducers[part] != self.me:
                 self._late[roster.reducers[part]] = f"part {part} not reduced within {2 * self.facts.phase_s:.1f} s"
         out = self._reassign(now)
-        if out or any(part in self._aggregating for part in missing):
+        if out or any(part in self._parts.aggregating for part in missing):
             return out
         return self._begin_own_view(now)  # nobody has brought the parts: propose without those contributions
 
@@ -610,9 +553,9 @@ class AveragingRound:
         if roster is None or not self._started or not self._has_proposed(self.view):
             return []
         away = {*self._gone, *self._late}
-        if not any(peer in away and part not in self._reduced for part, peer in enumerate(roster.reducers)):
+        if not any(roster.reducers[part] in away for part in self._parts.unreduced(roster)):
             return []
-        return self._publish(self._with_reducers(replace(roster, revision=roster.revision + 1), roster), now)
+        return self._publish(self._with_reducers(replace(roster, revision=roster.revision + 1), roster.reducers), now)
 
     def _fetch_again(self, now: float) -> Instructions:
         self._num_fetches += 1
@@ -624,7 +567,7 @@ class AveragingRound:
         return self._begin_own_view(now) if self.leads and self._started else self._next_view(now)
 
     def _next_view(self, now: float) -> Instructions:
-        facts, left = self.facts, _left(self.roster) if self.roster is not None else set()
+        facts, left = self.facts, left_by(self.roster) if self.roster is not None else set()
         others = [peer for peer in facts.members if peer not in left and peer not in self._gone and peer != self.me]
         view = self.view + 1
         # Whoever was put off leads only if nobody else is there.
@@ -677,7 +620,7 @@ class AveragingRound:
 
     def _audience(self, roster: Roster) -> tuple[PeerId, ...]:
         """Everyone else; of those who leave only whoever may be there to hear it."""
-        away = _left(roster) & set(self._gone)
+        away = left_by(roster) & set(self._gone)
         return tuple(peer for peer in self.facts.members if peer != self.me and peer not in away)
 
     def _knows(self, made: Contribution) -> bool:
@@ -686,11 +629,3 @@ class AveragingRound:
     def _check_not_far(self, sender: PeerId, view: int) -> None:
         if view > self.view + MAX_VIEWS_AHEAD:
             raise RemoteError("protocol", f"view {view} is far ahead of view {self.view}", sender)
-
-
-def _left(roster: Roster) -> set[PeerId]:
-    return {departure.peer_id for departure in roster.leaves}
-
-
-def _any_contributes(roster: Roster, peers: tuple[PeerId, ...]) -> bool:
-    return any(made.peer_id in peers for made in roster.contributions)
