@@ -140,6 +140,7 @@ class Downstream:
 
         Raises Refused("closed") when the step is over downstream, TransientError when nobody answers.
         """
+        birth_is_training = activation.birth.kind == "train"
         last = "no attempt"
         give_up_at = time.monotonic() + self._settings.deadlines.hop_s
         attempts = 0
@@ -153,7 +154,7 @@ class Downstream:
                 self._routes_changed.clear()
                 await happened(self._routes_changed, within_s=wait_s)
                 continue
-            started = time.monotonic()
+            started, waited_s = time.monotonic(), self._deadline.seconds
             try:
                 answer = await self._send_to(route.peer_id, activation, own_stage, run_id)
             except Refused as refusal:
@@ -163,6 +164,8 @@ class Downstream:
                 last = str(refusal)
             except (UnreachableError, RemoteError) as failure:
                 attempts += 1
+                if birth_is_training and time.monotonic() - started >= waited_s:
+                    self._deadline.missed()
                 self._wiring.failed(route.peer_id, now=time.monotonic())
                 self._counters.reassigned += 1
                 if isinstance(failure, RemoteError):
@@ -178,9 +181,11 @@ class Downstream:
                 self._wiring.cancelled(route.peer_id)
                 raise
             else:
-                self._wiring.finished(route.peer_id, time.monotonic() - started)
-                if activation.birth.kind == "train":
+                if birth_is_training:
+                    self._wiring.finished(route.peer_id, time.monotonic() - started)
                     self._deadline.observe(time.monotonic() - started)
+                else:  # forward only: says nothing of how long training takes
+                    self._wiring.cancelled(route.peer_id)
                 return answer
         raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
 

@@ -74,6 +74,7 @@ class _StepState:
     own_parts: list[bytearray] = field(default_factory=list)
     received: dict[tuple[int, PeerId], bytes | bytearray | memoryview] = field(default_factory=dict)
     reduced: dict[tuple[int, bytes], bytes | bytearray | memoryview] = field(default_factory=dict)
+    fetching: set[tuple[int, bytes]] = field(default_factory=set)
     closed_at: float | None = None
     dirty: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -467,7 +468,8 @@ class StageRounds:
             out = machine.on_roster(sender, Roster.from_value(fields.message("roster")), now=now)
             state.notify()
         elif kind == "part":
-            out = await self._receive_part(state, machine, sender, fields.integer("part", high=1 << 20), request.body)
+            part, view = fields.integer("part", high=1 << 20), fields.integer("view", high=1 << 20)
+            out = await self._receive_part(state, machine, sender, part, view, request.body)
         elif kind == "reduced":
             reduced = ReducedPart.from_value(fields.message("reduced"))
             out = await self._receive_reduced(state, machine, sender, reduced, request.body)
@@ -484,9 +486,10 @@ class StageRounds:
         machine: AveragingRound,
         sender: PeerId,
         part: int,
+        view: int,
         body: bytes | bytearray | memoryview,
     ) -> list[Instruction]:
-        await self._roster_known(state, machine)
+        await self._roster_known(state, machine, view)
         expected = machine.expected_digest(part, sender)
         if await self._exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != expected:
             raise RemoteError("digest", f"part {part} of {sender} differs from its commitment", sender)
@@ -501,15 +504,16 @@ class StageRounds:
         reduced: ReducedPart,
         body: bytes | bytearray | memoryview,
     ) -> list[Instruction]:
-        await self._roster_known(state, machine)
+        await self._roster_known(state, machine, 0)
         if await self._exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != reduced.digest:
             raise RemoteError("digest", f"reduced part {reduced.part} of {sender} differs from its digest", sender)
         state.reduced[reduced.part, reduced.digest] = body
         return machine.on_reduced(sender, reduced, now=time.monotonic())
 
-    async def _roster_known(self, state: _StepState, machine: AveragingRound) -> None:
+    async def _roster_known(self, state: _StepState, machine: AveragingRound, view: int) -> None:
+        """Wait for a roster of the view or a later one; what was sent under it may be ahead of it."""
         give_up_at = time.monotonic() + self.settings.deadlines.call_s / 2
-        while machine.roster is None:
+        while machine.roster is None or machine.roster.view < view:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 raise TransientError(f"no roster of step {state.step} here yet")
@@ -535,17 +539,22 @@ class StageRounds:
                 case act.SendRoster(to, roster):
                     state.notify()
                     self._send_all(state, to, {"kind": "roster", "roster": roster.to_value()})
-                case act.SendPart(reducer, part, _):
-                    self._send_all(state, (reducer,), {"kind": "part", "part": part}, state.own_parts[part])
+                case act.SendPart(reducer, part, view):
+                    own = {"kind": "part", "part": part, "view": view}
+                    self._send_all(state, (reducer,), {**own}, state.own_parts[part])
                 case act.AggregatePart(part, contributors):
-                    self._spawn(self._aggregate(state, part, contributors))
+                    assert state.round is not None
+                    assert state.round.roster is not None
+                    self._spawn(self._aggregate(state, state.round.roster, part, contributors))
                 case act.SendReduced(to, reduced):
                     body = state.reduced[reduced.part, reduced.digest]
                     self._send_all(state, to, {"kind": "reduced", "reduced": reduced.to_value()}, body)
                 case act.SendResult(to, result):
                     self._send_all(state, to, {"kind": "result", "result": result.to_value()})
                 case act.FetchPart(part, wanted, holders):
-                    self._spawn(self._fetch(state, part, wanted, holders))
+                    if (part, wanted) not in state.fetching:
+                        state.fetching.add((part, wanted))
+                        self._spawn(self._fetch(state, part, wanted, holders))
                 case act.Finish(result):
                     self._spawn(self._finish(state, result))
 
@@ -595,6 +604,7 @@ class StageRounds:
     def _unreachable(self, state: _StepState, peer: PeerId) -> None:
         if self._steps.get(state.step) is not state:
             return
+        led_by = state.leader
         state.progress.lost(peer)
         self.joining.discard(peer)
         if state.round is not None:
@@ -602,6 +612,8 @@ class StageRounds:
             state.view = state.round.view
         elif state.leader == peer:
             state.view += 1
+        if state.leader == self._me and led_by != self._me:
+            state.progress.expect(self.chain.members, now=time.monotonic())
         state.dirty.set()
 
     async def _watch_deadlines(self, state: _StepState) -> None:
@@ -647,11 +659,9 @@ class StageRounds:
         contribution = replace(unsigned, signature=self._identity.sign(unsigned.signed_bytes()))
         self._carry_out(state, state.round.contributed(contribution, now=time.monotonic()))
 
-    async def _aggregate(self, state: _StepState, part: int, contributors: tuple[PeerId, ...]) -> None:
+    async def _aggregate(self, state: _StepState, roster: Roster, part: int, contributors: tuple[PeerId, ...]) -> None:
         machine, replica, chain = state.round, self.replica, self.chain
         assert machine is not None
-        roster = machine.roster
-        assert roster is not None
         weights = chain.weights_of(Result(roster, (), self._me))
         where = replica.parts()[part]
         size = where.stop - where.start
@@ -694,6 +704,7 @@ class StageRounds:
                 assert state.round is not None
                 self._carry_out(state, state.round.part_fetched(part, wanted))
                 return
+        state.fetching.discard((part, wanted))
         log.warning("step %d: nobody has part %d of the result", state.step, part)
         for holder in holders[:1]:
             self.on_behind(holder)

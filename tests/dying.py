@@ -5,30 +5,48 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-MOMENTS = {
-    # moment: (module, class, method, whether the arguments mean this moment)
-    "forward": ("swarm.model.stage", "StageModel", "forward", lambda a, k: k.get("keep", False)),
-    "loss": ("swarm.model.stage", "StageModel", "loss", lambda a, k: k.get("keep", False)),
-    "backward": ("swarm.model.stage", "StageModel", "backward", lambda a, k: True),
-    "loss_backward": ("swarm.model.stage", "StageModel", "loss_backward", lambda a, k: True),
-    "closing": ("swarm.core.averaging_round", "AveragingRound", "close", lambda a, k: True),
-    "closed": ("swarm.core.averaging_round", "AveragingRound", "on_close", lambda a, k: True),
-    "committed": ("swarm.core.averaging_round", "AveragingRound", "contributed", lambda a, k: True),
-    "roster": ("swarm.core.averaging_round", "AveragingRound", "on_roster", lambda a, k: True),
-    "part": ("swarm.core.averaging_round", "AveragingRound", "on_part", lambda a, k: True),
-    "aggregated": ("swarm.core.averaging_round", "AveragingRound", "aggregated", lambda a, k: True),
-    "result": ("swarm.core.averaging_round", "AveragingRound", "on_result", lambda a, k: True),
-    "step": ("peer.replica", "StageReplica", "next_version", lambda a, k: True),
-    "snapshot": ("peer.snapshots", "SnapshotStore", "_write", lambda a, k: a[1].version > 0),
-    "donating": ("peer.snapshots", "Snapshot", "chunk", lambda a, k: True),
+from peer.replica import StageReplica
+from peer.snapshots import Snapshot, SnapshotStore
+from swarm.core.averaging_round import AveragingRound
+from swarm.model.stage import StageModel
+
+Meant = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+
+
+def _always(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    return True
+
+
+def _in_training(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    return bool(keywords.get("keep", False))
+
+
+def _past_the_genesis(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    return bool(arguments[1].version > 0)
+
+
+MOMENTS: dict[str, tuple[type, str, Meant]] = {
+    # moment: (class, method, whether the arguments mean this moment)
+    "forward": (StageModel, "forward", _in_training),
+    "loss": (StageModel, "loss", _in_training),
+    "backward": (StageModel, "backward", _always),
+    "loss_backward": (StageModel, "loss_backward", _always),
+    "closing": (AveragingRound, "close", _always),
+    "closed": (AveragingRound, "on_close", _always),
+    "committed": (AveragingRound, "contributed", _always),
+    "roster": (AveragingRound, "on_roster", _always),
+    "part": (AveragingRound, "on_part", _always),
+    "aggregated": (AveragingRound, "aggregated", _always),
+    "result": (AveragingRound, "on_result", _always),
+    "step": (StageReplica, "next_version", _always),
+    "snapshot": (SnapshotStore, "_write", _past_the_genesis),
+    "donating": (Snapshot, "chunk", _always),
 }
 
 
 def arm(moment: str, count: int) -> None:
     """The process dies when it comes to the moment for the `count`-th time."""
-    module_name, class_name, method_name, means = MOMENTS[moment]
-    module = __import__(module_name, fromlist=[class_name])
-    cls = getattr(module, class_name)
+    cls, method_name, means = MOMENTS[moment]
     original: Callable[..., Any] = getattr(cls, method_name)
     left = count
 

@@ -5,36 +5,45 @@ command line `argv` with its output in `log`; lines out are `{"id", "pid"}` and 
 its children with it, when its input closes.
 """
 
-import importlib
 import json
 import os
 import select
 import signal
 import sys
+from types import ModuleType
 from typing import Any
 
-PRELOADED = (
-    "bootstrap.command",
-    "bootstrap.coordinator",
-    "bootstrap.run_folder",
-    "hivemind",
-    "peer.command",
-    "peer.daemon",
-    "swarm.cli",
-    "swarm.network.dht",
-    "swarm.network.p2p",
-    "torch",
-    "transformers.models.llama.modeling_llama",
+import hivemind
+import torch
+from transformers.models.llama import modeling_llama
+
+import bootstrap.command
+import bootstrap.coordinator
+import bootstrap.run_folder
+import peer.command
+import peer.daemon
+import swarm.cli
+import swarm.network.dht
+import swarm.network.p2p
+
+PRELOADED: tuple[ModuleType, ...] = (
+    bootstrap.command,
+    bootstrap.coordinator,
+    bootstrap.run_folder,
+    hivemind,
+    modeling_llama,
+    peer.command,
+    peer.daemon,
+    swarm.cli,
+    swarm.network.dht,
+    swarm.network.p2p,
+    torch,
 )
-
-
-def preload() -> None:
-    for name in PRELOADED:
-        importlib.import_module(name)
+"""All that a daemon imports, lazily or not."""
 
 
 def main() -> None:
-    preload()
+    assert all(PRELOADED)
     out = os.fdopen(os.dup(1), "w", buffering=1)
     out.write(json.dumps({"ready": os.getpid()}) + "\n")
     children: set[int] = set()
@@ -78,9 +87,8 @@ def _child(order: dict[str, Any]) -> None:
             from tests.dying import arm
 
             arm(**order["die"])
-        from swarm.cli import run
 
-        code = int(run(order["argv"]))
+        code = int(swarm.cli.run(order["argv"]))
     except BaseException:  # noqa: BLE001 - the traceback belongs in the log, whatever it is
         import traceback
 
