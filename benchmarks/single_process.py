@@ -47,12 +47,13 @@ class Figures:
     tokens: int
     steps: int
     threads: int
-    microbatches_together: int
-    tokens_per_s: float
-    """Of the steps that were timed: all but the first `skipped_steps`."""
-    cpu_s_per_token: float
     skipped_steps: int
-    seconds: float
+    """Steps at the start that are in no figure of speed."""
+    microbatches_together: int
+    """In one forward, where that was fastest; the next two figures are of it."""
+    tokens_per_s: float
+    cpu_s_per_token: float
+    tokens_per_s_by_together: dict[int, float]
     loss: list[list[float]]
     """[step, mean training loss before the step]."""
     held_out_loss: float | None
@@ -119,16 +120,32 @@ def joined(batches: Sequence[Batch]) -> Batch:
     return np.concatenate([tokens for tokens, _ in batches]), np.concatenate([targets for _, targets in batches])
 
 
+@dataclass
+class _Speed:
+    """Of the steps with so many microbatches in a forward."""
+
+    tokens: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.wall_s if self.wall_s else 0.0
+
+
 def train(
     run: WholeRun,
     ids: Sequence[Sequence[MicrobatchId]],
     *,
-    together: int = 1,
+    together: Sequence[int] = (1,),
     skip_steps: int = 0,
     time_limit_s: float | None = None,
     evaluate_tokens: int = 65536,
 ) -> Figures:
-    """Train on these microbatches, a list for each step; stop early after `time_limit_s` of timed steps."""
+    """Train on these microbatches, a list for each step; stop early after `time_limit_s` of timed steps.
+
+    Steps take turns in how many microbatches go `together`, which changes speed alone.
+    """
     import torch
 
     from benchmarks.whole_model import WholeModel, host_windows
@@ -136,38 +153,44 @@ def train(
     settings = run.settings
     whole = WholeModel(settings, run.weights)
     reader = BatchReader(settings, run.train)
-
-    def batches(numbers: Sequence[MicrobatchId]) -> Iterator[Batch]:
-        for at in range(0, len(numbers), together):
-            yield joined([reader.batch(number) for number in numbers[at : at + together]])
-
     losses: list[list[float]] = []
-    tokens = timed_tokens = 0
-    wall, cpu = time.perf_counter(), time.process_time()
+    tokens = 0
+    speeds = {size: _Speed() for size in together}
     for number, numbers in enumerate(ids):
-        if number == skip_steps:
-            wall, cpu, timed_tokens = time.perf_counter(), time.process_time(), 0
-        done = whole.train_step(number, batches(numbers))
+        size = together[number % len(together)]
+        wall, cpu = time.perf_counter(), time.process_time()
+        done = whole.train_step(number, _batches(reader, numbers, size))
         losses.append([number, done.loss])
-        tokens, timed_tokens = tokens + done.num_tokens, timed_tokens + done.num_tokens
-        if time_limit_s is not None and number > skip_steps and time.perf_counter() - wall > time_limit_s:
+        tokens += done.num_tokens
+        if number >= skip_steps:
+            speed = speeds[size]
+            speed.tokens += done.num_tokens
+            speed.wall_s += time.perf_counter() - wall
+            speed.cpu_s += time.process_time() - cpu
+        timed_s = sum(speed.wall_s for speed in speeds.values())
+        if time_limit_s is not None and timed_s > time_limit_s and all(speed.tokens for speed in speeds.values()):
             break
-    seconds, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     held_out = None
     if evaluate_tokens:
         held_out = whole.held_out_loss(host_windows(settings, run.held_out, evaluate_tokens=evaluate_tokens))
+    best = max(speeds, key=lambda size: speeds[size].tokens_per_s)
     return Figures(
         tokens=tokens,
         steps=len(losses),
         threads=torch.get_num_threads(),
-        microbatches_together=together,
-        tokens_per_s=timed_tokens / seconds,
-        cpu_s_per_token=cpu_s / timed_tokens,
         skipped_steps=skip_steps,
-        seconds=seconds,
+        microbatches_together=best,
+        tokens_per_s=speeds[best].tokens_per_s,
+        cpu_s_per_token=speeds[best].cpu_s / max(1, speeds[best].tokens),
+        tokens_per_s_by_together={size: speed.tokens_per_s for size, speed in speeds.items()},
         loss=losses,
         held_out_loss=held_out,
     )
+
+
+def _batches(reader: BatchReader, numbers: Sequence[MicrobatchId], size: int) -> Iterator[Batch]:
+    for at in range(0, len(numbers), size):
+        yield joined([reader.batch(number) for number in numbers[at : at + size]])
 
 
 @click.command()
@@ -179,7 +202,7 @@ def train(
 @click.option("--tokens", type=click.IntRange(min=1), help="Default: all of the run's.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
-    "--together", type=click.IntRange(min=1), default=1, show_default=True, help="Microbatches in one forward."
+    "--together", type=click.IntRange(min=1), default=[1], multiple=True, help="Microbatches a forward, in turn."
 )
 @click.option("--skip-steps", type=click.IntRange(min=0), default=0, show_default=True, help="Steps not timed.")
 @click.option("--time-limit", type=click.FloatRange(min=0), help="Stop after this many timed seconds.")
@@ -191,7 +214,7 @@ def main(
     report_path: Path | None,
     tokens: int | None,
     threads: int,
-    together: int,
+    together: tuple[int, ...],
     skip_steps: int,
     time_limit: float | None,
     evaluate_tokens: int,
