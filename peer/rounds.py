@@ -540,8 +540,8 @@ class StageRounds:
                     state.notify()
                     self._send_all(state, to, {"kind": "roster", "roster": roster.to_value()})
                 case act.SendPart(reducer, part, view):
-                    own = {"kind": "part", "part": part, "view": view}
-                    self._send_all(state, (reducer,), {**own}, state.own_parts[part])
+                    own: dict[str, Value] = {"kind": "part", "part": part, "view": view}
+                    self._send_all(state, (reducer,), own, state.own_parts[part])
                 case act.AggregatePart(part, contributors):
                     assert state.round is not None
                     assert state.round.roster is not None
