@@ -19,7 +19,7 @@ import torch
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
 from peer.hops import Downstream, HopCounters, HopServer, numeric_class
-from peer.limits import LimitedTransport, VolunteerSettings, check_memory
+from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_memory, used_bytes
 from peer.neighbours import Neighbours, stage_topic
 from peer.replica import StageReplica, stage_device
 from peer.rounds import Applied, StageRounds
@@ -413,6 +413,11 @@ class PeerDaemon:
                         raise LocalError(
                             f"a service of this peer died: {service.exception()!r}"
                         ) from service.exception()
+                limit = self.volunteer.memory_bytes
+                if limit is not None and used_bytes() > limit:
+                    raise LocalError(
+                        f"this peer holds {used_bytes() / GIB:.2f} GiB, more than --memory {limit / GIB:.2f}: it leaves"
+                    )
                 if rounds.is_over:
                     over_since = over_since or time.monotonic()
                     if time.monotonic() - over_since > LINGER_S and not await self._host_lives():

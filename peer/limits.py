@@ -39,10 +39,21 @@ def apply_thread_limit(threads: int) -> None:
         os.environ[name] = str(threads)
 
 
+P2PD_BYTES = 100 << 20
+"""p2pd's own memory, which counts as the daemon's."""
+
+
+def used_bytes() -> int:
+    """Memory this daemon holds now."""
+    return int(psutil.Process().memory_info().rss) + P2PD_BYTES
+
+
 def check_memory(items: dict[str, int], limit_bytes: int | None) -> None:
-    """Raises SettingsError, with the sum item by item, if the stage does not fit."""
+    """Raises SettingsError, with the sum item by item, if the stage does not fit beside what is loaded already."""
+    loaded = used_bytes()
+    items = {"libraries and p2pd": loaded, **items}
     needed = sum(items.values())
-    available = psutil.virtual_memory().available
+    available = psutil.virtual_memory().available + loaded
     allowed = available if limit_bytes is None else min(limit_bytes, available)
     if needed > allowed:
         table = "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())

@@ -1,0 +1,67 @@
+"""The owner's limits hold: memory is refused with numbers before the start, megabits a second are kept to."""
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from peer.limits import GIB, LimitedTransport, check_memory, used_bytes
+from swarm.core.errors import SettingsError
+from swarm.core.ids import PeerId
+from swarm.identity import Identity
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Message
+from tests.process_swarm import ProcessSwarm, Zygote
+
+
+def test_a_stage_that_does_not_fit_is_refused_with_the_sum() -> None:
+    with pytest.raises(SettingsError, match=r"needs .* GiB and --memory is .* GiB .*weights 1\.00 GiB.*--stage"):
+        check_memory({"weights": GIB}, used_bytes() + GIB // 2)
+
+
+def test_a_stage_that_fits_is_taken() -> None:
+    check_memory({"weights": 1 << 20}, used_bytes() + (8 << 20))
+
+
+def _seconds(upload_mbit: float | None, download_mbit: float | None) -> float:
+    """How long 400 KB there and 400 KB back take one limited peer."""
+
+    async def main() -> float:
+        network = MemoryNetwork(random.Random(0))
+        one, other = Identity.generate(), Identity.generate()
+        limited = LimitedTransport(network.transport(one), upload_mbit=upload_mbit, download_mbit=download_mbit)
+        far = network.transport(other)
+
+        async def echo(sender: PeerId, request: Message) -> Message:
+            return Message({}, bytes(request.body))
+
+        far.serve("echo", echo, max_body_bytes=1 << 20)
+        started = time.monotonic()
+        for _ in range(4):
+            request = Message({}, bytes(100_000))
+            await limited.call(other.peer_id, "echo", request, timeout_s=30, max_body_bytes=1 << 20)
+        return time.monotonic() - started
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("up", "down"), [(2.0, None), (None, 2.0)])
+def test_megabits_a_second_are_kept_to(up: float | None, down: float | None) -> None:
+    # 400 KB are 3.2 Mbit: 1.6 s at 2 Mbit/s, of which up to a second's worth may go at once.
+    assert _seconds(up, down) >= 0.55
+    assert _seconds(None, None) < 0.55
+
+
+def test_a_peer_refuses_a_run_that_does_not_fit_its_memory(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, founders=1) as swarm:
+        swarm.start_host()
+        address = swarm.wait_for("listening")["addresses"][0]
+        argv = ["join", address, "--dir", str(tmp_path / "p"), "--memory", "0.1", "--listen", "127.0.0.1:0"]
+        pid = zygote.start(argv, tmp_path / "p.log")
+        assert zygote.exit_code(pid, timeout_s=60) == 2
+        said = (tmp_path / "p.log").read_text()
+        assert "--memory is 0.10 GiB" in said
+        assert "Traceback" not in said
+    assert zygote.leftovers() == []
