@@ -14,11 +14,12 @@ from tests.reference import Reference, train_reference
 from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
 
 BAR = 1.03
+Tables = dict[str, dict[str, Any]]
 INT8 = {"activations": "int8", "activation_gradients": "int8", "averaging": "int8"}
 
 
 def compare(
-    folder: Path, tables: dict[str, dict[str, Any]], *, peers: tuple[int, ...], evaluate_tokens: int, timeout_s: float
+    folder: Path, tables: Tables, *, peers: tuple[int, ...], evaluate_tokens: int, timeout_s: float
 ) -> tuple[dict[str, Any], Reference]:
     """The report of a swarm and the reference on its microbatches."""
     run = prepare(manifest_of(**tables), folder)
@@ -33,7 +34,7 @@ def compare(
 
 def test_held_out_loss_is_within_3_percent_when_everything_travels_in_int8(tmp_path: Path) -> None:
     steps = 50
-    tables = {
+    tables: Tables = {
         "data": {"sequence_length": 32},
         "codecs": INT8,
         "averaging": {"rule": "centered_clip", "delay": 0},
@@ -53,7 +54,7 @@ def test_held_out_loss_is_within_3_percent_when_everything_travels_in_int8(tmp_p
 @pytest.mark.parametrize("delay", [0, 1])
 def test_held_out_loss_is_within_3_percent_when_a_run_is_long_and_text_is_real(tmp_path: Path, delay: int) -> None:
     steps = 150
-    tables = {
+    tables: Tables = {
         "model": {"config": {}, "preset": "tiny", "stages": 2},
         "data": {"text": [], "max_text_mb": 8, "sequence_length": 128},
         "codecs": INT8,
