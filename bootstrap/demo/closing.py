@@ -15,7 +15,9 @@ from rich.text import Text
 from bootstrap.demo.observed import short
 from bootstrap.demo.plot import write_loss_plot
 from bootstrap.demo.report import demo_report, read_host_report, write_report
+from bootstrap.demo.request import CHECKPOINT_EVERY
 from bootstrap.demo.run import Demo
+from bootstrap.demo.view import shown_path
 from swarm.checkpoint.archive import latest_checkpoint
 from swarm.checkpoint.huggingface import export_huggingface, generate
 
@@ -82,64 +84,62 @@ async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export:
 
 
 def show(console: Console, demo: Demo, kept: Kept, *, wall_s: float) -> None:
-    """The closing table: figures, paths, and how to go on."""
-    report, folder = kept.report, demo.prepared.folder
-    held_out = report["held_out_loss"]
+    """The closing table: figures, what the model writes, paths, and how to go on."""
+    folder = demo.prepared.folder
+    console.print()
+    if kept.sample:
+        text = Text(kept.prompt, style="bold")
+        text.append(
+            "".join(letter if letter.isprintable() or letter == "\n" else "·" for letter in kept.sample), "none"
+        )
+        console.print(Panel(text, title="what the model writes", title_align="left", border_style="dim"))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for title, value in _figures(demo, report, held_out, wall_s):
+    for title, value in _figures(demo, kept.report, wall_s):
         table.add_row(title, value)
-    console.print()
-    console.print(table)
-    if kept.sample:
-        text = Text(kept.prompt, style="bold")
-        text.append(kept.sample, style="not bold")
-        console.print(Panel(text, title="what the model writes", title_align="left", border_style="dim"))
     for title, path in (("loss curve", kept.plot), ("report", folder.report), ("logs", folder.logs)):
         if path is not None:
-            _line(console, title, str(path))
-    _line(console, "checkpoint", str(kept.checkpoint) if kept.checkpoint else "none yet: the first is at step 16")
+            table.add_row(title, shown_path(path))
+    table.add_row("checkpoint", shown_path(kept.checkpoint) if kept.checkpoint is not None else _no_checkpoint(demo))
+    console.print(table)
     console.print("\nGo on:", style="bold")
     for what, command in _commands(demo, kept):
-        console.print(Text(f"  {what}", style="dim"))
-        console.print(Text(f"    {command}"), soft_wrap=True)
+        console.print(Text(f"  # {what}", style="dim"))
+        console.print(Text(f"  {command}"), soft_wrap=True)
 
 
-def _figures(
-    demo: Demo, report: dict[str, Any], held_out: dict[str, float | None], wall_s: float
-) -> list[tuple[str, str | Text]]:
+def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[str, str | Text]]:
     rows: list[tuple[str, str | Text]] = []
+    held_out = report["held_out_loss"]
     start, end, bigram = held_out["start"], held_out["end"], held_out["bigram"]
     if start is not None and end is not None:
         loss = Text(f"{start:.3f} before, ")
         loss.append(f"{end:.3f} after", style="bold green" if bigram is not None and end < bigram else "bold")
-        loss.append(f" (byte bigram {bigram:.3f}), nats a byte" if bigram is not None else ", nats a byte")
-        rows.append(("held-out loss", loss))
+        rows.append(("held-out loss", loss.append(f"; byte bigram {bigram:.3f} (nats a byte)")))
     if report.get("seconds"):
+        speed = f"{report['tokens']:,} tokens in {report['seconds']:.0f} s: {report['tokens_per_s']:,.0f} tokens/s"
+        rows.append(("trained", f"{report['steps']} steps, {speed}"))
+    for peer_id, version in demo.kills.items():
+        stage = demo.observed.peers[peer_id].stage
+        rows.append(("killed", f"{short(peer_id)} of stage {stage} at step {version}, by kill -9"))
+    if demo.kills and report.get("seconds"):
         rows.append(
             (
-                "trained",
-                f"{report['steps']} steps, {report['tokens']:,} tokens in {report['seconds']:.0f} s: "
-                f"{report['tokens_per_s']:,.0f} tokens/s ({wall_s:.0f} s in all)",
+                "what that cost",
+                f"{_count(report['reassigned_microbatches'], 'microbatch', 'es')} sent again, "
+                f"{report['lost_microbatches']} lost; {_count(report['lost_contributions'], 'gradient sum')} lost",
             )
         )
-        rows.append(("sent between processes", f"{report['wire_bytes'] / 1e6:.0f} MB"))
-    if demo.kills:
-        killed = ", ".join(f"{short(peer_id)} at step {version}" for peer_id, version in demo.kills.items())
-        rows.append(("killed (kill -9)", killed))
-        if report.get("seconds"):
-            rows.append(
-                (
-                    "what that cost",
-                    f"{report['reassigned_microbatches']} microbatches sent again, "
-                    f"{report['lost_microbatches']} lost, {report['lost_contributions']} unaveraged sums lost",
-                )
-            )
     for stage, digests in report.get("state_digests", {}).items():
-        values = set(digests.values())
-        same = f"{len(digests)} peers, one state {min(values)[:16]}" if len(values) == 1 else f"{len(values)} STATES"
-        rows.append((f"stage {stage} at the end", Text(same, style="" if len(values) == 1 else "bold red")))
+        values = sorted(set(digests.values()))
+        if len(values) == 1:
+            rows.append((f"stage {stage}", f"{_count(len(digests), 'peer')} ended with state {values[0][:16]}"))
+        else:
+            rows.append((f"stage {stage}", Text(f"peers ended with {len(values)} different states", style="bold red")))
+    if report.get("wire_bytes"):
+        rows.append(("sent", f"{report['wire_bytes'] / 1e6:,.0f} MB between the peers"))
+    rows.append(("in all", f"{wall_s:.0f} s"))
     return rows
 
 
@@ -147,21 +147,26 @@ def _commands(demo: Demo, kept: Kept) -> list[tuple[str, str]]:
     folder = demo.prepared.folder
     found = []
     if kept.model is not None:
-        found.append(("let the model write", shlex.join(["swarm", "generate", str(kept.model), kept.prompt])))
+        found.append(("let the model write", f"swarm generate {shown_path(kept.model)} {shlex.quote(kept.prompt)}"))
     elif kept.checkpoint is not None:
-        found.append(
-            ("turn the checkpoint into a model", shlex.join(["swarm", "export", str(kept.checkpoint), "model"]))
-        )
-    again = ["swarm", "host", str(folder.manifest), "--dir", str(folder.root / "again")]
-    found.append(("train it again with peers of your own, here and on other machines", shlex.join(again)))
-    found.append(
-        ("on each of them, with the address that the host prints", "swarm join /ip4/.../tcp/.../p2p/... --stage 0")
-    )
+        target = shown_path(folder.model)
+        found.append(("turn the checkpoint into a model", f"swarm export {shown_path(kept.checkpoint)} {target}"))
+    if demo.observed.finished:
+        again = f"swarm host {shown_path(folder.manifest)} --dir {shown_path(folder.root / 'again')}"
+        found.append(("host this run again, for peers on any machines", again))
+    else:
+        again = f"swarm host {shown_path(folder.manifest)} --dir {shown_path(folder.run)}"
+        found.append(("host the rest of the run, for peers on any machines", again))
+    found.append(("on each of them, with the address that the host prints", "swarm join ADDRESS"))
     return found
 
 
-def _line(console: Console, title: str, text: str) -> None:
-    console.print(Text(f"{title:<12}", style="dim"), Text(text), soft_wrap=True)
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def _no_checkpoint(demo: Demo) -> str:
+    return f"none: the first is written at step {min(CHECKPOINT_EVERY, demo.observed.num_steps)}"
 
 
 def _plot_title(demo: Demo) -> str:

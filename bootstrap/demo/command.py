@@ -10,15 +10,17 @@ import click
 from swarm.cli import ExitCode
 from swarm.core.errors import LocalError, SettingsError
 
-DEFAULT_STEPS = 300
+DEFAULT_STEPS = 240
 
 
 @click.command(name="demo", short_help="Train a small model with a swarm on this machine.")
 @click.option(
     "--stages", type=click.IntRange(min=1), default=2, show_default=True, help="Pieces the model is cut into."
 )
-@click.option("--peers", type=click.IntRange(min=1), default=4, show_default=True, help="Peers, over all stages.")
-@click.option("--steps", type=click.IntRange(min=2), default=DEFAULT_STEPS, show_default=True)
+@click.option(
+    "--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers, over all stages."
+)
+@click.option("--steps", type=click.IntRange(min=2, max=1_000_000), default=DEFAULT_STEPS, show_default=True)
 @click.option(
     "--text",
     "texts",
@@ -89,15 +91,15 @@ async def conduct(prepared: Any, stop: asyncio.Event, started_at: float) -> Exit
     from rich.console import Console
 
     from bootstrap.demo.observed import Observed
+    from bootstrap.demo.request import BATCH_TOKENS
     from bootstrap.demo.run import Demo, Ending, failure_text
-    from bootstrap.demo.view import view
+    from bootstrap.demo.view import shown_path, view
 
-    request, settings = prepared.request, prepared.settings
+    request = prepared.request
     console = Console(highlight=False)
-    tokens_per_step = settings.microbatches_per_step * settings.microbatch_tokens
-    demo = Demo(prepared, Observed(request.steps, tokens_per_step, started_at))
-    title = f"swarm demo: {request.peers} peers in {request.stages} stages, into {request.out}"
-    with view(console, title) as shown:
+    demo = Demo(prepared, Observed(request.steps, BATCH_TOKENS, started_at))
+    title = f"swarm demo: {request.peers} peers in {request.stages} stages, into {shown_path(request.out)}"
+    with view(console, title, prepared.folder.address) as shown:
         ending = await demo.run(shown, stop)
 
     def wall_s() -> float:

@@ -2,10 +2,12 @@
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 RATE_WINDOW_S = 15.0
 """Speed and load are those of the last seconds."""
+RECENT_STEPS = 10
 MAX_NEWS = 200
 
 
@@ -58,6 +60,8 @@ class Observed:
     bigram_loss: float | None = None
     addresses: list[str] = field(default_factory=list)
     phase: str = "starting the host"
+    closing: str = ""
+    """What the demo does once it no longer watches."""
     version: int = 0
     began_at: float | None = None
     peers: dict[str, Peer] = field(default_factory=dict)
@@ -130,6 +134,11 @@ class Observed:
     def loss(self) -> list[tuple[int, float]]:
         """Training loss of each step that has one, by step."""
         return [(step, total / count) for step, (total, count) in sorted(self._loss_sums.items()) if count]
+
+    def recent_loss(self) -> float | None:
+        """Mean of the last RECENT_STEPS steps that have a loss, of a quarter of them while there are few."""
+        values = [value for _, value in self.loss()]
+        return fmean(values[-max(1, min(RECENT_STEPS, len(values) // 4)) :]) if values else None
 
     def steps_per_s(self) -> float:
         """Over the last seconds."""

@@ -2,9 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 SURFACE, INK, MUTED = "#fcfcfb", "#1f1f1e", "#6f6e69"
 TRAINING, HELD_OUT, KILL = "#2a78d6", "#e0602b", "#a3281f"
+SMOOTHED_SHARE = 40
+"""The bold line is a moving average over a twentieth of the run: steps of a small run are noisy."""
+
+
+def smoothed(values: Sequence[float], half_width: int) -> list[float]:
+    """Mean of each value and as many before it as after it: `half_width`, fewer at the ends."""
+    means = []
+    for at in range(len(values)):
+        reach = min(half_width, at, len(values) - 1 - at)
+        means.append(fmean(values[at - reach : at + reach + 1]))
+    return means
 
 
 def write_loss_plot(
@@ -21,7 +33,10 @@ def write_loss_plot(
 
     figure = Figure(figsize=(9, 5), dpi=150, facecolor=SURFACE, layout="constrained")
     axes = figure.add_subplot(facecolor=SURFACE)
-    axes.plot(*zip(*losses, strict=True), color=TRAINING, linewidth=1.8, label="training loss")
+    steps, values = [step for step, _ in losses], [value for _, value in losses]
+    half_width = len(values) // SMOOTHED_SHARE
+    axes.plot(steps, values, color=TRAINING, linewidth=0.8, alpha=0.35 if half_width else 1.0)
+    axes.plot(steps, smoothed(values, half_width), color=TRAINING, linewidth=2.2, label="training loss")
     if held_out:
         axes.plot(
             *zip(*sorted(held_out.items()), strict=True),
@@ -39,9 +54,10 @@ def write_loss_plot(
             axes.annotate(
                 f"{value:.2f}",
                 (step, value),
-                xytext=(9 if step == min(held_out) else -9, 8),
+                xytext=(9, 0),
                 textcoords="offset points",
-                ha="left" if step == min(held_out) else "right",
+                va="center",
+                annotation_clip=False,
                 color=HELD_OUT,
                 fontsize=10,
                 fontweight="bold",
@@ -75,7 +91,7 @@ def write_loss_plot(
     axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=12)
     axes.set_xlabel("step", color=MUTED)
     axes.set_ylabel("loss, nats a token", color=MUTED)
-    axes.set_xlim(0, right * 1.01)
+    axes.set_xlim(0, right * 1.06)  # room for the last point's number
     axes.grid(axis="y", color="#e6e5e0", linewidth=0.8)
     axes.tick_params(colors=MUTED, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -8,22 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from swarm.core.settings import RunSettings
+from bootstrap.demo.request import MICROBATCH_SIZE, SEQUENCE_LENGTH
 from swarm.data.bigram import bigram_loss
 from swarm.data.prepare import PreparedData
 
 
-def held_out_bigram_loss(settings: RunSettings, data: PreparedData, *, evaluate_tokens: int) -> float:
+def held_out_bigram_loss(data: PreparedData, *, evaluate_tokens: int) -> float:
     """Loss in nats a token of a bigram model of the training text, on the held-out tokens that the host evaluates."""
     train, held_out = data.train(), data.held_out()
-    per_batch = settings.microbatch_tokens
+    per_batch = MICROBATCH_SIZE * SEQUENCE_LENGTH
     num_batches = max(1, min((len(held_out) - 1) // per_batch, evaluate_tokens // per_batch))
-    length = settings.data.sequence_length
-    num_windows = min((len(held_out) - 1) // length, num_batches * settings.batch.microbatch_size)
+    num_windows = min((len(held_out) - 1) // SEQUENCE_LENGTH, num_batches * MICROBATCH_SIZE)
     return bigram_loss(
         np.asarray(train.read(0, len(train))),
-        np.asarray(held_out.read(0, num_windows * length + 1)),
-        vocab_size=settings.data.vocab_size,
+        np.asarray(held_out.read(0, num_windows * SEQUENCE_LENGTH + 1)),
+        vocab_size=data.vocab_size,
     )
 
 

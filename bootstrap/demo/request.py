@@ -9,21 +9,24 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from swarm.core.data_order import DataOrder
 from swarm.core.errors import SettingsError
-from swarm.core.settings import RunSettings
 from swarm.data.prepare import PreparedData, prepare_data
-from swarm.manifest import freeze, parse_manifest
+from swarm.manifest_tables import DataTable
 from swarm.model.presets import preset_config
 
 PRESET = "tiny"
 DEFAULT_OUT = Path("demo-out")
 SNAPSHOT_EVERY = 8
+CHECKPOINT_EVERY = 16
 KILL_AT_SHARE = 0.4
 """Where nothing else is asked, one peer is killed at this share of the run."""
 
 BATCH_TOKENS = 2048
 MICROBATCH_SIZE = 4
 SEQUENCE_LENGTH = 128
+CHUNK_TOKENS = MICROBATCH_SIZE * SEQUENCE_LENGTH + 1
+"""One microbatch: neighbouring text is then spread over the whole run, and every step sees some of everything."""
 LEARNING_RATE = 3e-3
 WARMUP_SHARE = 0.1
 
@@ -104,6 +107,11 @@ class Folder:
         return self.logs / "events.jsonl"
 
     @property
+    def address(self) -> Path:
+        """What `swarm join` needs, while the run lasts."""
+        return self.root / "address"
+
+    @property
     def host_report(self) -> Path:
         return self.run / "report.json"
 
@@ -129,7 +137,6 @@ class PreparedDemo:
 
     request: DemoRequest
     folder: Folder
-    settings: RunSettings
     data: PreparedData
 
 
@@ -177,16 +184,14 @@ def check(request: DemoRequest) -> DemoRequest:
 
 def prepare(request: DemoRequest) -> PreparedDemo:
     """Make the folder, the manifest and the token files. Raises SettingsError, with nothing left behind."""
-    text = manifest_text(request)
+    manifest = manifest_text(request)
     folder = Folder(request.out)
     there_before = folder.root.exists()
     try:
         for path in (folder.logs, folder.data):
             path.mkdir(parents=True)
-        manifest = parse_manifest(text, folder.manifest)
-        folder.manifest.write_text(text, encoding="utf-8")
-        data = prepare_data(manifest.data, folder.data)
-        return PreparedDemo(request, folder, freeze(manifest, data, ()), data)
+        folder.manifest.write_text(manifest, encoding="utf-8")
+        return PreparedDemo(request, folder, _read_text(request, folder))
     except BaseException as error:
         for path in [*folder.root.iterdir()] if folder.root.is_dir() else []:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -198,6 +203,22 @@ def prepare(request: DemoRequest) -> PreparedDemo:
                 f"--out {request.out}: cannot be written ({error.strerror}); choose another folder"
             ) from error
         raise
+
+
+def _read_text(request: DemoRequest, folder: Folder) -> PreparedData:
+    """Write the token files where the host finds them. Raises SettingsError if the text is too short."""
+    table = DataTable(
+        text=tuple(str(path) for path in request.text),
+        sequence_length=SEQUENCE_LENGTH,
+        chunk_tokens=CHUNK_TOKENS,
+        seed=request.seed,
+    )
+    try:
+        data = prepare_data(table, folder.data)
+        DataOrder(data.num_train_tokens, SEQUENCE_LENGTH, MICROBATCH_SIZE, CHUNK_TOKENS, request.seed)
+    except ValueError as error:  # SettingsError is one
+        raise SettingsError(f"--text {' '.join(map(str, request.text))}: {error}") from error
+    return data
 
 
 def manifest_text(request: DemoRequest) -> str:
@@ -218,7 +239,7 @@ stages = {request.stages}
 text = [{texts}]
 sequence_length = {SEQUENCE_LENGTH}
 # One microbatch: neighbouring text is then spread over the whole run, and every step sees some of everything.
-chunk_tokens = {MICROBATCH_SIZE * SEQUENCE_LENGTH + 1}
+chunk_tokens = {CHUNK_TOKENS}
 seed = {request.seed}
 
 [batch]
@@ -241,7 +262,7 @@ delay = {request.delay}
 
 [checkpoint]
 snapshot_every = {SNAPSHOT_EVERY}
-every_steps = {2 * SNAPSHOT_EVERY}
+every_steps = {CHECKPOINT_EVERY}
 
 [limits]
 founders_per_stage = {request.peers_per_stage}

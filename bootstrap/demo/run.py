@@ -15,7 +15,6 @@ from bootstrap.demo.processes import Program, end_all
 from bootstrap.demo.report import held_out_bigram_loss
 from bootstrap.demo.request import PreparedDemo
 from bootstrap.demo.view import View
-from swarm.core.settings import RunSettings
 from swarm.network.identity_file import load_or_create_identity
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Demo:
         try:
             await self._start_host()
             # Compiled here once, not by every peer at the same time.
-            tasks.append(asyncio.ensure_future(asyncio.to_thread(_compile_kernels, self.prepared.settings)))
+            tasks.append(asyncio.ensure_future(asyncio.to_thread(_compile_kernels, self.prepared)))
             tasks.append(asyncio.ensure_future(self._start_peers_when_told(tasks[-1])))
             ending = await self._watch(view, stopping, tasks)
             await self._end_programs(ending, view)
@@ -99,8 +98,8 @@ class Demo:
             self.peers[peer_id] = await Program.start(f"peer {number}", arguments, log=log_path)
 
     async def _learn_bigram(self) -> None:
-        settings, data = self.prepared.settings, self.prepared.data
-        self.bigram = await asyncio.to_thread(held_out_bigram_loss, settings, data, evaluate_tokens=EVALUATE_TOKENS)
+        data = self.prepared.data
+        self.bigram = await asyncio.to_thread(held_out_bigram_loss, data, evaluate_tokens=EVALUATE_TOKENS)
         self.observed.bigram_loss = self.bigram
 
     # -- watching -----------------------------------------------------------------------------------------
@@ -118,6 +117,8 @@ class Demo:
         with self.prepared.folder.events.open("a") as file:
             file.write(json.dumps({"at_s": round(now - self.observed.started_at, 3), **event}) + "\n")
         self.observed.take(event, now=now)
+        if event.get("event") == "listening":
+            self.prepared.folder.address.write_text(" ".join(self.observed.addresses) + "\n")
         if event.get("event") == "version":
             self._kill_if_due()
         self._changed.set()
@@ -210,13 +211,30 @@ class Demo:
         return [*self.peers.values(), *([self.host] if self.host is not None else [])]
 
     async def _end_programs(self, ending: Ending, view: View) -> None:
-        assert self.host is not None
-        if ending is Ending.DONE:
-            self.observed.phase = "saying goodbye"
-        else:
-            self.observed.phase = "stopping: peers finish what they have in flight"
+        """End all programs, the view going on: by themselves if the run is done, else by signals."""
+        words = {
+            Ending.DONE: "saying goodbye",
+            Ending.STOPPED: "stopping: peers finish what they have in flight",
+            Ending.FAILED: "failed: stopping the others",
+        }
+        self.observed.closing = words[ending]
+        ended = asyncio.ensure_future(self._end_host_then_peers(by_themselves=ending is Ending.DONE))
+        try:
+            while not ended.done():
+                view.show(self.observed, now=time.monotonic())
+                await asyncio.wait([ended], timeout=REFRESH_S)
+            ended.result()
+        finally:
+            ended.cancel()
+        for peer_id, program in self.peers.items():
+            peer = self.observed.peers[peer_id]
+            if peer.is_live:
+                peer.state = ("done" if ending is Ending.DONE else "left") if program.exit == 0 else "failed"
         view.show(self.observed, now=time.monotonic())
-        if ending is Ending.DONE:  # the host has told everyone
+
+    async def _end_host_then_peers(self, *, by_themselves: bool) -> None:
+        assert self.host is not None
+        if by_themselves:  # the host has told everyone
             waits = [asyncio.ensure_future(program.wait()) for program in self._programs()]
             _, late = await asyncio.wait(waits, timeout=FAREWELL_S)
             for wait in late:
@@ -225,11 +243,6 @@ class Demo:
                 self.observed.tell(f"{program.name} did not end by itself", now=time.monotonic(), is_bad=True)
         await self.host.end(patience_s=DRAIN_S)
         await end_all([*self.peers.values()], patience_s=DRAIN_S)
-        for peer_id, program in self.peers.items():
-            peer = self.observed.peers[peer_id]
-            if peer.is_live:
-                peer.state = "done" if program.exit == 0 else "failed"
-        view.show(self.observed, now=time.monotonic())
 
     def _judged(self, ending: Ending) -> Ending:
         """A run that finished has failed all the same if a program of ours broke."""
@@ -250,10 +263,12 @@ def died(program: Program) -> str:
     return f"was killed by signal {-program.exit}" if program.exit < 0 else f"ended with exit code {program.exit}"
 
 
-def _compile_kernels(settings: RunSettings) -> None:
-    from swarm.rehearsal import rehearse  # brings torch, which the host's start need not wait for
+def _compile_kernels(prepared: PreparedDemo) -> None:
+    # These bring torch and transformers, which the start of the host need not wait for.
+    from swarm.manifest import freeze, read_manifest
+    from swarm.rehearsal import rehearse
 
-    rehearse(settings)
+    rehearse(freeze(read_manifest(prepared.folder.manifest), prepared.data, ()))
 
 
 def _killed_by_someone(program: Program) -> bool:

@@ -1,7 +1,12 @@
 """This is where the demo is seen: a live picture on a terminal, a plain line now and then elsewhere."""
 
 import contextlib
+import os
+import shlex
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -25,13 +30,13 @@ class View(Protocol):
 
 
 @contextlib.contextmanager
-def view(console: Console, title: str) -> Iterator[View]:
-    """The view that suits the console."""
+def view(console: Console, title: str, address: Path) -> Iterator[View]:
+    """The view that suits the console. `address`: the file that will hold the run's address."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainView(console, title)
         return
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        yield LiveView(console, live, title)
+        yield LiveView(console, live, title, address)
 
 
 class PlainView:
@@ -45,9 +50,10 @@ class PlainView:
         self._print(title)
 
     def show(self, observed: Observed, *, now: float) -> None:
-        if observed.phase != self._phase:
-            self._phase = observed.phase
-            self._print(f"{observed.phase} ...")
+        phase = observed.closing or observed.phase.partition(":")[0]  # not each count of the peers that are missing
+        if phase != self._phase:
+            self._phase = phase
+            self._print(f"{phase} ...")
         news = list(observed.news)[self._shown_news :]
         self._shown_news += len(news)
         for item in news:
@@ -63,10 +69,11 @@ class PlainView:
 class LiveView:
     """One picture, drawn anew each time, that fits the terminal."""
 
-    def __init__(self, console: Console, live: Live, title: str) -> None:
+    def __init__(self, console: Console, live: Live, title: str, address: Path) -> None:
         self._console = console
         self._live = live
         self._title = title
+        self._address = shown_path(address)
 
     def show(self, observed: Observed, *, now: float) -> None:
         self._live.update(self.picture(observed, now=now), refresh=True)
@@ -76,7 +83,9 @@ class LiveView:
         width, height = self._console.size
         rows: list[RenderableType] = [Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")]
         if observed.began_at is None:
-            rows.append(Text(f"{observed.phase} ... {clock(now - observed.started_at)}", style="cyan"))
+            rows.append(
+                Text(f"{observed.closing or observed.phase} ... {clock(now - observed.started_at)}", style="cyan")
+            )
         else:
             rows.append(_progress(observed, width))
         rows += [_figures(observed), _curve(observed, width), Text()]
@@ -85,22 +94,33 @@ class LiveView:
         rows += [_peers(observed, num_peers), Text()]
         num_news = max(0, lines_left - num_peers - 2)
         rows += [_news(item) for item in list(observed.news)[-num_news:]] if num_news else []
-        if observed.addresses and observed.version < observed.num_steps and num_news > len(observed.news):
-            rows.append(_join(observed))
+        if (
+            observed.began_at is not None
+            and observed.version < observed.num_steps
+            and num_news > len(observed.news) + 1
+        ):
+            hint = f"add a peer, in another terminal: swarm join $(cat {self._address})"
+            rows += [Text(), Text(hint, style="dim")]
         return Group(*rows)
 
 
 def progress_text(observed: Observed) -> str:
     """One line for a log."""
-    losses = observed.loss()
+    loss = observed.recent_loss()
     parts = [f"step {observed.version}/{observed.num_steps}"]
-    if losses:
-        parts.append(f"loss {losses[-1][1]:.3f}")
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
     parts.append(f"{observed.tokens_per_s():,.0f} tokens/s")
     left_s = observed.left_s()
     if left_s is not None:
         parts.append(f"{clock(left_s)} left")
     return ", ".join(parts)
+
+
+def shown_path(path: Path) -> str:
+    """A path as a user would type it from here: relative where that is shorter."""
+    here = os.path.relpath(path)
+    return shlex.quote(here if len(here) < len(str(path)) else str(path))
 
 
 def clock(seconds: float) -> str:
@@ -110,8 +130,8 @@ def clock(seconds: float) -> str:
 
 def _progress(observed: Observed, width: int) -> RenderableType:
     left_s = observed.left_s()
-    if observed.version >= observed.num_steps:
-        right = observed.phase if not observed.finished else "done"
+    if observed.closing or observed.version >= observed.num_steps:
+        right = observed.closing or observed.phase
     else:
         right = f"{clock(left_s)} left" if left_s is not None else "first step"
     table = Table.grid(padding=(0, 1), expand=True)
@@ -127,12 +147,15 @@ def _progress(observed: Observed, width: int) -> RenderableType:
 
 
 def _figures(observed: Observed) -> Text:
-    losses = observed.loss()
+    loss, bigram = observed.recent_loss(), observed.bigram_loss
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append("loss ")
-    text.append(f"{losses[-1][1]:.3f}" if losses else "-", style="bold")
-    if observed.bigram_loss is not None:
-        text.append(f"  (byte bigram {observed.bigram_loss:.3f})")
+    if loss is not None:
+        text.append(f"{loss:.3f}", style="bold green" if bigram is not None and loss < bigram else "bold")
+    else:
+        text.append("-")
+    if bigram is not None:
+        text.append(f" (byte bigram {bigram:.3f})")
     text.append(f"   {observed.tokens_per_s():,.0f} tokens/s")
     text.append(f"   {observed.version * observed.tokens_per_step:,} tokens")
     reassigned = sum(peer.reassigned for peer in observed.peers.values())
@@ -146,8 +169,9 @@ def _curve(observed: Observed, width: int) -> Text:
     values = [value for _, value in observed.loss()]
     if len(values) < 2:
         return Text()
-    columns = max(8, min(width - 14, 100))
-    shown = [values[int(at * len(values) / columns)] for at in range(columns)] if len(values) > columns else values
+    columns = min(len(values), max(8, min(width - 12, 100)))
+    bounds = [len(values) * at // columns for at in range(columns + 1)]
+    shown = [fmean(values[start:stop]) for start, stop in pairwise(bounds)]
     low, high = min(shown), max(shown)
     bars = "".join(BARS[round((value - low) / max(high - low, 1e-9) * (len(BARS) - 1))] for value in shown)
     text = Text(no_wrap=True, overflow="crop")
@@ -182,7 +206,3 @@ def _news(item: News) -> Text:
     text.append(f"{clock(item.at_s):>5}  ", style="dim")
     text.append(item.text, style="red" if item.is_bad else "")
     return text
-
-
-def _join(observed: Observed) -> Text:
-    return Text(f"add a peer: swarm join {observed.addresses[0]} --listen 127.0.0.1:0 --dir DIR", style="dim")
