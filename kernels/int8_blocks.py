@@ -81,7 +81,8 @@ def encode(
             # value / scale + 128 in steps of 2^-16: a whole code plus chance never reaches the next one.
             fixed = np.int32(np.float32(np.float32(np.float32(part[i] * inverse) * _POINT) + _OFFSET))
             code = np.int32(np.int32(fixed + np.int32(chance >> np.uint32(16))) >> np.int32(16)) - np.int32(128)
-            out[i] = np.int8(min(np.int32(code), np.int32(127)))
+            # The rounded inverse may carry an extreme value past 127, as when decoded values are encoded again.
+            out[i] = np.int8(max(min(np.int32(code), np.int32(127)), np.int32(-127)))
     return True
 
 

@@ -82,7 +82,7 @@ def encode_int8_blocks(values: Floats, seed: NDArray[np.uint64]) -> tuple[NDArra
         if bits:
             fixed = (part * (np.float32(1) / scale)) * np.float32(65536) + np.float32(128 * 65536)
             code = ((fixed.astype(np.int64) + chances(seed, block, part.size)) >> 16) - 128
-            codes[block * 128 : block * 128 + part.size] = np.minimum(code, 127)
+            codes[block * 128 : block * 128 + part.size] = np.clip(code, -127, 127)
     return np.array(scales, np.uint16), codes
 
 

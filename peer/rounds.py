@@ -662,23 +662,25 @@ class StageRounds:
     async def _aggregate(self, state: _StepState, roster: Roster, part: int, contributors: tuple[PeerId, ...]) -> None:
         machine, replica, chain = state.round, self.replica, self.chain
         assert machine is not None
-        weights = chain.weights_of(Result(roster, (), self._me))
+        counted = chain.weights_of(Result(roster, (), self._me))
         where = replica.parts()[part]
         size = where.stop - where.start
-        bodies = [(weights[peer], state.received[part, peer]) for peer in contributors if weights[peer] > 0]
+        bodies = [(counted[peer], state.received[part, peer]) for peer in contributors if counted[peer] > 0]
         cap, rule = replica.norm_cap(), self.settings.averaging.rule
         seed = digest("reduced-seed", [self._run_id, chain.stage, chain.version, part])
 
         def reduce() -> tuple[bytearray, bytes]:
-            values = []
-            for _, body in bodies:
+            values, weights = [], []
+            for weight, body in bodies:
                 decoded = np.empty(size, dtype=np.float32)
-                replica.codec.decode(body, decoded)
+                try:
+                    replica.codec.decode(body, decoded)
+                except RemoteError as error:  # committed to, but nonsense: it counts for nothing
+                    log.warning("step %d part %d: a contribution is left out: %s", state.step, part, error)
+                    continue
                 values.append(decoded)
-            if values:
-                mean = aggregate(values, [weight for weight, _ in bodies], rule=rule, norm_cap=cap)
-            else:
-                mean = np.zeros(size, dtype=np.float32)
+                weights.append(weight)
+            mean = aggregate(values, weights, rule=rule, norm_cap=cap) if values else np.zeros(size, dtype=np.float32)
             encoded = replica.codec.encode(mean, seed=seed)
             return encoded, hashlib.sha256(encoded).digest()
 
@@ -755,8 +757,12 @@ class StageRounds:
             gradient = None
             if bodies:
                 gradient = np.empty(replica.layout.num_values, dtype=np.float32)
-                for part, body in zip(replica.parts(), bodies, strict=True):
-                    replica.codec.decode(body, gradient[part])
+                try:
+                    for part, body in zip(replica.parts(), bodies, strict=True):
+                        replica.codec.decode(body, gradient[part])
+                except RemoteError as error:  # the same bytes everywhere: every replica skips the step alike
+                    log.warning("step %d: its result is not applied: %s", state.step, error)
+                    gradient = None
             return replica.next_version(gradient, next_chain.name)
 
         new = await self._exact.run(Urgency.ROUND, step)
