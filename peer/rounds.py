@@ -244,6 +244,7 @@ class StageRounds:
             deadlines.step_s,
             deadlines.straggler_s,
         )
+        progress.reserve(self.chain.members, now=time.monotonic())
         return _StepState(step, self.chain.leaders(step), progress, StepGrants(step))
 
     def _begin_round(self, state: _StepState) -> None:

@@ -198,3 +198,28 @@ def test_a_vanished_source_does_not_hold_the_step_open() -> None:
     assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=1.0) == 4
     progress.report(B, MemberReport(4, 0), now=2.0)
     assert progress.closing(now=2.0, synchronous=True) is not None
+
+
+def test_a_share_is_kept_for_a_member_that_has_not_reported_yet() -> None:
+    progress = _progress(4)
+    progress.reserve((A, B), now=0.0)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.01) == 2
+    assert not progress.is_exhausted
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=0.02) == 2
+    assert progress.is_exhausted
+
+
+def test_what_a_reporting_member_leaves_is_granted_to_others() -> None:
+    progress = _progress(4)
+    progress.reserve((A, B), now=0.0)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=1), now=0.01) == 1
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.02) == 3
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_share_is_not_kept_for_long_nor_for_the_dead(lost: bool) -> None:
+    progress = _progress(4)
+    progress.reserve((A, B), now=0.0)
+    if lost:
+        progress.lost(B)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.1 if lost else 0.6) == 4

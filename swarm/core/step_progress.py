@@ -31,6 +31,10 @@ class Closing:
     reason: str
 
 
+RESERVED_S = 0.5
+"""How long a step keeps a share for a member that has not reported."""
+
+
 @dataclass
 class StepProgress:
     """One step of one stage as its leader sees it. Times are seconds of the caller's clock.
@@ -48,9 +52,21 @@ class StepProgress:
     _granted: dict[PeerId, int] = field(default_factory=dict)
     _awaited: set[PeerId] = field(default_factory=set)
     _grants_from: float | None = None
+    _reserved: set[PeerId] = field(default_factory=set)
+    _reserved_each: int = 0
+    _reserved_until: float = 0.0
     _first_at: float | None = None
     _next_seen_at: float | None = None
     _full_at: float | None = None
+
+    def reserve(self, members: Iterable[PeerId], *, now: float) -> None:
+        """The step opens for these: an equal share is kept for each until it has reported, for a moment at most.
+
+        Without it the first to report would take all of a small step.
+        """
+        self._reserved = set(members)
+        self._reserved_each = self.target_microbatches // max(1, len(self._reserved))
+        self._reserved_until = now + RESERVED_S
 
     def expect(self, members: Iterable[PeerId], *, now: float) -> None:
         """This peer leads from now on, after another: it grants nothing before all have reported what they hold.
@@ -64,6 +80,7 @@ class StepProgress:
         """Take a member's report; at stage 0, the number of microbatches it may have started in all."""
         self._reports[peer_id] = report
         self._awaited.discard(peer_id)
+        self._reserved.discard(peer_id)
         started = report.num_done + report.num_in_flight
         if started and self._first_at is None:
             self._first_at = now
@@ -75,6 +92,8 @@ class StepProgress:
         self._granted[peer_id] = granted
         if self.is_source:
             free = self.target_microbatches - sum(self._granted.values())
+            if now < self._reserved_until:
+                free -= self._reserved_each * len(self._reserved)
             if free > 0 and self._may_grant(now):
                 self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
             if self._first_at is None and self._granted[peer_id]:
@@ -90,6 +109,7 @@ class StepProgress:
         self._reports.pop(peer_id, None)
         self._granted.pop(peer_id, None)
         self._awaited.discard(peer_id)
+        self._reserved.discard(peer_id)
         if self.num_done < self.target_microbatches:
             self._full_at = None
 
