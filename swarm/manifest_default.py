@@ -8,7 +8,7 @@ DEFAULT_MANIFEST = """\
 [run]
 # What people call the run: letters, digits, dot, dash, underscore.
 name = "my-run"
-# "friends": tickets, checks of every message, audits of reducers and steps. "public": juries and anchors as well.
+# "friends" or "public": how much peers are audited. Both are alike so far: every message is signed and checked.
 trust = "friends"
 
 [model]
