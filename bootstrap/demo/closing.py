@@ -151,7 +151,7 @@ def _commands(demo: Demo, kept: Kept) -> list[tuple[str, str]]:
     elif kept.checkpoint is not None:
         target = shown_path(folder.model)
         found.append(("turn the checkpoint into a model", f"swarm export {shown_path(kept.checkpoint)} {target}"))
-    if demo.observed.finished:
+    if demo.observed.version >= demo.observed.num_steps:
         again = f"swarm host {shown_path(folder.manifest)} --dir {shown_path(folder.root / 'again')}"
         found.append(("host this run again, for peers on any machines", again))
     else:

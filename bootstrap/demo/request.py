@@ -16,6 +16,7 @@ from swarm.manifest_tables import DataTable
 from swarm.model.presets import preset_config
 
 PRESET = "tiny"
+MIN_STAGES = 2
 DEFAULT_OUT = Path("demo-out")
 SNAPSHOT_EVERY = 8
 CHECKPOINT_EVERY = 16
@@ -158,6 +159,8 @@ def default_out() -> Path:
 def check(request: DemoRequest) -> DemoRequest:
     """The request with absolute paths. Raises SettingsError if it cannot be run; nothing is written."""
     num_layers = preset_config(PRESET, 256)["num_hidden_layers"]
+    if request.stages < MIN_STAGES:
+        raise SettingsError(f"--stages {request.stages}: a pipeline has two ends; give {MIN_STAGES} to {num_layers}")
     if request.stages > num_layers:
         raise SettingsError(f"--stages {request.stages}: the model has {num_layers} layers; give at most {num_layers}")
     if request.peers < request.stages:
@@ -186,7 +189,7 @@ def prepare(request: DemoRequest) -> PreparedDemo:
     """Make the folder, the manifest and the token files. Raises SettingsError, with nothing left behind."""
     manifest = manifest_text(request)
     folder = Folder(request.out)
-    there_before = folder.root.exists()
+    made = [path for path in (folder.root, *folder.root.parents) if not path.exists()]
     try:
         for path in (folder.logs, folder.data):
             path.mkdir(parents=True)
@@ -195,9 +198,9 @@ def prepare(request: DemoRequest) -> PreparedDemo:
     except BaseException as error:
         for path in [*folder.root.iterdir()] if folder.root.is_dir() else []:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not there_before:
-            with contextlib.suppress(OSError):
-                folder.root.rmdir()
+        with contextlib.suppress(OSError):  # somebody else may have begun to use one
+            for path in made:
+                path.rmdir()
         if isinstance(error, OSError):
             raise SettingsError(
                 f"--out {request.out}: cannot be written ({error.strerror}); choose another folder"
@@ -213,11 +216,17 @@ def _read_text(request: DemoRequest, folder: Folder) -> PreparedData:
         chunk_tokens=CHUNK_TOKENS,
         seed=request.seed,
     )
+    named = f"--text {' '.join(map(str, request.text))}"
     try:
         data = prepare_data(table, folder.data)
+    except SettingsError as error:
+        raise SettingsError(f"{named}: {error}") from error
+    try:
         DataOrder(data.num_train_tokens, SEQUENCE_LENGTH, MICROBATCH_SIZE, CHUNK_TOKENS, request.seed)
-    except ValueError as error:  # SettingsError is one
-        raise SettingsError(f"--text {' '.join(map(str, request.text))}: {error}") from error
+    except ValueError as error:
+        raise SettingsError(
+            f"{named}: {data.num_train_tokens} bytes to train on are less than a microbatch of {CHUNK_TOKENS}; add text"
+        ) from error
     return data
 
 

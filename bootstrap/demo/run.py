@@ -26,6 +26,8 @@ STALL_S = 240.0
 FAREWELL_S = 20.0
 """How long the programs may take to end once the run is over."""
 DRAIN_S = 40.0
+GIVE_UP_S = 3.0
+"""After a failure there may be nobody left to finish with."""
 
 
 class Ending(Enum):
@@ -187,7 +189,8 @@ class Demo:
             if empty:
                 dead = [self.peers[id] for id, peer in self.observed.peers.items() if peer.stage == empty[0]]
                 self.culprit = dead[-1]
-                self.failure = f"stage {empty[0]} has no peer left: {self.culprit.name} {died(self.culprit)}"
+                ends = ", ".join(f"{program.name} {died(program)}" for program in dead)
+                self.failure = f"stage {empty[0]} has no peer left: {ends}"
             elif early and observed.began_at is None:
                 self.culprit = early[0]
                 self.failure = f"{early[0].name} {died(early[0])} before the run began"
@@ -218,7 +221,7 @@ class Demo:
             Ending.FAILED: "failed: stopping the others",
         }
         self.observed.closing = words[ending]
-        ended = asyncio.ensure_future(self._end_host_then_peers(by_themselves=ending is Ending.DONE))
+        ended = asyncio.ensure_future(self._end_host_then_peers(ending))
         try:
             while not ended.done():
                 view.show(self.observed, now=time.monotonic())
@@ -232,17 +235,18 @@ class Demo:
                 peer.state = ("done" if ending is Ending.DONE else "left") if program.exit == 0 else "failed"
         view.show(self.observed, now=time.monotonic())
 
-    async def _end_host_then_peers(self, *, by_themselves: bool) -> None:
+    async def _end_host_then_peers(self, ending: Ending) -> None:
         assert self.host is not None
-        if by_themselves:  # the host has told everyone
+        if ending is Ending.DONE:  # the host has told everyone
             waits = [asyncio.ensure_future(program.wait()) for program in self._programs()]
             _, late = await asyncio.wait(waits, timeout=FAREWELL_S)
             for wait in late:
                 wait.cancel()
             for program in [program for program in self._programs() if program.exit is None]:
                 self.observed.tell(f"{program.name} did not end by itself", now=time.monotonic(), is_bad=True)
-        await self.host.end(patience_s=DRAIN_S)
-        await end_all([*self.peers.values()], patience_s=DRAIN_S)
+        patience_s = GIVE_UP_S if ending is Ending.FAILED else DRAIN_S
+        await self.host.end(patience_s=patience_s)
+        await end_all([*self.peers.values()], patience_s=patience_s)
 
     def _judged(self, ending: Ending) -> Ending:
         """A run that finished has failed all the same if a program of ours broke."""

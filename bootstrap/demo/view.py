@@ -58,7 +58,9 @@ class PlainView:
         self._shown_news += len(news)
         for item in news:
             self._print(f"{clock(item.at_s)} {item.text}")
-        if observed.began_at is not None and now - self._shown_at >= PLAIN_EVERY_S and observed.version:
+        if not observed.version or observed.began_at is None or observed.closing:
+            return
+        if now - self._shown_at >= PLAIN_EVERY_S:
             self._shown_at = now
             self._print(f"{clock(now - observed.began_at)} {progress_text(observed)}")
 
