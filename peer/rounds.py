@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 PROGRESS, ROUND, PART_BYTES = "progress", "round", "part_bytes"
 REPORT_EVERY_S = 0.25
 RESEND_S = 0.2
+PING_S = 2.0
 RETAINED_RESULTS = 24
 """Results whose bytes are kept for late peers; snapshots cover what is older."""
 
@@ -320,7 +321,8 @@ class StageRounds:
                     return
             except UnreachableError as error:
                 log.info("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
-                self._unreachable(state, leader)
+                if await self._is_gone(leader):
+                    self._unreachable(state, leader)
                 return
             except (TransientError, RemoteError) as error:  # alive, but not ready for this step yet: report again
                 log.debug("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
@@ -363,14 +365,7 @@ class StageRounds:
         if view <= mine or state.leaders[view % len(state.leaders)] != self._me:
             raise TransientError(f"{state.leader[-6:]} leads step {state.step}, not this peer")
         leader = state.leader
-        alive = True
-        try:
-            await self._transport.call(leader, "ping", Message(), timeout_s=2.0, max_body_bytes=0)
-        except UnreachableError:
-            alive = False
-        except (TransientError, RemoteError):
-            alive = True
-        if alive:
+        if not await self._is_gone(leader):
             raise TransientError(f"leader {leader[-6:]} of step {state.step} is alive")
         self._unreachable(state, leader)
         if state.leader != self._me:
@@ -587,6 +582,8 @@ class StageRounds:
                 log.warning("%s: refused: %s", what, error)
             except UnreachableError as error:
                 log.info("%s: %s", what, error)
+                if not await self._is_gone(peer):
+                    continue
                 self._unreachable(state, peer)
             except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
                 log.debug("%s: %s", what, error)
@@ -597,10 +594,25 @@ class StageRounds:
                     self.on_behind(peer)
             return
 
+    async def _is_gone(self, peer: PeerId) -> bool:
+        """Whether the peer does not even answer a ping: one broken stream is no death."""
+        try:
+            await self._transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+        except UnreachableError:
+            return True
+        except (TransientError, RemoteError):
+            return False
+        return False
+
     def peer_lost(self, peer: PeerId) -> None:
-        """The peer's stream broke: every open step is told at once."""
-        for state in list(self._steps.values()):
-            self._unreachable(state, peer)
+        """The peer's open call broke: unless it answers a ping, every open step is told at once."""
+
+        async def confirm() -> None:
+            if await self._is_gone(peer):
+                for state in list(self._steps.values()):
+                    self._unreachable(state, peer)
+
+        self._spawn(confirm())
 
     def _unreachable(self, state: _StepState, peer: PeerId) -> None:
         if self._steps.get(state.step) is not state:
