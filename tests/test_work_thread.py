@@ -46,9 +46,7 @@ def test_evaluation_is_served_under_full_load() -> None:
         thread, gate, first = await _held_thread()
         order: list[str] = []
         jobs = [asyncio.ensure_future(thread.run(Urgency.EVALUATE, lambda: order.append("evaluate")))]
-        jobs += [
-            asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: order.append("forward"))) for _ in range(40)
-        ]
+        jobs += [asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: order.append("forward"))) for _ in range(40)]
         await asyncio.sleep(0)
         gate.set()
         await asyncio.wait_for(asyncio.gather(first, *jobs), 10)
