@@ -384,7 +384,7 @@ class PeerDaemon:
             if not self.finished.is_set():
                 neighbours.leaving = server.draining = True
                 draining.set()
-                await self._drain(settings, server, source)
+                await self._drain(settings, rounds, server, source)
         finally:
             draining.set()
             for service in services:
@@ -433,11 +433,14 @@ class PeerDaemon:
             return False
         return True
 
-    async def _drain(self, settings: RunSettings, server: HopServer, source: Source | None) -> None:
-        """Finish what is in flight, within the drain deadline."""
+    async def _drain(
+        self, settings: RunSettings, rounds: StageRounds, server: HopServer, source: Source | None
+    ) -> None:
+        """Finish what is in flight and see its gradients averaged, within the drain deadline."""
         give_up_at = time.monotonic() + settings.deadlines.drain_s
         while time.monotonic() < give_up_at:
-            if server.in_flight == 0 and (source is None or source.in_flight == 0):
+            in_flight = server.in_flight + (source.in_flight if source is not None else 0)
+            if not in_flight and not rounds.owes_work():
                 return
             await asyncio.sleep(0.05)
 

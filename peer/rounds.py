@@ -384,6 +384,11 @@ class StageRounds:
         view = state.round.view
         self._carry_out(state, state.round.close(reason=closing.reason, joins=joins, view=view, now=now))
 
+    def owes_work(self) -> bool:
+        """Whether an open step holds work of this peer that the other members' rounds will still take."""
+        others = len(self.chain.members) > 1 and self.is_member
+        return others and any(self.replica.num_done(step) for step in self._steps)
+
     # -- grants (stage 0) ---------------------------------------------------------------------------------
 
     def want(self, num_slots: int) -> None:

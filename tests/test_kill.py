@@ -1,6 +1,8 @@
 """A real peer is killed at a named moment: the run ends normally, loses what it may, and leaves nothing behind."""
 
+import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,22 @@ def test_a_run_survives_a_peer_killed(
     zygote: Zygote, tmp_path: Path, stage: int, moment: str, count: int, delay: int
 ) -> None:
     run_and_kill(zygote, tmp_path, stage=stage, moment=moment, count=count, delay=delay)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_peer_told_to_leave_finishes_its_work_first(zygote: Zygote, tmp_path: Path, stage: int) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=60, every=20, founders=2) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=4)
+        os.kill(swarm.peers[f"p{stage}a"], signal.SIGTERM)
+        assert zygote.exit_code(swarm.peers[f"p{stage}a"], timeout_s=30) == 0
+        report = swarm.finish()
+        assert report["steps"] == 60
+        assert {len(ids) for ids in report["microbatches"].values()} == {MICROBATCHES}
+        assert report["lost_microbatches"] == 0
+        assert report["lost_contributions"] <= 1
+    assert zygote.leftovers() == []
 
 
 @pytest.mark.soak
