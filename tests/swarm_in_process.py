@@ -52,7 +52,14 @@ _TINY: dict[str, dict[str, Any]] = {
     "batch": {"microbatch_size": 2, "target_tokens": 128},
     "optimizer": {"learning_rate": 0.01, "warmup_steps": 2, "total_steps": 10},
     "checkpoint": {"every_steps": 10, "snapshot_every": 5},
-    "deadlines": {"call_s": 5.0, "hop_s": 20.0, "round_phase_s": 3.0, "step_s": 20.0, "straggler_s": 0.5},
+    "deadlines": {
+        "call_s": 5.0,
+        "hop_s": 20.0,
+        "round_phase_s": 3.0,
+        "step_s": 20.0,
+        "straggler_s": 0.5,
+        "drain_s": 1.0,
+    },
 }
 
 
@@ -91,6 +98,11 @@ def sample_text(num_letters: int, *, seed: int) -> str:
         sentences.append(" ".join(rng.choices(words, weights, k=rng.randint(3, 9))) + ".\n")
         size += len(sentences[-1])
     return "".join(sentences)
+
+
+def identity_of(number: int, *, seed: int = 0) -> Identity:
+    """Of the peer that is added as the `number`th, from 0."""
+    return Identity.from_seed(random.Random(f"{seed}/{number}").randbytes(32))
 
 
 @dataclass(eq=False)
@@ -151,7 +163,7 @@ class InProcessSwarm:
     async def add_peer(self, stage: int) -> SwarmPeer:
         """Start one more peer of `stage`; it joins in its own time."""
         number = len(self.peers)
-        identity = Identity.from_seed(random.Random(f"{self.seed}/{number}").randbytes(32))
+        identity = identity_of(number, seed=self.seed)
         transport, directory = await self._connected(identity)
         index = sum(1 for peer in self.peers if peer.stage == stage)
         volunteer = VolunteerSettings(folder=self.folder / f"peer{number}", threads=1, stage=stage)
@@ -170,13 +182,15 @@ class InProcessSwarm:
         return peer
 
     async def kill(self, peer: SwarmPeer) -> None:
-        """The peer's process dies: its calls break at once and it says goodbye to nobody."""
+        """The peer's process dies: its calls break at once and it says goodbye to nobody.
+
+        What is left of it in this process hears and reaches nobody any more, and ends in its own time.
+        """
         peer.killed = True
         self.network.kill(peer.peer_id)
         if self.real_network:
             await peer.transport.close()
         peer.task.cancel()
-        await asyncio.gather(peer.task, return_exceptions=True)
 
     async def until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
         """Wait for something that only becomes true with an event of the host. Raises what broke meanwhile."""

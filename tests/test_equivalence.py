@@ -5,8 +5,9 @@ are clipped in every stage.
 """
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from peer.replica import Accumulation, StageReplica
+from peer.rounds import StageRounds
 from swarm.checkpoint.state import state_digest
 from swarm.core.ids import PeerId
 from swarm.network.transport import Handler, Message, Transport
 from tests.reference import Reference, train_reference
-from tests.swarm_in_process import InProcessSwarm, manifest_of, prepare, swarm_in_process
+from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, prepare, swarm_in_process
 
 GRADIENT_BAR = 1e-5
 """Relative L2 error of each parameter's summed gradient in the first step."""
@@ -29,12 +31,13 @@ WEIGHT_BAR = 1e-4
 LOSS_BAR = 1e-4
 STEPS = 20
 IN_STEP = 4
+SLOTS = 3
+"""Microbatches that a source may have in flight."""
 
 EXACT: dict[str, dict[str, Any]] = {
     "codecs": {"activations": "fp32", "activation_gradients": "fp32", "averaging": "fp32"},
     "averaging": {"rule": "mean", "delay": 0},
-    # A source that may hold 3 microbatches takes 3 of 4 and leaves one for the other.
-    "limits": {"founders_per_stage": 2, "max_in_flight": 3},
+    "limits": {"founders_per_stage": 2, "max_in_flight": SLOTS},
     "checkpoint": {"every_steps": STEPS, "snapshot_every": STEPS},
 }
 OPTIMIZERS = {
@@ -47,7 +50,7 @@ OPTIMIZERS = {
 class UnevenLastStage:
     """Lets the last stage begin a step's work once all of it is there: 3 microbatches at one peer, 1 at the other.
 
-    So no source finishes one early and asks for a fourth.
+    So no source finishes one early and asks for more than it can have in flight at once.
     """
 
     arrived: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -90,6 +93,19 @@ class _Holding:
         self._inner.serve(method, held if method == "forward" else handler, max_body_bytes=max_body_bytes)
 
 
+@contextlib.contextmanager
+def room_for_one(peer_id: PeerId) -> Iterator[None]:
+    """This source has room for one microbatch at a time, where others have for SLOTS."""
+    want = StageRounds.want
+
+    def limited(rounds: StageRounds, num_slots: int) -> None:
+        want(rounds, max(0, num_slots - (SLOTS - 1)) if rounds._me == peer_id else num_slots)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageRounds, "want", limited)
+        yield
+
+
 @dataclass
 class Trained:
     """A finished swarm and the reference on the same microbatches."""
@@ -108,7 +124,8 @@ def trained(folder: Path, optimizer: dict[str, Any], *, steps: int = STEPS) -> T
         async with swarm_in_process(run, folder, peers=(2, 2), wrap=UnevenLastStage().wrap) as swarm:
             return swarm, await swarm.finished()
 
-    swarm, report = asyncio.run(train())
+    with room_for_one(identity_of(0).peer_id):
+        swarm, report = asyncio.run(train())
     return Trained(swarm, report, train_reference(run, report["microbatches"], evaluate_tokens=2048))
 
 
