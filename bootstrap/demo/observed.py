@@ -48,6 +48,8 @@ class News:
     """Since the run began; before that since the demo did."""
     text: str
     is_bad: bool = False
+    is_routine: bool = False
+    """Only the last of these is worth a line where lines are few."""
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Observed:
             case {"event": "preparing", "what": what}:
                 self.phase = f"{what}"
             case {"event": "listening", "addresses": addresses}:
-                self.addresses, self.phase = list(addresses), "starting the peers"
+                self.addresses = list(addresses)
             case {"event": "admitted", "peer_id": peer_id, "stage": stage}:
                 self._peer(peer_id, stage).state = "ready"
             case {"event": "waiting", "missing": missing} if missing:
@@ -112,7 +114,7 @@ class Observed:
                 self.tell(f"held-out loss at step {version}: {loss:.3f}", now=now)
             case {"event": "checkpoint", "version": version, "path": path}:
                 self.checkpoints[version] = path
-                self.tell(f"checkpoint at step {version}", now=now)
+                self.tell(f"checkpoint at step {version}", now=now, is_routine=True)
             case {"event": "joined", "peer_id": peer_id, "stage": stage}:
                 self._peer(peer_id, stage).state = "training"
                 self.tell(f"{short(peer_id)} joined stage {stage}", now=now)
@@ -127,9 +129,9 @@ class Observed:
             case {"event": "finished"}:
                 self.finished = True
 
-    def tell(self, text: str, *, now: float, is_bad: bool = False) -> None:
+    def tell(self, text: str, *, now: float, is_bad: bool = False, is_routine: bool = False) -> None:
         """A line of news."""
-        self.news.append(News(now - (self.began_at or self.started_at), text, is_bad))
+        self.news.append(News(now - (self.began_at or self.started_at), text, is_bad, is_routine))
 
     def loss(self) -> list[tuple[int, float]]:
         """Training loss of each step that has one, by step."""

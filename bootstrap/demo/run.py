@@ -87,7 +87,10 @@ class Demo:
 
     async def _start_peers_when_told(self, rehearsal: asyncio.Task[None]) -> None:
         while not self.observed.addresses or not rehearsal.done():
+            if self.observed.addresses:
+                self.observed.phase = "compiling, once on this machine"
             await self._change()
+        self.observed.phase = "starting the peers"
         request, folder = self.prepared.request, self.prepared.folder
         for number in range(request.peers):
             stage = request.stage_of(number)

@@ -95,7 +95,8 @@ class LiveView:
         num_peers = min(len(observed.peers), max(1, lines_left - 4))
         rows += [_peers(observed, num_peers), Text()]
         num_news = max(0, lines_left - num_peers - 2)
-        rows += [_news(item) for item in list(observed.news)[-num_news:]] if num_news else []
+        news = _worth_a_line(observed)
+        rows += [_news(item) for item in news[-num_news:]] if num_news else []
         if (
             observed.began_at is not None
             and observed.version < observed.num_steps
@@ -201,6 +202,12 @@ def _peers(observed: Observed, most: int) -> Table:
             style="dim" if gone else "",
         )
     return table
+
+
+def _worth_a_line(observed: Observed) -> list[News]:
+    """The news, of routine the last alone."""
+    last = next((item for item in reversed(observed.news) if item.is_routine), None)
+    return [item for item in observed.news if not item.is_routine or item is last]
 
 
 def _news(item: News) -> Text:
