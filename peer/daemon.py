@@ -18,14 +18,16 @@ import torch
 
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
-from peer.hops import Downstream, HopCounters, HopServer, numeric_class
+from peer.downstream import Downstream, HopCounters, numeric_class
+from peer.hops import HopServer
 from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_memory, used_bytes
 from peer.neighbours import Neighbours, stage_topic
 from peer.replica import StageReplica, stage_device
-from peer.rounds import Applied, StageRounds
+from peer.rounds import StageRounds
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.source import Source, StepLoss
+from peer.step_state import Applied
 from swarm import PROTOCOL
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state

@@ -3,47 +3,32 @@
 Whoever sends work keeps it until it is answered, and sends it to another peer if this one fails.
 """
 
-import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from peer.compute import Urgency, WorkThread
+from peer.downstream import METHOD, Activation, Answer, Downstream, HopCounters, Refused
 from peer.replica import StageReplica
 from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.core.contribution import Work
-from swarm.core.deadlines import AdaptiveDeadline
-from swarm.core.errors import RemoteError, TransientError, UnreachableError
+from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
-from swarm.core.wiring import EarliestFinishWiring, NoPeerAvailable
 from swarm.identity import Identity
 from swarm.model.stage import Saved, Weights
-from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
 
 log = logging.getLogger(__name__)
 
-METHOD = "forward"
 PARK_S = 1.0
 """How long a microbatch that is ahead of this peer's version waits here before it is sent away."""
-MAX_HOP_ATTEMPTS = 12
-
-
-class Refused(TransientError):
-    """The peer is well but does not take the microbatch now. `status` is busy, behind, or closed (the step is over)."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class StepGate(Protocol):
@@ -66,185 +51,6 @@ class StepGate(Protocol):
 
     def evaluation_weights(self, version: int) -> Weights | None:
         """Weights of a version that is still held, for evaluation."""
-
-
-@dataclass
-class HopCounters:
-    """What happened at this peer; for status and reports."""
-
-    microbatches: int = 0
-    evaluated: int = 0
-    reassigned: int = 0
-    refused: int = 0
-    stragglers: int = 0
-    bad_messages: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An activation on its way, kept until the gradient is back."""
-
-    birth: BirthRecord
-    version: Version
-    parents: tuple[bytes, ...]
-    shape: tuple[int, int, int]
-    body: bytearray
-    """Encoded activation, then the targets."""
-    num_activation_bytes: int
-    body_digest: bytes
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back for an activation."""
-
-    loss_sum: float
-    num_targets: int
-    grad_y: torch.Tensor | None
-    header: HopHeader | None
-
-
-class Downstream:
-    """Sends activations to the next stage, wherever they finish soonest, and brings their gradients back."""
-
-    def __init__(
-        self,
-        settings: RunSettings,
-        identity: Identity,
-        transport: Transport,
-        compute: WorkThread,
-        wiring: EarliestFinishWiring,
-        counters: HopCounters,
-        numeric_class: str,
-        on_unreachable: Callable[[PeerId], None],
-    ) -> None:
-        self._settings = settings
-        self._identity = identity
-        self._transport = transport
-        self._compute = compute
-        self._wiring = wiring
-        self._counters = counters
-        self._numeric_class = numeric_class
-        self._on_unreachable = on_unreachable
-        self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
-        self._deadline = AdaptiveDeadline(limit_s=settings.deadlines.hop_s, floor_s=3.0, factor=10.0)
-        self._routes_changed = asyncio.Event()
-
-    def update_peers(self, peers: set[PeerId]) -> None:
-        """The next stage's live peers."""
-        self._wiring.update(peers)
-        self._routes_changed.set()
-
-    async def send(self, activation: Activation, own_stage: StageIndex, *, run_id: str) -> Answer:
-        """The answer to an activation, from whichever peer gives it.
-
-        Raises Refused("closed") when the step is over downstream, TransientError when nobody answers.
-        """
-        birth_is_training = activation.birth.kind == "train"
-        last = "no attempt"
-        give_up_at = time.monotonic() + self._settings.deadlines.hop_s
-        attempts = 0
-        while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
-            try:
-                route = self._wiring.choose(now=time.monotonic())
-            except NoPeerAvailable as missing:
-                last = str(missing)
-                retry_at = missing.retry_at
-                wait_s = 0.25 if retry_at is None else max(0.005, min(0.5, retry_at - time.monotonic()))
-                self._routes_changed.clear()
-                await happened(self._routes_changed, within_s=wait_s)
-                continue
-            started, waited_s = time.monotonic(), self._deadline.seconds
-            try:
-                answer = await self._send_to(route.peer_id, activation, own_stage, run_id)
-            except Refused as refusal:
-                self._wiring.refused(route.peer_id, now=time.monotonic())
-                if refusal.status == "closed":
-                    raise
-                last = str(refusal)
-            except (UnreachableError, RemoteError) as failure:
-                attempts += 1
-                if birth_is_training and time.monotonic() - started >= waited_s:
-                    self._deadline.missed()
-                self._wiring.failed(route.peer_id, now=time.monotonic())
-                self._counters.reassigned += 1
-                if isinstance(failure, RemoteError):
-                    self._counters.bad_messages[failure.kind] = self._counters.bad_messages.get(failure.kind, 0) + 1
-                else:
-                    self._on_unreachable(route.peer_id)
-                last = f"{route.peer_id[-6:]}: {failure}"
-                log.info("microbatch %d leaves %s: %s", activation.birth.microbatch_id, route.peer_id[-6:], failure)
-            except TransientError as not_now:
-                self._wiring.refused(route.peer_id, now=time.monotonic())
-                last = str(not_now)
-            except BaseException:
-                self._wiring.cancelled(route.peer_id)
-                raise
-            else:
-                if birth_is_training:
-                    self._wiring.finished(route.peer_id, time.monotonic() - started)
-                    self._deadline.observe(time.monotonic() - started)
-                else:  # forward only: says nothing of how long training takes
-                    self._wiring.cancelled(route.peer_id)
-                return answer
-        raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
-
-    async def _send_to(self, peer: PeerId, activation: Activation, own_stage: StageIndex, run_id: str) -> Answer:
-        birth = activation.birth
-        header = signed(
-            HopHeader(
-                run_id=run_id,
-                stage=own_stage,
-                version=activation.version,
-                microbatch_id=birth.microbatch_id,
-                attempt=birth.attempt,
-                direction="forward",
-                producer=self._identity.peer_id,
-                consumer=peer,
-                parents=activation.parents,
-                shape=activation.shape,
-                dtype="fp32",
-                codec=self._settings.codecs.activations,
-                numeric_class=self._numeric_class,
-                body_digest=activation.body_digest,
-            ),
-            self._identity,
-        )
-        request = Message({"birth": birth.to_value(), "header": header.to_value()}, activation.body)
-        reply = await self._transport.call(
-            peer,
-            METHOD,
-            request,
-            timeout_s=self._deadline.seconds if birth.kind == "train" else self._settings.deadlines.hop_s,
-            max_body_bytes=self._gradient_codec.encoded_bytes(activation.shape),
-        )
-        fields = Fields("hop answer", reply.meta)
-        status = fields.text("status")
-        if status != "ok":
-            raise Refused(status, f"{peer[-6:]} is {status}: {fields.text('reason')}")
-        loss_sum, num_targets = fields.number("loss_sum"), fields.integer("num_targets")
-        if birth.kind != "train":
-            return Answer(loss_sum, num_targets, None, None)
-        answer_header = HopHeader.from_value(fields.message("header"))
-        forward_digest = header.digest()
-
-        def check_and_decode() -> torch.Tensor:
-            check_hop(
-                answer_header,
-                birth,
-                reply.body,
-                sender=peer,
-                consumer=self._identity.peer_id,
-                stage=StageIndex(own_stage + 1),
-                direction="gradient",
-                shape=activation.shape,
-                codec=self._settings.codecs.activation_gradients,
-                parent=forward_digest,
-            )
-            return self._gradient_codec.decode(reply.body, activation.shape)
-
-        grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode)
-        return Answer(loss_sum, num_targets, grad_y, answer_header)
 
 
 class HopServer:
@@ -540,8 +346,3 @@ class HopServer:
 
 def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:
     return Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, input_header, output_header)
-
-
-def numeric_class(device: str, compute_dtype: str) -> str:
-    """What a computation's bits depend on besides its inputs; replays are compared within a class."""
-    return f"torch-{torch.__version__.partition('+')[0]}/{device.partition(':')[0]}/{compute_dtype}"

@@ -9,22 +9,21 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from peer.compute import Urgency, WorkThread
 from peer.grants import StepGrants, Ticket
-from peer.replica import NewVersion, StageReplica
+from peer.replica import StageReplica
+from peer.round_work import decode_gradient, encode_contribution, reduce_part
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
-from swarm.averaging.aggregate import aggregate
+from peer.step_state import Applied, Bytes, StepState
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction, RoundFacts
 from swarm.core.canonical import Value, digest
 from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
-from swarm.core.errors import LocalError, RemoteError, TransientError, UnreachableError
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.settings import RunSettings
@@ -43,51 +42,6 @@ RESEND_S = 0.2
 PING_S = 2.0
 RETAINED_RESULTS = 24
 """Results whose bytes are kept for late peers; snapshots cover what is older."""
-
-
-@dataclass(frozen=True)
-class Applied:
-    """A step that this peer took; handed to listeners (the ledger, telemetry, snapshots)."""
-
-    result: Result
-    chain: StageChain
-    gradient_norm: float
-    seconds: float
-    """From the closing of the step to the new version."""
-    stale: int
-    counted: int
-
-
-@dataclass
-class _StepState:
-    """Everything this peer holds of one open step."""
-
-    step: Step
-    leaders: tuple[PeerId, ...]
-    progress: StepProgress
-    grants: StepGrants
-    view: int = 0
-    saw_next: bool = False
-    facts: RoundFacts | None = None
-    """Known once the stage is at the step's version."""
-    round: AveragingRound | None = None
-    """This member's side of the round; None before, and for a peer that is no member."""
-    own_parts: list[bytearray] = field(default_factory=list)
-    received: dict[tuple[int, PeerId], bytes | bytearray | memoryview] = field(default_factory=dict)
-    reduced: dict[tuple[int, bytes], bytes | bytearray | memoryview] = field(default_factory=dict)
-    fetching: set[tuple[int, bytes]] = field(default_factory=set)
-    closed_at: float | None = None
-    dirty: asyncio.Event = field(default_factory=asyncio.Event)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def leader(self) -> PeerId:
-        return self.round.leader if self.round is not None else self.leaders[self.view % len(self.leaders)]
-
-    def notify(self) -> None:
-        """Wake whoever waits for this step's round or roster."""
-        self.changed.set()
-        self.changed = asyncio.Event()
 
 
 class StageRounds:
@@ -117,7 +71,7 @@ class StageRounds:
         self._exact = exact
         self.snapshots = snapshots
         self._signing_log = signing_log
-        self._steps: dict[Step, _StepState] = {}
+        self._steps: dict[Step, StepState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._version_changed = asyncio.Event()
         self._stopped = False
@@ -126,7 +80,7 @@ class StageRounds:
         self._tries: dict[MicrobatchId, int] = {}
         self._used: set[MicrobatchId] = set()
         self.joining: set[PeerId] = set()
-        self.results: dict[int, tuple[Result, list[bytes | bytearray | memoryview]]] = {}
+        self.results: dict[int, tuple[Result, list[Bytes]]] = {}
         self.on_applied: list[Callable[[Applied], Awaitable[None]]] = []
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -236,7 +190,7 @@ class StageRounds:
                 self._spawn(self._report_while_open(self._steps[step]))
         self._begin_round(self._steps[Step(version)])
 
-    def _new_step(self, step: Step) -> _StepState:
+    def _new_step(self, step: Step) -> StepState:
         deadlines = self.settings.deadlines
         progress = StepProgress(
             step,
@@ -246,9 +200,9 @@ class StageRounds:
             deadlines.straggler_s,
         )
         progress.reserve(self.chain.members, now=time.monotonic())
-        return _StepState(step, self.chain.leaders(step), progress, StepGrants(step))
+        return StepState(step, self.chain.leaders(step), progress, StepGrants(step))
 
-    def _begin_round(self, state: _StepState) -> None:
+    def _begin_round(self, state: StepState) -> None:
         state.facts = RoundFacts(
             run_id=self._run_id,
             stage=self.chain.stage,
@@ -280,14 +234,14 @@ class StageRounds:
         if state is not None:
             state.dirty.set()
 
-    async def _report_while_open(self, state: _StepState) -> None:
+    async def _report_while_open(self, state: StepState) -> None:
         while self._steps.get(state.step) is state:
             if self.is_member and (state.round is None or state.round.roster is None):
                 await self._report(state)
             await happened(state.dirty, within_s=REPORT_EVERY_S)
             state.dirty.clear()
 
-    async def _report(self, state: _StepState) -> None:
+    async def _report(self, state: StepState) -> None:
         is_source = self.chain.stage == 0
         num_done = self.replica.num_done(state.step)
         report = MemberReport(
@@ -332,7 +286,7 @@ class StageRounds:
             grants.granted, grants.exhausted = granted, exhausted
             self._grant_available.set()
 
-    def _take_report(self, state: _StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
+    def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
         granted = state.progress.report(member, report, now=time.monotonic())
         self._close_if_due(state)
         return granted, state.progress.is_exhausted
@@ -359,7 +313,7 @@ class StageRounds:
         granted, exhausted = self._take_report(state, sender, report)
         return Message({"granted": granted, "exhausted": exhausted, "over": False})
 
-    async def _take_over(self, state: _StepState, view: int) -> None:
+    async def _take_over(self, state: StepState, view: int) -> None:
         """A member takes this peer for the leader of a later view: true only if the present leader is gone."""
         mine = state.round.view if state.round is not None else state.view
         if view <= mine or state.leaders[view % len(state.leaders)] != self._me:
@@ -371,7 +325,7 @@ class StageRounds:
         if state.leader != self._me:
             raise TransientError(f"{state.leader[-6:]} leads step {state.step} now")
 
-    def _close_if_due(self, state: _StepState) -> None:
+    def _close_if_due(self, state: StepState) -> None:
         if state.round is None or state.leader != self._me or state.closed_at is not None:
             return
         now = time.monotonic()
@@ -436,7 +390,7 @@ class StageRounds:
 
     # -- the round ----------------------------------------------------------------------------------------
 
-    async def _step_state(self, step: Step, *, with_round: bool = False) -> _StepState:
+    async def _step_state(self, step: Step, *, with_round: bool = False) -> StepState:
         """The open step, waiting for this peer to reach it. Raises TransientError if it does not in time."""
         give_up_at = time.monotonic() + self.settings.deadlines.call_s / 2
         while True:
@@ -483,12 +437,12 @@ class StageRounds:
 
     async def _receive_part(
         self,
-        state: _StepState,
+        state: StepState,
         machine: AveragingRound,
         sender: PeerId,
         part: int,
         view: int,
-        body: bytes | bytearray | memoryview,
+        body: Bytes,
     ) -> list[Instruction]:
         await self._roster_known(state, machine, view)
         expected = machine.expected_digest(part, sender)
@@ -499,11 +453,11 @@ class StageRounds:
 
     async def _receive_reduced(
         self,
-        state: _StepState,
+        state: StepState,
         machine: AveragingRound,
         sender: PeerId,
         reduced: ReducedPart,
-        body: bytes | bytearray | memoryview,
+        body: Bytes,
     ) -> list[Instruction]:
         await self._roster_known(state, machine, 0)
         if await self._exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != reduced.digest:
@@ -511,7 +465,7 @@ class StageRounds:
         state.reduced[reduced.part, reduced.digest] = body
         return machine.on_reduced(sender, reduced, now=time.monotonic())
 
-    async def _roster_known(self, state: _StepState, machine: AveragingRound, view: int) -> None:
+    async def _roster_known(self, state: StepState, machine: AveragingRound, view: int) -> None:
         """Wait for a roster of the view or a later one; what was sent under it may be ahead of it."""
         give_up_at = time.monotonic() + self.settings.deadlines.call_s / 2
         while machine.roster is None or machine.roster.view < view:
@@ -520,7 +474,7 @@ class StageRounds:
                 raise TransientError(f"no roster of step {state.step} here yet")
             await happened(state.changed, within_s=left_s)
 
-    def _carry_out(self, state: _StepState, instructions: Iterable[Instruction]) -> None:
+    def _carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case act.MakeContribution():
@@ -561,17 +515,15 @@ class StageRounds:
 
     def _send_all(
         self,
-        state: _StepState,
+        state: StepState,
         to: Iterable[PeerId],
         meta: dict[str, Value],
-        body: bytes | bytearray | memoryview = b"",
+        body: Bytes = b"",
     ) -> None:
         for peer in to:
             self._spawn(self._send(state, peer, {**meta, "step": state.step}, body))
 
-    async def _send(
-        self, state: _StepState, peer: PeerId, meta: dict[str, Value], body: bytes | bytearray | memoryview
-    ) -> None:
+    async def _send(self, state: StepState, peer: PeerId, meta: dict[str, Value], body: Bytes) -> None:
         deadlines = self.settings.deadlines
         what = f"stage {self.chain.stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         while self._steps.get(state.step) is state:
@@ -619,7 +571,7 @@ class StageRounds:
 
         self._spawn(confirm())
 
-    def _unreachable(self, state: _StepState, peer: PeerId) -> None:
+    def _unreachable(self, state: StepState, peer: PeerId) -> None:
         if self._steps.get(state.step) is not state:
             return
         led_by = state.leader
@@ -634,7 +586,7 @@ class StageRounds:
             state.progress.expect(self.chain.members, now=time.monotonic())
         state.dirty.set()
 
-    async def _watch_deadlines(self, state: _StepState) -> None:
+    async def _watch_deadlines(self, state: StepState) -> None:
         while self._steps.get(state.step) is state and state.round is not None:
             now = time.monotonic()
             times = [t for t in (state.round.deadline, state.progress.next_deadline()) if t is not None and t > now]
@@ -644,7 +596,7 @@ class StageRounds:
             self._close_if_due(state)
             self._carry_out(state, state.round.tick(now=time.monotonic()))
 
-    async def _contribute(self, state: _StepState) -> None:
+    async def _contribute(self, state: StepState) -> None:
         replica, step = self.replica, state.step
         assert state.round is not None
         accumulation = await self._compute.run(Urgency.ROUND, lambda: replica.close(step))
@@ -652,22 +604,9 @@ class StageRounds:
             log.warning("step %d: this peer may have signed before it was restarted, and stays silent", step)
             return
         seed_facts: list[Value] = [self._run_id, self.chain.stage, self.chain.version, self._me]
-
-        def encode() -> tuple[list[bytearray], list[bytes]]:
-            try:
-                mean = replica.mean(accumulation)
-                if mean is None:
-                    return [], []
-                encoded = [
-                    replica.codec.encode(mean[part], seed=digest("part-seed", [*seed_facts, index]))
-                    for index, part in enumerate(replica.parts())
-                ]
-            except LocalError as error:
-                log.warning("step %d: this peer's gradient is left out: %s", step, error)
-                return [], []
-            return encoded, [hashlib.sha256(part).digest() for part in encoded]
-
-        parts, digests = await self._exact.run(Urgency.ROUND, encode)
+        parts, digests = await self._exact.run(
+            Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seed_facts)
+        )
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
         unsigned = Contribution(self._run_id, self.chain.stage, step, self.chain.name, self._me, work, tuple(digests))
         await asyncio.to_thread(self._signing_log.record, self.chain.lineage, step, unsigned.signed_bytes())
@@ -677,37 +616,21 @@ class StageRounds:
         contribution = replace(unsigned, signature=self._identity.sign(unsigned.signed_bytes()))
         self._carry_out(state, state.round.contributed(contribution, now=time.monotonic()))
 
-    async def _aggregate(self, state: _StepState, roster: Roster, part: int, contributors: tuple[PeerId, ...]) -> None:
+    async def _aggregate(self, state: StepState, roster: Roster, part: int, contributors: tuple[PeerId, ...]) -> None:
         machine, replica, chain = state.round, self.replica, self.chain
         assert machine is not None
         counted = chain.weights_of(Result(roster, (), self._me))
-        where = replica.parts()[part]
-        size = where.stop - where.start
         bodies = [(counted[peer], state.received[part, peer]) for peer in contributors if counted[peer] > 0]
         cap, rule = replica.norm_cap(), self.settings.averaging.rule
         seed = digest("reduced-seed", [self._run_id, chain.stage, chain.version, part])
-
-        def reduce() -> tuple[bytearray, bytes]:
-            values, weights = [], []
-            for weight, body in bodies:
-                decoded = np.empty(size, dtype=np.float32)
-                try:
-                    replica.codec.decode(body, decoded)
-                except RemoteError as error:  # committed to, but nonsense: it counts for nothing
-                    log.warning("step %d part %d: a contribution is left out: %s", state.step, part, error)
-                    continue
-                values.append(decoded)
-                weights.append(weight)
-            mean = aggregate(values, weights, rule=rule, norm_cap=cap) if values else np.zeros(size, dtype=np.float32)
-            encoded = replica.codec.encode(mean, seed=seed)
-            return encoded, hashlib.sha256(encoded).digest()
-
-        encoded, encoded_digest = await self._exact.run(Urgency.ROUND, reduce)
+        encoded, encoded_digest = await self._exact.run(
+            Urgency.ROUND, lambda: reduce_part(replica, part, bodies, rule=rule, norm_cap=cap, seed=seed)
+        )
         state.reduced[part, encoded_digest] = encoded
         reduced = ReducedPart(part, encoded_digest, contributors)
         self._carry_out(state, machine.aggregated(reduced, now=time.monotonic()))
 
-    async def _fetch(self, state: _StepState, part: int, wanted: bytes, holders: tuple[PeerId, ...]) -> None:
+    async def _fetch(self, state: StepState, part: int, wanted: bytes, holders: tuple[PeerId, ...]) -> None:
         where = self.replica.parts()[part]
         size = self.replica.codec.encoded_bytes(where.stop - where.start)
         meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
@@ -741,7 +664,7 @@ class StageRounds:
             return Message({}, held[1][part])
         raise TransientError(f"part {part} of step {step} is not here")
 
-    async def adopt(self, result: Result, bodies: list[bytes | bytearray | memoryview]) -> None:
+    async def adopt(self, result: Result, bodies: list[Bytes]) -> None:
         """Take the present step's result from another peer's store. Raises RemoteError if it is not genuine."""
         version = self.chain.version
         state = self._steps.get(Step(version))
@@ -763,7 +686,7 @@ class StageRounds:
             self._carry_out(state, out)
         await self.wait_for_version(version + 1, timeout_s=self.settings.deadlines.round_phase_s)
 
-    async def _finish(self, state: _StepState, result: Result) -> None:
+    async def _finish(self, state: StepState, result: Result) -> None:
         replica, chain = self.replica, self.chain
         if self._steps.get(state.step) is not state or int(state.step) != chain.version:
             return
@@ -771,19 +694,8 @@ class StageRounds:
         closed = await self._compute.run(Urgency.ROUND, lambda: replica.close(state.step))
         next_chain = chain.advance(result, self.settings)
 
-        def step() -> NewVersion:
-            gradient = None
-            if bodies:
-                gradient = np.empty(replica.layout.num_values, dtype=np.float32)
-                try:
-                    for part, body in zip(replica.parts(), bodies, strict=True):
-                        replica.codec.decode(body, gradient[part])
-                except RemoteError as error:  # the same bytes everywhere: every replica skips the step alike
-                    log.warning("step %d: its result is not applied: %s", state.step, error)
-                    gradient = None
-            return replica.next_version(gradient, next_chain.name)
-
-        new = await self._exact.run(Urgency.ROUND, step)
+        name = next_chain.name
+        new = await self._exact.run(Urgency.ROUND, lambda: replica.next_version(decode_gradient(replica, bodies), name))
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)

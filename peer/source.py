@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from peer.compute import Urgency, WorkThread
+from peer.downstream import Activation, Downstream, HopCounters, Refused
 from peer.grants import Ticket
-from peer.hops import Activation, Downstream, HopCounters, HopServer, Refused
+from peer.hops import HopServer
 from peer.replica import StageReplica
 from peer.rounds import StageRounds
 from swarm.core.errors import RemoteError, TransientError

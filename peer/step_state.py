@@ -1,0 +1,58 @@
+"""This is where a peer keeps what it holds of one open step, and what it says of a step it took."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from peer.grants import StepGrants
+from swarm.core.averaging_round import AveragingRound, RoundFacts
+from swarm.core.contribution import Result
+from swarm.core.ids import PeerId, Step
+from swarm.core.stage_chain import StageChain
+from swarm.core.step_progress import StepProgress
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A step that this peer took; handed to listeners (the ledger, telemetry, snapshots)."""
+
+    result: Result
+    chain: StageChain
+    gradient_norm: float
+    seconds: float
+    """From the closing of the step to the new version."""
+    stale: int
+    counted: int
+
+
+@dataclass
+class StepState:
+    """Everything this peer holds of one open step."""
+
+    step: Step
+    leaders: tuple[PeerId, ...]
+    progress: StepProgress
+    grants: StepGrants
+    view: int = 0
+    saw_next: bool = False
+    facts: RoundFacts | None = None
+    """Known once the stage is at the step's version."""
+    round: AveragingRound | None = None
+    """This member's side of the round; None before, and for a peer that is no member."""
+    own_parts: list[bytearray] = field(default_factory=list)
+    received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
+    reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
+    fetching: set[tuple[int, bytes]] = field(default_factory=set)
+    closed_at: float | None = None
+    dirty: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def leader(self) -> PeerId:
+        return self.round.leader if self.round is not None else self.leaders[self.view % len(self.leaders)]
+
+    def notify(self) -> None:
+        """Wake whoever waits for this step's round or roster."""
+        self.changed.set()
+        self.changed = asyncio.Event()
