@@ -29,7 +29,7 @@ from bootstrap.demo.request import (
     parse_kill,
     prepare,
 )
-from bootstrap.demo.view import LiveView, PlainView
+from bootstrap.demo.view import LiveView, PlainView, shown_path
 from swarm.cli import ExitCode, run
 from swarm.data.bigram import bigram_loss
 from swarm.manifest import assumed_data, freeze, parse_manifest
@@ -280,7 +280,7 @@ def test_short_demo_survives_a_kill_and_reports(tmp_path: Path) -> None:
     assert report["export_dir"] == str(out / "model")
     assert (out / "loss.png").is_file()
     assert "byte bigram" in done.stdout
-    assert f"swarm generate {out / 'model'}" in done.stdout
+    assert f"swarm generate {shown_path(out / 'model')}" in done.stdout
     assert _left_behind(out) == []
 
 
