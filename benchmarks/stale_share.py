@@ -211,15 +211,15 @@ def _show(found: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--tokens", type=click.IntRange(min=1), default=300_000, show_default=True)
+@click.option("--tokens", type=click.IntRange(min=1), default=200_000, show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--preset", default="tiny", show_default=True)
 @click.option("--batch-tokens", type=click.IntRange(min=2048), default=2048, show_default=True, help="In a step.")
-@click.option("--learning-rate", default=4e-3, show_default=True)
+@click.option("--learning-rate", default=2e-3, show_default=True)
 @click.option(
     "--sync-steps", type=click.IntRange(min=0), default=20, show_default=True, help="At the start: none stale."
 )
-@click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option("--evaluate-tokens", type=click.IntRange(min=1), default=32768, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def main(

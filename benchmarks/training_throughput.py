@@ -246,6 +246,8 @@ def main(
     as_json: bool,
 ) -> None:
     """Tokens/s of two peers of one thread each against one process of two threads."""
+    # Told to end, it ends its programs too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     measured: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         manifest = Path(scratch) / "run.toml"
