@@ -62,7 +62,7 @@ class Outcome:
     correction: Correction
     held_out_loss: float
     compute_s: float
-    """Median seconds of a step, all of it computing."""
+    """Median CPU seconds of a step, all of it computing: its seconds where one thread has a core to itself."""
 
 
 def train(
@@ -108,7 +108,7 @@ def train(
     num_stale = round(stale_share * each)
     seconds = []
     for step in range(steps):
-        started = time.perf_counter()
+        started = time.process_time()
         batches = [reader.batch(MicrobatchId(step * each + index)) for index in range(each)]
         late = num_stale if step >= sync_steps else 0
         gradient.zero()
@@ -124,7 +124,7 @@ def train(
             extrapolated(new, flat, moved)
             ahead = model.weights(moved)
         flat, fresh = new, model.weights(new)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     loss_sum, count = 0.0, 0
     for tokens_BL, targets_BL in host_windows(settings, run.held_out, evaluate_tokens=evaluate_tokens):
         found, num_tokens, _ = model.loss(fresh, torch.from_numpy(tokens_BL), torch.from_numpy(targets_BL), keep=False)
@@ -171,6 +171,7 @@ def tables(outcomes: Sequence[Outcome], *, steps: int) -> dict[str, Any]:
                 "held_out_loss": losses,
                 "best": best,
                 "best_over_synchronous": losses[best] / synchronous,
+                "round_s": share * compute_s,
                 "seconds": steps * compute_s,
                 "synchronous_steps_in_equal_seconds": fewer,
                 "synchronous_in_equal_seconds": _by_correction(outcomes, steps=fewer, stale_share=0.0),

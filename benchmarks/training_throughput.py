@@ -229,7 +229,7 @@ def _show(pairs: list[dict[str, Any]], result: dict[str, Any]) -> None:
 @click.option("--delay", type=click.IntRange(0, 1), default=1, show_default=True)
 @click.option("--codec", type=click.Choice(["fp32", "bf16", "int8"]), default="int8", show_default=True)
 @click.option("--in-flight", default=4, show_default=True)
-@click.option("--skip-steps", default=1, show_default=True)
+@click.option("--skip-steps", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--threads", default=2, show_default=True, help="Of the one process.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
