@@ -1,6 +1,7 @@
 """This is where the p2pd transport meets peers that keep to no contract, and limits of its own."""
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
@@ -137,6 +138,24 @@ def reply_bytes(*, magic: int = MAGIC, status: int = 0, meta: bytes = b"\x80", b
 def test_well_formed_request_of_a_stranger_is_answered(scene: Scene) -> None:
     heard = scene.run(scene.stranger.say(scene.honest.peer_id, request_bytes(meta=pack({"a": 1}))))
     assert heard == reply_bytes(meta=pack({"a": 1}))
+
+
+def test_answer_is_kept_until_its_caller_has_read_it(scene: Scene) -> None:
+    answer = reply_bytes(meta=pack({"a": 1}))
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        stream = await scene.stranger.control.open_stream(scene.honest.peer_id, PROTOCOL_ID)
+        with contextlib.closing(stream):
+            await loop.sock_sendall(stream, request_bytes(meta=pack({"a": 1})))
+            heard = await receive(stream, len(answer))
+            # Were the answering side to hang up first, p2pd would drop what is still under way, now and then.
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(SETTINGS.stall_s / 3):
+                    await loop.sock_recv(stream, 1)
+            return bytes(heard)
+
+    assert scene.run(main()) == answer
 
 
 @pytest.mark.parametrize(

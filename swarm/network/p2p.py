@@ -282,6 +282,8 @@ class P2PTransport:
                     peer_id = await read_stream_peer(stream)
                     head = await framing.read_request_head(stream)
                 await self._answer_request(stream, peer_id, head)
+                async with asyncio.timeout(self._settings.stall_s):
+                    await _until_closed(stream)
             except RemoteError as error:
                 await self._refuse(stream, Status.REMOTE, error.kind, str(error))
             except TransientError as error:
@@ -316,13 +318,18 @@ class P2PTransport:
             await asyncio.gather(working, watching, return_exceptions=True)
 
     async def _refuse(self, stream: socket.socket, status: Status, kind: str, message: str) -> None:
-        """Send an error, then let the caller close: if we closed over unread bytes, p2pd would drop what it holds."""
-        loop = asyncio.get_running_loop()
+        """Send an error; the caller closes."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_LINGER_S):
-                await loop.sock_sendall(stream, framing.encode_error(status, kind, message))
-                while await loop.sock_recv(stream, 1 << 16):
-                    pass
+                await asyncio.get_running_loop().sock_sendall(stream, framing.encode_error(status, kind, message))
+                await _until_closed(stream)
+
+
+async def _until_closed(stream: socket.socket) -> None:
+    """Let the caller close first: when we do, p2pd resets the stream and drops what the caller has not read yet."""
+    loop = asyncio.get_running_loop()
+    while await loop.sock_recv(stream, 1 << 16):
+        pass
 
 
 def _p2pd_arguments(settings: P2PSettings) -> list[str]:
