@@ -22,7 +22,7 @@ from swarm.checkpoint.archive import latest_checkpoint
 from swarm.checkpoint.huggingface import export_huggingface, generate
 
 SAMPLE_PROMPT = "def "
-SAMPLE_TOKENS = 240
+SAMPLE_TOKENS = 200
 PROMPT_BYTES = 24
 
 
@@ -89,9 +89,7 @@ def show(console: Console, demo: Demo, kept: Kept, *, wall_s: float) -> None:
     console.print()
     if kept.sample:
         text = Text(kept.prompt, style="bold")
-        text.append(
-            "".join(letter if letter.isprintable() or letter == "\n" else "·" for letter in kept.sample), "none"
-        )
+        text.append(_harmless(kept.sample), "none")
         console.print(Panel(text, title="what the model writes", title_align="left", border_style="dim"))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
@@ -159,6 +157,13 @@ def _commands(demo: Demo, kept: Kept) -> list[tuple[str, str]]:
         found.append(("host the rest of the run, for peers on any machines", again))
     found.append(("on each of them, with the address that the host prints", "swarm join ADDRESS"))
     return found
+
+
+def _harmless(text: str) -> str:
+    """The text without anything a terminal would act on, or a font has no sign for."""
+    return "".join(
+        letter if letter == "\n" or (letter.isprintable() and letter != "\ufffd") else "·" for letter in text
+    )
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:
