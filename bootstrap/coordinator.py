@@ -413,7 +413,7 @@ class Coordinator:
             "members": len(roster.contributions),
             "joins": [*roster.joins],
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
-            "ids": [*sorted({item.microbatch_id for c in roster.contributions for item in c.work})],
+            "ids": [item.microbatch_id for item in result.work_done()],
         }
         self._ledger.append("result", facts)
         for departure in roster.leaves:

@@ -71,9 +71,10 @@ class RunProgress:
         step = self.steps[int(roster.step)]
         if roster.stage in step.ids:
             return False
-        step.ids[roster.stage] = {item.microbatch_id for c in roster.contributions for item in c.work}
+        work = result.work_done()
+        step.ids[roster.stage] = {item.microbatch_id for item in work}
         if roster.stage == 0:
-            step.tokens = sum(c.num_tokens for c in roster.contributions)
+            step.tokens = sum(item.num_tokens for item in work)
             step.finished_at = time.time()
         step.departures += len(roster.leaves)
         return True

@@ -287,6 +287,15 @@ class Result:
             raise RemoteError("malformed", "result's parts are not numbered from 0 without a gap")
         return made
 
+    def work_done(self) -> tuple[Work, ...]:
+        """The work whose gradients are in the result, by microbatch: one entry for each id.
+
+        Whoever died before any of its parts arrived is in no part: its microbatches are not trained on yet.
+        """
+        heard = {peer for part in self.parts for peer in part.contributors}
+        found = {item.microbatch_id: item for c in self.roster.contributions if c.peer_id in heard for item in c.work}
+        return tuple(found[number] for number in sorted(found))
+
     def signed_by(self, signature: bytes) -> "Result":
         return replace(self, signature=signature)
 

@@ -132,9 +132,7 @@ class StageChain:
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
         left = {departure.peer_id for departure in roster.leaves}
         members = tuple(sorted((set(self.members) - left) | set(roster.joins)))
-        # Whoever died before any of its parts arrived is in no part: its microbatches are not trained on yet.
-        heard = {peer for part in result.parts for peer in part.contributors}
-        ids = tuple(sorted({item.microbatch_id for c in roster.contributions if c.peer_id in heard for item in c.work}))
+        ids = tuple(item.microbatch_id for item in result.work_done())
         leases = self.leases
         if self.stage == 0:
             leases = leases.advance(
