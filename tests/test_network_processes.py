@@ -145,8 +145,10 @@ def test_sweep_leaves_the_folders_of_the_living_alone(root: Path) -> None:
 
 def test_stop_leaves_nothing_behind_within_two_seconds(root: Path) -> None:
     async def main() -> float:
+        before = set(psutil.Process().children(recursive=True))  # other tests may have processes of their own
         daemon = await P2PDaemon.start(ARGUMENTS, key_file_bytes=Identity.generate().to_key_file_bytes(), timeout_s=10)
-        children = psutil.Process().children(recursive=True)
+        children = set(psutil.Process().children(recursive=True)) - before
+        assert len(children) == 2, "p2pd and its guard"
         assert not daemon.ended.is_set()
         start = time.monotonic()
         await daemon.stop()
