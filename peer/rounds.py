@@ -158,6 +158,7 @@ class StageRounds:
         task = asyncio.ensure_future(self._guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before it began, it would never be awaited
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

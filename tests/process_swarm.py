@@ -170,7 +170,8 @@ class ProcessSwarm:
     ) -> None:
         for pid in [self.host, *self.peers.values()]:
             if pid and not self.zygote.has_ended(pid):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(pid, signal.SIGKILL)
                 self.zygote.exit_code(pid, timeout_s=10)
         if kind is not None:
             for log in sorted(self.root.glob("*.log")):
