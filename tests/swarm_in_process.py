@@ -64,11 +64,14 @@ _TINY: dict[str, dict[str, Any]] = {
 
 
 def manifest_of(**tables: dict[str, Any]) -> str:
-    """TOML of a tiny run: 4 layers of width 32, 4 microbatches of 2 x 16 tokens a step. `tables` change its fields."""
+    """TOML of a tiny run: 4 layers of width 32, 4 microbatches of 2 x 16 tokens a step.
+
+    `tables` change its fields; None drops one.
+    """
     merged = {name: {**_TINY.get(name, {}), **tables.get(name, {})} for name in {**_TINY, **tables}}
     lines = []
     for name, fields in merged.items():
-        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in fields.items())]
+        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in fields.items() if value is not None)]
     return "\n".join(lines) + "\n"
 
 

@@ -55,7 +55,7 @@ def test_held_out_loss_is_within_3_percent_when_everything_travels_in_int8(tmp_p
 def test_held_out_loss_is_within_3_percent_when_a_run_is_long_and_text_is_real(tmp_path: Path, delay: int) -> None:
     steps = 150
     tables: Tables = {
-        "model": {"config": {}, "preset": "tiny", "stages": 2},
+        "model": {"config": None, "preset": "tiny", "stages": 2},
         "data": {"text": [], "max_text_mb": 8, "sequence_length": 128},
         "codecs": INT8,
         "averaging": {"rule": "centered_clip", "delay": delay},
