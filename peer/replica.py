@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.averaging.codecs import VectorCodec, vector_codec
+from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
+from swarm.averaging.encoded import VectorCodec
+from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import num_parts, part_slice
 from swarm.checkpoint.state import NUM_CERTIFIED_NORMS, Array, StageState
 from swarm.core.contribution import Work
@@ -58,7 +60,9 @@ class StageReplica:
         self.stage = StageIndex(model.stage)
         self.model = model
         self.layout = model.layout
-        self.codec: VectorCodec = vector_codec(settings.codecs.averaging)
+        self.contribution_codec: VectorCodec = vector_codec(settings.codecs.averaging)
+        self.codec: VectorCodec = result_codec(settings.codecs.averaging)
+        """Of results; no contribution is longer than the longest result."""
         self.num_parts = num_parts(self.layout.num_values)
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
@@ -75,13 +79,16 @@ class StageReplica:
         return Version(self.state.version)
 
     def restore(self, state: StageState) -> None:
-        """Continue from this state; whatever was accumulated is dropped."""
+        """Continue from this state; whatever was accumulated, and what is owed from before, is dropped."""
         self.state = state
         if state.moments:
             self._optimizer.load_state(_fp32(state.moments), state.scalars)
         self._weights = self.model.weights(state.weights)
         self._extrapolated: Weights | None = None
         self._sums.clear()
+        feeds_back = leaves_residual(self.settings.codecs.averaging)
+        self.residual = Residual(self.layout.num_values) if feeds_back else None
+        """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
 
     def set_clip_norm(self, num_all_parameters: int) -> None:
         """Clipping is per stage, at max_norm * sqrt(this stage's parameters / all)."""

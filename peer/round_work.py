@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from peer.replica import Accumulation, StageReplica
 from peer.step_state import Bytes
 from swarm.averaging.aggregate import aggregate
+from swarm.averaging.error_feedback import encode_parts
 from swarm.core.canonical import Value, digest
 from swarm.core.errors import LocalError, RemoteError
 
@@ -23,15 +24,20 @@ log = logging.getLogger(__name__)
 def encode_contribution(
     replica: StageReplica, accumulation: Accumulation, seed_facts: list[Value]
 ) -> tuple[list[bytearray], list[bytes]]:
-    """The mean gradient in encoded parts, and their SHA-256; nothing if there is no work or it is not finite."""
+    """The mean gradient in encoded parts, and their SHA-256; nothing if there is no work or it is not finite.
+
+    Where the codec leaves a residual, the replica's is said along with it and becomes what is left now.
+    """
     try:
         mean = replica.mean(accumulation)
         if mean is None:
             return [], []
-        encoded = [
-            replica.codec.encode(mean[part], seed=digest("part-seed", [*seed_facts, index]))
-            for index, part in enumerate(replica.parts())
-        ]
+        parts, codec = replica.parts(), replica.contribution_codec
+        seeds = [digest("part-seed", [*seed_facts, index]) for index in range(len(parts))]
+        if replica.residual is None:
+            encoded = encode_parts(mean, codec, parts=parts, seeds=seeds)
+        else:
+            encoded = replica.residual.encode(mean, codec, parts=parts, seeds=seeds)
     except LocalError as error:
         log.warning("stage %d: this peer's gradient is left out: %s", replica.stage, error)
         return [], []
@@ -47,14 +53,14 @@ def reduce_part(
     norm_cap: float | None,
     seed: bytes,
 ) -> tuple[bytearray, bytes]:
-    """The aggregate of (tokens, encoded part) in the order of peers, encoded once, and its SHA-256."""
+    """The aggregate of (tokens, encoded part) in the order of peers, encoded once as results are, and its SHA-256."""
     where = replica.parts()[part]
     size = where.stop - where.start
     values, weights = [], []
     for weight, body in bodies:
         decoded = np.empty(size, dtype=np.float32)
         try:
-            replica.codec.decode(body, decoded)
+            replica.contribution_codec.decode(body, decoded)
         except RemoteError as error:  # committed to, but nonsense: it counts for nothing
             log.warning("stage %d part %d: a contribution is left out: %s", replica.stage, part, error)
             continue

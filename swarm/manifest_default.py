@@ -78,11 +78,12 @@ total_steps = 200
 final_learning_rate_share = 0.1
 
 [codecs]
-# How activations travel between stages: "fp32", "bf16" or "int8".
+# How activations travel between stages: "fp32", "bf16", "int8" or "int4" (4, 2, about 1.1 and 0.7 bytes a value).
 activations = "int8"
-# How their gradients travel back.
+# How their gradients travel back: one of the same.
 activation_gradients = "int8"
-# How gradients travel in averaging rounds.
+# How gradients travel in averaging rounds: "fp32", "bf16", "int8", "int4" or "topk" (4, 2, 1, 0.5 bytes a value; topk
+# sends one value in 32). What int4 and topk leave unsaid a peer adds to its next gradient.
 averaging = "int8"
 
 [averaging]

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.aggregate import aggregate
-from swarm.averaging.codecs import SEED_BYTES, vector_codec
+from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
+from swarm.averaging.encoded import SEED_BYTES
+from swarm.averaging.error_feedback import Residual
 from swarm.core.settings import RunSettings
 from swarm.optim.exact import ExactOptimizer, extrapolated
 from swarm.optim.gradient_sum import GradientSum
@@ -27,8 +29,12 @@ def rehearse(settings: RunSettings) -> None:
     gradient.flat.fill_(1.0)
     gradient.add_tokens(1)
     values = gradient.take_mean()
-    codec = vector_codec(settings.codecs.averaging)
-    codec.decode(codec.encode(values, seed=bytes(SEED_BYTES)), values)
+    averaging = settings.codecs.averaging
+    for codec in (vector_codec(averaging), result_codec(averaging)):
+        codec.decode(codec.encode(values, seed=bytes(SEED_BYTES)), np.empty_like(values))
+    if leaves_residual(averaging):
+        whole, seed = slice(0, values.size), bytes(SEED_BYTES)
+        Residual(values.size).encode(values.copy(), vector_codec(averaging), parts=[whole], seeds=[seed])
     hostile = values * np.float32(-9.0)
     for contributions in ([values, values], [values, values * np.float32(0.5), hostile]):
         aggregate(contributions, [1] * len(contributions), rule=settings.averaging.rule, norm_cap=1.0)

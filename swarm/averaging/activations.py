@@ -1,18 +1,21 @@
 """This is where activations and their gradients become bytes on the wire, token by token.
 
-fp32 and bf16 are those of `swarm.averaging.codecs`. int8, for T = B * L tokens of D values: bf16 scales of blocks of
-at most 64 values (T, K), each token's largest values in bf16 (T, J), their indices as uint16 (T, J), codes (T, D).
+fp32 and bf16 are those of `swarm.averaging.codecs`. int8 and int4, for T = B * L tokens of D values: bf16 scales of
+blocks of at most 64 or 32 values (T, K), each token's largest values in bf16 (T, J), their indices as uint16 (T, J),
+codes (T, D) or, two a byte, (T, D / 2 rounded up).
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels import int8_tokens
-from swarm.averaging.codecs import Encoded, VectorCodec, aligned, check_length, too_large, vector_codec
+from kernels import int4_tokens, int8_tokens
+from swarm.averaging.codecs import vector_codec
+from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length, too_large
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import ActivationCodecName
 
@@ -20,13 +23,14 @@ Shape = tuple[int, int, int]
 """(B, L, D): samples, tokens, values."""
 
 MAX_WIDTH = 1 << 16
-"""Values a token may have under int8: their indices are uint16."""
+"""Values a token may have under int8 and int4: their indices are uint16."""
 
 
 class ActivationCodec(Protocol):
     """Strict and deterministic: equal tensors give equal bytes."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def encoded_bytes(self, shape: Shape) -> int:
         """Exact length of an encoded tensor of shape (B, L, D)."""
@@ -66,25 +70,32 @@ class _FloatCodec:
         return torch.from_numpy(values).reshape(shape)
 
 
-class _Int8Codec:
-    name = "int8"
+@dataclass(frozen=True)
+class _TokenCodec:
+    """Codes of a few bits with scales in blocks, and outliers aside."""
+
+    name: str
+    kernel: Any
+    """`kernels.int8_tokens` or `kernels.int4_tokens`."""
+    code: type[np.generic]
+    codes_per_item: int
 
     def encoded_bytes(self, shape: Shape) -> int:
         num_tokens, width = shape[0] * shape[1], shape[2]
-        return num_tokens * (2 * _num_blocks(width) + 4 * int8_tokens.num_outliers(width) + width)
+        return num_tokens * sum(np.dtype(dtype).itemsize * columns for dtype, columns in self._columns(width))
 
     def encode(self, tensor_BLD: torch.Tensor) -> bytearray:
         rows_TD = _rows(tensor_BLD)
         if rows_TD.shape[1] > MAX_WIDTH:
-            raise LocalError(f"{rows_TD.shape[1]} values a token; the int8 codec counts to {MAX_WIDTH}: use bf16")
+            raise LocalError(f"{rows_TD.shape[1]} values a token; {self.name} counts to {MAX_WIDTH}: use bf16")
         data = bytearray(self.encoded_bytes((1, *rows_TD.shape)))
         arrays: list[NDArray[Any]] = []
         at = 0
-        for dtype, columns in _columns(rows_TD.shape[1]):
+        for dtype, columns in self._columns(rows_TD.shape[1]):
             array = np.frombuffer(data, dtype=dtype, offset=at, count=len(rows_TD) * columns)
             arrays.append(array.reshape(len(rows_TD), columns))
             at += array.nbytes
-        if not int8_tokens.encode(rows_TD, *arrays):
+        if not self.kernel.encode(rows_TD, *arrays):
             raise too_large(rows_TD)
         return data
 
@@ -93,32 +104,29 @@ class _Int8Codec:
         num_tokens, width = shape[0] * shape[1], shape[2]
         arrays: list[NDArray[Any]] = []
         at = 0
-        for dtype, columns in _columns(width):
+        for dtype, columns in self._columns(width):
             array = aligned(data, dtype, at, num_tokens * columns)
             arrays.append(array.reshape(num_tokens, columns))
             at += array.nbytes
         rows_TD = np.empty((num_tokens, width), dtype=np.float32)
-        scales_TK, outliers_TJ, indices_TJ, codes_TD = arrays
-        if not int8_tokens.decode(scales_TK, outliers_TJ, indices_TJ, codes_TD, rows_TD):
-            raise RemoteError("malformed", "int8 activations hold a scale, code or index that no encoder writes")
+        if not self.kernel.decode(*arrays, rows_TD):
+            raise RemoteError("malformed", f"{self.name} activations hold a scale, code or index never written")
         return torch.from_numpy(rows_TD).reshape(shape)
+
+    def _columns(self, width: int) -> list[tuple[type[np.generic], int]]:
+        """Type and number of columns of each array on the wire, in order: scales, outliers, indices, codes."""
+        outliers = self.kernel.num_outliers(width)
+        blocks = -(-width // self.kernel.BLOCK_VALUES)
+        codes = -(-width // self.codes_per_item)
+        return [(np.uint16, blocks), (np.uint16, outliers), (np.uint16, outliers), (self.code, codes)]
 
 
 _CODECS: dict[ActivationCodecName, ActivationCodec] = {
     "fp32": _FloatCodec(vector_codec("fp32")),
     "bf16": _FloatCodec(vector_codec("bf16")),
-    "int8": _Int8Codec(),
+    "int8": _TokenCodec("int8", int8_tokens, np.int8, 1),
+    "int4": _TokenCodec("int4", int4_tokens, np.uint8, 2),
 }
-
-
-def _num_blocks(width: int) -> int:
-    return -(-width // int8_tokens.BLOCK_VALUES)
-
-
-def _columns(width: int) -> list[tuple[type[np.generic], int]]:
-    """Type and number of columns of each array on the wire, in order: scales, outliers, indices, codes."""
-    outliers = int8_tokens.num_outliers(width)
-    return [(np.uint16, _num_blocks(width)), (np.uint16, outliers), (np.uint16, outliers), (np.int8, width)]
 
 
 def _rows(tensor_BLD: torch.Tensor) -> NDArray[np.float32]:

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-ActivationCodecName = Literal["fp32", "bf16", "int8"]
-AveragingCodecName = Literal["fp32", "bf16", "int8"]
+ActivationCodecName = Literal["fp32", "bf16", "int8", "int4"]
+AveragingCodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 
 PART_VALUES = 1 << 18
 """A part is this many consecutive values of a stage's flattened parameters, whatever the codec."""
@@ -89,6 +89,7 @@ class CodecSettings:
     activations: ActivationCodecName = "int8"
     activation_gradients: ActivationCodecName = "int8"
     averaging: AveragingCodecName = "int8"
+    """int4 and topk come with error feedback: what a contribution leaves unsaid goes into its maker's next one."""
 
 
 @dataclass(frozen=True, kw_only=True)

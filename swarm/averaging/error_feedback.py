@@ -1,0 +1,79 @@
+"""This is where a peer keeps what its contributions left unsaid, and says it with the next one: error feedback.
+
+    owed = mean + residual;  sent = decode(encode(owed));  residual = owed - sent
+
+so that over the steps the sum of what was sent follows the sum of the means, however coarse the codec (Seide et al.,
+"1-Bit Stochastic Gradient Descent", 2014; Karimireddy et al., "Error Feedback Fixes SignSGD", 2019).
+
+The residual is this peer's alone. It begins at 0 and depends on nothing but its own means and seeds, never on what
+became of a round, so whoever recomputes a peer's means recomputes its residuals too. Hence what was sent to a round
+that did not count it - the peer was left out, or one part - is lost, as it is under every other codec; what was not
+sent is owed still. Put back, it would come a step late and twice as long, which robust aggregation cuts.
+
+A step without work sends nothing and leaves the residual as it is. The residual is a mean, not a sum: it is said with
+the weight of the step in which it is said.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import formats, norms
+from swarm.averaging.encoded import VectorCodec
+
+Floats = NDArray[np.float32]
+
+MOST_OF_SENT = 2.0
+"""The residual's norm is at most this many times that of what was sent: what is owed grows stale, and must not come to
+outweigh what is new."""
+_BELOW_ONE = 1.0 - 2.0**-21
+"""So that a vector scaled down to a bound is within it, however its values are rounded."""
+
+
+def encode_parts(
+    values: Floats, codec: VectorCodec, *, parts: Sequence[slice], seeds: Sequence[bytes]
+) -> list[bytearray]:
+    """Each part of the vector encoded with its seed. Raises LocalError as `codec.encode` does."""
+    return [codec.encode(values[part], seed=seed) for part, seed in zip(parts, seeds, strict=True)]
+
+
+class Residual:
+    """What one peer still owes its stage, in the stage's flat order."""
+
+    def __init__(self, num_values: int) -> None:
+        self.values: Floats = np.zeros(num_values, dtype=np.float32)
+
+    def encode(
+        self, mean: Floats, codec: VectorCodec, *, parts: Sequence[slice], seeds: Sequence[bytes]
+    ) -> list[bytearray]:
+        """The parts of mean + residual, encoded; the residual becomes what they lack. `mean` is overwritten.
+
+        `parts` cover the vector once. Raises LocalError as `codec.encode` does; the residual is then what it was.
+        """
+        owed = np.add(mean, self.values, out=mean)
+        formats.flush(owed.view(np.int32), owed.view(np.int32))
+        encoded = encode_parts(owed, codec, parts=parts, seeds=seeds)
+        sent_squares = owed_squares = 0.0
+        for part, body in zip(parts, encoded, strict=True):
+            rest = self.values[part]
+            codec.decode(body, rest)
+            sent_squares += norms.sum_of_squares(rest)
+            np.subtract(owed[part], rest, out=rest)
+            owed_squares += norms.sum_of_squares(rest)
+        self._bound(MOST_OF_SENT * math.sqrt(sent_squares), math.sqrt(owed_squares))
+        return encoded
+
+    def digest(self) -> bytes:
+        """SHA-256 of a domain tag and the values: 32 bytes for the header of the contribution that left this."""
+        found = hashlib.sha256(b"homeswarm/residual\0")
+        found.update(self.values.data)
+        return found.digest()
+
+    def _bound(self, limit: float, norm: float) -> None:
+        """Scale the residual down to `limit` by one fp32 factor, and write magnitudes below 2^-126 as zero."""
+        if norm > limit:
+            np.multiply(self.values, np.float32(limit / norm * _BELOW_ONE), out=self.values)
+        formats.flush(self.values.view(np.int32), self.values.view(np.int32))
