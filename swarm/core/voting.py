@@ -1,0 +1,345 @@
+"""This is where voters certify a round's outcome, so that it has only one: votes, certificates, promises.
+
+Practical Byzantine fault tolerance (Castro and Liskov, 1999), for one value a round. A view's leader asks for votes in
+three phases: "roster" (who contributes what), "result" (what came of it), "commit" (that a quorum knows the result).
+Each voter votes once in a (view, phase). A leader of a later view first needs promises of a quorum: each says which
+certificates its voter holds and refuses all lower views. What the highest certificate says must be proposed again, and
+voters check that it is. Fewer than a third of the voters may lie; any number may be silent, which only stops the round.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
+
+from swarm.core.canonical import Value, signed_bytes
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+"""Whether the signature (last) is the peer's over the data; pure."""
+Sign: TypeAlias = Callable[[bytes], bytes]
+Phase = Literal["roster", "result", "commit"]
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+FEW_MEMBERS = 4
+"""A stage with fewer members has its neighbours' votes too: two voters certify nothing when one is gone."""
+MAX_VOTERS = 256
+
+
+def quorum(num_voters: int) -> int:
+    """Votes that certify: any two quorums share an honest voter if fewer than a third of all lie.
+
+    With f = (n - 1) // 3 liars, the smallest q with 2q - n > f.
+    """
+    num_liars = (num_voters - 1) // 3
+    return (num_voters + num_liars) // 2 + 1
+
+
+def electorate(
+    members: Iterable[PeerId], neighbours: Iterable[PeerId], coordinator: PeerId | None
+) -> tuple[PeerId, ...]:
+    """Who votes on a stage's round: its members and the coordinator; where members are few, its neighbours too.
+
+    A member all alone needs nobody's vote: it cannot disagree with itself.
+    """
+    own = set(members)
+    if len(own) < FEW_MEMBERS:
+        own |= set(neighbours)
+    if len(own) > 1 and coordinator is not None:
+        own.add(coordinator)
+    return tuple(sorted(own))
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One voter's signature on a ballot."""
+
+    voter: PeerId
+    signature: bytes
+
+    def to_value(self) -> Value:
+        return [self.voter, self.signature]
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Vote":
+        if not isinstance(value, list) or len(value) != 2:
+            raise RemoteError("malformed", "vote is not a list of 2")
+        fields = Fields("vote", {"voter": value[0], "signature": value[1]})
+        return cls(fields.peer("voter"), fields.octets("signature", length=64))
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A quorum's votes for one value in one phase of one view."""
+
+    phase: Phase
+    view: int
+    value: bytes
+    """Phase "roster": digest of the roster's facts; else the root of the result."""
+    votes: tuple[Vote, ...]
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of two certificates the one of the higher view, then of the later phase, binds."""
+        return (self.view, PHASES.index(self.phase))
+
+    def to_value(self) -> Value:
+        votes = [vote.to_value() for vote in self.votes]
+        return {"phase": self.phase, "view": self.view, "value": self.value, "votes": votes}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Certificate":
+        fields = Fields("certificate", value)
+        made = cls(
+            _phase(fields.text("phase")),
+            fields.integer("view"),
+            fields.octets("value", length=32),
+            fields.items("votes", Vote.from_value, max_items=MAX_VOTERS),
+        )
+        fields.done()
+        return made
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A voter's word to sign nothing of a view below `view`, and the highest certificates it holds."""
+
+    DOMAIN: ClassVar[str] = "promise"
+    voter: PeerId
+    view: int
+    roster: tuple[int, bytes] | None
+    """View and value of its highest "roster" certificate."""
+    result: tuple[int, bytes] | None
+    """View and value of its highest "result" certificate."""
+    signature: bytes = b""
+
+    @property
+    def binds(self) -> tuple[tuple[int, int], bytes] | None:
+        """Rank and value of the higher of the two."""
+        held = [((view, 0), value) for view, value in [self.roster or (-1, b"")] if view >= 0]
+        held += [((view, 1), value) for view, value in [self.result or (-1, b"")] if view >= 0]
+        return max(held, default=None)
+
+    def to_value(self) -> Value:
+        return {
+            "voter": self.voter,
+            "view": self.view,
+            "roster": list(self.roster) if self.roster is not None else None,
+            "result": list(self.result) if self.result is not None else None,
+            "signature": self.signature,
+        }
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Promise":
+        fields = Fields("promise", value)
+        made = cls(
+            fields.peer("voter"),
+            fields.integer("view"),
+            _held(fields, "roster"),
+            _held(fields, "result"),
+            fields.octets("signature", length=64),
+        )
+        fields.done()
+        return made
+
+
+@dataclass(frozen=True)
+class Election:
+    """What is voted on, and by whom: the same at every voter of the round."""
+
+    run_id: str
+    stage: StageIndex
+    step: Step
+    previous_name: bytes
+    """Name of the version that the round starts from; votes of another chain never count here."""
+    first_view: int
+    """The first view, which needs no promises."""
+    voters: tuple[PeerId, ...]
+
+    @property
+    def quorum(self) -> int:
+        return quorum(len(self.voters))
+
+    def ballot(self, phase: Phase, view: int, value: bytes) -> bytes:
+        """What a vote signs."""
+        return signed_bytes("ballot", [self.run_id, self.stage, self.step, self.previous_name, phase, view, value])
+
+    def promised(self, promise: Promise) -> bytes:
+        """What a promise signs."""
+        unsigned = cast(dict[str, Value], promise.to_value())
+        del unsigned["signature"]
+        return signed_bytes(Promise.DOMAIN, [self.run_id, self.stage, self.step, self.previous_name, unsigned])
+
+    def check_certificate(self, certificate: Certificate, phase: Phase, value: bytes, verify: Verify) -> None:
+        """Raises RemoteError unless a quorum of the voters signed this value in this phase."""
+        if certificate.phase != phase or certificate.value != value:
+            raise RemoteError("certificate", f"certificate is for another {phase} or phase ({certificate.phase})")
+        names = [vote.voter for vote in certificate.votes]
+        if names != sorted(set(names)) or not set(names) <= set(self.voters):
+            raise RemoteError("certificate", "a certificate's votes are not of voters, each once, in order")
+        if len(names) < self.quorum:
+            raise RemoteError("certificate", f"{len(names)} votes of {len(self.voters)}; {self.quorum} certify")
+        ballot = self.ballot(phase, certificate.view, value)
+        for vote in certificate.votes:
+            if not verify(vote.voter, ballot, vote.signature):
+                raise RemoteError("certificate", f"a vote is not signed by {vote.voter}", vote.voter)
+
+    def check_promise(self, promise: Promise, view: int, verify: Verify) -> None:
+        """Raises RemoteError unless it is a voter's promise for this view."""
+        if promise.voter not in self.voters or promise.view != view:
+            raise RemoteError("certificate", f"a promise for view {promise.view} by {promise.voter}, not {view}")
+        if any(held is not None and held[0] >= view for held in (promise.roster, promise.result)):
+            raise RemoteError("certificate", "a promise names a certificate of a view that has not begun")
+        if not verify(promise.voter, self.promised(promise), promise.signature):
+            raise RemoteError("signature", f"a promise is not signed by {promise.voter}", promise.voter)
+
+    def bound(self, view: int, proof: "Proof", verify: Verify) -> Certificate | None:
+        """The certificate whose value must be proposed in `view`; None if a leader may propose what it likes.
+
+        Raises RemoteError unless the proof holds promises of a quorum and the highest certificate they name.
+        """
+        if view == self.first_view:
+            return None
+        names = [promise.voter for promise in proof.promises]
+        if names != sorted(set(names)) or len(names) < self.quorum:
+            raise RemoteError("certificate", f"promises of {len(set(names))} voters; {self.quorum} begin a view")
+        for promise in proof.promises:
+            self.check_promise(promise, view, verify)
+        highest = max((p.binds for p in proof.promises if p.binds is not None), default=None)
+        if highest is None:
+            return None
+        if proof.certificate is None or proof.certificate.rank != highest[0]:
+            raise RemoteError("certificate", "the highest certificate that was promised is not shown")
+        self.check_certificate(proof.certificate, PHASES[highest[0][1]], highest[1], verify)
+        return proof.certificate
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Why a leader may propose what it proposes."""
+
+    promises: tuple[Promise, ...] = ()
+    certificate: Certificate | None = None
+    """The highest one named in the promises."""
+
+    def to_value(self) -> Value:
+        return {
+            "promises": [promise.to_value() for promise in self.promises],
+            "certificate": self.certificate.to_value() if self.certificate is not None else None,
+        }
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Proof":
+        fields = Fields("proof", value)
+        made = cls(
+            fields.items("promises", Promise.from_value, max_items=MAX_VOTERS),
+            Certificate.from_value(fields.message("certificate")) if fields.optional("certificate") else None,
+        )
+        fields.done()
+        return made
+
+
+@dataclass
+class Voter:
+    """What one voter has promised and signed in one round, and what it knows to be certified.
+
+    It forgets nothing while its process lives; a process that is started again votes in no round in which an earlier
+    one of its may have.
+    """
+
+    election: Election
+    me: PeerId
+    sign: Sign
+    verify: Verify
+    promised: int = -1
+    """Nothing of a lower view is signed."""
+    roster: Certificate | None = None
+    """The highest of its phase that this voter knows."""
+    result: Certificate | None = None
+    _promise: Promise | None = None
+    _cast: dict[tuple[int, Phase], bytes] = field(default_factory=dict)
+
+    def promise(self, view: int) -> Promise | None:
+        """For the leader of `view`; the same again if it is asked again. None once that or a higher view has begun."""
+        if self._promise is not None and self._promise.view == view:
+            return self._promise
+        if view <= self.promised:
+            return None
+        self.promised = view
+        held = [(made.view, made.value) if made is not None else None for made in (self.roster, self.result)]
+        unsigned = Promise(self.me, view, held[0], held[1])
+        self._promise = replace(unsigned, signature=self.sign(self.election.promised(unsigned)))
+        return self._promise
+
+    def vote_roster(self, view: int, facts: bytes, proof: Proof) -> Vote | None:
+        """Raises RemoteError if the proof does not allow these facts."""
+        bound = self.election.bound(view, proof, self.verify)
+        if bound is not None:
+            if (bound.phase, bound.value) != ("roster", facts):
+                raise RemoteError("equivocation", f"view {view} proposes other facts than view {bound.view} certified")
+            self.learn(bound, facts)
+        return self._vote("roster", view, facts)
+
+    def vote_result(self, view: int, facts: bytes, root: bytes, proof: Proof) -> Vote | None:
+        """`root` is of a result made of `facts`. They are certified in this view, or the result was in an earlier one.
+
+        Raises RemoteError if the proof does not show either.
+        """
+        certificate = proof.certificate
+        if certificate is not None and (certificate.phase, certificate.view) == ("roster", view):
+            self.learn(certificate, facts)
+        else:
+            bound = self.election.bound(view, proof, self.verify)
+            if bound is None or (bound.phase, bound.value) != ("result", root):
+                raise RemoteError("equivocation", f"view {view} proposes a result whose roster is not certified")
+            self.learn(bound, root)
+        return self._vote("result", view, root)
+
+    def vote_commit(self, certificate: Certificate, root: bytes) -> Vote | None:
+        """Raises RemoteError unless the certificate is for the result `root`."""
+        if certificate.phase != "result":
+            raise RemoteError("certificate", "a commit needs the certificate of the result")
+        self.learn(certificate, root)
+        return self._vote("commit", certificate.view, root)
+
+    def learn(self, certificate: Certificate, value: bytes) -> None:
+        """Remember the certificate if it is the highest of its phase. Raises RemoteError if it is not genuine."""
+        self.election.check_certificate(certificate, certificate.phase, value, self.verify)
+        self.promised = max(self.promised, certificate.view)
+        if certificate.phase == "roster" and (self.roster is None or certificate.view > self.roster.view):
+            self.roster = certificate
+        if certificate.phase == "result" and (self.result is None or certificate.view > self.result.view):
+            self.result = certificate
+
+    def _vote(self, phase: Phase, view: int, value: bytes) -> Vote | None:
+        if view < self.promised or self._cast.setdefault((view, phase), value) != value:
+            return None
+        self.promised = view
+        return Vote(self.me, self.sign(self.election.ballot(phase, view, value)))
+
+
+def certificate_of(
+    election: Election, phase: Phase, view: int, value: bytes, votes: Sequence[Vote]
+) -> Certificate | None:
+    """The certificate these votes make; None while they are too few."""
+    if len(votes) < election.quorum:
+        return None
+    return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)))
+
+
+def _held(fields: Fields, name: str) -> tuple[int, bytes] | None:
+    if not fields.optional(name):
+        return None
+    value = fields.message(name)
+    if not isinstance(value, list) or len(value) != 2:
+        raise RemoteError("malformed", f"promise.{name} is not a view and a value")
+    inner = Fields(f"promise.{name}", {"view": value[0], "value": value[1]})
+    return (inner.integer("view"), inner.octets("value", length=32))
+
+
+def _phase(text: str) -> Phase:
+    for phase in PHASES:
+        if phase == text:
+            return phase
+    raise RemoteError("malformed", f"phase is {text[:20]!r}, not one of {', '.join(PHASES)}")
