@@ -1,7 +1,8 @@
 """This is where int8 everywhere is shown to cost nothing that matters: held-out loss within 3 % of one process.
 
 Equal tokens: the reference trains on the very microbatches that the swarm's report lists. The learning rate is one at
-which the reference itself varies by 0.2 % with the order of its data; at twice the rate it is 2 to 4 %.
+which the reference itself varies by 0.2 % with the order of its data; at twice the rate it is 2 to 4 %. What delayed
+updates cost is measured where the stale share is given, not left to the clock: `benchmarks.stale_share`.
 """
 
 import asyncio
@@ -51,14 +52,13 @@ def test_held_out_loss_is_within_3_percent_when_everything_travels_in_int8(tmp_p
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("delay", [0, 1])
-def test_held_out_loss_is_within_3_percent_when_a_run_is_long_and_text_is_real(tmp_path: Path, delay: int) -> None:
+def test_held_out_loss_is_within_3_percent_when_a_run_is_long_and_text_is_real(tmp_path: Path) -> None:
     steps = 150
     tables: Tables = {
         "model": {"config": None, "preset": "tiny", "stages": 2},
         "data": {"text": [], "max_text_mb": 8, "sequence_length": 128},
         "codecs": INT8,
-        "averaging": {"rule": "centered_clip", "delay": delay},
+        "averaging": {"rule": "centered_clip", "delay": 0},
         "batch": {"microbatch_size": 4, "target_tokens": 4096},
         "optimizer": {"learning_rate": 0.004, "warmup_steps": 15, "total_steps": steps},
         "checkpoint": {"every_steps": steps, "snapshot_every": 25},
