@@ -4,6 +4,9 @@ Squares of fp32 values are exact in fp64. Runs of 4096 squares (the last padded 
 s[i] + s[i + w/2], until one sum is left; the runs' sums, padded to a power of two, are halved the same way. The shape
 depends on the number of values alone, so the bits do not depend on vector width or threads. fp32 inputs cannot
 overflow it: a norm is finite exactly when every value is.
+
+The norm of a vector that is cut into parts halves the parts' sums of squares: whoever gets the parts one by one, in
+any order, finds the same bits.
 """
 
 import math
@@ -13,25 +16,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.compiled import compiled
+from kernels.threads import ONE_THREAD, Threads
 
 RUN_VALUES = 4096
+_FOURTH_ROW = RUN_VALUES // 8
 
 
-def tree_norm(values: NDArray[np.float32]) -> float:
+def tree_norm(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> float:
     """Norm of `values`; 0 for none. Not finite if a value is not."""
-    return math.sqrt(sum_of_squares(values))
+    return math.sqrt(sum_of_squares(values, threads=threads))
 
 
 def tree_norm_of_all(arrays: Iterable[NDArray[np.float32]]) -> float:
     """Norm of several arrays together: their sums of squares, in the given order, halved like runs."""
-    sums = np.array([sum_of_squares(values) for values in arrays], dtype=np.float64)
-    return math.sqrt(_halving_sum(sums))
+    return norm_of_sums([sum_of_squares(values) for values in arrays])
 
 
-def sum_of_squares(values: NDArray[np.float32]) -> float:
+def norm_of_parts(values: NDArray[np.float32], *, part_values: int, threads: Threads = ONE_THREAD) -> float:
+    """`tree_norm_of_all` of the parts, each of `part_values` values but for the last."""
+    starts = range(0, values.size, part_values)
+    return norm_of_sums(threads.map(lambda start: sum_of_squares(values[start : start + part_values]), starts))
+
+
+def norm_of_sums(sums: Iterable[float]) -> float:
+    """Norm of arrays whose sums of squares, in order, are these."""
+    return math.sqrt(_halving_sum(np.array(list(sums), dtype=np.float64)))
+
+
+def sum_of_squares(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> float:
     """The square of `tree_norm`."""
     sums = np.empty(-(-values.size // RUN_VALUES), dtype=np.float64)
-    _square_runs(values, sums)
+
+    def work(start: int, stop: int) -> None:
+        _square_runs(values[start:stop], sums[start // RUN_VALUES : -(-stop // RUN_VALUES)])
+
+    threads.over(values.size, work, grain=RUN_VALUES)
     return float(_halving_sum(sums))
 
 
@@ -54,27 +73,44 @@ def _halve(scratch: NDArray[np.float64], width: int) -> float:
 
 
 @compiled
+def _square(value: np.float32) -> np.float64:
+    return np.float64(value) * np.float64(value)
+
+
+@compiled
+def _square_of_run(run: NDArray[np.float32], scratch: NDArray[np.float64]) -> float:
+    """Sum of 4096 squares; the tree's first three rows at once, into a `scratch` of 512."""
+    for i in range(_FOURTH_ROW):
+        one = (_square(run[i]) + _square(run[i + 2048])) + (_square(run[i + 1024]) + _square(run[i + 3072]))
+        two = (_square(run[i + 512]) + _square(run[i + 2560])) + (_square(run[i + 1536]) + _square(run[i + 3584]))
+        scratch[i] = one + two
+    return _halve(scratch, _FOURTH_ROW)
+
+
+@compiled
 def _square_runs(values: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
-    scratch = np.zeros(RUN_VALUES, dtype=np.float64)
-    for run in range(sums.size):
-        part = values[run * RUN_VALUES : (run + 1) * RUN_VALUES]
-        for i in range(part.size):
-            scratch[i] = np.float64(part[i]) * np.float64(part[i])
-        scratch[part.size :] = 0.0
-        sums[run] = _halve(scratch, RUN_VALUES)
+    scratch = np.empty(_FOURTH_ROW, dtype=np.float64)
+    num_whole = values.size // RUN_VALUES
+    for run in range(num_whole):
+        sums[run] = _square_of_run(values[run * RUN_VALUES : (run + 1) * RUN_VALUES], scratch)
+    rest = values.size - num_whole * RUN_VALUES
+    if rest > 0:
+        padded = np.zeros(RUN_VALUES, dtype=np.float32)
+        padded[:rest] = values[num_whole * RUN_VALUES :]
+        sums[num_whole] = _square_of_run(padded, scratch)
 
 
 @compiled
 def _difference_runs(values: NDArray[np.float32], center: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
-    scratch = np.zeros(RUN_VALUES, dtype=np.float64)
+    scratch = np.empty(_FOURTH_ROW, dtype=np.float64)
+    differences = np.zeros(RUN_VALUES, dtype=np.float32)
     for run in range(sums.size):
         part = values[run * RUN_VALUES : (run + 1) * RUN_VALUES]
         middle = center[run * RUN_VALUES : (run + 1) * RUN_VALUES]
         for i in range(part.size):
-            difference = np.float64(part[i] - middle[i])
-            scratch[i] = difference * difference
-        scratch[part.size :] = 0.0
-        sums[run] = _halve(scratch, RUN_VALUES)
+            differences[i] = part[i] - middle[i]
+        differences[part.size :] = np.float32(0.0)
+        sums[run] = _square_of_run(differences, scratch)
 
 
 @compiled

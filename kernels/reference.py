@@ -45,10 +45,10 @@ def from_bfloat16(halves: NDArray[np.uint16]) -> Floats:
     return flushed((halves.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
-def scale_of(block: Floats) -> tuple[np.uint16, np.float32]:
-    """bf16 bits and value of largest magnitude / 127, rounded up; 0 if below 2^-126."""
+def scale_of(block: Floats, smallest: np.float32 = _SMALLEST) -> tuple[np.uint16, np.float32]:
+    """bf16 bits and value of largest magnitude / 127, rounded up; 0 if below `smallest`."""
     exact = np.max(np.abs(block), initial=np.float32(0)) / np.float32(127)
-    if exact < _SMALLEST:
+    if exact < smallest:
         return np.uint16(0), np.float32(0)
     bits = np.uint16((int(exact.view(np.uint32)) + 0xFFFF) >> 16)
     return bits, from_bfloat16(np.array([bits]))[0]
@@ -73,16 +73,30 @@ def chances(seed: NDArray[np.uint64], block: int, count: int) -> NDArray[np.int6
     return (state >> np.uint32(16)).astype(np.int64)
 
 
+def half_draws(seed: NDArray[np.uint64], block: int) -> NDArray[np.int64]:
+    """15 random bits for each value of a block of 128; a draw of 32 bits serves two values."""
+    key = 0
+    for word in seed:
+        key = mix64(key ^ int(word))
+    key = mix64((key + block * 0x9E3779B97F4A7C15) % 2**64)
+    state = np.arange(64, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(key % 2**32)
+    state = (state ^ (state >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    state = state ^ np.uint32(key >> 32)
+    state = (state ^ (state >> np.uint32(15))) * np.uint32(0x846CA68B)
+    state = state ^ (state >> np.uint32(16))
+    halves: NDArray[np.int64] = np.concatenate([state >> np.uint32(17), state & np.uint32(0x7FFF)]).astype(np.int64)
+    return halves
+
+
 def encode_int8_blocks(values: Floats, seed: NDArray[np.uint64]) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
     """Scales and codes of `kernels.int8_blocks.encode`; values are finite and below 2^126."""
     scales, codes = [], np.zeros(values.size, np.int8)
     for block, part in enumerate(np.split(values, range(128, values.size, 128)) if values.size else []):
-        bits, scale = scale_of(part)
+        bits, scale = scale_of(part, np.float32(2.0**-110))
         scales.append(bits)
         if bits:
-            fixed = (part * (np.float32(1) / scale)) * np.float32(65536) + np.float32(128 * 65536)
-            code = ((fixed.astype(np.int64) + chances(seed, block, part.size)) >> 16) - 128
-            codes[block * 128 : block * 128 + part.size] = np.clip(code, -127, 127)
+            fixed = np.rint(part * (np.float32(2.0**15) / scale)).astype(np.int64)
+            codes[block * 128 : block * 128 + part.size] = (fixed + half_draws(seed, block)[: part.size]) >> 15
     return np.array(scales, np.uint16), codes
 
 
@@ -136,8 +150,23 @@ def sgd(weights: Floats, gradient: Floats, velocity: Floats, keep: Floats, scala
     return flushed(weights * keep - speed * rate), speed
 
 
+def trimmed_mean(rows_NV: Floats, num_trimmed: int) -> Floats:
+    """Sum of 1 / kept times each value of a column but the `num_trimmed` lowest and highest, in rising order."""
+    ordered = np.sort(rows_NV, axis=0)[num_trimmed : len(rows_NV) - num_trimmed]
+    total = np.zeros(rows_NV.shape[1], np.float32)
+    for row in ordered:
+        total = total + row * np.float32(1 / len(ordered))
+    return flushed(total)
+
+
 def median(rows_NV: Floats) -> Floats:
-    """Median of each column; the mean of the two middle ones for an even number of rows."""
-    ordered = np.sort(rows_NV, axis=0)
-    half = np.float32(0.5)
-    return flushed(ordered[(len(ordered) - 1) // 2] * half + ordered[len(ordered) // 2] * half)
+    """Median of each column; half of each of the two middle values for an even number of rows."""
+    return trimmed_mean(rows_NV, (len(rows_NV) - 1) // 2)
+
+
+def moved(rows_NV: Floats, center: Floats, factors_N: Floats) -> Floats:
+    """A move of CenteredClip: center + sum of (row - center) * factor."""
+    total = center
+    for row, factor in zip(rows_NV, factors_N, strict=True):
+        total = total + (row - center) * factor
+    return flushed(total)

@@ -7,9 +7,11 @@ import pytest
 from numpy.typing import NDArray
 
 from kernels.norms import tree_norm
-from swarm.averaging.aggregate import aggregate
+from kernels.threads import Threads
+from swarm.averaging.aggregate import Rule, aggregate
 
 Floats = NDArray[np.float32]
+RULES: tuple[Rule, ...] = ("mean", "centered_clip", "trimmed_mean", "median")
 
 
 def honest(num_members: int, *, size: int = 20_000, noise: float = 0.5, seed: int = 0) -> tuple[Floats, list[Floats]]:
@@ -32,29 +34,30 @@ def test_mean_is_the_weighted_mean_when_counts_differ() -> None:
     np.testing.assert_allclose(result[:50], [float(value) for value in expected], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("rule", ["mean", "centered_clip"])
-def test_result_is_the_contribution_itself_when_there_is_one(rule: str) -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_result_is_the_contribution_itself_when_there_is_one(rule: Rule) -> None:
     _, (member,) = honest(1)
-    assert aggregate([member], [1234], rule=rule).tobytes() == member.tobytes()  # type: ignore[arg-type]
+    assert aggregate([member], [1234], rule=rule).tobytes() == member.tobytes()
 
 
 def test_arguments_stay_as_they_were_when_aggregated() -> None:
     _, members = honest(3)
     before = [member.copy() for member in members]
-    for rule in ("mean", "centered_clip"):
-        aggregate(members, [1, 2, 3], rule=rule)  # type: ignore[arg-type]
+    for rule in RULES:
+        aggregate(members, [1, 2, 3], rule=rule)
     assert all(one.tobytes() == other.tobytes() for one, other in zip(members, before, strict=True))
 
 
-def test_each_norm_is_capped_when_two_contribute() -> None:
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_each_norm_is_capped_when_two_contribute(rule: Rule) -> None:
     _, (first, second) = honest(2)
     cap = tree_norm(first)
-    result = aggregate([first, second * np.float32(1e6)], [1, 1], rule="centered_clip", norm_cap=cap)
+    result = aggregate([first, second * np.float32(1e6)], [1, 1], rule=rule, norm_cap=cap)
     assert tree_norm(result) <= 1.001 * cap
     np.testing.assert_allclose(
         result, first / 2 + second * np.float32(cap / tree_norm(second)) / 2, rtol=1e-4, atol=1e-5
     )
-    uncapped = aggregate([first, second], [1, 1], rule="centered_clip", norm_cap=2 * tree_norm(second))
+    uncapped = aggregate([first, second], [1, 1], rule=rule, norm_cap=2 * tree_norm(second))
     assert uncapped.tobytes() == aggregate([first, second], [1, 1], rule="mean").tobytes()
 
 
@@ -149,3 +152,30 @@ def test_lone_attacker_is_capped_when_all_others_are_zero() -> None:
 def test_result_is_zero_when_all_are_zero() -> None:
     zero = np.zeros(100, dtype=np.float32)
     assert aggregate([zero] * 3, [1, 2, 3], rule="centered_clip").tobytes() == zero.tobytes()
+
+
+@pytest.mark.parametrize("num_members", [3, 4, 7, 8, 12])
+@pytest.mark.parametrize("attack", [np.float32(2.0**125), np.float32(-1e30), np.float32(3)])
+@pytest.mark.parametrize("rule", ["trimmed_mean", "median"])
+def test_each_coordinate_stays_among_the_honest_when_less_than_a_quarter_attacks(
+    num_members: int, attack: np.float32, rule: Rule
+) -> None:
+    num_attackers = max(1, num_members // 4)
+    _, members = honest(num_members - num_attackers)
+    result = aggregate([np.full_like(members[0], attack)] * num_attackers + members, [1] * num_members, rule=rule)
+    # fp32(1 / kept) summed up is 1 but for rounding.
+    assert (result >= np.min(members, axis=0) - 1e-5).all()
+    assert (result <= np.max(members, axis=0) + 1e-5).all()
+
+
+def test_trimmed_mean_drops_a_quarter_at_each_end_when_members_are_many() -> None:
+    members = [np.full(3, value, np.float32) for value in (8.0, -1e9, 1.0, 1e9, 2.0, 3.0, -7.0, 2.0)]
+    assert aggregate(members, [1] * 8, rule="trimmed_mean").tolist() == [2.0] * 3  # of 1, 2, 2, 3
+    assert aggregate(members[:3], [1, 99, 1], rule="trimmed_mean").tolist() == [1.0] * 3
+
+
+def test_rows_of_one_array_give_the_same_bits_as_vectors() -> None:
+    _, members = honest(5)
+    for rule in RULES:
+        together = aggregate(np.stack(members), [5, 4, 3, 2, 1], rule=rule, threads=Threads(2))
+        assert together.tobytes() == aggregate(members, [5, 4, 3, 2, 1], rule=rule).tobytes()

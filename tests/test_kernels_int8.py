@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels import int8_blocks, int8_tokens, reference
+from kernels import int8_blocks, int8_sums, int8_tokens, norms, reference
 from tests.test_kernels_golden import exact_floats, exact_scales
 
 SEED = np.frombuffer(hashlib.sha256(b"seed").digest(), dtype=np.uint64)
@@ -72,6 +72,32 @@ def test_tokens_equal_the_reference_when_encoded_and_decoded(width: int, make: o
         assert decoded[token].tobytes() == reference.decode_int8_token(*expected).tobytes()
 
 
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 4095, 4096, 4097, 10_001])
+def test_fused_decoders_equal_the_separate_steps_when_blocks_and_runs_are_cut(size: int) -> None:
+    values = exact_floats("fused", size) * exact_scales("fused", size)
+    scales, codes = np.empty(-(-size // 128), dtype=np.uint16), np.empty(size, dtype=np.int8)
+    assert int8_blocks.encode(values, SEED, scales, codes)
+    assert int8_blocks.is_valid(scales, codes)
+    decoded, total = np.empty(size, dtype=np.float32), exact_floats("total", size)
+    total[::5] = -0.0
+    sums = total.copy()
+    assert int8_sums.decode_and_square(scales, codes, decoded) == norms.sum_of_squares(decoded)
+    assert decoded.tobytes() == reference.decode_int8_blocks(scales, codes).tobytes()
+    int8_sums.add_decoded(scales, codes, np.float32(0.3), sums)
+    assert sums.tobytes() == (total + decoded * np.float32(0.3)).tobytes()
+
+
+@pytest.mark.parametrize(("scale", "code"), [(0x087F, 1), (0x7B03, 1), (0x8880, 1), (0x3F80, -128), (0xFFFF, 0)])
+def test_what_no_encoder_writes_is_refused_when_decoded(scale: int, code: int) -> None:
+    scales, codes = np.full(3, 0x3F80, dtype=np.uint16), np.ones(300, dtype=np.int8)
+    out = np.empty(300, dtype=np.float32)
+    assert int8_blocks.is_valid(scales, codes)
+    scales[2], codes[299] = scale, code
+    assert not int8_blocks.is_valid(scales, codes)
+    assert not int8_blocks.decode(scales, codes, out)
+    assert int8_sums.decode_and_square(scales, codes, out) is None
+
+
 def test_rounding_is_unbiased_when_averaged_over_seeds() -> None:
     values = exact_floats("unbiased", 128 * 64)
     total = np.zeros(values.size)
@@ -90,10 +116,10 @@ def test_rounding_is_unbiased_when_averaged_over_seeds() -> None:
 
 
 def test_chances_are_uniform_and_uncorrelated_when_blocks_and_seeds_change() -> None:
-    draws = np.stack([reference.chances(SEED, block, 128) for block in range(512)]) / 65536
-    other = np.stack([reference.chances(SEED ^ np.uint64(1), block, 128) for block in range(512)]) / 65536
-    bound = 5 / np.sqrt(draws.size)
+    draws = np.stack([reference.half_draws(SEED, block) for block in range(512)]) / 32768
+    other = np.stack([reference.half_draws(SEED ^ np.uint64(1), block) for block in range(512)]) / 32768
     counts = np.bincount((draws.reshape(-1) * 64).astype(int), minlength=64)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 63 + 5 * np.sqrt(2 * 63)
-    for one, two in ((draws, other), (draws[:, 1:], draws[:, :-1]), (draws[1:], draws[:-1])):
-        assert abs(np.corrcoef(one.reshape(-1), two.reshape(-1))[0, 1]) < bound
+    halves = draws[:, :64], draws[:, 64:]  # of the same draws
+    for one, two in ((draws, other), (draws[:, 1:], draws[:, :-1]), (draws[1:], draws[:-1]), halves):
+        assert abs(np.corrcoef(one.reshape(-1), two.reshape(-1))[0, 1]) < 5 / np.sqrt(one.size)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kernels import norms, reference
+from kernels.threads import Threads
 from tests.test_kernels_golden import exact_floats
 
 
@@ -41,3 +42,12 @@ def test_norm_of_all_depends_on_order_alone_when_arrays_are_cut_elsewhere() -> N
 def test_distance_is_the_norm_of_the_difference_when_it_is_fused() -> None:
     one, other = exact_floats("one", 9_000), exact_floats("other", 9_000)
     assert norms.tree_distance(one, other) == norms.tree_norm(one - other)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8_192, 8_193, 40_000])
+def test_norm_of_parts_is_found_from_parts_when_they_come_one_by_one(size: int) -> None:
+    values = exact_floats("parts", size)
+    sums = [norms.sum_of_squares(values[start : start + 8_192]) for start in range(0, size, 8_192)]
+    whole = norms.norm_of_parts(values, part_values=8_192)
+    assert whole == norms.norm_of_sums(sums) == norms.norm_of_parts(values, part_values=8_192, threads=Threads(2))
+    assert whole == math.sqrt(reference.halving_sum(np.array(sums)))

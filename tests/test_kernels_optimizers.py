@@ -1,9 +1,8 @@
-"""Fused optimizer, median and format kernels write the bits of their plain references."""
+"""Optimizer and format kernels write the bits of their plain references."""
 
 import numpy as np
-import pytest
 
-from kernels import formats, optimizers, reference, robust
+from kernels import formats, optimizers, reference
 from tests.test_kernels_golden import exact_floats, exact_scales
 
 SIZE = 5_003
@@ -45,29 +44,6 @@ def test_division_and_extrapolation_equal_numpy_when_values_are_of_every_magnitu
     assert out.tobytes() == reference.flushed(one / np.float32(4097)).tobytes()
     optimizers.extrapolate(one, other, out)
     assert out.tobytes() == reference.flushed(one + (one - other)).tobytes()
-
-
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 8, 17])
-def test_median_equals_the_reference_when_rows_are_odd_and_even(num_rows: int) -> None:
-    rows_NV = np.stack([exact_floats(f"row {row}", 2_500) for row in range(num_rows)])
-    rows_NV[:, ::5] = np.sign(rows_NV[:, ::5])
-    rows_NV[0, ::15] = -0.0
-    out = np.empty(2_500, dtype=np.float32)
-    robust.median(rows_NV, out)
-    assert out.tobytes() == reference.median(rows_NV).tobytes()
-
-
-def test_sums_round_product_and_sum_apart_when_factors_are_odd() -> None:
-    values, center = exact_floats("values", SIZE), exact_floats("center", SIZE)
-    factor = np.float32(0.3)
-    total = exact_floats("total", SIZE)
-    robust_total, difference_total = total.copy(), total.copy()
-    robust.add_scaled(values, factor, robust_total)
-    robust.add_scaled_difference(values, center, factor, difference_total)
-    assert robust_total.tobytes() == (total + values * factor).tobytes()
-    assert difference_total.tobytes() == (total + (values - center) * factor).tobytes()
-    fused = (total.astype(np.float64) + values.astype(np.float64) * np.float64(factor)).astype(np.float32)
-    assert robust_total.tobytes() != fused.tobytes(), "inputs would not show a fused multiply-add"
 
 
 def test_bfloat16_equals_the_reference_when_bits_are_of_every_kind() -> None:
