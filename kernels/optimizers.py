@@ -9,17 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.compiled import compiled
+from kernels.threads import ONE_THREAD, Threads
 
 _SMALLEST = np.float32(2.0**-126)
 _ZERO = np.float32(0.0)
+_GRAIN = 16
 
 
-@compiled
-def _flushed(value: np.float32) -> np.float32:
-    return _ZERO if abs(value) < _SMALLEST else value
-
-
-@compiled
 def adamw(
     weights: NDArray[np.float32],
     gradient: NDArray[np.float32],
@@ -29,12 +25,79 @@ def adamw(
     bounds: NDArray[np.int64],
     keep: NDArray[np.float32],
     scalars: NDArray[np.float32],
+    *,
+    threads: Threads = ONE_THREAD,
 ) -> None:
     """AdamW and, with another mix of moment and gradient, NAdamW.
 
     `scalars`: clip, beta1, 1 - beta1, beta2, 1 - beta2, 1 / sqrt(1 - beta2^t), epsilon, share of the moment and share
     of the gradient in the update (both hold the learning rate and the correction of the first moment's bias).
     """
+
+    def work(start: int, stop: int) -> None:
+        within, inner = slice(start, stop), segments_within(bounds, start, stop)
+        _adamw(weights[within], gradient[within], first[within], second[within], out[within], inner, keep, scalars)
+
+    threads.over(weights.size, work, grain=_GRAIN)
+
+
+def sgd(
+    weights: NDArray[np.float32],
+    gradient: NDArray[np.float32],
+    velocity: NDArray[np.float32],
+    out: NDArray[np.float32],
+    bounds: NDArray[np.int64],
+    keep: NDArray[np.float32],
+    scalars: NDArray[np.float32],
+    *,
+    threads: Threads = ONE_THREAD,
+) -> None:
+    """SGD with momentum (velocity = momentum * velocity + gradient). `scalars`: clip, momentum, learning rate."""
+
+    def work(start: int, stop: int) -> None:
+        within, inner = slice(start, stop), segments_within(bounds, start, stop)
+        _sgd(weights[within], gradient[within], velocity[within], out[within], inner, keep, scalars)
+
+    threads.over(weights.size, work, grain=_GRAIN)
+
+
+def extrapolate(
+    new: NDArray[np.float32], old: NDArray[np.float32], out: NDArray[np.float32], *, threads: Threads = ONE_THREAD
+) -> None:
+    """out = new + (new - old)."""
+    threads.over(
+        out.size, lambda start, stop: _extrapolate(new[start:stop], old[start:stop], out[start:stop]), grain=_GRAIN
+    )
+
+
+def divide(
+    total: NDArray[np.float32], count: np.float32, out: NDArray[np.float32], *, threads: Threads = ONE_THREAD
+) -> None:
+    """out = total / count."""
+    threads.over(out.size, lambda start, stop: _divide(total[start:stop], count, out[start:stop]), grain=_GRAIN)
+
+
+def segments_within(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+    """Bounds of the same segments cut to [start, stop), counted from `start`; those outside become empty."""
+    return np.clip(bounds, start, stop) - start
+
+
+@compiled
+def _flushed(value: np.float32) -> np.float32:
+    return _ZERO if abs(value) < _SMALLEST else value
+
+
+@compiled
+def _adamw(
+    weights: NDArray[np.float32],
+    gradient: NDArray[np.float32],
+    first: NDArray[np.float32],
+    second: NDArray[np.float32],
+    out: NDArray[np.float32],
+    bounds: NDArray[np.int64],
+    keep: NDArray[np.float32],
+    scalars: NDArray[np.float32],
+) -> None:
     clip, beta1, rest1, beta2, rest2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     unbias, epsilon, moment_share, gradient_share = scalars[5], scalars[6], scalars[7], scalars[8]
     for segment in range(keep.size):
@@ -60,7 +123,7 @@ def adamw(
 
 
 @compiled
-def sgd(
+def _sgd(
     weights: NDArray[np.float32],
     gradient: NDArray[np.float32],
     velocity: NDArray[np.float32],
@@ -69,7 +132,6 @@ def sgd(
     keep: NDArray[np.float32],
     scalars: NDArray[np.float32],
 ) -> None:
-    """SGD with momentum (velocity = momentum * velocity + gradient). `scalars`: clip, momentum, learning rate."""
     clip, momentum, rate = scalars[0], scalars[1], scalars[2]
     for segment in range(keep.size):
         factor = keep[segment]
@@ -82,14 +144,12 @@ def sgd(
 
 
 @compiled
-def extrapolate(new: NDArray[np.float32], old: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """out = new + (new - old)."""
+def _extrapolate(new: NDArray[np.float32], old: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     for i in range(out.size):
         out[i] = _flushed(new[i] + (new[i] - old[i]))
 
 
 @compiled
-def divide(total: NDArray[np.float32], count: np.float32, out: NDArray[np.float32]) -> None:
-    """out = total / count."""
+def _divide(total: NDArray[np.float32], count: np.float32, out: NDArray[np.float32]) -> None:
     for i in range(out.size):
         out[i] = _flushed(total[i] / count)

@@ -73,18 +73,23 @@ def chances(seed: NDArray[np.uint64], block: int, count: int) -> NDArray[np.int6
     return (state >> np.uint32(16)).astype(np.int64)
 
 
-def half_draws(seed: NDArray[np.uint64], block: int) -> NDArray[np.int64]:
-    """15 random bits for each value of a block of 128; a draw of 32 bits serves two values."""
+def draws_of_block(seed: NDArray[np.uint64], block: int, count: int) -> NDArray[np.uint32]:
+    """32 random bits for each of a block's values: two rounds of lowbias32, the block's key entering before each."""
     key = 0
     for word in seed:
         key = mix64(key ^ int(word))
     key = mix64((key + block * 0x9E3779B97F4A7C15) % 2**64)
-    state = np.arange(64, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(key % 2**32)
+    state = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(key % 2**32)
     state = (state ^ (state >> np.uint32(16))) * np.uint32(0x7FEB352D)
     state = state ^ np.uint32(key >> 32)
     state = (state ^ (state >> np.uint32(15))) * np.uint32(0x846CA68B)
-    state = state ^ (state >> np.uint32(16))
-    halves: NDArray[np.int64] = np.concatenate([state >> np.uint32(17), state & np.uint32(0x7FFF)]).astype(np.int64)
+    return state ^ (state >> np.uint32(16))
+
+
+def half_draws(seed: NDArray[np.uint64], block: int) -> NDArray[np.int64]:
+    """15 random bits for each value of a block of 128; a draw serves two values."""
+    draws = draws_of_block(seed, block, 64)
+    halves: NDArray[np.int64] = np.concatenate([draws >> np.uint32(17), draws & np.uint32(0x7FFF)]).astype(np.int64)
     return halves
 
 
@@ -141,6 +146,56 @@ def adamw(
     square = flushed(second * beta2 + (slope * slope) * rest2)
     update = (mean * moment_share + slope * gradient_share) / (np.sqrt(square) * unbias + epsilon)
     return flushed(weights * keep - update), mean, square
+
+
+def adamw_int8(
+    weights: Floats,
+    gradient: Floats,
+    first: NDArray[np.int8],
+    second: NDArray[np.uint8],
+    scales: Floats,
+    keep: Floats,
+    scalars: Floats,
+    seed: NDArray[np.uint64],
+) -> tuple[Floats, NDArray[np.int8], NDArray[np.uint8], Floats]:
+    """New weights, codes and scales; `keep` for each value, the rest as in `kernels.int8_moments.adamw`."""
+    clip, beta1, rest1, beta2, rest2, unbias, epsilon, moment_share, gradient_share, limit = scalars
+    one, two, step = np.float32(1), np.float32(2), limit / np.float32(127**2)
+    old_mean, old_square = decode_int8_moments(first, second, scales, limit)
+    slope = gradient * clip
+    mean = flushed(old_mean * beta1 + slope * rest1)
+    roots = np.sqrt(flushed(old_square * beta2 + slope * slope * rest2))
+    update = (mean * moment_share + slope * gradient_share) / (roots * unbias + epsilon)
+    out = flushed(weights * keep - update)
+
+    starts = range(0, weights.size, 128)
+    largest = np.array([roots[start : start + 128].max() for start in starts], np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inverse = np.where(largest > 0, np.float32(255**2) / largest, np.float32(0))
+        scales = largest / np.float32(255**2)
+        draws = np.concatenate([draws_of_block(seed, block, 128) for block in range(len(starts))])[: weights.size]
+        square = roots * np.repeat(inverse, 128)[: weights.size]
+        code = np.floor(np.sqrt(square))
+        width = (two * code + one) * ((two * code + two) * code + one)
+        chance = (draws >> np.uint32(16)).astype(np.float32) * np.float32(2.0**-16)
+        above = chance * width < (square - code * code) * (square + code * code)
+        code = np.minimum(code + above, np.float32(255))
+        unit = code * code * np.repeat(scales, 128)[: weights.size] * step
+        ratio = np.minimum(np.abs(mean) / np.where(code > 0, unit, one), np.float32(127**2))
+        size = np.floor(np.sqrt(ratio))
+        chance = (draws & np.uint32(0xFFFF)).astype(np.float32) * np.float32(2.0**-16)
+        size = size + (chance * (two * size + one) < ratio - size * size)
+    signed = np.where(code > 0, np.where(mean > 0, size, -size), 0)
+    return out, signed.astype(np.int8), code.astype(np.uint8), scales
+
+
+def decode_int8_moments(
+    first: NDArray[np.int8], second: NDArray[np.uint8], scales: Floats, limit: np.float32
+) -> tuple[Floats, Floats]:
+    """The first and second moments that codes of `kernels.int8_moments` stand for."""
+    codes, ratios = second.astype(np.float32), first.astype(np.float32)
+    roots = codes * codes * np.repeat(scales, 128)[: codes.size]
+    return ratios * np.abs(ratios) * (limit / np.float32(127**2)) * roots, roots * roots
 
 
 def sgd(weights: Floats, gradient: Floats, velocity: Floats, keep: Floats, scalars: Floats) -> tuple[Floats, Floats]:

@@ -5,24 +5,30 @@ a halving tree, powers of beta as running products in fp64.
 
 AdamW: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2019. NAdamW: Dozat, "Incorporating Nesterov
 Momentum into Adam", 2016, with `torch.optim.NAdam`'s schedule. SGD: velocity = momentum * velocity + gradient.
+Moments are fp32, or under AdamW and NAdamW codes of one byte each (`kernels.int8_moments`), as exact.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import norms, optimizers
+from kernels import int8_moments, norms, optimizers
+from kernels.threads import ONE_THREAD, Threads
 from swarm.core.errors import LocalError
 from swarm.core.schedule import learning_rate
-from swarm.core.settings import OptimizerSettings
+from swarm.core.settings import PART_VALUES, OptimizerSettings
 
 Floats = NDArray[np.float32]
+MomentFormat: TypeAlias = Literal["fp32", "int8"]
 
 _MOMENTUM_DECAY = 0.9998367253526753
 """0.96 ** 0.004: NAdam's momentum at step t is beta1 * (1 - 0.5 * 0.96 ** (0.004 * t))."""
+_LARGEST_RATIO = 8.0
+"""Of the first moment to the root of the second in int8, where the betas bound it by more or not at all."""
 
 
 @dataclass(frozen=True)
@@ -39,43 +45,82 @@ class ExactOptimizer:
     """Moments of one stage and the step that uses them."""
 
     def __init__(
-        self, settings: OptimizerSettings, *, num_values: int, decay_ranges: tuple[tuple[int, int], ...]
+        self,
+        settings: OptimizerSettings,
+        *,
+        num_values: int,
+        decay_ranges: tuple[tuple[int, int], ...],
+        moments: MomentFormat = "fp32",
+        threads: Threads = ONE_THREAD,
     ) -> None:
-        """`decay_ranges`: [start, stop) of the tensors that weight decay applies to, in order, not overlapping."""
+        """`decay_ranges`: [start, stop) of the tensors that weight decay applies to, in order, not overlapping.
+
+        Raises ValueError for int8 moments under SGD.
+        """
         self.settings = settings
         self.num_values = num_values
-        names = ("first", "second") if settings.name == "adamw" else ("momentum",)
-        self.moments: dict[str, Floats] = {name: np.zeros(num_values, dtype=np.float32) for name in names}
+        self.moments = _no_moments(settings, moments, num_values)
+        """By name, one-dimensional: fp32 `first` and `second`, or `momentum`; or as codes, int8 `first`, uint8 `second`
+        and fp32 `second_scale`."""
         self.scalars: dict[str, float] = {}
         """Running products: beta1^t and beta2^t; under NAdamW of its momenta and of its momentum's decay."""
         if settings.name == "adamw":
             self.scalars = {"beta1_power": 1.0, "beta2_power": 1.0}
             if settings.correction == "nadamw":
                 self.scalars |= {"momentum_product": 1.0, "decay_power": 1.0}
+        self._threads = threads
         self._bounds, self._decays = _segments(decay_ranges, num_values)
 
-    def step(self, weights: Floats, gradient: Floats, *, step: int, clip_norm: float, out: Floats) -> StepReport:
+    def step(
+        self,
+        weights: Floats,
+        gradient: Floats,
+        *,
+        step: int,
+        clip_norm: float,
+        out: Floats,
+        gradient_norm: float | None = None,
+    ) -> StepReport:
         """Write the next weights to `out` (not `weights`), update moments and scalars.
 
-        A gradient longer than `clip_norm` is scaled to it. Raises LocalError, with nothing changed, if the gradient's
-        norm is not finite.
+        A gradient longer than `clip_norm` is scaled to it. `gradient_norm` is its `norms.norm_of_parts`, where the
+        caller has it from the parts already. Raises LocalError, with nothing changed, if the norm is not finite.
         """
         assert weights.size == gradient.size == out.size == self.num_values, "sizes differ"
         assert not np.may_share_memory(weights, out), "old weights stay: work in flight uses them"
-        norm = norms.tree_norm(gradient)
+        norm = gradient_norm
+        if norm is None:
+            norm = norms.norm_of_parts(gradient, part_values=PART_VALUES, threads=self._threads)
         if not math.isfinite(norm):
             raise LocalError(f"gradient of step {step} has norm {norm}; nothing was changed")
         clip = clip_norm / norm if norm > clip_norm else 1.0
         rate = learning_rate(self.settings, step)
         keep = np.where(self._decays, np.float32(1.0 - rate * self.settings.weight_decay), np.float32(1.0))
-        if self.settings.name == "adamw":
-            scalars = np.array([clip, *self._adamw_scalars(rate)], dtype=np.float32)
-            first, second = self.moments["first"], self.moments["second"]
-            optimizers.adamw(weights, gradient, first, second, out, self._bounds, keep, scalars)
+        if self.settings.name == "sgd":
+            self._sgd(weights, gradient, out, keep, [clip, self.settings.momentum, rate])
         else:
-            scalars = np.array([clip, self.settings.momentum, rate], dtype=np.float32)
-            optimizers.sgd(weights, gradient, self.moments["momentum"], out, self._bounds, keep, scalars)
+            self._adamw(weights, gradient, out, keep, [clip, *self._adamw_scalars(rate)], step)
         return StepReport(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
+
+    def _sgd(self, weights: Floats, gradient: Floats, out: Floats, keep: Floats, scalars: list[float]) -> None:
+        given = np.array(scalars, dtype=np.float32)
+        velocity = self.moments["momentum"]
+        optimizers.sgd(weights, gradient, velocity, out, self._bounds, keep, given, threads=self._threads)
+
+    def _adamw(
+        self, weights: Floats, gradient: Floats, out: Floats, keep: Floats, scalars: list[float], step: int
+    ) -> None:
+        first, second, bounds, threads = self.moments["first"], self.moments["second"], self._bounds, self._threads
+        if "second_scale" in self.moments:
+            given = np.array([*scalars, _ratio_limit(self.settings)], dtype=np.float32)
+            scales = self.moments["second_scale"]
+            seed = np.array([step, self.num_values, 0, 0], dtype=np.uint64)
+            int8_moments.adamw(
+                weights, gradient, first, second, scales, out, bounds, keep, given, seed, threads=threads
+            )
+        else:
+            given = np.array(scalars, dtype=np.float32)
+            optimizers.adamw(weights, gradient, first, second, out, bounds, keep, given, threads=threads)
 
     def _adamw_scalars(self, rate: float) -> list[float]:
         """Advance the running products by a step; what follows `clip` in `kernels.optimizers.adamw`."""
@@ -96,11 +141,11 @@ class ExactOptimizer:
         unbias = 1.0 / math.sqrt(1.0 - self.scalars["beta2_power"])
         return [beta1, 1.0 - beta1, beta2, 1.0 - beta2, unbias, self.settings.epsilon, moment_share, gradient_share]
 
-    def state_arrays(self) -> dict[str, Floats]:
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
         """The moments by name, not copied."""
         return dict(self.moments)
 
-    def load_state(self, arrays: Mapping[str, Floats], scalars: Mapping[str, float]) -> None:
+    def load_state(self, arrays: Mapping[str, NDArray[Any]], scalars: Mapping[str, float]) -> None:
         """Take over (a copy of) a state. Raises LocalError if names, sizes or types are not this optimizer's."""
         if sorted(arrays) != sorted(self.moments) or sorted(scalars) != sorted(self.scalars):
             raise LocalError(
@@ -108,11 +153,34 @@ class ExactOptimizer:
                 f"{self.settings.correction} needs {sorted(self.moments)} and {sorted(self.scalars)}"
             )
         for name, array in arrays.items():
-            if array.shape != (self.num_values,) or array.dtype != np.float32:
-                raise LocalError(f"moment {name} is {array.dtype}{array.shape}, not float32({self.num_values},)")
+            own = self.moments[name]
+            if array.shape != own.shape or array.dtype != own.dtype:
+                raise LocalError(f"moment {name} is {array.dtype}{array.shape}, not {own.dtype}{own.shape}")
         for name, array in arrays.items():
             self.moments[name][:] = array
         self.scalars = {name: float(value) for name, value in scalars.items()}
+
+
+def _no_moments(settings: OptimizerSettings, form: MomentFormat, num_values: int) -> dict[str, NDArray[Any]]:
+    """The moments before the first step: all zero."""
+    if form == "int8":
+        if settings.name != "adamw":
+            raise ValueError(f'moments = "int8" needs the optimizer adamw, not {settings.name}; set moments = "fp32"')
+        return {
+            "first": np.zeros(num_values, dtype=np.int8),
+            "second": np.zeros(num_values, dtype=np.uint8),
+            "second_scale": np.zeros(int8_moments.num_blocks(num_values), dtype=np.float32),
+        }
+    names = ("first", "second") if settings.name == "adamw" else ("momentum",)
+    return {name: np.zeros(num_values, dtype=np.float32) for name in names}
+
+
+def _ratio_limit(settings: OptimizerSettings) -> float:
+    """How long the first moment can be, in roots of the second: by Cauchy and Schwarz, over any gradients."""
+    share = settings.beta1**2 / settings.beta2 if settings.beta2 > 0 else math.inf
+    if share >= 1.0:
+        return _LARGEST_RATIO
+    return min(_LARGEST_RATIO, (1.0 - settings.beta1) / math.sqrt((1.0 - settings.beta2) * (1.0 - share)))
 
 
 def extrapolated(weights_new: Floats, weights_old: Floats, out: Floats) -> None:
