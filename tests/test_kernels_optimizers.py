@@ -1,8 +1,10 @@
 """Optimizer and format kernels write the bits of their plain references."""
 
 import numpy as np
+import pytest
 
 from kernels import formats, optimizers, reference
+from kernels.threads import Threads
 from tests.test_kernels_golden import exact_floats, exact_scales
 
 SIZE = 5_003
@@ -66,3 +68,41 @@ def test_flush_equals_the_reference_when_bits_are_of_every_kind() -> None:
     assert formats.flush(values.view(np.int32), out.view(np.int32))
     assert out.tobytes() == reference.flushed(values).tobytes()
     assert np.count_nonzero(out == 0) > SIZE // 9, "some values were to be flushed"
+
+
+def test_sums_of_what_was_sent_equal_decoding_first_when_bits_are_of_every_kind() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    halves = halves[(halves & 0x7FFF) <= 0x7E80]
+    assert formats.is_valid_bfloat16(halves)
+    assert not formats.is_valid_bfloat16(np.append(halves, np.uint16(0xFE81)))
+    decoded, total = np.empty(halves.size, np.float32), exact_floats("total", halves.size)
+    formats.from_bfloat16(halves, decoded.view(np.int32))
+    sums = total.copy()
+    formats.add_bfloat16(halves, np.float32(0.3), sums)
+    assert sums.tobytes() == (total + decoded * np.float32(0.3)).tobytes()
+
+    values = exact_floats("sent", halves.size) * exact_scales("sent", halves.size)
+    assert formats.is_valid_fp32(values.view(np.int32))
+    for bad in (np.inf, -np.inf, np.nan, 2.0**126, -(2.0**126)):
+        assert not formats.is_valid_fp32(np.append(values, np.float32(bad)).view(np.int32))
+    sums = total.copy()
+    formats.add_fp32(values.view(np.int32), np.float32(0.3), sums)
+    assert sums.tobytes() == (total + reference.flushed(values) * np.float32(0.3)).tobytes()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_bits_stay_when_threads_share_a_format(count: int) -> None:
+    values = np.tile(exact_floats("shared", 100_003) * exact_scales("shared", 100_003), 6)
+    threads, flushed, halves = Threads(count), np.empty_like(values), np.empty(values.size, np.uint16)
+    assert formats.flush(values.view(np.int32), flushed.view(np.int32), threads=threads)
+    assert flushed.tobytes() == reference.flushed(values).tobytes()
+    assert formats.to_bfloat16(values.view(np.int32), halves, threads=threads)
+    assert halves.tobytes() == reference.to_bfloat16(values).tobytes()
+    assert formats.from_bfloat16(halves, flushed.view(np.int32), threads=threads)
+    assert flushed.tobytes() == reference.from_bfloat16(halves).tobytes()
+    values[-1] = np.nan
+    assert not formats.flush(values.view(np.int32), flushed.view(np.int32), threads=threads)
+    one, many = values.copy(), values.copy()
+    formats.add_bfloat16(halves, np.float32(0.3), one)
+    formats.add_bfloat16(halves, np.float32(0.3), many, threads=threads)
+    assert one.tobytes() == many.tobytes()

@@ -1,0 +1,106 @@
+"""This is where contributions are averaged as they were sent, without holding them decoded: rule "mean" only.
+
+The bits are those of decoding each and of `aggregate(..., rule="mean")`: the same factors, products and sums in the
+same order. Every contribution is checked before any is added, for the factors depend on which of them count.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import formats, int8_blocks, int8_sums, robust
+from kernels.threads import ONE_THREAD, Threads
+from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length
+from swarm.core.errors import RemoteError
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class EncodedMean:
+    """What came of contributions, some of which may have been malformed."""
+
+    values: Floats
+    """sum of fp32(count / all counts) * vector over those that count; zeros if none does."""
+    left_out: dict[int, RemoteError]
+    """What is wrong with the contribution at a place, for each that does not count."""
+
+
+def mean_of_encoded(
+    codec: VectorCodec,
+    contributions: Sequence[tuple[int, Encoded]],
+    *,
+    num_values: int,
+    threads: Threads = ONE_THREAD,
+) -> EncodedMean:
+    """The mean of (count of tokens, encoded vector), weighted by the counts, in the given order."""
+    reader = _READERS.get(codec.name, _DecodingReader)(codec, num_values, threads)
+    left_out = {}
+    for place, (_, data) in enumerate(contributions):
+        try:
+            reader.check(data)
+        except RemoteError as error:
+            left_out[place] = error
+    counted = [contribution for place, contribution in enumerate(contributions) if place not in left_out]
+    all_tokens = sum(tokens for tokens, _ in counted)
+    total = np.zeros(num_values, dtype=np.float32)
+    for tokens, data in counted:
+        reader.add(data, np.float32(tokens / all_tokens), total)
+    formats.flush(total.view(np.int32), total.view(np.int32), threads=threads)
+    return EncodedMean(total, left_out)
+
+
+class _DecodingReader:
+    """Decodes each vector into the same memory, once to check it, once to add it."""
+
+    def __init__(self, codec: VectorCodec, num_values: int, threads: Threads) -> None:
+        self.codec, self.num_values, self.threads = codec, num_values, threads
+        self._decoded = np.empty(0, dtype=np.float32)
+
+    def check(self, data: Encoded) -> None:
+        """Raises RemoteError("malformed") for what `codec.decode` would refuse."""
+        self._decoded = np.empty(self.num_values, dtype=np.float32) if not self._decoded.size else self._decoded
+        self.codec.decode(data, self._decoded)
+
+    def add(self, data: Encoded, factor: np.float32, total: Floats) -> None:
+        """total += vector * factor, for data that `check` has passed."""
+        self.codec.decode(data, self._decoded)
+        robust.add_scaled(self._decoded, factor, total, threads=self.threads)
+
+    def _check(self, data: Encoded, is_valid: Callable[[], bool]) -> None:
+        check_length(data, self.codec.encoded_bytes(self.num_values))
+        if not is_valid():
+            raise RemoteError("malformed", f"{self.codec.name} vector holds what no encoder writes")
+
+
+class _Fp32Reader(_DecodingReader):
+    def check(self, data: Encoded) -> None:
+        self._check(data, lambda: formats.is_valid_fp32(aligned(data, np.int32, 0, self.num_values)))
+
+    def add(self, data: Encoded, factor: np.float32, total: Floats) -> None:
+        formats.add_fp32(aligned(data, np.int32, 0, total.size), factor, total, threads=self.threads)
+
+
+class _Bf16Reader(_DecodingReader):
+    def check(self, data: Encoded) -> None:
+        self._check(data, lambda: formats.is_valid_bfloat16(aligned(data, np.uint16, 0, self.num_values)))
+
+    def add(self, data: Encoded, factor: np.float32, total: Floats) -> None:
+        formats.add_bfloat16(aligned(data, np.uint16, 0, total.size), factor, total, threads=self.threads)
+
+
+class _Int8Reader(_DecodingReader):
+    def check(self, data: Encoded) -> None:
+        self._check(data, lambda: int8_blocks.is_valid(*self._scales_and_codes(data)))
+
+    def add(self, data: Encoded, factor: np.float32, total: Floats) -> None:
+        int8_sums.add_decoded(*self._scales_and_codes(data), factor, total, threads=self.threads)
+
+    def _scales_and_codes(self, data: Encoded) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+        num_blocks = -(-self.num_values // int8_blocks.BLOCK_VALUES)
+        return aligned(data, np.uint16, 0, num_blocks), aligned(data, np.int8, 2 * num_blocks, self.num_values)
+
+
+_READERS: dict[str, type[_DecodingReader]] = {"fp32": _Fp32Reader, "bf16": _Bf16Reader, "int8": _Int8Reader}

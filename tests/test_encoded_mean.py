@@ -1,0 +1,44 @@
+"""Averaging what was sent as it was sent gives the bits of decoding first; what is malformed counts for nothing."""
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from swarm.averaging.aggregate import aggregate
+from swarm.averaging.codecs import vector_codec
+from swarm.averaging.encoded_mean import mean_of_encoded
+from swarm.core.errors import RemoteError
+from swarm.core.settings import AveragingCodecName
+from tests.test_kernels_golden import exact_floats, exact_scales
+
+NAMES: tuple[AveragingCodecName, ...] = get_args(AveragingCodecName)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [1, 4_096, 10_001])
+def test_mean_equals_that_of_decoded_vectors_when_all_are_sound(name: AveragingCodecName, size: int) -> None:
+    codec = vector_codec(name)
+    vectors = [exact_floats(f"member {member}", size) * exact_scales("scales", size) for member in range(3)]
+    encoded = [codec.encode(vector, seed=bytes([member] * 32)) for member, vector in enumerate(vectors)]
+    for vector, data in zip(vectors, encoded, strict=True):
+        codec.decode(data, vector)
+    result = mean_of_encoded(codec, list(zip((5, 1, 30), encoded, strict=True)), num_values=size)
+    assert result.left_out == {}
+    assert result.values.tobytes() == aggregate(vectors, [5, 1, 30], rule="mean").tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_malformed_contributions_count_for_nothing_when_others_are_sound(name: AveragingCodecName) -> None:
+    codec = vector_codec(name)
+    good = codec.encode(exact_floats("good", 5_000), seed=bytes(32))
+    nonsense = bytearray(b"\xff" * len(good))
+    with pytest.raises(RemoteError):
+        codec.decode(nonsense, np.empty(5_000, dtype=np.float32))
+    result = mean_of_encoded(codec, [(7, nonsense), (3, good), (9, good[:-1])], num_values=5_000)
+    alone = mean_of_encoded(codec, [(1, good)], num_values=5_000)
+    assert sorted(result.left_out) == [0, 2]
+    assert all(error.kind == "malformed" for error in result.left_out.values())
+    assert result.values.tobytes() == alone.values.tobytes()
+    assert not mean_of_encoded(codec, [(7, nonsense)], num_values=5_000).values.any()
+    assert not mean_of_encoded(codec, [], num_values=5_000).values.any()
