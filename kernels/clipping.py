@@ -21,7 +21,12 @@ def distances(
 ) -> list[float]:
     """Norm of each row's difference from the center."""
     sums_NR = np.empty((len(rows_NV), -(-center.size // RUN_VALUES)), dtype=np.float64)
-    threads.over(center.size, lambda start, stop: _distances(rows_NV, start, stop, center, sums_NR), grain=RUN_VALUES)
+    threads.over(
+        center.size,
+        lambda start, stop: _distances(rows_NV, start, stop, center, sums_NR),
+        grain=RUN_VALUES,
+        num_rows=len(rows_NV),
+    )
     return [norm_of_sums(sums) for sums in sums_NR]
 
 
@@ -36,7 +41,10 @@ def moved(
     out = np.empty_like(center)
     sums_NR = np.empty((len(rows_NV), -(-center.size // RUN_VALUES)), dtype=np.float64)
     threads.over(
-        center.size, lambda start, stop: _moved(rows_NV, start, stop, center, factors_N, out, sums_NR), grain=RUN_VALUES
+        center.size,
+        lambda start, stop: _moved(rows_NV, start, stop, center, factors_N, out, sums_NR),
+        grain=RUN_VALUES,
+        num_rows=len(rows_NV),
     )
     return out, [norm_of_sums(sums) for sums in sums_NR]
 

@@ -19,9 +19,7 @@ _HALF = np.float32(0.5)
 
 def median(rows_NV: NDArray[np.float32], out: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> None:
     """Median of each column; for an even number of rows half the lower middle plus half the upper middle."""
-    num_rows = len(rows_NV)
-    trimmed = (num_rows - 1) // 2
-    trimmed_mean(rows_NV, trimmed, out, threads=threads)
+    trimmed_mean(rows_NV, (len(rows_NV) - 1) // 2, out, threads=threads)
 
 
 def trimmed_mean(
@@ -31,13 +29,15 @@ def trimmed_mean(
 
     `rows_NV` is contiguous.
     """
-    kept = len(rows_NV) - 2 * num_trimmed
-    assert kept >= 1, f"{num_trimmed} at each end are trimmed from {len(rows_NV)} rows"
-    comparators, share = _comparators(len(rows_NV)), np.float32(1.0 / kept)
+    num_rows = len(rows_NV)
+    kept = num_rows - 2 * num_trimmed
+    assert kept >= 1, f"{num_trimmed} at each end are trimmed from {num_rows} rows"
+    comparators, share = _comparators(num_rows), np.float32(1.0 / kept)
     threads.over(
         out.size,
         lambda start, stop: _trimmed_mean(rows_NV, start, stop, comparators, num_trimmed, share, out),
         grain=_TILE_VALUES,
+        num_rows=num_rows,
     )
 
 

@@ -58,11 +58,17 @@ class Threads:
                 raise failure
         return [results[place] for place in range(len(items))]
 
-    def over(self, num_values: int, function: Callable[[int, int], Result], *, grain: int) -> list[Result]:
-        """`function(start, stop)` of ranges that cover [0, num_values); each but the last has a multiple of `grain`."""
-        if self.count == 1 or num_values <= SMALLEST_RANGE_VALUES:
+    def over(
+        self, num_values: int, function: Callable[[int, int], Result], *, grain: int, num_rows: int = 1
+    ) -> list[Result]:
+        """`function(start, stop)` of ranges that cover [0, num_values); each but the last has a multiple of `grain`.
+
+        `num_rows`: how many values the function works on for each of the `num_values`.
+        """
+        smallest = max(1, SMALLEST_RANGE_VALUES // num_rows)
+        if self.count == 1 or num_values <= smallest:
             return [function(0, num_values)] if num_values else []
-        share = max(SMALLEST_RANGE_VALUES, -(-num_values // (RANGES_PER_THREAD * self.count)))
+        share = max(smallest, -(-num_values // (RANGES_PER_THREAD * self.count)))
         step = -(-share // grain) * grain
         return self.map(lambda start: function(start, min(start + step, num_values)), range(0, num_values, step))
 
