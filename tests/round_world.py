@@ -12,23 +12,28 @@ from functools import cache
 
 from swarm.core.averaging_round import (
     AggregatePart,
+    AskPromise,
     AveragingRound,
     FetchPart,
     Finish,
     Instruction,
     MakeContribution,
     RoundFacts,
+    SendBallot,
     SendClose,
     SendCommit,
     SendPart,
     SendReduced,
     SendResult,
     SendRoster,
+    SendVote,
 )
 from swarm.core.contribution import Contribution, ReducedPart, Result, Work
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
+from swarm.core.round_ballots import Proposal
+from swarm.core.round_voter import RoundVoter, Witness
 from swarm.identity import Identity, verify
 
 PHASE_S = 1.0
@@ -51,8 +56,12 @@ def cached_verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
     return verify(peer, data, signature)
 
 
-def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0) -> RoundFacts:
-    """Facts of a round of this many members; `outsiders` more have left since the order of leaders was drawn."""
+def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0, witnesses: int = 0) -> RoundFacts:
+    """Facts of a round of this many members; `outsiders` more have left since the order of leaders was drawn.
+
+    `witnesses` vote without being members.
+    """
+    others = [identity.peer_id for identity in witness_identities(witnesses)]
     everyone = [identity.peer_id for identity in identities(num_members + outsiders)]
     order = rank(everyone, "leader", PREVIOUS_NAME)
     gone = set(order[:outsiders])
@@ -62,14 +71,28 @@ def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0) -> Rou
         step=STEP,
         members=tuple(sorted(set(everyone) - gone)),
         leaders=order,
+        voters=tuple(sorted((set(everyone) - gone) | set(others))),
         previous_name=PREVIOUS_NAME,
         num_parts=num_parts,
         phase_s=PHASE_S,
     )
 
 
+@cache
+def witness_identities(count: int) -> tuple[Identity, ...]:
+    """Of voters that are no members."""
+    return tuple(Identity.from_seed(hashlib.sha256(f"world/witness/{n}".encode()).digest()) for n in range(count))
+
+
+@cache
 def identity_of(peer: PeerId) -> Identity:
-    return next(identity for identity in identities(16) if identity.peer_id == peer)
+    everyone = (*identities(16), *witness_identities(32))
+    return next(identity for identity in everyone if identity.peer_id == peer)
+
+
+def witnesses_for(num_members: int, num_dead: int) -> int:
+    """How many voters must be added so that the others are a quorum when so many are dead."""
+    return max(0, 3 * num_dead + 1 - num_members)
 
 
 def part_bytes(peer: PeerId, part: int) -> bytes:
@@ -100,7 +123,20 @@ def round_of(facts: RoundFacts, peer: PeerId) -> AveragingRound:
     return AveragingRound(facts, peer, identity_of(peer).sign, cached_verify)
 
 
+def not_cut(one: PeerId, other: PeerId) -> bool:
+    return False
+
+
 Deliver = Callable[["Member"], list[Instruction]]
+
+
+@dataclass
+class Outsider:
+    """A voter that is no member."""
+
+    peer_id: PeerId
+    witness: Witness
+    alive: bool = True
 
 
 @dataclass
@@ -144,12 +180,13 @@ class World:
         num_parts: int = 3,
         workless: int = 0,
         outsiders: int = 0,
+        witnesses: int = 0,
         keeps_rounds: bool = True,
         calls_time_out: bool = True,
         slowest_s: float = 0.3,
     ) -> None:
         self.rng = random.Random(seed)
-        self.facts = facts_of(num_members, num_parts=num_parts, outsiders=outsiders)
+        self.facts = facts_of(num_members, num_parts=num_parts, outsiders=outsiders, witnesses=witnesses)
         self.now = 0.0
         self.keeps_rounds = keeps_rounds
         self.calls_time_out = calls_time_out
@@ -159,6 +196,13 @@ class World:
             peer: Member(peer, round_of(self.facts, peer), 0 if peer in idle else 1 + index % 2)
             for index, peer in enumerate(self.facts.members)
         }
+        self.outsiders = {
+            peer: Outsider(peer, Witness(RoundVoter(self.facts, peer, identity_of(peer).sign, cached_verify)))
+            for peer in self.facts.voters
+            if peer not in self.members
+        }
+        self.cut: Callable[[PeerId, PeerId], bool] = not_cut
+        """Whether nothing gets from one to the other now."""
         self.errors: list[tuple[PeerId, RemoteError]] = []
         self.story: list[str] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -232,13 +276,14 @@ class World:
         return [member for member in self.members.values() if member.alive]
 
     def roots(self) -> set[bytes]:
-        """Roots that live members finished with."""
-        return {member.finished.root() for member in self.survivors if member.finished is not None}
+        """Roots that members finished with, the dead ones before they died."""
+        return {member.finished.root() for member in self.members.values() if member.finished is not None}
 
     def explain(self, what: str) -> str:
         states = "\n".join(
             f"{m.peer_id[-4:]} alive={m.alive} frozen={m.frozen} view={m.round.view} promised={m.round._promised} "
             f"roster={m.round.roster.rank if m.round.roster else None} result={m.round.result is not None} "
+            f"asks={m.round._ballots.proposal and m.round._ballots.proposal.phase} votes={len(m.round._ballots.votes)} "
             f"finished={m.finished is not None} due={m.round.deadline} gone={[p[-4:] for p in m.round._gone]}"
             for m in self.members.values()
         )
@@ -254,6 +299,9 @@ class World:
         machine = member.round
         if member.is_up and machine.leads and not member.was_asked:
             self._do(member, machine.close(reason="full", joins=(), view=machine.view, now=self.now))
+        leader = self.members[machine.leader]
+        if leader.finished is not None and member.is_up and not self.cut(member.peer_id, leader.peer_id):
+            self._later(self._delay(), lambda: self._adopt(member, leader))  # it says that the step is over
         self._later(0.5 * PHASE_S, lambda: self._poll(member))
 
     def _unreachable(self, member: Member, peer: PeerId) -> None:
@@ -282,10 +330,25 @@ class World:
                 self._act(member, lambda: self._contribute(member), after_s=self._delay())
             case SendClose(to, view, _):
                 self._send(member, to, "close", lambda m: m.round.on_close(me, view, now=self.now))
-            case SendCommit(to, view, made, roster, result):
+            case SendCommit(to, view, made, promise, roster, result):
                 self._send(
-                    member, (to,), "commit", lambda m: m.round.on_commit(me, view, made, roster, result, now=self.now)
+                    member,
+                    (to,),
+                    "commit",
+                    lambda m: m.round.on_commit(me, view, made, promise, roster, result, now=self.now),
                 )
+            case AskPromise(to, view):
+                for peer in to:
+                    self._ask(member, peer, lambda o, m: self._promise(o, m, view))
+            case SendBallot(to, proposal):
+                inside = tuple(peer for peer in to if peer in self.members)
+                self._send(member, inside, "ballot", lambda m: m.round.on_ballot(me, proposal, now=self.now))
+                for peer in to:
+                    if peer in self.outsiders:
+                        self._ask(member, peer, lambda o, m: self._outside_vote(o, m, proposal))
+            case SendVote(to, proposal, vote):
+                asked = (proposal.view, proposal.phase, proposal.value)
+                self._send(member, (to,), "vote", lambda m: m.round.on_vote(me, *asked, vote, now=self.now))
             case SendRoster(to, roster):
                 self._release_parts(member)
                 self._send(member, to, "roster", lambda m: self._take_roster(m, me, roster))
@@ -299,7 +362,8 @@ class World:
                 body = member.reduced[reduced.part, reduced.digest]
                 self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
             case SendResult(to, result):
-                self._send(member, to, "result", lambda m: m.round.on_result(result, now=self.now, sender=me))
+                inside = tuple(peer for peer in to if peer in self.members)
+                self._send(member, inside, "result", lambda m: m.round.on_result(result, now=self.now))
             case FetchPart(part, digest, holders):
                 if (part, digest) not in member.fetching:
                     member.fetching.add((part, digest))
@@ -359,7 +423,8 @@ class World:
             member.fetching.discard((part, digest))
             return
         holder = self.members[holders[0]]
-        body = holder.reduced.get((part, digest)) if holder.is_up else None
+        reached = holder.is_up and not self.cut(member.peer_id, holder.peer_id)
+        body = holder.reduced.get((part, digest)) if reached else None
         if body is None:
             if not holder.alive:
                 self._later(self._delay(), lambda: self._unreachable(member, holder.peer_id))
@@ -368,13 +433,17 @@ class World:
             return
         member.reduced[part, digest] = body
         member.fetching.discard((part, digest))
-        self._act(member, lambda: self._do(member, member.round.part_fetched(part, digest)), after_s=self._delay())
+        self._act(
+            member,
+            lambda: self._do(member, member.round.part_fetched(part, digest, now=self.now)),
+            after_s=self._delay(),
+        )
 
     def _finish(self, member: Member, result: Result) -> None:
         assert member.finished is None
         if result.roster.contributions:
             assert len(result.parts) == self.facts.num_parts
-        for reduced in result.parts:
+        for reduced in (part for part in result.parts if not part.is_empty):
             assert member.reduced[reduced.part, reduced.digest] == aggregate(reduced.part, reduced.contributors)
         member.finished, member.finished_at = result, self.now
         self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} finishes {result.root().hex()[:6]}")
@@ -412,8 +481,36 @@ class World:
         for target in targets:
             self._act(sender, lambda target=target: self._post(sender, target, what, deliver))
 
+    def _ask(self, sender: Member, peer: PeerId, answer: Callable[[Outsider, Member], None]) -> None:
+        """A call to a voter outside the stage."""
+        outsider = self.outsiders[peer]
+
+        def arrive() -> None:
+            if outsider.alive and not self.cut(sender.peer_id, peer):
+                answer(outsider, sender)
+
+        self._act(sender, lambda: self._later(self._delay(), arrive))
+
+    def _promise(self, outsider: Outsider, leader: Member, view: int) -> None:
+        promise = outsider.witness.on_ask(leader.peer_id, view)
+        if promise is not None:
+            shown = (outsider.witness.voter.roster, outsider.witness.voter.result)
+            self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))
+
+    def _outside_vote(self, outsider: Outsider, leader: Member, proposal: Proposal) -> None:
+        vote = outsider.witness.on_ballot(leader.peer_id, proposal)
+        if vote is not None:
+            asked = (proposal.view, proposal.phase, proposal.value)
+            self._reply(leader, lambda m: m.round.on_vote(outsider.peer_id, *asked, vote, now=self.now))
+
+    def _reply(self, leader: Member, deliver: Deliver) -> None:
+        self._later(self._delay(), lambda: self._deliver(leader, deliver, "answer"))
+
     def _post(self, sender: Member, target: Member, what: str, deliver: Deliver) -> None:
         def arrive() -> None:
+            if self.cut(sender.peer_id, target.peer_id):
+                self._later(self._delay(), lambda: self._unreachable(sender, target.peer_id))
+                return
             if not sender.alive and self.rng.random() < 0.5:
                 return  # lost with its sender
             if not target.alive:
@@ -452,13 +549,13 @@ class World:
         result = donor.finished
         if not member.is_up or not donor.is_up or result is None:
             return
-        for reduced in result.parts:
+        for reduced in (part for part in result.parts if not part.is_empty):
             member.reduced[reduced.part, reduced.digest] = donor.reduced[reduced.part, reduced.digest]
 
         def take(m: Member) -> list[Instruction]:
-            out = [i for i in m.round.on_result(result, now=self.now) if not isinstance(i, FetchPart)]
-            for reduced in result.parts:
-                out += m.round.part_fetched(reduced.part, reduced.digest)
+            out: list[Instruction] = [i for i in m.round.on_result(result, now=self.now) if not isinstance(i, FetchPart)]
+            for reduced in (part for part in result.parts if not part.is_empty):
+                out += m.round.part_fetched(reduced.part, reduced.digest, now=self.now)
             return out
 
         self._deliver(member, take, "stored result")

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -37,6 +38,7 @@ from tests.round_world import (
     identity_of,
     reduced_part,
     round_of,
+    witnesses_for,
 )
 
 T = TypeVar("T")
@@ -75,22 +77,23 @@ def test_survivors_agree_when_members_die(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         rng = random.Random(seed)
         num_members = 2 + seed % 7
+        num_dead = rng.randint(1, num_members - 1)
         world = World(
             seed,
             num_members,
             workless=rng.randrange(num_members + 1) if rng.random() < 0.3 else 0,
             outsiders=rng.randrange(2),
+            witnesses=witnesses_for(num_members, num_dead),
             keeps_rounds=rng.random() < 0.5,
             slowest_s=rng.choice([0.05, 0.3, 0.6]),
         )
-        num_dead = rng.randint(1, num_members - 1)
         by_rank = [world.leader(view) for view in range(num_members)]
         for member in by_rank[:num_dead] if rng.random() < 0.5 else rng.sample(by_rank, num_dead):
             if rng.random() < 0.7:
                 member.dies_after = rng.randrange(40)
             else:
                 world.call_later(rng.random() * 4 * PHASE_S, lambda world=world, member=member: world.kill(member))
-        world.run(until_s=30 * PHASE_S)
+        world.run(until_s=60 * PHASE_S)
         assert len(world.roots()) == 1, world.explain(f"seed {seed}: two outcomes")
         assert all(m.finished for m in world.survivors), world.explain(f"seed {seed}")
         assert world.errors == [], world.explain(f"seed {seed}: an honest member was blamed")
@@ -100,7 +103,7 @@ def test_survivors_agree_when_members_die(block: int) -> None:
 def test_survivors_agree_when_the_leader_dies_after_any_action(num_actions: int) -> None:
     """Three members and one part: before and after close, roster, each reduced part and each copy of the result."""
     for seed in range(4):
-        world = World(seed, 3, num_parts=1, slowest_s=0.1)
+        world = World(seed, 3, num_parts=1, witnesses=1, slowest_s=0.1)
         world.leader().dies_after = num_actions
         world.run(until_s=25 * PHASE_S)
         assert len(world.roots()) == 1, world.explain(f"seed {seed}")
@@ -113,15 +116,16 @@ def test_others_go_on_when_members_freeze_and_a_late_one_disturbs_nobody(block: 
     for seed in range(block * 100, block * 100 + 100):
         rng = random.Random(seed)
         num_members = 2 + seed % 7
+        num_frozen = rng.randint(1, max(1, num_members // 2))
         world = World(
             seed,
             num_members,
+            witnesses=witnesses_for(num_members, num_frozen),
             keeps_rounds=rng.random() < 0.5,
             calls_time_out=rng.random() < 0.5,
             slowest_s=rng.choice([0.05, 0.1, 0.2]),
         )
         by_rank = [world.leader(view) for view in range(num_members)]
-        num_frozen = rng.randint(1, max(1, num_members // 2))
         frozen = by_rank[:num_frozen] if rng.random() < 0.5 else rng.sample(by_rank, num_frozen)
         for member in frozen:
             for_s = None if rng.random() < 0.4 else rng.choice([0.5, 1.5, 3.0, 5.0, 8.0]) * PHASE_S
@@ -149,16 +153,36 @@ def test_no_fork_when_one_broken_stream_makes_two_leaders() -> None:
         assert world.errors == []
 
 
-def test_a_partition_forks_and_is_noticed() -> None:
-    """What certificates are for: two members, neither reaching the other. The fork shows when they meet again."""
-    facts, (first, second) = _facts_and_rounds(2)
-    out_first, out_second = _run_alone(first), _run_alone(second)
-    assert out_first.root() != out_second.root()
-    higher, lower = (first, out_second) if out_second.roster.view > out_first.roster.view else (second, out_first)
-    with pytest.raises(RemoteError) as caught:
-        higher.on_result(lower, now=20.0, sender=lower.leader)
-    assert caught.value.kind == "fork"
-    assert facts.num_parts == 3
+@pytest.mark.parametrize("num_members", [2, 3, 4, 6])
+def test_two_halves_of_a_partition_never_both_finish_and_end_alike_when_it_heals(num_members: int) -> None:
+    """Whichever side has a quorum goes on; with an equal split nobody does until the halves meet again."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        world = World(seed, num_members, witnesses=rng.randrange(4), slowest_s=0.1)
+        everyone = [*world.facts.voters]
+        rng.shuffle(everyone)
+        half = set(everyone[: len(everyone) // 2 if rng.random() < 0.5 else rng.randrange(len(everyone) + 1)])
+        starts_s = rng.random() * PHASE_S
+
+        def is_cut(one: PeerId, other: PeerId, half: set[PeerId] = half) -> bool:
+            return (one in half) != (other in half)
+
+        world.call_later(starts_s, partial(setattr, world, "cut", is_cut))
+        world.call_later(starts_s + rng.choice([3.0, 10.0, 40.0]), partial(setattr, world, "cut", lambda a, b: False))
+        world.run(until_s=160 * PHASE_S)
+        assert len(world.roots()) == 1, world.explain(f"seed {seed}: two outcomes")
+        assert all(m.finished for m in world.survivors)
+        assert world.errors == [], world.explain(f"seed {seed}: an honest member was blamed")
+
+
+def test_without_a_quorum_nobody_finishes() -> None:
+    for seed in range(10):
+        world = World(seed, 4, slowest_s=0.1)
+        for view in (1, 2):
+            world.kill(world.leader(view))
+        with pytest.raises(AssertionError, match="not over"):
+            world.run(until_s=50 * PHASE_S)
+        assert world.roots() == set()
 
 
 # -- one member's decisions -------------------------------------------------------------------------------

@@ -1,43 +1,48 @@
-"""This is where one member decides its part in one averaging round; `peer.rounds` carries the decisions out.
+"""This is where one member decides its part in one averaging round; `peer.round_driver` carries the decisions out.
 
-Phases, led by the leader of the view: close and commit, roster, reduce, result. A stimulus (a message, a death,
-a deadline) returns the instructions it leads to. Nothing here waits, encodes or sends.
+Led by the leader of the view: close and commit, votes on the roster, reduce, votes on the result, votes to commit to
+it. A stimulus (a message, a death, a deadline) returns the instructions it leads to. Nothing here waits, encodes or
+sends. What may be proposed, and what is certain, is decided by `swarm.core.voting`: a round has one outcome whoever is
+suspected, cut off or late. Without a quorum it pauses, and goes on where it was when there is one again.
 
-Views follow Viewstamped Replication (Liskov and Cowling, 2012), with one signature where a certificate will be:
-whoever commits to a view follows nothing of a lower one, and tells the new leader if it has applied a result. A leader
-hears every member that is not gone before it proposes, so the survivors of any deaths agree; a partition, or a
-member suspected while it is well and already past the end, may fork until results carry certificates.
-
-Deadlines are multiples of `phase_s`: a reducer waits 1 for parts, a leader 2 before it asks once more and 3 before
-it goes on without a member, or 2 before it relieves a reducer; others wait 4 before they turn to the next leader.
+Deadlines are multiples of `phase_s`: a reducer waits 1 for parts; a leader 2 before it asks once more, 3 before it
+goes on without a member, 2 before it relieves a reducer; others wait 4 before they turn to the next leader, and longer
+each time, so that views do not run away from a stage that is cut in two.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.round_facts import MAX_VIEWS_AHEAD, RoundFacts, Verify, is_of
+from swarm.core.round_ballots import Ballots, Proposal
+from swarm.core.round_facts import MAX_VIEWS_AHEAD, RoundFacts, is_of
 from swarm.core.round_instructions import (
     AggregatePart,
+    AskPromise,
     FetchPart,
     Finish,
     Instruction,
     Instructions,
     MakeContribution,
+    SendBallot,
     SendClose,
     SendCommit,
     SendPart,
     SendReduced,
     SendResult,
     SendRoster,
+    SendVote,
 )
 from swarm.core.round_parts import RoundParts
-from swarm.core.round_proposal import can_propose_again, fresh_roster, left_by, with_reducers
+from swarm.core.round_proposal import fresh_roster, left_by, with_reducers
+from swarm.core.round_voter import RoundVoter
+from swarm.core.voting import Promise, Proof, Sign, Verify, Vote
 
 __all__ = [
     "AggregatePart",
+    "AskPromise",
     "AveragingRound",
     "FetchPart",
     "Finish",
@@ -45,58 +50,71 @@ __all__ = [
     "Instructions",
     "MakeContribution",
     "RoundFacts",
+    "SendBallot",
     "SendClose",
     "SendCommit",
     "SendPart",
     "SendReduced",
     "SendResult",
     "SendRoster",
+    "SendVote",
 ]
 
-MAX_FETCHES = 4
-"""Times a part of the result is asked for, without any arriving, before the next leader is turned to."""
+MAX_RELIEFS = 3
+"""Times parts are given to other reducers before those that nobody can bring are left empty."""
+LONGEST_PATIENCE = 8
+"""A leader that follows so many that were given up is waited for so many times as long as the first."""
 
 
 @dataclass
 class AveragingRound:
     """One member's side of round `facts.step`.
 
-    `sign` makes the own signature, `verify(peer, data, signature)` checks another's; both are pure.
+    `sign` makes the own signature, `verify(peer, data, signature)` checks another's; both are pure. A member that may
+    have voted in this round before its process was started again does not vote (`votes` is False).
     """
 
     facts: RoundFacts
     me: PeerId
-    sign: Callable[[bytes], bytes]
+    sign: Sign
     verify: Verify
     view: int = 0
     """Whose leader this peer reports to. It may be given up for a lower one until something is promised."""
+    votes: bool = True
     roster: Roster | None = None
-    """The roster that is followed."""
+    """The certified roster that is followed."""
     result: Result | None = None
-    """The outcome. Until `finished` it may yet be replaced, if every holder of its bytes dies."""
+    """The outcome."""
     finished: bool = False
-    _promised: int = -1  # highest view committed to: nothing of a lower one is followed
+    _promised: int = -1  # highest view entered: nothing of a lower one is followed
     _closing: bool = False  # a leader has closed the step
     _started: bool = False  # this peer leads `view` and has asked for commitments
     _asked_again: bool = False
     _reason: str = ""
     _joins: tuple[PeerId, ...] = ()
+    _neighbours: tuple[PeerId, ...] = ()
     _contribution: Contribution | None = None
     _contribution_asked: bool = False
     _commit_owed: bool = False
     _committed: dict[PeerId, Contribution] = field(default_factory=dict)  # to `view`, which this peer leads
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
-    _earlier: Roster | None = None  # highest roster known: its facts are proposed again
+    _voter: RoundVoter = field(init=False)
+    _ballots: Ballots = field(init=False)  # of `view`, if this peer leads it
+    _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _late: dict[PeerId, str] = field(default_factory=dict)  # silent in this view
     _parts: RoundParts = field(default_factory=RoundParts)
-    _num_fetches: int = 0
+    _num_reliefs: int = 0
+    _num_turns: int = 0  # leaders given up since anything was heard
     _due: float | None = None  # when this peer acts as leader, or gives up on its leader
     _parts_due: float | None = None  # when this peer stops waiting for parts to reduce
 
     def __post_init__(self) -> None:
         assert self.me in self.facts.members
         assert set(self.facts.members) <= set(self.facts.leaders)
+        assert set(self.facts.members) <= set(self.facts.voters)
+        self._voter = RoundVoter(self.facts, self.me, self.sign, self.verify, self.votes, self._knows)
+        self._ballots = Ballots(self.facts.election, self.verify)
         while self.leader not in self.facts.members:
             self.view += 1
 
@@ -123,36 +141,52 @@ class AveragingRound:
 
     # -- close and commit ---------------------------------------------------------------------------------
 
-    def close(self, *, reason: str, joins: Iterable[PeerId], view: int, now: float) -> Instructions:
+    def close(
+        self, *, reason: str, joins: Iterable[PeerId], neighbours: Iterable[PeerId] = (), view: int, now: float
+    ) -> Instructions:
         """The leader of `view` (this peer) closes the step."""
         assert self.facts.leader_of(view) == self.me
         assert view >= self.view
         if self.result is not None or (self._started and view == self.view):
             return []
-        self._joins = tuple(sorted(set(joins)))
+        self._joins, self._neighbours = tuple(sorted(set(joins))), tuple(sorted(set(neighbours)))
         return self._begin(view, reason, now)
 
     def _begin(self, view: int, reason: str, now: float) -> Instructions:
         self._enter(view)
         self._reason, self._started, self._asked_again = reason, True, False
+        self._ballots = Ballots(self.facts.election, self.verify)
         self._due = now + 2 * self.facts.phase_s
-        # Whoever was thought gone is asked too: a broken stream must not make two stages of one.
+        # Whoever was thought gone is asked too: a broken stream must not make a member leave.
         self._gone.clear()
+        promise = self._voter.promise(self.view)
+        if promise is not None:
+            self._ballots.promises[self.me] = promise
         others = tuple(peer for peer in self.facts.members if peer != self.me)
         out: Instructions = [SendClose(others, view, reason)] if others else []
-        return out + self._commit(now)
+        return out + self._ask_promises() + self._commit(now)
+
+    def _ask_promises(self) -> Instructions:
+        if self.view == self.facts.first_view:
+            return []
+        silent = tuple(peer for peer in self._outsiders() if peer not in self._ballots.promises)
+        return [AskPromise(silent, self.view)] if silent else []
+
+    def _outsiders(self) -> tuple[PeerId, ...]:
+        """Voters that are no members."""
+        return tuple(peer for peer in self.facts.voters if peer not in self.facts.members)
 
     def on_close(self, sender: PeerId, view: int, *, now: float) -> Instructions:
         """The view's leader wants this member's contribution."""
         self.facts.check_view(sender, view)
         self._check_not_far(sender, view)
         self._gone.pop(sender, None)
-        if self.finished and self._contribution is not None:
-            return [SendCommit(sender, view, self._contribution, self._earlier, self.result)]
-        news = self._news_for(sender, view)
-        if news or view < self._promised:
-            return news
+        if self.result is not None:
+            return [SendResult((sender,), self.result)]
+        if view < self._promised:
+            return self._news_for(sender, view)
         self._enter(view)
+        self._num_turns = 0
         self._commit_owed = True
         return self._commit(now)
 
@@ -168,12 +202,13 @@ class AveragingRound:
         sender: PeerId,
         view: int,
         contribution: Contribution,
+        promise: Promise | None,
         roster: Roster | None,
         result: Result | None,
         *,
         now: float,
     ) -> Instructions:
-        """A member's commitment reaches the leader, with what the member knows of earlier views.
+        """A member's commitment reaches the leader, with its promise and what it knows to be certified.
 
         Sent unasked, it tells this peer that the sender found all leaders before it gone.
         """
@@ -182,32 +217,59 @@ class AveragingRound:
         self._check_not_far(sender, view)
         if facts.leader_of(view) != self.me:
             raise RemoteError("protocol", f"commitment to view {view}, which is not led here", sender)
-        if contribution.peer_id != sender:
+        if contribution.peer_id != sender or (promise is not None and promise.voter != sender):
             raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
         if not self._knows(contribution):
             facts.check_contribution(contribution, self.verify)
         if self._seen.get(sender, contribution) != contribution:
             raise RemoteError("equivocation", f"two contributions of {sender} in step {facts.step}", sender)
-        if roster is not None:
-            facts.check_roster(roster, self.verify, known=self._knows)
-        if result is not None:
-            out = self.on_result(result, now=now)
-            return out or self._news_for(sender, view)
+        if promise is not None:
+            facts.election.check_promise(promise, view, self.verify)
+        out = self._learn(roster, result, now)
         self._seen[sender] = contribution
         self._gone.pop(sender, None)
-        news = self._news_for(sender, view)
-        if news or view < self._promised:
-            return news
-        if roster is not None and (self._earlier is None or roster.rank > self._earlier.rank):
-            self._earlier = roster
-        if self._has_overslept(now):
-            return self._begin_own_view(now)
-        out = []
+        if self.result is not None:
+            return [*out, SendResult((sender,), self.result)]
+        if view < self._promised:
+            return out + self._news_for(sender, view)
         if view > self.view or not self._started:
-            out = self._begin(view, self._reason or "the leader is gone", now)
+            out = out + self._begin(view, self._reason or "the leader is gone", now)
         self._committed[sender] = contribution
         self._late.pop(sender, None)
+        if promise is not None:
+            self._ballots.promises[sender] = promise
+        proposal = self._ballots.proposal
+        if proposal is not None:  # it came after the proposal: it votes all the same
+            return [*out, SendBallot((sender,), proposal)]
+        if self._leads_roster():
+            return out + self._news_for(sender, view)
         return out + self._propose(now)
+
+    def on_promise(
+        self, voter: PeerId, promise: Promise, roster: Roster | None, result: Result | None, *, now: float
+    ) -> Instructions:
+        """A voter outside the stage promises, and shows what it knows to be certified."""
+        if promise.voter != voter:
+            raise RemoteError("protocol", f"promise of {promise.voter} sent by {voter}", voter)
+        self.facts.election.check_promise(promise, promise.view, self.verify)
+        out = self._learn(roster, result, now)
+        if self.result is not None or not self._started or promise.view != self.view:
+            return out
+        self._ballots.promises[voter] = promise
+        return out + self._propose(now)
+
+    def _learn(self, roster: Roster | None, result: Result | None, now: float) -> Instructions:
+        """Take what is certified from whoever shows it. Raises RemoteError if it is not genuine."""
+        self._voter.learn(roster, result)
+        shown = self._voter.roster
+        self._see(shown.contributions if shown is not None else ())
+        outcome = self._voter.outcome
+        return self._accept(outcome, now) if outcome is not None and self.result is None else []
+
+    def _see(self, contributions: Iterable[Contribution]) -> None:
+        """They were checked: they need not be again."""
+        for made in contributions:
+            self._seen.setdefault(made.peer_id, made)
 
     def _commit(self, now: float) -> Instructions:
         if self._contribution is None:
@@ -223,42 +285,55 @@ class AveragingRound:
         if self._commit_owed:
             self._commit_owed = False
             self._wait_for_leader(now)
-            return [SendCommit(self.leader, self.view, self._contribution, self._earlier, None)]
+            promise = self._voter.promise(self.view)
+            shown = (self._voter.roster, self._voter.result)
+            return [SendCommit(self.leader, self.view, self._contribution, promise, *shown)]
         return []
 
     def _news_for(self, sender: PeerId, view: int) -> Instructions:
         """What the sender of a message of `view` has missed, if it matters."""
         if sender == self.me:
             return []
-        if self.finished or (self.result is not None and view <= self.view):
-            assert self.result is not None
+        if self.result is not None:
             return [SendResult((sender,), self.result)]
-        roster = self.roster
-        if roster is not None and (roster.view > view or sender in left_by(roster) or self._has_proposed(view)):
-            return [SendRoster((sender,), roster)]
+        if self.roster is not None and self.roster.view >= view:
+            return [SendRoster((sender,), self.roster)]
         return []
 
-    def _has_proposed(self, view: int) -> bool:
-        return self.roster is not None and self.roster.view == view and self.roster.leader == self.me
-
-    # -- roster -------------------------------------------------------------------------------------------
+    # -- votes --------------------------------------------------------------------------------------------
 
     def _missing(self) -> tuple[PeerId, ...]:
         heard = {self.me, *self._committed, *self._gone}
         return tuple(peer for peer in self.facts.members if peer not in heard)
 
+    def _asks(self, phase: str) -> bool:
+        """Whether this peer, as leader of its view, is asking for votes of this phase."""
+        asked = self._ballots.proposal
+        return self._started and asked is not None and asked.phase == phase
+
     def _propose(self, now: float, *, late: bool = False) -> Instructions:
-        if not self._started or self._contribution is None or self._has_proposed(self.view):
+        if not self._started or self._contribution is None or self._ballots.proposal is not None:
             return []
         missing = self._missing()
         if missing and not late:
             return []
+        proof = self._ballots.proof(self._voter.certificates()) if self.view != self.facts.first_view else None
+        if proof is None and self.view != self.facts.first_view:
+            return []  # promises of a quorum are awaited
+        bound = proof.certificate if proof is not None else None
         for peer in missing:
             self._late[peer] = f"no commitment within {3 * self.facts.phase_s:.1f} s"
-        earlier = self._earlier
-        if earlier is not None and can_propose_again(earlier, self.me, self._committed):
+        if bound is not None and bound.phase == "result":
+            assert proof is not None
+            likely = self._voter.likely[bound.view]
+            unsigned = replace(likely, leader=self.me, certificate=None)
+            taken = replace(unsigned, signature=self.sign(unsigned.signed_bytes()))
+            return self._ask(Proposal.of_result(taken, self.view, proof), now)
+        earlier = self._voter.roster
+        if bound is not None:
             # It may already have been acted on: parts that moved need not move again.
-            proposal = replace(earlier, view=self.view, revision=0, leader=self.me)
+            earlier = self._voter.rosters[bound.view]
+            proposal = replace(earlier, view=self.view, revision=0, leader=self.me, certificate=None)
         else:
             proposal = fresh_roster(
                 self.facts,
@@ -267,47 +342,125 @@ class AveragingRound:
                 committed=self._committed,
                 silent={**self._late, **self._gone},
                 joins=self._joins,
+                neighbours=self._neighbours,
                 reason=self._reason,
             )
-        return self._publish(self._with_reducers(proposal, earlier.reducers if earlier is not None else ()), now)
+        signed = self._signed(self._with_reducers(proposal, earlier.reducers if earlier is not None else ()))
+        return self._ask(Proposal.of_roster(signed, proof or Proof()), now)
 
     def _with_reducers(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
-        away = {*left_by(roster), *self._gone, *self._late} - {self.me}
-        live = tuple(peer for peer in self.facts.members if peer not in away)
+        stay = tuple(peer for peer in self.facts.members if peer not in left_by(roster))
+        away = {*self._gone, *self._late} - {self.me}
+        live = tuple(peer for peer in stay if peer not in away) or stay
         done = {part for part, reduced in self._parts.reduced.items() if is_of(reduced, roster)}
         return with_reducers(roster, held, live, num_parts=self.facts.num_parts, done=done)
 
-    def _publish(self, proposal: Roster, now: float) -> Instructions:
-        signed = replace(proposal, signature=self.sign(proposal.signed_bytes()))
-        to = self._audience(signed)
-        out: Instructions = [SendRoster(to, signed)] if to else []
-        return out + self._follow(signed, now)
+    def _signed(self, roster: Roster) -> Roster:
+        return replace(roster, signature=self.sign(roster.signed_bytes()))
+
+    def _ask(self, proposal: Proposal, now: float) -> Instructions:
+        """Ask everyone for their votes, oneself first."""
+        self._ballots.ask(proposal)
+        self._due = now + 2 * self.facts.phase_s
+        others = tuple(peer for peer in self.facts.voters if peer != self.me)
+        out: Instructions = [SendBallot(others, proposal)] if others else []
+        if proposal.result is not None:
+            out += self._fetch_missing(proposal.result)
+        vote = self._voter.cast(proposal)
+        if vote is not None:
+            self._ballots.votes[self.me] = vote
+        return out + self._count(now)
+
+    def on_ballot(self, sender: PeerId, proposal: Proposal, *, now: float) -> Instructions:
+        """A leader asks for this member's vote."""
+        self.facts.check_view(sender, proposal.view)
+        self._check_not_far(sender, proposal.view)
+        self._voter.check(proposal)
+        if proposal.roster is not None:
+            self._see(proposal.roster.contributions)
+        self._gone.pop(sender, None)
+        if self.result is not None or proposal.view < self._promised:
+            return self._news_for(sender, proposal.view)
+        self._enter(proposal.view)
+        self._num_turns = 0
+        self._wait_for_leader(now)
+        if proposal.result is not None:
+            self._voter.remember(proposal.result.roster)
+            self._see(proposal.result.roster.contributions)
+            lacking = self._fetch_missing(proposal.result)
+            if lacking:  # whoever votes for a result has its bytes, so that they outlive the leader
+                self._owed = (sender, proposal)
+                return lacking
+        return self._cast(sender, proposal)
+
+    def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
+        self._owed = None
+        vote = self._voter.cast(proposal)
+        return [SendVote(leader, proposal, vote)] if vote is not None else []
+
+    def on_vote(self, voter: PeerId, view: int, phase: str, value: bytes, vote: Vote, *, now: float) -> Instructions:
+        """A vote reaches the leader."""
+        asked = self._ballots.proposal
+        if vote.voter != voter:
+            raise RemoteError("protocol", f"vote of {vote.voter} sent by {voter}", voter)
+        if not self._started or view != self.view or asked is None or asked.phase != phase:
+            return []
+        if not self._ballots.count(vote, asked.phase, view, value):
+            return []
+        self._gone.pop(voter, None)
+        return self._count(now)
+
+    def _count(self, now: float, *, late: bool = False) -> Instructions:
+        """Go on to the next phase if enough have voted."""
+        asked, certificate = self._ballots.proposal, self._ballots.certificate()
+        if asked is None or certificate is None or self.result is not None:
+            return []
+        if asked.roster is not None:
+            roster = replace(asked.roster, certificate=certificate)
+            self._ballots.ask_nothing()
+            to = self._audience(roster)
+            out: Instructions = [SendRoster(to, roster)] if to else []
+            return out + self._follow(roster, now)
+        if asked.result is not None:
+            silent = {*self.facts.members} - {
+                *self._ballots.votes,
+                *self._gone,
+                *self._late,
+                *left_by(asked.result.roster),
+            }
+            if (silent and not late) or self._parts.lacking(asked.result):
+                return []  # the bytes should be with everyone who lives before they are needed
+            self._voter.remember_result(replace(asked.result, certificate=certificate))
+            return self._ask(Proposal.of_commit(certificate), now)
+        return self._accept(replace(self._voter.likely[asked.view], certificate=certificate), now)
+
+    # -- roster -------------------------------------------------------------------------------------------
 
     def on_roster(self, sender: PeerId, roster: Roster, *, now: float) -> Instructions:
-        """A leader's roster, from it or from whoever has it: the highest (view, revision) is followed."""
-        self.facts.check_roster(roster, self.verify, known=self._knows)
+        """A certified roster, from its leader or from whoever has it: the highest (view, revision) is followed."""
+        self.facts.check_roster(roster, self.verify, certified=True, known=self._knows)
         self._check_not_far(roster.leader, roster.view)
         self._gone.pop(sender, None)
-        if self.finished or roster.view < self._promised:
+        if self.result is not None or roster.view < self._promised:
+            self._voter.remember(roster)
             return self._news_for(sender, roster.view) if sender == roster.leader else []
         held = self.roster
         if held is not None and roster.rank <= held.rank:
-            if roster.rank == held.rank and roster != held:
+            if roster.rank == held.rank and roster.signed_value() != held.signed_value():
                 raise RemoteError(
                     "equivocation", f"two rosters of view {roster.view} of {roster.leader}", roster.leader
                 )
             return []
-        if self.result is not None and roster.view <= self._promised:
-            return []  # decided in this view
         self._enter(roster.view)
+        self._num_turns = 0
         return self._follow(roster, now)
 
     def _follow(self, roster: Roster, now: float) -> Instructions:
         earlier = self.roster
-        self.roster = self._earlier = roster
+        self.roster = roster
         self._closing = True
-        for made in roster.contributions:
-            self._seen.setdefault(made.peer_id, made)
+        self._voter.remember(roster)
+        self._see(roster.contributions)
         if earlier is not None and earlier.facts_digest() != roster.facts_digest():
             self._parts.keep_what_fits(earlier, roster)
         mine = self._own_contribution(roster)
@@ -386,6 +539,8 @@ class AveragingRound:
         self._gone.pop(sender, None)
         if self.result is not None:
             return self._finish_if_complete()
+        if self._owed is not None or self._asks("result"):
+            return self._bytes_came(now)
         # Of a reducer relieved of the part, or of another view's facts: the bytes may still be chosen.
         if (
             reduced.part >= len(roster.reducers)
@@ -397,8 +552,6 @@ class AveragingRound:
 
     def _take_reduced(self, reduced: ReducedPart, now: float) -> Instructions:
         self._parts.reduced.setdefault(reduced.part, reduced)
-        if self._has_overslept(now):
-            return self._begin_own_view(now)
         self._wait_for_leader(now)
         return self._conclude(now)
 
@@ -406,69 +559,65 @@ class AveragingRound:
 
     def _conclude(self, now: float) -> Instructions:
         roster = self.roster
-        if roster is None or not self._has_proposed(self.view) or not self._started or self.result is not None:
+        if roster is None or not self._leads_roster() or self.result is not None:
             return []
-        if self._parts.unreduced(roster):
+        if self._ballots.proposal is not None or self._parts.unreduced(roster):
             return []
         parts = tuple(self._parts.reduced[part] for part in range(len(roster.reducers)))
         unsigned = Result(roster, parts, self.me)
-        return self._accept(unsigned.signed_by(self.sign(unsigned.signed_bytes())), now)
+        result = replace(unsigned, signature=self.sign(unsigned.signed_bytes()))
+        return self._ask(Proposal.of_result(result, self.view, Proof((), roster.certificate)), now)
+
+    def _leads_roster(self) -> bool:
+        """Whether this peer leads its view and the roster that is followed is of it."""
+        return self._started and self.roster is not None and self.roster.view == self.view
 
     def check_result(self, result: Result) -> None:
-        """Raises RemoteError unless the result belongs to this round, is complete and signed by a leader of it."""
-        self.facts.check_result(result, self.verify, known=self._knows)
+        """Raises RemoteError unless the result is this round's outcome."""
+        self.facts.check_result(result, self.verify, certified=True, known=self._knows)
 
-    def on_result(self, result: Result, *, now: float, sender: PeerId | None = None) -> Instructions:
-        """The round's outcome: sent by `sender`, or taken from the store of a peer that has applied it (None).
-
-        A result of a view below the one this peer promised to is void if only its sender had it: the sender may be
-        dead by now, and the new leader cannot know of it. So it is taken only from the promised view's leader.
-        """
-        held = self.result
-        if held is not None and held.root() == result.root():
+    def on_result(self, result: Result, *, now: float) -> Instructions:
+        """The round's outcome, from whoever has it."""
+        if self.result is not None and self.result.root() == result.root():
             return []
         self.check_result(result)
-        view = result.roster.view
-        if held is not None and (self.finished or sender is not None):
-            if view == held.roster.view:
-                raise RemoteError("equivocation", f"two results of view {view} of {result.leader}", result.leader)
-            if self.finished and view > held.roster.view:
-                raise RemoteError("fork", f"step {self.facts.step} ended otherwise in view {view}", result.leader)
-            if view < held.roster.view:
-                return []
-        if sender is not None and view < self._promised and sender != self.leader and not self.leads:
-            return []
+        assert self.result is None, "two outcomes are certified"
         return self._accept(result, now)
 
     def _accept(self, result: Result, now: float) -> Instructions:
-        if result.roster.view > self.view:
-            self._enter(result.roster.view)
-        self.result = result
-        self._earlier = result.roster
-        self._num_fetches = 0
+        leads = self._started
+        self.result = self._voter.outcome = result
+        self._closing = True
+        self._owed = None
         self._parts_due = None
         self._due = now + self.facts.phase_s
-        to = self._audience(result.roster) if self.leads else ()
+        away = left_by(result.roster) & set(self._gone)
+        to = tuple(peer for peer in self.facts.voters if peer != self.me and peer not in away) if leads else ()
         out: Instructions = [SendResult(to, result)] if to else []
-        return out + self._fetch_missing() + self._finish_if_complete()
+        return out + self._fetch_missing(result) + self._finish_if_complete()
 
-    def _fetch_missing(self) -> Instructions:
-        result = self.result
-        assert result is not None
+    def _fetch_missing(self, result: Result) -> Instructions:
         out: Instructions = []
         for reduced in self._parts.lacking(result):
             reducer = result.roster.reducers[reduced.part]
             others = [peer for peer in self.facts.members if peer != reducer]
-            holders = tuple(peer for peer in (reducer, *others) if peer != self.me and peer not in self._gone)
+            # Whoever seems gone is asked last: it may be back.
+            holders = sorted((peer for peer in (reducer, *others) if peer != self.me), key=self._gone.__contains__)
             if holders:
-                out.append(FetchPart(reduced.part, reduced.digest, holders))
+                out.append(FetchPart(reduced.part, reduced.digest, tuple(holders)))
         return out
 
-    def part_fetched(self, part: int, digest: bytes) -> Instructions:
+    def part_fetched(self, part: int, digest: bytes, *, now: float) -> Instructions:
         """Bytes of a part of the result were fetched and match."""
         self._parts.held.add((part, digest))
-        self._num_fetches = 0
-        return self._finish_if_complete()
+        return self._finish_if_complete() if self.result is not None else self._bytes_came(now)
+
+    def _bytes_came(self, now: float) -> Instructions:
+        """A result that is voted on may now have all its bytes here."""
+        owed = self._owed
+        if owed is not None and owed[1].result is not None and not self._parts.lacking(owed[1].result):
+            return self._cast(*owed)
+        return self._count(now) if self._asks("result") else []
 
     def _finish_if_complete(self) -> Instructions:
         if self.result is None or self.finished or self._parts.lacking(self.result):
@@ -484,12 +633,12 @@ class AveragingRound:
             return []
         self._gone.setdefault(peer, "unreachable")
         if self.result is not None:
-            return [] if self._fetch_missing() else self._turn_to_next(now)
+            return self._fetch_missing(self.result)
         if peer == self.leader:
             return self._next_view(now)
-        if self._has_overslept(now):
-            return self._begin_own_view(now)
-        if self.roster is None or self.roster.view < self.view:
+        if self._asks("result"):
+            return self._count(now)
+        if not self._leads_roster() and (self.roster is None or self.roster.view < self.view):
             return self._propose(now)
         out: Instructions = []
         for part in sorted(self._parts.received):
@@ -505,23 +654,44 @@ class AveragingRound:
             out += self._aggregate_late(now)
         if self._due is None or now < self._due:
             return out
-        if self._has_overslept(now):
-            return out + self._begin_own_view(now)
         if now > self._due + self.facts.phase_s:  # this process stood still: first hear what has come meanwhile
             self._due = now + self.facts.phase_s
             return out
         if self.result is not None:
-            return out + self._fetch_again(now)
+            self._due = now + self.facts.phase_s
+            return out + self._fetch_missing(self.result)
         if not (self.leads and self._started):
             return out + self._next_view(now)
-        if self._has_proposed(self.view):
+        if self._ballots.proposal is not None:
+            return out + self._ask_again(now)
+        if self._leads_roster():
             return out + self._relieve_late_reducers(now)
         self._due = now + self.facts.phase_s
         missing = self._missing()
-        if self._asked_again or not missing:
-            return out + self._propose(now, late=True)
-        self._asked_again = True
-        return [*out, SendClose(missing, self.view, self._reason)]
+        out += self._ask_promises()
+        if missing and not self._asked_again:
+            self._asked_again = True
+            return [*out, SendClose(missing, self.view, self._reason)]
+        proposed = self._propose(now, late=True)
+        if not proposed:  # too few promises: whoever comes back is needed
+            silent = tuple(peer for peer in self.facts.members if peer != self.me and peer not in self._committed)
+            out += [SendClose(silent, self.view, self._reason)] if silent else []
+        return out + proposed
+
+    def _ask_again(self, now: float) -> Instructions:
+        """Votes are late: go on with a quorum, or ask again whoever has not voted, for ever."""
+        proposal = self._ballots.proposal
+        assert proposal is not None
+        self._due = now + 2 * self.facts.phase_s
+        out = self._count(now, late=True)
+        if out or self._ballots.proposal is not proposal:
+            return out
+        if proposal.result is not None:
+            out = self._fetch_missing(proposal.result)
+        silent = tuple(peer for peer in self.facts.voters if peer != self.me and peer not in self._ballots.votes)
+        before = self._ballots.before if proposal.phase == "commit" else None
+        again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
+        return [*out, *again]
 
     def _aggregate_late(self, now: float) -> Instructions:
         """Parts that are still missing are left out. A part that nobody has sent yet is waited for."""
@@ -539,32 +709,29 @@ class AveragingRound:
         roster = self.roster
         assert roster is not None
         self._due = now + 2 * self.facts.phase_s
+        self._num_reliefs += 1
         missing = self._parts.unreduced(roster)
         for part in missing:
             if roster.reducers[part] != self.me:
                 self._late[roster.reducers[part]] = f"part {part} not reduced within {2 * self.facts.phase_s:.1f} s"
         out = self._reassign(now)
-        if out or any(part in self._parts.aggregating for part in missing):
+        if out or any(part in self._parts.aggregating for part in missing) or self._num_reliefs < MAX_RELIEFS:
             return out
-        return self._begin_own_view(now)  # nobody has brought the parts: propose without those contributions
+        for part in missing:  # nobody can bring them: the facts are certified and stay
+            self._parts.reduced.setdefault(part, ReducedPart.empty(part))
+        return self._conclude(now)
 
     def _reassign(self, now: float) -> Instructions:
         roster = self.roster
-        if roster is None or not self._started or not self._has_proposed(self.view):
+        if roster is None or not self._leads_roster() or self._ballots.proposal is not None:
             return []
         away = {*self._gone, *self._late}
         if not any(roster.reducers[part] in away for part in self._parts.unreduced(roster)):
             return []
-        return self._publish(self._with_reducers(replace(roster, revision=roster.revision + 1), roster.reducers), now)
-
-    def _fetch_again(self, now: float) -> Instructions:
-        self._num_fetches += 1
-        self._due = now + self.facts.phase_s
-        out = self._fetch_missing()
-        return out if out and self._num_fetches < MAX_FETCHES else self._turn_to_next(now)
-
-    def _turn_to_next(self, now: float) -> Instructions:
-        return self._begin_own_view(now) if self.leads and self._started else self._next_view(now)
+        changed = self._signed(self._with_reducers(replace(roster, revision=roster.revision + 1), roster.reducers))
+        to = self._audience(changed)
+        out: Instructions = [SendRoster(to, changed)] if to else []
+        return out + self._follow(changed, now)
 
     def _next_view(self, now: float) -> Instructions:
         facts, left = self.facts, left_by(self.roster) if self.roster is not None else set()
@@ -576,45 +743,29 @@ class AveragingRound:
         if not self._closing:  # nothing has been asked yet: only whom to report to changes
             self.view = view
             return []
+        self._num_turns += 1
         if facts.leader_of(view) == self.me:
             return self._begin(view, self._reason or "the leader is gone", now)
         self._enter(view)
         self._commit_owed = True  # sent unasked, it tells the new leader that its view has begun
         return self._commit(now)
 
-    def _begin_own_view(self, now: float) -> Instructions:
-        """Ask everyone again, in the next view that this peer leads."""
-        view = self.view + 1
-        while self.facts.leader_of(view) != self.me:
-            view += 1
-        return self._begin(view, self._reason, now)
-
     def _enter(self, view: int) -> None:
-        """Promise to follow nothing of a lower view."""
+        """Follow nothing of a lower view any more."""
         if view > self._promised:
             self._started = False
             self._committed.clear()
             self._late.clear()
+            self._owed = None
+            self._num_reliefs = 0
             self._due = self._parts_due = None
-            if not self.finished:
-                # Nobody who lives has applied it, or the new leader will hear so and hand it out again.
-                self.result = None
         self.view = self._promised = view
         self._closing = True
 
     def _wait_for_leader(self, now: float) -> None:
         if self.result is None:
-            self._due = now + (2 if self.leads and self._started else 4) * self.facts.phase_s
-
-    def _has_overslept(self, now: float) -> bool:
-        """This leader stood still past its deadline: others may have gone on to another view."""
-        return (
-            self.leads
-            and self._started
-            and self.result is None
-            and self._due is not None
-            and now > self._due + self.facts.phase_s
-        )
+            patience = min(1 + self._num_turns // 2, LONGEST_PATIENCE)
+            self._due = now + (2 if self.leads and self._started else 4 * patience) * self.facts.phase_s
 
     # -- who and what -------------------------------------------------------------------------------------
 

@@ -11,10 +11,14 @@ from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.voting import Certificate
 
 MAX_MEMBERS = 64
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
+MAX_NEIGHBOURS = 16
+EMPTY_DIGEST = bytes(32)
+"""Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,10 @@ class Departure:
 
 @dataclass(frozen=True)
 class Roster:
-    """What a round is made of: its leader's proposal, signed. Of two, the higher (view, revision) counts."""
+    """What a round is made of: its leader's proposal, signed, then certified by the voters.
+
+    Of two that are certified, the higher (view, revision) counts.
+    """
 
     DOMAIN: ClassVar[str] = "roster"
     run_id: str
@@ -136,6 +143,8 @@ class Roster:
     leader: PeerId
     previous_name: bytes
     """Name of the version the round starts from."""
+    members: tuple[PeerId, ...]
+    """Of that version, sorted."""
     contributions: tuple[Contribution, ...]
     """In the order of peer ids, with work only."""
     reducers: tuple[PeerId, ...]
@@ -144,11 +153,20 @@ class Roster:
     leaves: tuple[Departure, ...]
     reason: str
     """Why the round was closed."""
+    neighbours: tuple[PeerId, ...] = ()
+    """Members of the neighbouring stages: they vote on the next round if this stage has few members."""
     signature: bytes = b""
+    certificate: Certificate | None = None
+    """Of the facts; none yet while it is being voted on. No part moves without it."""
 
     @property
     def rank(self) -> tuple[int, int]:
         return (self.view, self.revision)
+
+    @property
+    def members_after(self) -> tuple[PeerId, ...]:
+        """Members of the version that the round makes, sorted."""
+        return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
 
     def contribution_of(self, peer_id: PeerId) -> Contribution | None:
         return next((c for c in self.contributions if c.peer_id == peer_id), None)
@@ -162,18 +180,24 @@ class Roster:
             "revision": self.revision,
             "leader": self.leader,
             "previous_name": self.previous_name,
+            "members": list(self.members),
             "contributions": [c.to_value() for c in self.contributions],
             "reducers": list(self.reducers),
             "joins": list(self.joins),
             "leaves": [{"peer_id": d.peer_id, "reason": d.reason} for d in self.leaves],
             "reason": self.reason,
+            "neighbours": list(self.neighbours),
         }
 
     def signed_bytes(self) -> bytes:
         return signed_bytes(self.DOMAIN, self.signed_value())
 
     def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
+        return {
+            "value": self.signed_value(),
+            "signature": self.signature,
+            "certificate": self.certificate.to_value() if self.certificate is not None else None,
+        }
 
     def facts_digest(self) -> bytes:
         """Digest of what the round was made of, whoever proposed it and however parts were reassigned."""
@@ -184,9 +208,11 @@ class Roster:
                 self.stage,
                 self.step,
                 self.previous_name,
+                list(self.members),
                 [c.to_value() for c in self.contributions],
                 list(self.joins),
                 [d.peer_id for d in self.leaves],
+                list(self.neighbours),
             ],
         )
 
@@ -202,12 +228,15 @@ class Roster:
             fields.integer("revision"),
             fields.peer("leader"),
             fields.octets("previous_name", length=32),
+            fields.items("members", peer_item, max_items=MAX_MEMBERS),
             fields.items("contributions", Contribution.from_value, max_items=MAX_MEMBERS),
             fields.items("reducers", peer_item, max_items=MAX_PARTS),
             fields.items("joins", peer_item, max_items=MAX_MEMBERS),
             fields.items("leaves", Departure.from_value, max_items=MAX_MEMBERS),
             fields.text("reason"),
+            fields.items("neighbours", peer_item, max_items=MAX_NEIGHBOURS),
             outer.octets("signature", length=64),
+            Certificate.from_value(outer.message("certificate")) if outer.optional("certificate") else None,
         )
         fields.done()
         outer.done()
@@ -219,11 +248,23 @@ class Roster:
 
 @dataclass(frozen=True)
 class ReducedPart:
-    """One aggregated part: which contributions are in it, and the digest of the one encoding everyone gets."""
+    """One aggregated part: which contributions are in it, and the digest of the one encoding everyone gets.
+
+    Without contributors it stands for zeros and has no bytes.
+    """
 
     part: int
     digest: bytes
     contributors: tuple[PeerId, ...]
+
+    @classmethod
+    def empty(cls, part: int) -> "ReducedPart":
+        """The part that nobody's contribution reached."""
+        return cls(part, EMPTY_DIGEST, ())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.contributors
 
     def to_value(self) -> Value:
         return {"part": self.part, "digest": self.digest, "contributors": list(self.contributors)}
@@ -239,19 +280,23 @@ class ReducedPart:
         fields.done()
         if list(made.contributors) != sorted(set(made.contributors)):
             raise RemoteError("malformed", f"contributors of part {made.part} are not in the order of peer ids")
+        if made.is_empty != (made.digest == EMPTY_DIGEST):
+            raise RemoteError("malformed", f"part {made.part} has a digest but no contributors, or the other way round")
         return made
 
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a round: nothing is applied without it."""
+    """The outcome of a round: nothing is applied without it and its certificate."""
 
     DOMAIN: ClassVar[str] = "result"
     roster: Roster
     parts: tuple[ReducedPart, ...]
     leader: PeerId
-    """Who signs: the leader of the view that finished the round."""
+    """Who signs: the leader of the view that proposes it."""
     signature: bytes = b""
+    certificate: Certificate | None = None
+    """Of phase "commit"; none yet while it is being voted on. Whoever has it applies the result."""
 
     def root(self) -> bytes:
         """Digest of the outcome, the same whoever signed it."""
@@ -271,6 +316,7 @@ class Result:
             "parts": [part.to_value() for part in self.parts],
             "leader": self.leader,
             "signature": self.signature,
+            "certificate": self.certificate.to_value() if self.certificate is not None else None,
         }
 
     @classmethod
@@ -281,6 +327,7 @@ class Result:
             fields.items("parts", ReducedPart.from_value, max_items=MAX_PARTS),
             fields.peer("leader"),
             fields.octets("signature", length=64),
+            Certificate.from_value(fields.message("certificate")) if fields.optional("certificate") else None,
         )
         fields.done()
         if [part.part for part in made.parts] != list(range(len(made.parts))):

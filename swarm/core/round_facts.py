@@ -5,14 +5,11 @@ Every check raises RemoteError naming who is to blame and changes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from swarm.core.contribution import MAX_MEMBERS, Contribution, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
-
-Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
-"""Whether the signature (last) is the peer's over the data; pure."""
+from swarm.core.voting import Election, Verify
 
 MAX_VIEWS_AHEAD = 1024
 """A message of a view further ahead than this is refused, so that one member cannot use up all views."""
@@ -31,10 +28,21 @@ class RoundFacts:
     """Peers in the order in which they lead: view k is led by number k modulo their count. The order is drawn from
     the certificate before the last, so that it is known while the last round still runs; whoever left since is
     passed over, whoever joined comes last."""
+    voters: tuple[PeerId, ...]
+    """Sorted: members and whoever else certifies the round."""
     previous_name: bytes
     num_parts: int
     phase_s: float
     """What the deadlines of the phases are multiples of."""
+
+    @property
+    def first_view(self) -> int:
+        """The first view that a member leads."""
+        return next(view for view in range(len(self.leaders)) if self.leaders[view] in self.members)
+
+    @property
+    def election(self) -> Election:
+        return Election(self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters)
 
     def leader_of(self, view: int) -> PeerId:
         return self.leaders[view % len(self.leaders)]
@@ -63,11 +71,16 @@ class RoundFacts:
             raise RemoteError("signature", f"contribution of {peer} is not signed by it", peer)
 
     def check_roster(
-        self, roster: Roster, verify: Verify, *, known: Callable[[Contribution], bool] = lambda made: False
+        self,
+        roster: Roster,
+        verify: Verify,
+        *,
+        certified: bool,
+        known: Callable[[Contribution], bool] = lambda made: False,
     ) -> None:
         """The roster starts from this round's version, is consistent, and is signed by the leader of its view.
 
-        Contributions that are `known` were checked before.
+        If `certified`, its facts have a certificate of that view. Contributions that are `known` were checked before.
         """
         leader = roster.leader
         if (roster.run_id, roster.stage, roster.step) != (self.run_id, self.stage, self.step):
@@ -75,11 +88,13 @@ class RoundFacts:
         if roster.previous_name != self.previous_name:
             raise RemoteError("fork", f"roster of step {self.step} starts from another version", leader)
         self.check_view(leader, roster.view)
+        if roster.members != self.members:
+            raise RemoteError("fork", f"roster of step {self.step} is of other members", leader)
         if len(roster.reducers) != (self.num_parts if roster.contributions else 0):
             raise RemoteError("protocol", f"{len(roster.reducers)} reducers for {self.num_parts} parts", leader)
         members, left, joins = set(self.members), {departure.peer_id for departure in roster.leaves}, set(roster.joins)
-        if len(left) != len(roster.leaves) or not left <= members or leader in left:
-            raise RemoteError("protocol", "roster's leaves are not other members, each once", leader)
+        if len(left) != len(roster.leaves) or not left < members:
+            raise RemoteError("protocol", "roster's leaves are not some of the members, each once", leader)
         if len(joins) != len(roster.joins) or joins & members or len(members - left | joins) > MAX_MEMBERS:
             raise RemoteError("protocol", f"roster's {len(roster.joins)} joins are not new peers, each once", leader)
         if not set(roster.reducers) <= members - left:
@@ -91,23 +106,39 @@ class RoundFacts:
                 self.check_contribution(contribution, verify)
         if not verify(leader, roster.signed_bytes(), roster.signature):
             raise RemoteError("signature", f"roster is not signed by {leader}", leader)
+        if certified:
+            certificate = roster.certificate
+            if certificate is None or certificate.view != roster.view:
+                raise RemoteError("certificate", f"roster of view {roster.view} is not certified", leader)
+            self.election.check_certificate(certificate, "roster", roster.facts_digest(), verify)
 
     def check_result(
-        self, result: Result, verify: Verify, *, known: Callable[[Contribution], bool] = lambda made: False
+        self,
+        result: Result,
+        verify: Verify,
+        *,
+        certified: bool,
+        known: Callable[[Contribution], bool] = lambda made: False,
     ) -> None:
-        """The result belongs to this round, has every part, and is signed by its roster's leader."""
-        self.check_roster(result.roster, verify, known=known)
+        """The result belongs to this round, is of a certified roster, has every part, and is signed by a member.
+
+        If `certified`, it is the round's outcome.
+        """
+        self.check_roster(result.roster, verify, certified=True, known=known)
         leader = result.leader
         num_parts = self.num_parts if result.roster.contributions else 0
         if len(result.parts) != num_parts:
             raise RemoteError("protocol", f"result of {len(result.parts)} parts, not {num_parts}", leader)
         for reduced in result.parts:
-            if not is_of(reduced, result.roster):
+            if not reduced.is_empty and not is_of(reduced, result.roster):
                 raise RemoteError("protocol", f"part {reduced.part} names contributors not on the roster", leader)
-        if leader != result.roster.leader:
-            raise RemoteError("protocol", f"result of {result.roster.leader}'s roster signed by {leader}", leader)
+        self.check_member(leader)
         if not verify(leader, result.signed_bytes(), result.signature):
             raise RemoteError("signature", f"result is not signed by {leader}", leader)
+        if certified:
+            if result.certificate is None:
+                raise RemoteError("certificate", f"result of step {self.step} is not certified", leader)
+            self.election.check_certificate(result.certificate, "commit", result.root(), verify)
 
 
 def is_of(reduced: ReducedPart, roster: Roster) -> bool:

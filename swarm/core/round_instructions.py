@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
 from swarm.core.ids import PeerId
+from swarm.core.round_ballots import Proposal
+from swarm.core.voting import Promise, Vote
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,39 @@ class SendClose:
 
 @dataclass(frozen=True)
 class SendCommit:
-    """The own contribution, the highest roster known, and the result if it is applied here, to the view's leader."""
+    """To the view's leader: the own contribution, the promise if this peer votes, and what is certified so far."""
 
     to: PeerId
     view: int
     contribution: Contribution
+    promise: Promise | None
     roster: Roster | None
+    """The highest certified one."""
     result: Result | None
+    """The outcome, or the highest one that has the certificate of its phase."""
+
+
+@dataclass(frozen=True)
+class AskPromise:
+    """Ask voters outside the stage for their promises; hand each to `on_promise`. Asked again while it takes long."""
+
+    to: tuple[PeerId, ...]
+    view: int
+
+
+@dataclass(frozen=True)
+class SendBallot:
+    """Ask voters for their votes; hand the vote of each outside the stage to `on_vote`. Asked again."""
+
+    to: tuple[PeerId, ...]
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
+class SendVote:
+    to: PeerId
+    proposal: Proposal
+    vote: Vote
 
 
 @dataclass(frozen=True)
@@ -81,7 +109,7 @@ class FetchPart:
 
 @dataclass(frozen=True)
 class Finish:
-    """The result is signed and all its bytes are here: apply it."""
+    """The result is certified and all its bytes are here: apply it."""
 
     result: Result
 
@@ -90,6 +118,9 @@ Instruction: TypeAlias = (
     MakeContribution
     | SendClose
     | SendCommit
+    | AskPromise
+    | SendBallot
+    | SendVote
     | SendRoster
     | SendPart
     | AggregatePart

@@ -82,5 +82,9 @@ class RoundParts:
         return [part for part in range(len(roster.reducers)) if part not in self.reduced]
 
     def lacking(self, result: Result) -> list[ReducedPart]:
-        """Parts of the result whose bytes are not here."""
-        return [reduced for reduced in result.parts if (reduced.part, reduced.digest) not in self.held]
+        """Parts of the result whose bytes are not here; an empty part has none."""
+        return [
+            reduced
+            for reduced in result.parts
+            if not reduced.is_empty and (reduced.part, reduced.digest) not in self.held
+        ]

@@ -16,11 +16,6 @@ def left_by(roster: Roster) -> set[PeerId]:
     return {departure.peer_id for departure in roster.leaves}
 
 
-def can_propose_again(earlier: Roster, leader: PeerId, committed: Container[PeerId]) -> bool:
-    """Whether the earlier roster's facts can lead to a result: someone who is here has parts to bring."""
-    return leader not in left_by(earlier) and any(made.peer_id in committed for made in earlier.contributions)
-
-
 def fresh_roster(
     facts: RoundFacts,
     *,
@@ -29,6 +24,7 @@ def fresh_roster(
     committed: Mapping[PeerId, Contribution],
     silent: Mapping[PeerId, str],
     joins: tuple[PeerId, ...],
+    neighbours: tuple[PeerId, ...],
     reason: str,
 ) -> Roster:
     """What was committed; whoever did not commit leaves, for the reason in `silent`. Reducers are still to be named."""
@@ -40,11 +36,13 @@ def fresh_roster(
         0,
         leader,
         facts.previous_name,
+        facts.members,
         tuple(committed[peer] for peer in facts.members if peer in committed and committed[peer].work),
         (),
         tuple(peer for peer in joins if peer not in facts.members),
         tuple(Departure(peer, silent[peer][:MAX_REASON]) for peer in facts.members if peer not in committed),
         reason[:MAX_REASON],
+        neighbours,
     )
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import ClassVar, cast
 
 from swarm.core.canonical import Value, digest, signed_bytes
-from swarm.core.contribution import MAX_MEMBERS, MAX_WORK, Result, counted_tokens
+from swarm.core.contribution import MAX_MEMBERS, MAX_NEIGHBOURS, MAX_WORK, Result, counted_tokens
 from swarm.core.data_order import DataOrder
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, peer_item
@@ -16,6 +16,7 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
 from swarm.core.ranking import rank
 from swarm.core.settings import RunSettings
+from swarm.core.voting import MAX_VOTERS, electorate
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class Genesis:
     members: tuple[PeerId, ...]
     leases: LeaseTable
     """The data position; it matters at stage 0 only."""
+    coordinator: PeerId
+    """It votes on every round; without it a quorum goes on."""
+    neighbours: tuple[PeerId, ...]
+    """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
     signature: bytes = b""
 
     def signed_value(self) -> Value:
@@ -40,6 +45,8 @@ class Genesis:
             "state_digest": self.state_digest,
             "members": list(self.members),
             "leases": self.leases.to_value(),
+            "coordinator": self.coordinator,
+            "neighbours": list(self.neighbours),
         }
 
     def signed_bytes(self) -> bytes:
@@ -64,6 +71,8 @@ class Genesis:
             fields.octets("state_digest", length=32),
             fields.items("members", peer_item, max_items=MAX_MEMBERS),
             LeaseTable.from_value(fields.message("leases")),
+            fields.peer("coordinator"),
+            fields.items("neighbours", peer_item, max_items=MAX_NEIGHBOURS),
             outer.octets("signature", length=64),
         )
         fields.done()
@@ -85,6 +94,9 @@ class StageChain:
     name: bytes
     members: tuple[PeerId, ...]
     """Sorted."""
+    voters: tuple[PeerId, ...]
+    """Sorted: who certifies the round that starts from this version."""
+    coordinator: PeerId
     previous_name: bytes
     previous_members: tuple[PeerId, ...]
     recent_ids: tuple[tuple[int, ...], tuple[int, ...]]
@@ -106,6 +118,8 @@ class StageChain:
             genesis.version,
             genesis.name,
             members,
+            electorate(members, genesis.neighbours, genesis.coordinator),
+            genesis.coordinator,
             genesis.name,
             members,
             ((), ()),
@@ -128,10 +142,9 @@ class StageChain:
     def advance(self, result: Result, settings: RunSettings) -> "StageChain":
         """The chain one result on. Raises RemoteError("fork") if the result starts elsewhere."""
         roster = result.roster
-        if roster.previous_name != self.name or int(roster.step) != self.version:
+        if roster.previous_name != self.name or int(roster.step) != self.version or roster.members != self.members:
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
-        left = {departure.peer_id for departure in roster.leaves}
-        members = tuple(sorted((set(self.members) - left) | set(roster.joins)))
+        members = roster.members_after
         ids = tuple(item.microbatch_id for item in result.work_done())
         leases = self.leases
         if self.stage == 0:
@@ -145,6 +158,8 @@ class StageChain:
             Version(self.version + 1),
             result.new_name,
             members,
+            electorate(members, roster.neighbours, self.coordinator),
+            self.coordinator,
             self.name,
             self.members,
             (ids, self.recent_ids[0]),
@@ -159,6 +174,8 @@ class StageChain:
             "version": self.version,
             "name": self.name,
             "members": list(self.members),
+            "voters": list(self.voters),
+            "coordinator": self.coordinator,
             "previous_name": self.previous_name,
             "previous_members": list(self.previous_members),
             "last_ids": list(self.recent_ids[0]),
@@ -177,6 +194,8 @@ class StageChain:
             Version(fields.integer("version")),
             fields.octets("name", length=32),
             fields.items("members", peer_item, max_items=MAX_MEMBERS),
+            fields.items("voters", peer_item, max_items=MAX_VOTERS),
+            fields.peer("coordinator"),
             fields.octets("previous_name", length=32),
             fields.items("previous_members", peer_item, max_items=MAX_MEMBERS),
             (
@@ -186,9 +205,9 @@ class StageChain:
             LeaseTable.from_value(fields.message("leases")),
         )
         fields.done()
-        if not made.members or not made.previous_members:
+        if not made.members or not made.previous_members or not set(made.members) <= set(made.voters):
             raise RemoteError("malformed", "stage chain without members")
-        for listed in (made.members, made.previous_members, *made.recent_ids):
+        for listed in (made.members, made.voters, made.previous_members, *made.recent_ids):
             if any(one >= other for one, other in pairwise(cast(tuple[str, ...], listed))):
                 raise RemoteError("malformed", "stage chain lists members or ids out of order")
         return made

@@ -92,7 +92,7 @@ class Certificate:
     def from_value(cls, value: Value) -> "Certificate":
         fields = Fields("certificate", value)
         made = cls(
-            _phase(fields.text("phase")),
+            phase_of(fields.text("phase")),
             fields.integer("view"),
             fields.octets("value", length=32),
             fields.items("votes", Vote.from_value, max_items=MAX_VOTERS),
@@ -275,10 +275,8 @@ class Voter:
     def vote_roster(self, view: int, facts: bytes, proof: Proof) -> Vote | None:
         """Raises RemoteError if the proof does not allow these facts."""
         bound = self.election.bound(view, proof, self.verify)
-        if bound is not None:
-            if (bound.phase, bound.value) != ("roster", facts):
-                raise RemoteError("equivocation", f"view {view} proposes other facts than view {bound.view} certified")
-            self.learn(bound, facts)
+        if bound is not None and (bound.phase, bound.value) != ("roster", facts):
+            raise RemoteError("equivocation", f"view {view} proposes other facts than view {bound.view} certified")
         return self._vote("roster", view, facts)
 
     def vote_result(self, view: int, facts: bytes, root: bytes, proof: Proof) -> Vote | None:
@@ -338,7 +336,8 @@ def _held(fields: Fields, name: str) -> tuple[int, bytes] | None:
     return (inner.integer("view"), inner.octets("value", length=32))
 
 
-def _phase(text: str) -> Phase:
+def phase_of(text: str) -> Phase:
+    """The phase of that name. Raises RemoteError("malformed")."""
     for phase in PHASES:
         if phase == text:
             return phase
