@@ -11,6 +11,7 @@ from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.round_basis import RoundBasis
 from swarm.core.voting import Certificate
 
 MAX_MEMBERS = 64
@@ -303,9 +304,15 @@ class Result:
         return digest("result-root", [self.roster.facts_digest(), [part.to_value() for part in self.parts]])
 
     @property
+    def basis(self) -> RoundBasis:
+        """What the version that this result makes is known by."""
+        roster = self.roster
+        return RoundBasis(roster.previous_name, self.root(), roster.members, roster.members_after, roster.neighbours)
+
+    @property
     def new_name(self) -> bytes:
-        """Name of the version this result makes: H(previous name, result root)."""
-        return digest("version-name", [self.roster.previous_name, self.root()])
+        """Name of the version this result makes: a hash over the previous name and the result's root."""
+        return self.basis.name
 
     def signed_bytes(self) -> bytes:
         return signed_bytes(self.DOMAIN, [self.root(), self.leader])

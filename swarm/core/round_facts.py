@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from swarm.core.contribution import MAX_MEMBERS, Contribution, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.core.voting import Election, Verify
+from swarm.core.round_basis import RoundBasis
+from swarm.core.voting import Election, Verify, electorate
 
 MAX_VIEWS_AHEAD = 1024
 """A message of a view further ahead than this is refused, so that one member cannot use up all views."""
@@ -34,6 +35,31 @@ class RoundFacts:
     num_parts: int
     phase_s: float
     """What the deadlines of the phases are multiples of."""
+
+    @classmethod
+    def of_basis(
+        cls,
+        basis: RoundBasis,
+        *,
+        run_id: str,
+        stage: StageIndex,
+        step: Step,
+        coordinator: PeerId,
+        num_parts: int,
+        phase_s: float,
+    ) -> "RoundFacts":
+        """Facts of the round that starts from the version with this basis."""
+        return cls(
+            run_id=run_id,
+            stage=stage,
+            step=step,
+            members=basis.members,
+            leaders=basis.leaders(stage, step),
+            voters=electorate(basis.members, basis.neighbours, coordinator),
+            previous_name=basis.name,
+            num_parts=num_parts,
+            phase_s=phase_s,
+        )
 
     @property
     def first_view(self) -> int:

@@ -15,8 +15,9 @@ from swarm.core.fields import Fields, integer_item, peer_item
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
 from swarm.core.ranking import rank
+from swarm.core.round_basis import RoundBasis
+from swarm.core.round_facts import RoundFacts
 from swarm.core.settings import RunSettings
-from swarm.core.voting import MAX_VOTERS, electorate
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,16 @@ class Genesis:
         return signed_bytes(self.DOMAIN, self.signed_value())
 
     @property
+    def basis(self) -> RoundBasis:
+        """What the version the stage begins at is known by."""
+        found = digest("genesis-name", self.signed_value())
+        members = tuple(sorted(set(self.members)))
+        return RoundBasis(found, found, members, members, self.neighbours)
+
+    @property
     def name(self) -> bytes:
         """Name of the version the stage begins at."""
-        return digest("genesis-name", self.signed_value())
+        return self.basis.name
 
     def to_value(self) -> Value:
         return {"value": self.signed_value(), "signature": self.signature}
@@ -92,47 +100,59 @@ class StageChain:
     stage: StageIndex
     version: Version
     name: bytes
-    members: tuple[PeerId, ...]
-    """Sorted."""
-    voters: tuple[PeerId, ...]
-    """Sorted: who certifies the round that starts from this version."""
+    basis: RoundBasis
+    """What the version is known by to voters outside the stage."""
     coordinator: PeerId
-    previous_name: bytes
-    previous_members: tuple[PeerId, ...]
     recent_ids: tuple[tuple[int, ...], tuple[int, ...]]
     """Microbatches of the last roster and of the one before."""
     leases: LeaseTable
 
     @classmethod
     def begin(cls, genesis: Genesis, settings: RunSettings) -> "StageChain":
-        members = tuple(sorted(set(genesis.members)))
+        basis = genesis.basis
         leases = genesis.leases
         if genesis.stage == 0:
             leases = leases.advance(
-                consumed=(), members=members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
+                consumed=(), members=basis.members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
             )
         return cls(
             genesis.run_id,
             genesis.name,
             genesis.stage,
             genesis.version,
-            genesis.name,
-            members,
-            electorate(members, genesis.neighbours, genesis.coordinator),
+            basis,
             genesis.coordinator,
-            genesis.name,
-            members,
             ((), ()),
             leases,
         )
 
+    @property
+    def name(self) -> bytes:
+        return self.basis.name
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Sorted."""
+        return self.basis.members
+
     def leaders(self, step: Step) -> tuple[PeerId, ...]:
         """Who leads `step` in which view: drawn from the certificate before the step's own (see RoundFacts)."""
         if int(step) == self.version:
-            first = rank(self.previous_members, "leader", self.previous_name, self.stage, step)
-            return first + tuple(peer for peer in self.members if peer not in first)
+            return self.basis.leaders(self.stage, step)
         assert int(step) == self.version + 1
         return rank(self.members, "leader", self.name, self.stage, step)
+
+    def facts(self, *, num_parts: int, phase_s: float) -> RoundFacts:
+        """What the round that starts from this version is checked against."""
+        return RoundFacts.of_basis(
+            self.basis,
+            run_id=self.run_id,
+            stage=self.stage,
+            step=Step(self.version),
+            coordinator=self.coordinator,
+            num_parts=num_parts,
+            phase_s=phase_s,
+        )
 
     def weights_of(self, result: Result) -> dict[PeerId, int]:
         """Certified token count of each contribution to the round that starts from this version."""
@@ -156,12 +176,8 @@ class StageChain:
             self.lineage,
             self.stage,
             Version(self.version + 1),
-            result.new_name,
-            members,
-            electorate(members, roster.neighbours, self.coordinator),
+            result.basis,
             self.coordinator,
-            self.name,
-            self.members,
             (ids, self.recent_ids[0]),
             leases,
         )
@@ -172,12 +188,8 @@ class StageChain:
             "lineage": self.lineage,
             "stage": self.stage,
             "version": self.version,
-            "name": self.name,
-            "members": list(self.members),
-            "voters": list(self.voters),
+            "basis": self.basis.to_value(),
             "coordinator": self.coordinator,
-            "previous_name": self.previous_name,
-            "previous_members": list(self.previous_members),
             "last_ids": list(self.recent_ids[0]),
             "earlier_ids": list(self.recent_ids[1]),
             "leases": self.leases.to_value(),
@@ -192,12 +204,8 @@ class StageChain:
             fields.octets("lineage", length=32),
             StageIndex(fields.integer("stage")),
             Version(fields.integer("version")),
-            fields.octets("name", length=32),
-            fields.items("members", peer_item, max_items=MAX_MEMBERS),
-            fields.items("voters", peer_item, max_items=MAX_VOTERS),
+            RoundBasis.from_value(fields.message("basis")),
             fields.peer("coordinator"),
-            fields.octets("previous_name", length=32),
-            fields.items("previous_members", peer_item, max_items=MAX_MEMBERS),
             (
                 fields.items("last_ids", integer_item, max_items=MAX_MEMBERS * MAX_WORK),
                 fields.items("earlier_ids", integer_item, max_items=MAX_MEMBERS * MAX_WORK),
@@ -205,9 +213,9 @@ class StageChain:
             LeaseTable.from_value(fields.message("leases")),
         )
         fields.done()
-        if not made.members or not made.previous_members or not set(made.members) <= set(made.voters):
+        if not made.members or not made.basis.previous_members:
             raise RemoteError("malformed", "stage chain without members")
-        for listed in (made.members, made.voters, made.previous_members, *made.recent_ids):
+        for listed in (made.members, made.basis.previous_members, *made.recent_ids):
             if any(one >= other for one, other in pairwise(cast(tuple[str, ...], listed))):
                 raise RemoteError("malformed", "stage chain lists members or ids out of order")
         return made
