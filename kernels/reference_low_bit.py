@@ -78,29 +78,17 @@ def decode_int4_token(
     return row
 
 
-def encode_topk(values: Floats, seed: NDArray[np.uint64]) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    """Scales and words of `kernels.topk.encode`; values are finite and below 2^126."""
-    scales: list[np.uint16] = []
-    words: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    for chunk, start in enumerate(range(0, values.size, 4096)):
+def select_topk(values: Floats) -> tuple[Bytes, Floats]:
+    """Marks and chosen values of `kernels.topk.select`; values are finite and below 2^126."""
+    marked = np.zeros(values.size, np.bool_)
+    for start in range(0, values.size, 4096):
         part = values[start : start + 4096]
-        kept = -(-part.size // 32)
-        bits, scale = scale_of_seven(part)
-        scales.append(bits)
-        if bits:
-            places = np.sort(np.argsort(-np.abs(part), kind="stable")[:kept])
-            codes = _rounded_by_chance(part[places], scale, chances(seed, chunk, part.size)[places])
-            words.append((places << 4) | (codes.astype(np.int64) & 15))
-        else:
-            words.append(np.arange(kept) << 4)
-    return np.array(scales, np.uint16), np.concatenate(words).astype(np.uint16)
+        marked[start + np.argsort(-np.abs(part), kind="stable")[: -(-part.size // 4)]] = True
+    return np.packbits(marked, bitorder="little"), values[marked]
 
 
-def decode_topk(scales: NDArray[np.uint16], words: NDArray[np.uint16], size: int) -> Floats:
-    """code * scale in its place, 0 elsewhere."""
+def scatter_topk(marks: Bytes, chosen: Floats, size: int) -> Floats:
+    """The chosen values in their places, 0 elsewhere."""
     values = np.zeros(size, np.float32)
-    for chunk, scale in enumerate(from_bfloat16(scales)):
-        part = words[128 * chunk : 128 * (chunk + 1)].astype(np.int64)
-        codes = ((part & 15) ^ 8) - 8
-        values[4096 * chunk + (part >> 4)] = codes.astype(np.float32) * scale + np.float32(0)
+    values[np.unpackbits(marks, count=size, bitorder="little").view(np.bool_)] = chosen
     return values

@@ -62,7 +62,7 @@ class StageReplica:
         self.layout = model.layout
         self.contribution_codec: VectorCodec = vector_codec(settings.codecs.averaging)
         self.codec: VectorCodec = result_codec(settings.codecs.averaging)
-        """Of results; no contribution is longer than the longest result."""
+        """Of results; no contribution is longer than a result."""
         self.num_parts = num_parts(self.layout.num_values)
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}

@@ -49,11 +49,11 @@ def blocks(values: Floats, seed: NDArray[np.uint64] = SEED) -> tuple[NDArray[np.
     return scales, packed
 
 
-def largest(values: Floats, seed: NDArray[np.uint64] = SEED) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
-    scales = np.empty(topk.num_chunks(values.size), dtype=np.uint16)
-    words = np.empty(topk.num_kept(values.size), dtype=np.uint16)
-    assert topk.encode(values, seed, scales, words)
-    return scales, words
+def largest(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
+    marks = np.empty(-(-values.size // 8), dtype=np.uint8)
+    chosen = np.empty(topk.num_chosen(values.size), dtype=np.float32)
+    assert topk.select(values, marks, chosen)
+    return marks, chosen
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 127, 1000, 4096])
@@ -88,17 +88,36 @@ def test_tokens_equal_the_reference_when_encoded_and_decoded(width: int, make: C
         assert decoded[token].tobytes() == reference.decode_int4_token(*expected, width).tobytes()
 
 
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 4095, 4096, 4097, 10_000])
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4095, 4096, 4097, 10_000])
 @pytest.mark.parametrize("make", MAKERS)
-def test_topk_equals_the_reference_when_encoded_and_decoded(size: int, make: Callable[[int], Floats]) -> None:
+def test_topk_equals_the_reference_when_selected_and_scattered(size: int, make: Callable[[int], Floats]) -> None:
     values = make(size)
-    scales, words = largest(values)
-    expected_scales, expected_words = reference.encode_topk(values, SEED)
-    np.testing.assert_array_equal(scales, expected_scales)
-    np.testing.assert_array_equal(words, expected_words)
-    decoded = np.empty(size, dtype=np.float32)
-    assert topk.decode(scales, words, decoded)
-    assert decoded.tobytes() == reference.decode_topk(scales, words, size).tobytes()
+    marks, chosen = largest(values)
+    expected_marks, expected_chosen = reference.select_topk(values)
+    np.testing.assert_array_equal(marks, expected_marks)
+    assert chosen.tobytes() == expected_chosen.tobytes()
+    scattered = np.full(size, np.nan, dtype=np.float32)
+    assert topk.scatter(marks, chosen, scattered)
+    assert scattered.tobytes() == reference.scatter_topk(marks, chosen, size).tobytes()
+
+
+def test_scatter_refuses_marks_that_are_not_a_quarter_of_each_chunk() -> None:
+    values = plain(4096 + 100)
+    marks, chosen = largest(values)
+    out = np.empty_like(values)
+    for place in (0, 4095, 4096, 4195):
+        hostile = marks.copy()
+        hostile[place // 8] ^= np.uint8(1 << place % 8)
+        assert not topk.scatter(hostile, chosen, out), f"bit {place}"
+    moved = marks.copy()  # as many marks in all, one fewer in the first chunk
+    first, second = (int(np.flatnonzero(row)[0]) for row in ((marks[:512] & 1), (~marks[512:524] & 1)))
+    moved[first] ^= np.uint8(1)
+    moved[512 + second] ^= np.uint8(1)
+    assert not topk.scatter(moved, chosen, out)
+    past = marks.copy()
+    past[-1] |= np.uint8(0x80)
+    assert not topk.scatter(past, chosen, out)
+    assert topk.scatter(marks, chosen, out)
 
 
 def test_decoded_values_are_zero_or_normal_when_values_are_tiny() -> None:
@@ -107,16 +126,12 @@ def test_decoded_values_are_zero_or_normal_when_values_are_tiny() -> None:
     assert int4_blocks.decode(*blocks(values), decoded)
     assert np.all((decoded.view(np.uint32) == 0) | (np.abs(decoded) >= np.float32(2.0**-126)))
     assert np.any(decoded != 0)
-    assert topk.decode(*largest(values), decoded)
-    assert np.all((decoded.view(np.uint32) == 0) | (np.abs(decoded) >= np.float32(2.0**-126)))
-    assert np.any(decoded != 0)
 
 
 def test_largest_scale_is_that_of_the_largest_value() -> None:
     limit = np.full(4096, np.nextafter(np.float32(2.0**126), np.float32(0)), dtype=np.float32)
-    for scales in (blocks(limit)[0], largest(limit)[0]):
-        assert set(scales.tolist()) == {int(int4_blocks.LARGEST_SCALE)}
-    assert int4_blocks.LARGEST_SCALE == topk.LARGEST_SCALE == int4_tokens.LARGEST_SCALE
+    assert set(blocks(limit)[0].tolist()) == {int(int4_blocks.LARGEST_SCALE)}
+    assert int4_blocks.LARGEST_SCALE == int4_tokens.LARGEST_SCALE
 
 
 def test_int4_rounding_is_unbiased_when_averaged_over_seeds() -> None:
@@ -136,28 +151,12 @@ def test_int4_rounding_is_unbiased_when_averaged_over_seeds() -> None:
     assert np.abs(error).max() < 6 * 0.025
 
 
-def test_kept_values_are_unbiased_when_averaged_over_seeds() -> None:
-    values = exact_floats("unbiased", 4096)
-    total = np.zeros(values.size)
-    rounds = 400
-    decoded = np.empty_like(values)
-    for index in range(rounds):
-        seed = np.frombuffer(hashlib.sha256(index.to_bytes(4, "big")).digest(), dtype=np.uint64)
-        scales, words = largest(values, seed)
-        assert topk.decode(scales, words, decoded)
-        total += decoded
-    kept = np.argsort(-np.abs(values), kind="stable")[:128]
-    error = (total / rounds - values)[kept] / from_bfloat16(scales)[0]
-    assert np.abs(error).max() < 6 * 0.025
-    assert not np.delete(total, kept).any()
-
-
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 2.0**126, -(2.0**127)])
 def test_kernels_refuse_values_that_cannot_be_sent(bad: float) -> None:
     values = plain(5000)
     values[4999] = bad
     assert not int4_blocks.encode(values, SEED, np.empty(79, np.uint16), np.empty(2500, np.uint8))
-    assert not topk.encode(values, SEED, np.empty(2, np.uint16), np.empty(157, np.uint16))
+    assert not topk.select(values, np.empty(625, np.uint8), np.empty(1250, np.float32))
     rows, shapes = values[-100:].reshape(1, 100), ((1, 4), (1, 4), (1, 4))
     arrays = [np.empty(shape, np.uint16) for shape in shapes]
     assert not int4_tokens.encode(rows, *arrays, np.empty((1, 50), np.uint8))

@@ -9,13 +9,12 @@ written as zero.
 | bf16 | values, rounded to nearest even | 2 | 0.0017 |
 | int8 | a bf16 scale for each 128 values, then codes; stochastic rounding | 1.016 | 0.0092 |
 | int4 | a bf16 scale for each 64 values, then codes; stochastic rounding | 0.531 | 0.15 |
-| topk | of each 4096 values the 128 largest: a bf16 scale, then (place, int4 code) in 16 bits each | 0.063 | 0.91 |
-| support | a bit for each value; the values that are not zero in int4 | 0.125 to 0.656 | 0.15 |
+| topk | a bit a value; of each 4096 values the 1024 largest in int4 | 0.258 | 0.58 |
 
 A contribution in int4 or topk leaves a residual, which its maker adds to its next one
-(`swarm.averaging.error_feedback`). A reducer cannot: it changes from round to round, and the sum it encodes is owed by
-nobody. So a result is encoded without bias: in the codec of the contributions, or, where they are topk, in "support",
-which drops nothing that a contribution held.
+(`swarm.averaging.error_feedback`). A reducer cannot keep one: it changes from round to round, and nobody would owe what
+it left out. So a result is encoded without bias, in the codec of the contributions or, where they are topk, in int4,
+which drops nothing: together the members' choices cover most of the values.
 """
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from kernels import formats, int8_blocks
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length, seed_words, too_large
-from swarm.averaging.low_bit import Int4Codec, SupportCodec, TopkCodec
+from swarm.averaging.low_bit import Int4Codec, TopkCodec
 from swarm.core.errors import RemoteError
 from swarm.core.settings import AveragingCodecName
 
@@ -34,8 +33,8 @@ def vector_codec(name: AveragingCodecName) -> VectorCodec:
 
 
 def result_codec(name: AveragingCodecName) -> VectorCodec:
-    """The codec of what reducers make of such contributions; an encoded result is never shorter at most than they."""
-    return _SUPPORT if name == "topk" else _CODECS[name]
+    """The codec of what reducers make of such contributions; a result is never shorter than a contribution."""
+    return _CODECS["int4" if name == "topk" else name]
 
 
 def leaves_residual(name: AveragingCodecName) -> bool:
@@ -114,4 +113,3 @@ _CODECS: dict[AveragingCodecName, VectorCodec] = {
     "int4": Int4Codec(),
     "topk": TopkCodec(),
 }
-_SUPPORT = SupportCodec()

@@ -22,7 +22,7 @@ class VectorCodec(Protocol):
     name: str
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Length of an encoded vector; of the longest, for "support", whose length follows the values."""
+        """Exact length of an encoded vector."""
         ...
 
     def encode(self, values: NDArray[np.float32], *, seed: bytes) -> bytearray:
