@@ -81,6 +81,11 @@ def is_valid(scales: NDArray[np.uint16], codes: NDArray[np.int8]) -> bool:
     return _is_valid(scales, codes)
 
 
+def key_of_seed(seed: NDArray[np.uint64]) -> int:
+    """What the four words are mixed to, as a signed number of 64 bits; for kernels elsewhere."""
+    return int(np.uint64(_key_of_seed(seed)).view(np.int64))
+
+
 def _draw_code(typing_context: Any, lane: Any, low: Any, high: Any) -> tuple[Any, Callable[..., Any]]:
     """Two rounds of a 32-bit mixer (lowbias32), the block's key entering before each.
 
