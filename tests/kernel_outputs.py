@@ -103,13 +103,13 @@ def _int8(threads: Threads) -> Named:
 def _low_bit(threads: Threads) -> Named:
     size = 50_001
     packed, scales = np.empty(-(-size // 2), np.uint8), np.empty(-(-size // 64), np.uint16)
-    kept = np.empty(topk.num_kept(size), np.uint16)
-    chunk_scales, out = np.empty(topk.num_chunks(size), np.uint16), np.empty(size, np.float32)
+    marks, chosen = np.zeros(-(-size // 8), np.uint8), np.empty(topk.num_chosen(size), np.float32)
+    out = np.empty(size, np.float32)
     for label, values in (("plain", plain(6, size)), ("wide", wide(7, size))):
         good = int4_blocks.encode(values, SEED, scales, packed)
         yield f"int4 blocks {label}", [good, scales, packed, int4_blocks.decode(scales, packed, out), out]
-        good = topk.encode(values, SEED, chunk_scales, kept)
-        yield f"topk {label}", [good, chunk_scales, kept, topk.decode(chunk_scales, kept, out), out]
+        good = topk.select(values, marks, chosen)
+        yield f"topk {label}", [good, marks, chosen, topk.scatter(marks, chosen, out), out]
 
 
 def _tokens(threads: Threads) -> Named:
@@ -133,7 +133,7 @@ def _sums(threads: Threads) -> Named:
     yield "norm", [norms.sum_of_squares(values, threads=threads), norms.tree_norm(values, threads=threads)]
     yield "norm of parts", [norms.norm_of_parts(values, part_values=1 << 15, threads=threads)]
     yield "norm of all", [norms.tree_norm_of_all([values[:9], values[9:70_000], center])]
-    yield "distance", [norms.tree_distance(values, center)]
+    yield "distance", [norms.tree_distance(plain(9), center)]
     total = center.copy()
     robust.add_scaled(values, FACTOR, total, threads=threads)
     yield "add scaled", [total]
