@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from swarm.averaging.activations import activation_codec
-from swarm.averaging.codecs import vector_codec
+from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.core.plan import (
-    AVERAGING_BYTES,
+    CONTRIBUTION_BYTES,
+    RESULT_BYTES,
+    WITH_RESIDUAL,
     Assumptions,
     activation_bytes_per_token,
     plan_run,
@@ -32,12 +34,26 @@ def _settings(text: str = "") -> RunSettings:
     return freeze(manifest, assumed_data(manifest), ())
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
-def test_bytes_on_the_wire_are_those_of_the_codecs(codec: ActivationCodecName) -> None:
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
+def test_bytes_of_rounds_are_those_of_the_codecs(codec: AveragingCodecName) -> None:
     values = 1 << 18
-    averaging: AveragingCodecName = codec
-    assert round(AVERAGING_BYTES[codec] * values) == vector_codec(averaging).encoded_bytes(values)
-    for width in (64, 100, 1024, 4096):
+    assert CONTRIBUTION_BYTES[codec] * values == vector_codec(codec).encoded_bytes(values)
+    assert RESULT_BYTES[codec] * values == result_codec(codec).encoded_bytes(values)
+    assert (codec in WITH_RESIDUAL) == leaves_residual(codec)
+
+
+def test_low_bit_codecs_need_less_of_the_uplink_and_a_residual() -> None:
+    plain = _settings()
+    for codec, bound in (("int4", 0.53), ("topk", 0.39)):
+        settings = _settings(f"[codecs]\naveraging = '{codec}'")
+        assert round_bytes(codec, 10**6, 8) < bound * round_bytes("int8", 10**6, 8)
+        assert "host.residual" in stage_memory_bytes(settings, 1000, 128, "cpu")
+    assert "host.residual" not in stage_memory_bytes(plain, 1000, 128, "cpu")
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_bytes_of_activations_are_those_of_the_codecs(codec: ActivationCodecName) -> None:
+    for width in (64, 99, 100, 1024, 4096):
         assert activation_bytes_per_token(codec, width) * 6 == activation_codec(codec).encoded_bytes((2, 3, width))
 
 

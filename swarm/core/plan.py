@@ -14,8 +14,20 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
-AVERAGING_BYTES: Mapping[str, float] = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0 + 2 / 128}
-"""Wire bytes of a gradient value; int8 has a bf16 scale for each 128."""
+_INT4_BYTES = 0.5 + 2 / 64
+CONTRIBUTION_BYTES: Mapping[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "int8": 1.0 + 2 / 128,
+    "int4": _INT4_BYTES,
+    "topk": 1 / 8 + _INT4_BYTES / 4,
+}
+"""Wire bytes of a gradient value in a contribution: int8 has a bf16 scale for each 128 values, int4 for each 64; topk
+has a bit for each value and a quarter of them in int4."""
+RESULT_BYTES: Mapping[str, float] = {**CONTRIBUTION_BYTES, "topk": _INT4_BYTES}
+"""Wire bytes of a gradient value in a round's result."""
+WITH_RESIDUAL = ("int4", "topk")
+"""Codecs whose rest a peer keeps for its next contribution."""
 
 ACTIVATION_VALUES = 20
 """Values kept for backward for each hidden value of a token in a layer: norms, projections, attention, gated MLP.
@@ -94,16 +106,19 @@ def stage_memory_bytes(
     moments = 2 if settings.optimizer.name == "adamw" else 1
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
     weights = FLOAT_BYTES * num_parameters
+    codec = settings.codecs.averaging
     items = {
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments * weights,
         f"{on_device}.gradient sums of two steps": 2 * weights,
         "host.mean gradient": weights,
         # Its own contribution, what it reduces for others, and the result.
-        "host.wire buffers": round(3 * AVERAGING_BYTES[settings.codecs.averaging] * num_parameters),
+        "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage),
         "disk.two snapshots": 2 * (1 + moments) * weights,
     }
+    if codec in WITH_RESIDUAL:
+        items["host.residual"] = weights
     if on_device == "device":
         items[f"device.weights, {versions} versions"] = versions * weights
     if stage is None or stage == settings.model.num_stages - 1:
@@ -118,18 +133,25 @@ def total_bytes(items: Mapping[str, int], place: str) -> int:
 
 
 def activation_bytes_per_token(codec: str, hidden_size: int) -> float:
-    """Wire bytes of one token between two stages; int8 keeps scales of 64 values and the largest values aside."""
+    """Wire bytes of one token between two stages.
+
+    int8 and int4 have scales for each 64 or 32 values and keep the largest values aside.
+    """
+    aside = 4 * min(hidden_size, 4 + hidden_size // 256)
     if codec == "int8":
-        return hidden_size + 2 * -(-hidden_size // 64) + 4 * min(hidden_size, 4 + hidden_size // 256)
+        return hidden_size + 2 * -(-hidden_size // 64) + aside
+    if codec == "int4":
+        return -(-hidden_size // 2) + 2 * -(-hidden_size // 32) + aside
     return hidden_size * {"fp32": 4.0, "bf16": 2.0}[codec]
 
 
 def round_bytes(codec: str, num_parameters: int, num_members: int) -> float:
     """Bytes one member of a round uploads, and as many it downloads.
 
-    Contributions to the others' parts, and the results of its own parts to the others: 2 (R - 1) / R of a vector.
+    Contributions to the others' parts, and the results of its own parts to the others: each (R - 1) / R of a vector.
     """
-    return 2 * (num_members - 1) / num_members * AVERAGING_BYTES[codec] * num_parameters
+    vector_bytes = (CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters
+    return (num_members - 1) / num_members * vector_bytes
 
 
 def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions) -> Plan:
@@ -174,7 +196,7 @@ def _plan_stage(
     )
     # A snapshot, and on average the results of half the steps between two; donors share the upload.
     moments = 2 if settings.optimizer.name == "adamw" else 1
-    results = settings.checkpoint.snapshot_every / 2 * AVERAGING_BYTES[settings.codecs.averaging]
+    results = settings.checkpoint.snapshot_every / 2 * RESULT_BYTES[settings.codecs.averaging]
     join_bytes = num_parameters * (FLOAT_BYTES * (1 + moments) + results)
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
