@@ -34,8 +34,9 @@ def tree_norm_of_all(arrays: Iterable[NDArray[np.float32]]) -> float:
 
 def norm_of_parts(values: NDArray[np.float32], *, part_values: int, threads: Threads = ONE_THREAD) -> float:
     """`tree_norm_of_all` of the parts, each of `part_values` values but for the last."""
-    starts = range(0, values.size, part_values)
-    return norm_of_sums(threads.map(lambda start: sum_of_squares(values[start : start + part_values]), starts))
+    assert part_values % RUN_VALUES == 0, f"parts of {part_values} values cut runs of {RUN_VALUES}"
+    sums, runs = _sums_of_runs(values, threads), part_values // RUN_VALUES
+    return norm_of_sums(_halving_sum(sums[start : start + runs]) for start in range(0, sums.size, runs))
 
 
 def norm_of_sums(sums: Iterable[float]) -> float:
@@ -45,13 +46,17 @@ def norm_of_sums(sums: Iterable[float]) -> float:
 
 def sum_of_squares(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> float:
     """The square of `tree_norm`."""
+    return float(_halving_sum(_sums_of_runs(values, threads)))
+
+
+def _sums_of_runs(values: NDArray[np.float32], threads: Threads) -> NDArray[np.float64]:
     sums = np.empty(-(-values.size // RUN_VALUES), dtype=np.float64)
 
     def work(start: int, stop: int) -> None:
         _square_runs(values[start:stop], sums[start // RUN_VALUES : -(-stop // RUN_VALUES)])
 
     threads.over(values.size, work, grain=RUN_VALUES)
-    return float(_halving_sum(sums))
+    return sums
 
 
 def tree_distance(values: NDArray[np.float32], center: NDArray[np.float32]) -> float:
