@@ -144,6 +144,14 @@ def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
         ("[batch]\nmicrobatch_size = true", ["batch.microbatch_size = true is a truth value", "a whole number"]),
         ("[batch]\nmicrobatch_size = 0", ["batch.microbatch_size = 0", "greater than or equal to 1"]),
         ("batch = 3", ["batch = 3 is an integer; give a table"]),
+        (
+            "[codecs]\naveraging = 'int2'",
+            ['codecs.averaging = "int2" cannot be used; give', "'int4' or 'topk'", 'the default is "int8"'],
+        ),
+        (
+            "[codecs]\nactivations = 'topk'",
+            ['codecs.activations = "topk" cannot be used; give', "'int8' or 'int4'", 'the default is "int8"'],
+        ),
         ("[model]\nrecompute = 1", ["model.recompute = 1 is an integer", "true or false"]),
         ("[model]\nstages = 5", ["model.stages = 5 is more than the model's 4 layers", "set it to 4"]),
         ("[model]\nstages = 0", ["model.stages = 0", "greater than or equal to 1"]),
