@@ -19,11 +19,13 @@ from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last
 from swarm.checkpoint.state import StageState, chunk_hash, merkle_root, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_state
 from swarm.core.canonical import Value
-from swarm.core.contribution import Result
+from swarm.core.contribution import MAX_NEIGHBOURS, Result
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.leases import LeaseTable
+from swarm.core.round_basis import RoundBasis
+from swarm.core.round_facts import RoundFacts
 from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import (
     ADMIT,
@@ -41,6 +43,7 @@ from swarm.identity import verify
 from swarm.manifest import settings_to_value
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
+from swarm.witness_service import VoteLog, WitnessService
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +107,11 @@ class Coordinator:
             run.settings.data.train_digest: run.data.train_path,
             run.settings.data.held_out_digest: run.data.held_out_path,
         }
+        self._bases: dict[int, RoundBasis] = {}
+        """What each stage's next round starts from, where this host has followed its results."""
+        self._witness = WitnessService(
+            run.run_id, run.host_key, run.host_key.peer_id, VoteLog(run.folder.root / "voted.log"), self._is_of_stage
+        )
         self.held_out: dict[int, float] = {}
         self.checkpoint_paths: dict[int, str] = {}
 
@@ -122,6 +130,11 @@ class Coordinator:
             (GOODBYE, self._on_goodbye),
         ):
             self._transport.serve(method, handler, max_body_bytes=0)
+        self._witness.serve(self._transport)
+
+    def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
+        figures = self.progress.peers.get(peer)
+        return figures is not None and figures.stage == stage
 
     # -- the run's course ---------------------------------------------------------------------------------
 
@@ -342,11 +355,14 @@ class Coordinator:
         self.progress.first_version = self.run.version
         self._genesis = [self._sign_genesis(stage, start) for stage, start in enumerate(self._stages)]
         for genesis in self._genesis:
+            self._bases[genesis.stage] = genesis.basis
             self._ledger.append("genesis", genesis.to_value())
         self._emit({"event": "genesis", "version": self.run.version})
         self._genesis_made.set()
 
     def _sign_genesis(self, stage: int, start: _StageStart) -> Genesis:
+        beside = [other for number, other in enumerate(self._stages) if abs(number - stage) == 1]
+        neighbours = tuple(sorted({peer for other in beside for peer in other.ready}))
         unsigned = Genesis(
             self.run.run_id,
             StageIndex(stage),
@@ -354,6 +370,8 @@ class Coordinator:
             start.offer.digest,
             tuple(sorted(start.ready)),
             self.run.leases if stage == 0 else LeaseTable(),
+            self.run.host_key.peer_id,
+            neighbours[:MAX_NEIGHBOURS],
         )
         return replace(unsigned, signature=self.run.run_key.sign(unsigned.signed_bytes()))
 
@@ -403,9 +421,13 @@ class Coordinator:
         roster = result.roster
         if roster.run_id != self.run.run_id or not verify(result.leader, result.signed_bytes(), result.signature):
             raise RemoteError("signature", "the result is not signed by its leader", sender)
+        basis = self._bases.get(roster.stage)
+        if basis is not None and basis.name == roster.previous_name:
+            self._check_outcome(result, basis)
         before = self.progress.done_versions()
         if not self.progress.take_result(result):
             return Message()
+        self._bases[roster.stage] = result.basis
         facts: Value = {
             "stage": roster.stage,
             "step": roster.step,
@@ -428,6 +450,19 @@ class Coordinator:
             self._emit({"event": "version", "version": version + 1})
         self._changed.set()
         return Message()
+
+    def _check_outcome(self, result: Result, basis: RoundBasis) -> None:
+        """Raises RemoteError unless the result is certified."""
+        facts = RoundFacts.of_basis(
+            basis,
+            run_id=self.run.run_id,
+            stage=result.roster.stage,
+            step=result.roster.step,
+            coordinator=self.run.host_key.peer_id,
+            num_parts=len(result.parts),
+            phase_s=self.run.settings.deadlines.round_phase_s,
+        )
+        facts.check_result(result, verify, certified=True)
 
     def _mark(self, peer: PeerId, *, left: bool) -> None:
         if peer in self.progress.peers:

@@ -62,6 +62,7 @@ from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Message, Transport
 from swarm.rehearsal import rehearse
+from swarm.witness_service import VoteLog, WitnessService
 
 log = logging.getLogger(__name__)
 
@@ -321,8 +322,19 @@ class PeerDaemon:
         )
         snapshots = SnapshotStore(folder / f"snapshots-{self.identity.peer_id[-8:]}", stage)
         signing_log = SigningLog(folder / f"signed-{self.identity.peer_id[-8:]}.log")
+        vote_log = VoteLog(folder / f"voted-{self.identity.peer_id[-8:]}.log")
         rounds = StageRounds(
-            settings, name, self.identity, self.transport, replica, chain, compute, exact, snapshots, signing_log
+            settings,
+            name,
+            self.identity,
+            self.transport,
+            replica,
+            chain,
+            compute,
+            exact,
+            snapshots,
+            signing_log,
+            vote_log,
         )
         self.rounds = rounds
         counters = HopCounters()
@@ -351,7 +363,12 @@ class PeerDaemon:
             if of_stage == stage + 1 and downstream is not None:
                 downstream.update_peers(peers)
 
+        def is_of_stage(peer: PeerId, of_stage: int) -> bool:
+            """As far as this peer can know: it knows its own stage."""
+            return of_stage != stage or peer in rounds.chain.members or peer in neighbours.of_stage(stage)
+
         neighbours.on_change = peers_changed
+        rounds.neighbours = lambda: neighbours.of_stage(stage - 1) | neighbours.of_stage(stage + 1)
         neighbours.on_lost = rounds.peer_lost
         rounds.on_applied.append(
             lambda applied: self._report(applied, settings, replica, snapshots, counters, compute, source)
@@ -360,6 +377,7 @@ class PeerDaemon:
         rounds.start()
         server.serve(self.transport)
         StateDonor(rounds).serve(self.transport)
+        WitnessService(name, self.identity, chain.coordinator, vote_log, is_of_stage).serve(self.transport)
         neighbours.serve()
         if source is not None:
             source.serve(self.transport)

@@ -31,7 +31,7 @@ def stage_topic(run_id: str, stage: int) -> str:
 
 
 class Neighbours:
-    """Live peers of this peer's own stage and of the next one."""
+    """Live peers of this peer's own stage and of those beside it."""
 
     def __init__(
         self,
@@ -65,9 +65,8 @@ class Neighbours:
 
     async def run(self) -> None:
         """Announce this peer and watch its neighbours, for ever."""
-        stages = [self._stage]
-        if self._stage + 1 < self._settings.model.num_stages:
-            stages.append(StageIndex(self._stage + 1))
+        last = self._settings.model.num_stages - 1
+        stages = [StageIndex(self._stage + side) for side in (-1, 0, 1) if 0 <= self._stage + side <= last]
         try:
             await asyncio.gather(self._announce(), *(self._follow(stage) for stage in stages))
         finally:

@@ -72,13 +72,19 @@ def reduce_part(
 
 
 def decode_gradient(replica: StageReplica, bodies: Sequence[Bytes]) -> NDArray[np.float32] | None:
-    """The certified gradient of a result's parts; None if there are none, or if what was certified is malformed."""
-    if not bodies:
+    """The certified gradient of a result's parts; None if there are none, or if what was certified is malformed.
+
+    A part without bytes, which nobody's contribution reached, is zeros.
+    """
+    if not any(bodies):
         return None
     gradient = np.empty(replica.layout.num_values, dtype=np.float32)
     try:
         for part, body in zip(replica.parts(), bodies, strict=True):
-            replica.codec.decode(body, gradient[part])
+            if body:
+                replica.codec.decode(body, gradient[part])
+            else:
+                gradient[part] = 0.0
     except RemoteError as error:  # the same bytes everywhere: every replica skips the step alike
         log.warning("stage %d: a result is not applied: %s", replica.stage, error)
         return None

@@ -8,24 +8,25 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from peer.compute import Urgency, WorkThread
 from peer.grants import StepGrants, Ticket
 from peer.replica import StageReplica
-from peer.round_work import decode_gradient, encode_contribution, reduce_part
+from peer.round_driver import RoundDriver
+from peer.round_work import decode_gradient
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.step_state import Applied, Bytes, StepState
 from swarm.core import averaging_round as act
-from swarm.core.averaging_round import AveragingRound, Instruction, RoundFacts
-from swarm.core.canonical import Value, digest
-from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.averaging_round import AveragingRound, Instruction
+from swarm.core.canonical import Value
+from swarm.core.contribution import Result
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.core.ranking import rank
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import StageChain
 from swarm.core.step_progress import MemberReport, StepProgress
@@ -33,12 +34,14 @@ from swarm.identity import Identity, verify
 from swarm.model.stage import Weights
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
+from swarm.witness_service import VoteLog
 
 log = logging.getLogger(__name__)
 
-PROGRESS, ROUND, PART_BYTES = "progress", "round", "part_bytes"
+PROGRESS = "progress"
+MAX_NEIGHBOURS_NAMED = 6
+"""Voters a stage of few members takes from its neighbours."""
 REPORT_EVERY_S = 0.25
-RESEND_S = 0.2
 PING_S = 2.0
 RETAINED_RESULTS = 24
 """Results whose bytes are kept for late peers; snapshots cover what is older."""
@@ -59,18 +62,21 @@ class StageRounds:
         exact: WorkThread,
         snapshots: SnapshotStore,
         signing_log: SigningLog,
+        vote_log: VoteLog,
     ) -> None:
         self.settings = settings
         self.chain = chain
         self.replica = replica
-        self._run_id = run_id
-        self._identity = identity
-        self._me = identity.peer_id
-        self._transport = transport
-        self._compute = compute
-        self._exact = exact
+        self.run_id = run_id
+        self.identity = identity
+        self.me = identity.peer_id
+        self.transport = transport
+        self.compute = compute
+        self.exact = exact
         self.snapshots = snapshots
-        self._signing_log = signing_log
+        self.signing_log = signing_log
+        self.driver = RoundDriver(self)
+        self._vote_log = vote_log
         self._steps: dict[Step, StepState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._version_changed = asyncio.Event()
@@ -83,6 +89,8 @@ class StageRounds:
         self.results: dict[int, tuple[Result, list[Bytes]]] = {}
         self.on_applied: list[Callable[[Applied], Awaitable[None]]] = []
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
+        self.neighbours: Callable[[], set[PeerId]] = set
+        """Live peers of the neighbouring stages."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when something broke that this peer cannot mend: its supervisor must end it."""
 
@@ -91,10 +99,8 @@ class StageRounds:
     def start(self) -> None:
         """Serve the stage's rounds from the chain's version on."""
         settings = self.settings
-        part_bytes = max(self.replica.codec.encoded_bytes(part.stop - part.start) for part in self.replica.parts())
-        self._transport.serve(PROGRESS, self._on_progress, max_body_bytes=0)
-        self._transport.serve(ROUND, self._on_round, max_body_bytes=part_bytes)
-        self._transport.serve(PART_BYTES, self._on_part_bytes, max_body_bytes=0)
+        self.transport.serve(PROGRESS, self._on_progress, max_body_bytes=0)
+        self.driver.serve()
         assert settings.deadlines.round_phase_s > 0
         self._open_steps()
 
@@ -111,7 +117,7 @@ class StageRounds:
 
     @property
     def is_member(self) -> bool:
-        return self._me in self.chain.members
+        return self.me in self.chain.members
 
     @property
     def is_over(self) -> bool:
@@ -151,7 +157,7 @@ class StageRounds:
         self._version_changed = asyncio.Event()
         self._grant_available.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopped:
             work.close()
             return
@@ -188,7 +194,7 @@ class StageRounds:
             step = Step(number)
             if step not in self._steps:
                 self._steps[step] = self._new_step(step)
-                self._spawn(self._report_while_open(self._steps[step]))
+                self.spawn(self._report_while_open(self._steps[step]))
         self._begin_round(self._steps[Step(version)])
 
     def _new_step(self, step: Step) -> StepState:
@@ -204,21 +210,20 @@ class StageRounds:
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))
 
     def _begin_round(self, state: StepState) -> None:
-        state.facts = RoundFacts(
-            run_id=self._run_id,
-            stage=self.chain.stage,
-            step=state.step,
-            members=self.chain.members,
-            leaders=self.chain.leaders(state.step),
-            previous_name=self.chain.name,
-            num_parts=self.replica.num_parts,
-            phase_s=self.settings.deadlines.round_phase_s,
-        )
+        state.facts = self.chain.facts(num_parts=self.replica.num_parts, phase_s=self.settings.deadlines.round_phase_s)
         if self.is_member:
-            state.round = AveragingRound(state.facts, self._me, self._identity.sign, verify, view=state.view)
+            name = self.chain.name
+            votes = self._vote_log.may_vote(name)
+            state.round = AveragingRound(state.facts, self.me, self.identity.sign, verify, view=state.view, votes=votes)
+            self.spawn(self._log_round(state, name))
             state.notify()
             state.dirty.set()
-            self._spawn(self._watch_deadlines(state))
+            self.spawn(self._watch_deadlines(state))
+
+    async def _log_round(self, state: StepState, name: bytes) -> None:
+        """Nothing that is signed in the round leaves before this is on disk."""
+        await self._vote_log.begin(name)
+        state.logged.set_result(None)
 
     # -- progress -----------------------------------------------------------------------------------------
 
@@ -253,8 +258,8 @@ class StageRounds:
             saw_next=state.saw_next,
         )
         leader = state.leader
-        if leader == self._me:
-            granted, exhausted = self._take_report(state, self._me, report)
+        if leader == self.me:
+            granted, exhausted = self._take_report(state, self.me, report)
         else:
             meta: dict[str, Value] = {
                 "step": state.step,
@@ -266,7 +271,7 @@ class StageRounds:
                 "joins": [*sorted(self.joining)],
             }
             try:
-                reply = await self._transport.call(
+                reply = await self.transport.call(
                     leader, PROGRESS, Message(meta), timeout_s=self.settings.deadlines.call_s, max_body_bytes=0
                 )
                 fields = Fields("progress answer", reply.meta)
@@ -276,8 +281,8 @@ class StageRounds:
                     return
             except UnreachableError as error:
                 log.info("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
-                if await self._is_gone(leader):
-                    self._unreachable(state, leader)
+                if await self.is_gone(leader):
+                    self.unreachable(state, leader)
                 return
             except (TransientError, RemoteError) as error:  # alive, but not ready for this step yet: report again
                 log.debug("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
@@ -305,10 +310,10 @@ class StageRounds:
         fields.done()
         if int(step) < self.chain.version:
             return Message({"granted": 0, "exhausted": True, "over": True})
-        state = await self._step_state(step)
+        state = await self.step_state(step)
         if sender not in self.chain.members and int(step) == self.chain.version:
             raise RemoteError("standing", f"{sender} is no member of stage {self.chain.stage}", sender)
-        if state.leader != self._me:
+        if state.leader != self.me:
             await self._take_over(state, view)
         self.joining.update(joins)
         granted, exhausted = self._take_report(state, sender, report)
@@ -317,17 +322,17 @@ class StageRounds:
     async def _take_over(self, state: StepState, view: int) -> None:
         """A member takes this peer for the leader of a later view: true only if the present leader is gone."""
         mine = state.round.view if state.round is not None else state.view
-        if view <= mine or state.leaders[view % len(state.leaders)] != self._me:
+        if view <= mine or state.leaders[view % len(state.leaders)] != self.me:
             raise TransientError(f"{state.leader[-6:]} leads step {state.step}, not this peer")
         leader = state.leader
-        if not await self._is_gone(leader):
+        if not await self.is_gone(leader):
             raise TransientError(f"leader {leader[-6:]} of step {state.step} is alive")
-        self._unreachable(state, leader)
-        if state.leader != self._me:
+        self.unreachable(state, leader)
+        if state.leader != self.me:
             raise TransientError(f"{state.leader[-6:]} leads step {state.step} now")
 
     def _close_if_due(self, state: StepState) -> None:
-        if state.round is None or state.leader != self._me or state.closed_at is not None:
+        if state.round is None or state.leader != self.me or state.closed_at is not None:
             return
         now = time.monotonic()
         synchronous = self.settings.delay_at(state.step + 1) == 0
@@ -335,9 +340,18 @@ class StageRounds:
         if closing is None:
             return
         log.debug("stage %d step %d closes: %s", self.chain.stage, state.step, closing.reason)
-        joins = [peer for peer in self.joining if peer not in self.chain.members]
         view = state.round.view
-        self._carry_out(state, state.round.close(reason=closing.reason, joins=joins, view=view, now=now))
+        self.driver.carry_out(state, self._closed(state.round, closing.reason, view, now))
+
+    def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
+        joins = [peer for peer in self.joining if peer not in self.chain.members]
+        # Drawn, so that no neighbour can make sure of being asked.
+        drawn = rank(self.neighbours(), "neighbour", self.chain.name)[:MAX_NEIGHBOURS_NAMED]
+        return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)
+
+    def open_step(self, step: Step) -> StepState | None:
+        """The step, while it is open here."""
+        return self._steps.get(step)
 
     def owes_work(self) -> bool:
         """Whether an open step holds work of this peer that the other members' rounds will still take."""
@@ -357,7 +371,7 @@ class StageRounds:
         """The next microbatch this member may start; waits for a grant."""
         while True:
             if self.is_member and not self.is_over:
-                leased = self.chain.leases.ids_of(self._me)
+                leased = self.chain.leases.ids_of(self.me)
                 for step in sorted(self._steps):
                     ticket = self._steps[step].grants.take(leased, self._used, self._tries)
                     if ticket is not None:
@@ -391,7 +405,7 @@ class StageRounds:
 
     # -- the round ----------------------------------------------------------------------------------------
 
-    async def _step_state(self, step: Step, *, with_round: bool = False) -> StepState:
+    async def step_state(self, step: Step, *, with_round: bool = False) -> StepState:
         """The open step, waiting for this peer to reach it. Raises TransientError if it does not in time."""
         give_up_at = time.monotonic() + self.settings.deadlines.call_s / 2
         while True:
@@ -403,159 +417,10 @@ class StageRounds:
                 raise TransientError(f"step {step} is not open here: version {self.chain.version}")
             await happened(self._version_changed, within_s=left_s)
 
-    async def _on_round(self, sender: PeerId, request: Message) -> Message:
-        fields = Fields("round message", request.meta)
-        kind, step = fields.text("kind"), Step(fields.integer("step"))
-        if int(step) < self.chain.version:
-            return Message({"status": "over"})
-        state = await self._step_state(step, with_round=True)
-        machine = state.round
-        assert machine is not None
-        now = time.monotonic()
-        if kind == "close":
-            out = machine.on_close(sender, fields.integer("view", high=1 << 20), now=now)
-        elif kind == "commit":
-            view = fields.integer("view", high=1 << 20)
-            contribution = Contribution.from_value(fields.message("contribution"))
-            roster = Roster.from_value(fields.message("roster")) if fields.optional("roster") else None
-            result = Result.from_value(fields.message("result")) if fields.optional("result") else None
-            out = machine.on_commit(sender, view, contribution, roster, result, now=now)
-        elif kind == "roster":
-            out = machine.on_roster(sender, Roster.from_value(fields.message("roster")), now=now)
-            state.notify()
-        elif kind == "part":
-            part, view = fields.integer("part", high=1 << 20), fields.integer("view", high=1 << 20)
-            out = await self._receive_part(state, machine, sender, part, view, request.body)
-        elif kind == "reduced":
-            reduced = ReducedPart.from_value(fields.message("reduced"))
-            out = await self._receive_reduced(state, machine, sender, reduced, request.body)
-        elif kind == "result":
-            out = machine.on_result(Result.from_value(fields.message("result")), now=now, sender=sender)
-        else:
-            raise RemoteError("protocol", f"round message of kind {kind[:20]!r}", sender)
-        self._carry_out(state, out)
-        return Message({"status": "ok"})
-
-    async def _receive_part(
-        self,
-        state: StepState,
-        machine: AveragingRound,
-        sender: PeerId,
-        part: int,
-        view: int,
-        body: Bytes,
-    ) -> list[Instruction]:
-        await self._roster_known(state, machine, view)
-        expected = machine.expected_digest(part, sender)
-        if await self._exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != expected:
-            raise RemoteError("digest", f"part {part} of {sender} differs from its commitment", sender)
-        state.received[part, sender] = body
-        return machine.on_part(sender, part, now=time.monotonic())
-
-    async def _receive_reduced(
-        self,
-        state: StepState,
-        machine: AveragingRound,
-        sender: PeerId,
-        reduced: ReducedPart,
-        body: Bytes,
-    ) -> list[Instruction]:
-        await self._roster_known(state, machine, 0)
-        if await self._exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != reduced.digest:
-            raise RemoteError("digest", f"reduced part {reduced.part} of {sender} differs from its digest", sender)
-        state.reduced[reduced.part, reduced.digest] = body
-        return machine.on_reduced(sender, reduced, now=time.monotonic())
-
-    async def _roster_known(self, state: StepState, machine: AveragingRound, view: int) -> None:
-        """Wait for a roster of the view or a later one; what was sent under it may be ahead of it."""
-        give_up_at = time.monotonic() + self.settings.deadlines.call_s / 2
-        while machine.roster is None or machine.roster.view < view:
-            left_s = give_up_at - time.monotonic()
-            if left_s <= 0:
-                raise TransientError(f"no roster of step {state.step} here yet")
-            await happened(state.changed, within_s=left_s)
-
-    def _carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case act.MakeContribution():
-                    state.closed_at = state.closed_at or time.monotonic()
-                    self._spawn(self._contribute(state))
-                case act.SendClose(to, view, reason):
-                    self._send_all(state, to, {"kind": "close", "view": view, "reason": reason[:200]})
-                case act.SendCommit(leader, view, contribution, roster, result):
-                    meta: dict[str, Value] = {
-                        "kind": "commit",
-                        "view": view,
-                        "contribution": contribution.to_value(),
-                        "roster": roster.to_value() if roster is not None else None,
-                        "result": result.to_value() if result is not None else None,
-                    }
-                    self._send_all(state, (leader,), meta)
-                case act.SendRoster(to, roster):
-                    state.notify()
-                    self._send_all(state, to, {"kind": "roster", "roster": roster.to_value()})
-                case act.SendPart(reducer, part, view):
-                    own: dict[str, Value] = {"kind": "part", "part": part, "view": view}
-                    self._send_all(state, (reducer,), own, state.own_parts[part])
-                case act.AggregatePart(part, contributors):
-                    assert state.round is not None
-                    assert state.round.roster is not None
-                    self._spawn(self._aggregate(state, state.round.roster, part, contributors))
-                case act.SendReduced(to, reduced):
-                    body = state.reduced[reduced.part, reduced.digest]
-                    self._send_all(state, to, {"kind": "reduced", "reduced": reduced.to_value()}, body)
-                case act.SendResult(to, result):
-                    self._send_all(state, to, {"kind": "result", "result": result.to_value()})
-                case act.FetchPart(part, wanted, holders):
-                    if (part, wanted) not in state.fetching:
-                        state.fetching.add((part, wanted))
-                        self._spawn(self._fetch(state, part, wanted, holders))
-                case act.Finish(result):
-                    self._spawn(self._finish(state, result))
-
-    def _send_all(
-        self,
-        state: StepState,
-        to: Iterable[PeerId],
-        meta: dict[str, Value],
-        body: Bytes = b"",
-    ) -> None:
-        for peer in to:
-            self._spawn(self._send(state, peer, {**meta, "step": state.step}, body))
-
-    async def _send(self, state: StepState, peer: PeerId, meta: dict[str, Value], body: Bytes) -> None:
-        deadlines = self.settings.deadlines
-        what = f"stage {self.chain.stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
-        while self._steps.get(state.step) is state:
-            try:
-                reply = await self._transport.call(
-                    peer,
-                    ROUND,
-                    Message(meta, body),
-                    timeout_s=max(deadlines.call_s, deadlines.round_phase_s),
-                    max_body_bytes=0,
-                )
-            except RemoteError as error:
-                log.warning("%s: refused: %s", what, error)
-            except UnreachableError as error:
-                log.info("%s: %s", what, error)
-                if not await self._is_gone(peer):
-                    continue
-                self._unreachable(state, peer)
-            except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
-                log.debug("%s: %s", what, error)
-                await asyncio.sleep(RESEND_S)
-                continue
-            else:
-                if reply.meta.get("status") == "over":
-                    self.on_behind(peer)
-            return
-
-    async def _is_gone(self, peer: PeerId) -> bool:
+    async def is_gone(self, peer: PeerId) -> bool:
         """Whether the peer does not even answer a ping: one broken stream is no death."""
         try:
-            await self._transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+            await self.transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
         except UnreachableError:
             return True
         except (TransientError, RemoteError):
@@ -566,24 +431,24 @@ class StageRounds:
         """The peer's open call broke: unless it answers a ping, every open step is told at once."""
 
         async def confirm() -> None:
-            if await self._is_gone(peer):
+            if await self.is_gone(peer):
                 for state in list(self._steps.values()):
-                    self._unreachable(state, peer)
+                    self.unreachable(state, peer)
 
-        self._spawn(confirm())
+        self.spawn(confirm())
 
-    def _unreachable(self, state: StepState, peer: PeerId) -> None:
+    def unreachable(self, state: StepState, peer: PeerId) -> None:
         if self._steps.get(state.step) is not state:
             return
         led_by = state.leader
         state.progress.lost(peer)
         self.joining.discard(peer)
         if state.round is not None:
-            self._carry_out(state, state.round.unreachable(peer, now=time.monotonic()))
+            self.driver.carry_out(state, state.round.unreachable(peer, now=time.monotonic()))
             state.view = state.round.view
         elif state.leader == peer:
             state.view += 1
-        if state.leader == self._me and led_by != self._me:
+        if state.leader == self.me and led_by != self.me:
             state.progress.expect(self.chain.members, now=time.monotonic())
         state.dirty.set()
 
@@ -595,75 +460,7 @@ class StageRounds:
             if self._steps.get(state.step) is not state:
                 return
             self._close_if_due(state)
-            self._carry_out(state, state.round.tick(now=time.monotonic()))
-
-    async def _contribute(self, state: StepState) -> None:
-        replica, step = self.replica, state.step
-        assert state.round is not None
-        accumulation = await self._compute.run(Urgency.ROUND, lambda: replica.close(step))
-        if not self._signing_log.may_sign(self.chain.lineage, step):
-            log.warning("step %d: this peer may have signed before it was restarted, and stays silent", step)
-            return
-        seed_facts: list[Value] = [self._run_id, self.chain.stage, self.chain.version, self._me]
-        parts, digests = await self._exact.run(
-            Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seed_facts)
-        )
-        work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
-        unsigned = Contribution(self._run_id, self.chain.stage, step, self.chain.name, self._me, work, tuple(digests))
-        await asyncio.to_thread(self._signing_log.record, self.chain.lineage, step, unsigned.signed_bytes())
-        state.own_parts = parts
-        for index, part in enumerate(parts):
-            state.received[index, self._me] = part
-        contribution = replace(unsigned, signature=self._identity.sign(unsigned.signed_bytes()))
-        self._carry_out(state, state.round.contributed(contribution, now=time.monotonic()))
-
-    async def _aggregate(self, state: StepState, roster: Roster, part: int, contributors: tuple[PeerId, ...]) -> None:
-        machine, replica, chain = state.round, self.replica, self.chain
-        assert machine is not None
-        counted = chain.weights_of(Result(roster, (), self._me))
-        bodies = [(counted[peer], state.received[part, peer]) for peer in contributors if counted[peer] > 0]
-        cap, rule = replica.norm_cap(), self.settings.averaging.rule
-        seed = digest("reduced-seed", [self._run_id, chain.stage, chain.version, part])
-        encoded, encoded_digest = await self._exact.run(
-            Urgency.ROUND, lambda: reduce_part(replica, part, bodies, rule=rule, norm_cap=cap, seed=seed)
-        )
-        state.reduced[part, encoded_digest] = encoded
-        reduced = ReducedPart(part, encoded_digest, contributors)
-        self._carry_out(state, machine.aggregated(reduced, now=time.monotonic()))
-
-    async def _fetch(self, state: StepState, part: int, wanted: bytes, holders: tuple[PeerId, ...]) -> None:
-        where = self.replica.parts()[part]
-        size = self.replica.codec.encoded_bytes(where.stop - where.start)
-        meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
-        for holder in holders:
-            try:
-                reply = await self._transport.call(
-                    holder, PART_BYTES, Message(meta), timeout_s=self.settings.deadlines.call_s, max_body_bytes=size
-                )
-            except (TransientError, RemoteError) as error:
-                log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
-                continue
-            if hashlib.sha256(reply.body).digest() == wanted:
-                state.reduced[part, wanted] = reply.body
-                assert state.round is not None
-                self._carry_out(state, state.round.part_fetched(part, wanted))
-                return
-        state.fetching.discard((part, wanted))
-        log.warning("step %d: nobody has part %d of the result", state.step, part)
-        for holder in holders[:1]:
-            self.on_behind(holder)
-
-    async def _on_part_bytes(self, sender: PeerId, request: Message) -> Message:
-        fields = Fields("part request", request.meta)
-        step, part = fields.integer("step"), fields.integer("part", high=1 << 20)
-        wanted = fields.octets("digest", length=32)
-        state = self._steps.get(Step(step))
-        if state is not None and (part, wanted) in state.reduced:
-            return Message({}, state.reduced[part, wanted])
-        held = self.results.get(step)
-        if held is not None and part < len(held[1]) and held[0].parts[part].digest == wanted:
-            return Message({}, held[1][part])
-        raise TransientError(f"part {part} of step {step} is not here")
+            self.driver.carry_out(state, state.round.tick(now=time.monotonic()))
 
     async def adopt(self, result: Result, bodies: list[Bytes]) -> None:
         """Take the present step's result from another peer's store. Raises RemoteError if it is not genuine."""
@@ -672,31 +469,31 @@ class StageRounds:
         if state is None or state.facts is None or int(result.roster.step) != version:
             return
         if state.round is None:
-            state.facts.check_result(result, verify)
+            state.facts.check_result(result, verify, certified=True)
         for reduced, body in zip(result.parts, bodies, strict=True):
-            if hashlib.sha256(body).digest() != reduced.digest:
+            if not reduced.is_empty and hashlib.sha256(body).digest() != reduced.digest:
                 raise RemoteError("digest", f"part {reduced.part} of step {state.step} differs from its digest")
             state.reduced[reduced.part, reduced.digest] = body
         if state.round is None:
-            self._spawn(self._finish(state, result))
+            self.spawn(self.finish(state, result))
         else:
             out = state.round.on_result(result, now=time.monotonic())
             out = [instruction for instruction in out if not isinstance(instruction, act.FetchPart)]
             for reduced in result.parts:
-                out += state.round.part_fetched(reduced.part, reduced.digest)
-            self._carry_out(state, out)
+                out += state.round.part_fetched(reduced.part, reduced.digest, now=time.monotonic())
+            self.driver.carry_out(state, out)
         await self.wait_for_version(version + 1, timeout_s=self.settings.deadlines.round_phase_s)
 
-    async def _finish(self, state: StepState, result: Result) -> None:
+    async def finish(self, state: StepState, result: Result) -> None:
         replica, chain = self.replica, self.chain
         if self._steps.get(state.step) is not state or int(state.step) != chain.version:
             return
-        bodies = [state.reduced[part.part, part.digest] for part in result.parts]
-        closed = await self._compute.run(Urgency.ROUND, lambda: replica.close(state.step))
+        bodies = [b"" if part.is_empty else state.reduced[part.part, part.digest] for part in result.parts]
+        closed = await self.compute.run(Urgency.ROUND, lambda: replica.close(state.step))
         next_chain = chain.advance(result, self.settings)
 
         name = next_chain.name
-        new = await self._exact.run(Urgency.ROUND, lambda: replica.next_version(decode_gradient(replica, bodies), name))
+        new = await self.exact.run(Urgency.ROUND, lambda: replica.next_version(decode_gradient(replica, bodies), name))
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)
@@ -706,7 +503,7 @@ class StageRounds:
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
         applied = Applied(result, next_chain, new.gradient_norm, seconds, closed.stale, len(closed.work))
         due = next_chain.version % self.settings.checkpoint.snapshot_every == 0 or self.is_over
-        frozen = await self._exact.run(Urgency.ROUND, replica.frozen_state) if due else None
+        frozen = await self.exact.run(Urgency.ROUND, replica.frozen_state) if due else None
         self._open_steps()
         self._announce_version()
         if frozen is not None:

@@ -44,6 +44,10 @@ class StepState:
     received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
     reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
     fetching: set[tuple[int, bytes]] = field(default_factory=set)
+    asking: set[tuple[PeerId, str, int]] = field(default_factory=set)
+    """Voters outside the stage that are being asked: phase (or "promise") and view."""
+    logged: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done once it is on disk that this process signs in this round."""
     closed_at: float | None = None
     dirty: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -99,7 +99,7 @@ def room_for_one(peer_id: PeerId) -> Iterator[None]:
     want = StageRounds.want
 
     def limited(rounds: StageRounds, num_slots: int) -> None:
-        want(rounds, max(0, num_slots - (SLOTS - 1)) if rounds._me == peer_id else num_slots)
+        want(rounds, max(0, num_slots - (SLOTS - 1)) if rounds.me == peer_id else num_slots)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StageRounds, "want", limited)

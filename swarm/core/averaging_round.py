@@ -434,6 +434,14 @@ class AveragingRound:
             return self._ask(Proposal.of_commit(certificate), now)
         return self._accept(replace(self._voter.likely[asked.view], certificate=certificate), now)
 
+    def wants(self, asked: AskPromise | SendBallot) -> bool:
+        """Whether an answer would still be counted."""
+        if self.result is not None or not self._started:
+            return False
+        if isinstance(asked, AskPromise):
+            return asked.view == self.view and self._ballots.proposal is None
+        return self._ballots.proposal is not None and asked.proposal.view == self.view
+
     # -- roster -------------------------------------------------------------------------------------------
 
     def on_roster(self, sender: PeerId, roster: Roster, *, now: float) -> Instructions:

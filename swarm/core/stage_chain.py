@@ -99,7 +99,6 @@ class StageChain:
     """Name of the genesis that all of this follows from."""
     stage: StageIndex
     version: Version
-    name: bytes
     basis: RoundBasis
     """What the version is known by to voters outside the stage."""
     coordinator: PeerId

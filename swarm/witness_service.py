@@ -1,0 +1,195 @@
+"""This is where a process votes on the rounds of stages it is no member of: neighbouring peers, and the coordinator.
+
+Whoever leads a round shows what it starts from; its version's name binds that. A vote is recorded on disk before it
+leaves, so that a process that is started again stays silent in rounds in which it may have voted.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from swarm.core.canonical import Value
+from swarm.core.contribution import Result, Roster
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.round_ballots import Proposal
+from swarm.core.round_basis import RoundBasis
+from swarm.core.round_facts import RoundFacts
+from swarm.core.round_instructions import AskPromise, SendBallot
+from swarm.core.round_voter import RoundVoter, Witness
+from swarm.core.voting import Promise, Vote
+from swarm.identity import Identity, verify
+from swarm.network.transport import Message, Transport
+
+WITNESS = "witness"
+"""{run_id, stage, step, num_parts, basis, view | proposal} -> {vote} or {promise, roster, result}; None: no vote."""
+MAX_OPEN_ROUNDS = 256
+MAX_ROUNDS_OF_ONE = 16
+"""Rounds that one peer may have opened here; those whose outcome is known do not count."""
+KEPT_NAMES = 1024
+
+
+class VoteLog:
+    """The rounds, by the names of the versions they start from, in which this identity has signed anything."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        names = [line for line in lines if len(line) == 64][-KEPT_NAMES:]
+        self._before_start = frozenset(names)
+        self._begun: set[str] = set()
+        partial = path.with_suffix(".partial")
+        with partial.open("w") as file:
+            file.writelines(f"{name}\n" for name in names)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+    def may_vote(self, name: bytes) -> bool:
+        """Whether nothing can have been signed yet in the round that starts from the version of this name."""
+        return name.hex() not in self._before_start and name.hex() not in self._begun
+
+    async def begin(self, name: bytes) -> None:
+        """This process is about to vote in the round: returns once that is on disk."""
+        if name.hex() not in self._begun:
+            await asyncio.to_thread(self._append, name.hex())
+            self._begun.add(name.hex())
+
+    def _append(self, name: str) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{name}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class WitnessService:
+    """Answers leaders of rounds elsewhere that ask for this process' promise or vote."""
+
+    def __init__(
+        self,
+        run_id: str,
+        identity: Identity,
+        coordinator: PeerId,
+        log: VoteLog,
+        is_of_stage: Callable[[PeerId, int], bool] = lambda peer, stage: True,
+    ) -> None:
+        """`is_of_stage`: whether a peer may be a member of a stage, as far as is known here."""
+        self._run_id = run_id
+        self._identity = identity
+        self._coordinator = coordinator
+        self._log = log
+        self._is_of_stage = is_of_stage
+        self._rounds: dict[tuple[int, int, bytes], Witness] = {}
+        self._opened_by: dict[tuple[int, int, bytes], PeerId] = {}
+
+    def serve(self, transport: Transport) -> None:
+        transport.serve(WITNESS, self._on_witness, max_body_bytes=0)
+
+    async def _on_witness(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("witness request", request.meta)
+        if fields.text("run_id") != self._run_id:
+            raise RemoteError("protocol", "another run", sender)
+        facts = RoundFacts.of_basis(
+            RoundBasis.from_value(fields.message("basis")),
+            run_id=self._run_id,
+            stage=StageIndex(fields.integer("stage", high=1 << 16)),
+            step=Step(fields.integer("step")),
+            coordinator=self._coordinator,
+            num_parts=fields.integer("num_parts", high=1 << 16),
+            phase_s=1.0,
+        )
+        facts.check_member(sender)
+        witness = await self._witness(facts, sender)
+        if fields.optional("view"):
+            promise = witness.on_ask(sender, fields.integer("view", high=1 << 20))
+            fields.done()
+            roster, result = witness.voter.roster, witness.voter.result
+            return Message(
+                {
+                    "promise": promise.to_value() if promise is not None else None,
+                    "roster": roster.to_value() if roster is not None else None,
+                    "result": result.to_value() if result is not None else None,
+                }
+            )
+        proposal = Proposal.from_value(fields.message("proposal"))
+        fields.done()
+        if proposal.roster is not None:
+            for peer in proposal.roster.neighbours:
+                if not any(self._is_of_stage(peer, facts.stage + side) for side in (-1, 1)):
+                    raise TransientError(f"{peer[-6:]} is not known here as a neighbour of stage {facts.stage}")
+        vote = witness.on_ballot(sender, proposal)
+        if proposal.phase == "commit":
+            self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
+        return Message({"vote": vote.to_value() if vote is not None else None})
+
+    async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
+        if self._identity.peer_id not in facts.voters:
+            raise RemoteError("protocol", "this peer has no vote there", sender)
+        key = (facts.stage, facts.step, facts.previous_name)
+        if key not in self._rounds:
+            # Whoever makes up rounds uses up its own share, nobody else's.
+            if sum(1 for opener in self._opened_by.values() if opener == sender) >= MAX_ROUNDS_OF_ONE:
+                raise TransientError(f"{sender[-6:]} has {MAX_ROUNDS_OF_ONE} rounds open here")
+            self._forget()
+            if len(self._rounds) >= MAX_OPEN_ROUNDS:
+                raise TransientError(f"{MAX_OPEN_ROUNDS} rounds are open here")
+            voter = RoundVoter(
+                facts,
+                self._identity.peer_id,
+                self._identity.sign,
+                verify,
+                votes=self._log.may_vote(facts.previous_name),
+            )
+            self._rounds[key] = Witness(voter)
+            self._opened_by[key] = sender
+        witness = self._rounds[key]
+        if witness.voter.votes:
+            await self._log.begin(facts.previous_name)
+        return witness
+
+    def _forget(self) -> None:
+        """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""
+        ended = [key for key in self._rounds if key not in self._opened_by]
+        for key in ended[: max(0, len(ended) - MAX_OPEN_ROUNDS // 2)]:
+            witness = self._rounds.pop(key)
+            assert witness.voter.facts.previous_name == key[2]
+
+
+async def ask_witness(
+    transport: Transport,
+    peer: PeerId,
+    facts: RoundFacts,
+    basis: RoundBasis,
+    what: AskPromise | SendBallot,
+    *,
+    timeout_s: float,
+) -> Vote | tuple[Promise, Roster | None, Result | None] | None:
+    """The vote, or the promise with what it is made of; None if the peer gives none.
+
+    Raises TransientError or RemoteError as `Transport.call` does.
+    """
+    meta: dict[str, Value] = {
+        "run_id": facts.run_id,
+        "stage": facts.stage,
+        "step": facts.step,
+        "num_parts": facts.num_parts,
+        "basis": basis.to_value(),
+    }
+    if isinstance(what, AskPromise):
+        meta["view"] = what.view
+    else:
+        meta["proposal"] = what.proposal.to_value()
+    reply = await transport.call(peer, WITNESS, Message(meta), timeout_s=timeout_s, max_body_bytes=0)
+    fields = Fields("witness answer", reply.meta)
+    if isinstance(what, SendBallot):
+        return Vote.from_value(fields.message("vote")) if fields.optional("vote") else None
+    if not fields.optional("promise"):
+        return None
+    return (
+        Promise.from_value(fields.message("promise")),
+        Roster.from_value(fields.message("roster")) if fields.optional("roster") else None,
+        Result.from_value(fields.message("result")) if fields.optional("result") else None,
+    )
