@@ -14,6 +14,7 @@ from kernels.threads import ONE_THREAD, Threads
 _SMALLEST = np.float32(2.0**-126)
 _ZERO = np.float32(0.0)
 _THIRD_ROW = RUN_VALUES // 4
+_TILE_VALUES = 1024
 
 
 def distances(
@@ -114,13 +115,15 @@ def _moved(
     half, scratch = np.empty(_THIRD_ROW, dtype=np.float64), np.empty(RUN_VALUES, dtype=np.float64)
     for start in range(first, last, RUN_VALUES):
         run, stop = start // RUN_VALUES, min(start + RUN_VALUES, last)
-        middle, total = center[start:stop], out[start:stop]
-        total[:] = middle
-        for row in range(rows_NV.shape[0]):
-            part, factor = rows_NV[row, start:stop], factors_N[row]
+        for tile in range(start, stop, _TILE_VALUES):
+            within = slice(tile, min(tile + _TILE_VALUES, stop))
+            middle, total = center[within], out[within]
+            total[:] = middle
+            for row in range(rows_NV.shape[0]):
+                part, factor = rows_NV[row, within], factors_N[row]
+                for i in range(total.size):
+                    total[i] = total[i] + (part[i] - middle[i]) * factor
             for i in range(total.size):
-                total[i] = total[i] + (part[i] - middle[i]) * factor
-        for i in range(total.size):
-            total[i] = _flushed(total[i])
+                total[i] = _flushed(total[i])
         for row in range(rows_NV.shape[0]):
-            sums_NR[row, run] = _run_distance(rows_NV[row, start:stop], total, half, scratch)
+            sums_NR[row, run] = _run_distance(rows_NV[row, start:stop], out[start:stop], half, scratch)
