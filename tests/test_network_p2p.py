@@ -14,11 +14,12 @@ from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
-from swarm.network.control import ControlClient, prepare, read_stream_peer, receive
+from swarm.network.control import ControlClient, read_stream_peer
 from swarm.network.framing import read_request_head
 from swarm.network.loop import new_event_loop
 from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.processes import P2PDaemon
+from swarm.network.sockets import prepare, receive
 from swarm.network.transport import MAX_META_BYTES, Message
 
 T = TypeVar("T")

@@ -17,7 +17,6 @@ import numpy as np
 
 from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
-from swarm.network.control import receive, receive_into
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
     MAX_KIND_CHARACTERS,
@@ -25,14 +24,12 @@ from swarm.network.service import (
     byte_view,
     decode_meta,
 )
+from swarm.network.sockets import Sending, receive, receive_into
 from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
 
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
-
-_JOIN_BYTES = 1 << 16
-"""Bodies up to this size are sent together with their head, in one system call."""
 
 
 class Status(enum.IntEnum):
@@ -118,16 +115,14 @@ async def read_content(stream: socket.socket, head: RequestHead | ReplyHead, *, 
 
 
 async def send(stream: socket.socket, head: bytes, body: memoryview, *, stall_s: float) -> None:
-    """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes no frame for `stall_s`."""
+    """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes nothing for `stall_s`."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(stall_s) as deadline:
-        if len(body) <= _JOIN_BYTES:
-            await loop.sock_sendall(stream, head + body)
-            return
-        await loop.sock_sendall(stream, head)
-        for at in range(0, len(body), FRAME_BYTES):
-            deadline.reschedule(loop.time() + stall_s)
-            await loop.sock_sendall(stream, body[at : at + FRAME_BYTES])
+        sending = Sending(stream, head, body, on_progress=lambda: deadline.reschedule(loop.time() + stall_s))
+        try:
+            await sending.wait()
+        finally:
+            sending.stop()
 
 
 def _check_head(magic: int, meta_bytes: int) -> None:

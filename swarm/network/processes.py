@@ -43,8 +43,10 @@ class P2PDaemon:
         self._reader = asyncio.create_task(self._read_output(), name="p2pd output")
 
     @classmethod
-    async def start(cls, arguments: list[str], *, key_file_bytes: bytes, timeout_s: float) -> "P2PDaemon":
-        """Start p2pd with our key and `arguments`; returns when it listens.
+    async def start(
+        cls, arguments: list[str], *, key_file_bytes: bytes, timeout_s: float, threads: int = 1
+    ) -> "P2PDaemon":
+        """Start p2pd with our key and `arguments`, on at most `threads` cores; returns when it listens.
 
         Raises LocalError with p2pd's own words when it does not.
         """
@@ -61,7 +63,7 @@ class P2PDaemon:
                 stderr=asyncio.subprocess.STDOUT,
                 # A session of its own: Ctrl-C in a terminal reaches us, who drain first, and not p2pd.
                 start_new_session=True,
-                env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
+                env={**os.environ, "GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": str(threads)},
             )
             async with asyncio.timeout(timeout_s):
                 peer_id = await _read_peer_id(process)

@@ -1,0 +1,166 @@
+"""This is where incoming streams are answered: call after call on each, until its caller leaves it."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.network import framing
+from swarm.network.control import ControlError, read_stream_peer
+from swarm.network.framing import RequestHead, Status
+from swarm.network.idle_streams import KEPT_BY_CALLEE_S
+from swarm.network.service import Services, ask
+from swarm.network.sockets import prepare
+
+logger = logging.getLogger(__name__)
+
+_LINGER_S = 5.0
+"""A refused caller has this long to read why and to close."""
+_ACCEPT_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnsweringLimits:
+    """Deadlines and bounds of incoming streams; see `P2PSettings`, where users set them."""
+
+    stall_s: float
+    longest_call_s: float
+    max_streams: int
+
+
+class Answering:
+    """The streams that others have opened to this peer."""
+
+    def __init__(self, services: Services, limits: AnsweringLimits) -> None:
+        self._services = services
+        self._limits = limits
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: dict[asyncio.Task[None], None] = {}
+        """Those of streams without a call, the one that rests longest first."""
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    def start(self, listener: socket.socket) -> None:
+        """Answer whatever comes in by this Unix socket."""
+        self._start(self._accept(listener))
+
+    async def stop(self) -> None:
+        """Cancel all handlers and close all streams."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                stream, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                logger.warning("an incoming stream cannot be taken: %s", error)  # too many open files, say
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if len(self._tasks) > self._limits.max_streams and not self._close_idle():
+                stream.close()  # a flood; its sender sees the stream end
+            else:
+                prepare(stream)
+                self._start(self._answer(stream))
+
+    def _close_idle(self) -> bool:
+        """Close the stream that has rested longest; whether there is one."""
+        for task in self._idle:
+            del self._idle[task]
+            task.cancel()
+            return True
+        return False
+
+    async def _answer(self, stream: socket.socket) -> None:
+        """One incoming stream. Whatever goes wrong in it ends here."""
+        with contextlib.closing(stream):
+            try:
+                async with asyncio.timeout(self._limits.stall_s):
+                    peer_id = await read_stream_peer(stream)
+                    head = await framing.read_request_head(stream)
+                while True:
+                    await self._answer_request(stream, peer_id, head)
+                    # The caller closes first: when we do, p2pd resets the stream and drops what was not read yet.
+                    head = await self._next_head(stream)
+            except RemoteError as error:
+                await self._refuse(stream, Status.REMOTE, error.kind, str(error))
+            except TransientError as error:
+                await self._refuse(stream, Status.TRANSIENT, "transient", str(error))
+            except (EOFError, OSError, ControlError, TimeoutError) as error:
+                logger.debug("an incoming stream ended: %s", error)
+
+    async def _next_head(self, stream: socket.socket) -> RequestHead:
+        task = asyncio.current_task()
+        assert task is not None
+        self._idle[task] = None
+        try:
+            async with asyncio.timeout(KEPT_BY_CALLEE_S):
+                return await framing.read_request_head(stream)
+        finally:
+            self._idle.pop(task, None)
+
+    async def _answer_request(self, stream: socket.socket, peer_id: PeerId, head: RequestHead) -> None:
+        with self._services.admitted(peer_id, head.method, head.body_bytes) as service:
+            stall_s = self._limits.stall_s
+            async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
+                request = await framing.read_content(stream, head, stall_s=stall_s)
+                self.bytes_received += head.meta_bytes + head.body_bytes
+                meta, body = await _unless_closed(stream, ask(service.handler, peer_id, head.method, request))
+                del request
+                await framing.send(stream, framing.encode_reply_head(meta, body), body, stall_s=stall_s)
+                self.bytes_sent += len(meta) + len(body)
+
+    async def _refuse(self, stream: socket.socket, status: Status, kind: str, message: str) -> None:
+        """Send an error; the caller closes."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await asyncio.get_running_loop().sock_sendall(stream, framing.encode_error(status, kind, message))
+                await _until_closed(stream)
+
+
+async def _unless_closed(
+    stream: socket.socket, work: Coroutine[None, None, tuple[bytes, memoryview]]
+) -> tuple[bytes, memoryview]:
+    """The result of `work`, which is cancelled when the caller closes the stream. Raises EOFError then.
+
+    A caller has nothing to say before it is answered: whatever makes the stream readable is its end.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    cancelling = task.cancelling()
+    closed = False
+
+    def on_readable() -> None:
+        nonlocal closed
+        closed = True
+        loop.remove_reader(stream)
+        task.cancel()
+
+    loop.add_reader(stream, on_readable)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if closed and task.uncancel() <= cancelling:
+            raise EOFError("its caller has closed it") from None
+        raise
+    finally:
+        loop.remove_reader(stream)
+
+
+async def _until_closed(stream: socket.socket) -> None:
+    """Let the caller close first: when we do, p2pd resets the stream and drops what the caller has not read yet."""
+    loop = asyncio.get_running_loop()
+    while await loop.sock_recv(stream, 1 << 16):
+        pass

@@ -1,0 +1,138 @@
+"""This is where bytes go in and out of a plain socket: straight between kernel and buffer, with few wake-ups.
+
+p2pd passes 32 KiB at a time. What waits for a whole body here is woken once, at its end, and needs no task.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+_SEND_BUFFER_BYTES = 1 << 20
+
+
+def prepare(connection: socket.socket) -> None:
+    """Make a Unix socket ready for the event loop. The larger buffer saves a third of the CPU time of bulk sends."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+
+
+class Sending:
+    """Buffers on their way out, one after the other, as fast as the other end takes them.
+
+    Begins at once, and goes on by itself until `stop`. Whoever begins one stops it before it closes the socket.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        *buffers: bytes | bytearray | memoryview,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_progress` is called whenever some of it has gone out, after the first lot."""
+        self._connection = connection
+        self._left = [memoryview(buffer) for buffer in buffers if len(buffer)]
+        self._on_progress = on_progress
+        self._error: OSError | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        if not self._send_available():
+            asyncio.get_running_loop().add_writer(connection, self._on_writable)
+
+    @property
+    def is_done(self) -> bool:
+        """All is in the kernel's hands."""
+        return not self._left and self._error is None
+
+    async def wait(self) -> None:
+        """Until all is in the kernel's hands. Raises OSError when the socket breaks."""
+        if self._left and self._error is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Send no more of it."""
+        if self._left and self._error is None:
+            asyncio.get_running_loop().remove_writer(self._connection)
+            self._left = []
+
+    def _on_writable(self) -> None:
+        ended = self._send_available()
+        self._on_progress()
+        if ended:
+            asyncio.get_running_loop().remove_writer(self._connection)
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
+
+    def _send_available(self) -> bool:
+        """Send what the kernel takes now; whether that was the end of it, for better or worse."""
+        try:
+            while self._left:
+                num_bytes = self._connection.sendmsg(self._left)
+                while self._left and num_bytes >= len(self._left[0]):
+                    num_bytes -= len(self._left.pop(0))
+                if num_bytes:
+                    self._left[0] = self._left[0][num_bytes:]
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._error = error
+        return True
+
+
+async def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill `view` from the socket. Raises EOFError when the other end closes before that."""
+    at = _receive_available(connection, view, 0)
+    if at == len(view):
+        return
+    loop = asyncio.get_running_loop()
+    filled: asyncio.Future[None] = loop.create_future()
+
+    def on_readable() -> None:
+        nonlocal at
+        if filled.done():
+            return
+        try:
+            at = _receive_available(connection, view, at)
+        except (EOFError, OSError) as error:
+            filled.set_exception(error)
+        else:
+            if at == len(view):
+                filled.set_result(None)
+
+    loop.add_reader(connection, on_readable)
+    try:
+        await filled
+    finally:
+        loop.remove_reader(connection)
+
+
+def _receive_available(connection: socket.socket, view: memoryview, at: int) -> int:
+    """Receive into `view` from position `at` what has come already; returns the new position."""
+    while at < len(view):
+        try:
+            num_bytes = connection.recv_into(view[at:])
+        except BlockingIOError:
+            return at
+        if num_bytes == 0:
+            raise EOFError(f"the stream ended after {at} of {len(view)} bytes")
+        at += num_bytes
+    return at
+
+
+async def receive(connection: socket.socket, num_bytes: int) -> bytearray:
+    """The next `num_bytes` of the socket, which the caller has checked against a limit."""
+    data = bytearray(num_bytes)
+    await receive_into(connection, memoryview(data))
+    return data
+
+
+def is_quiet(connection: socket.socket) -> bool:
+    """Whether the socket is open and nothing has come."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
