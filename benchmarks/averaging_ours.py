@@ -1,0 +1,347 @@
+"""This is where one peer of ours averages: real rounds, transport, p2pd and exact step; a bare vector for a model.
+
+    python -m benchmarks.averaging_ours NUMBER PEERS FOLDER PARAMS RULE
+
+Number PEERS is the run's host, which only votes.
+
+A round is timed from the closing of the step to the averaged gradient in fp32, and on to the new version. The pieces
+are timed too, each by itself and at all peers at once: encode, hash, wire, decode.
+"""
+
+import asyncio
+import hashlib
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import timed_peer
+
+timed_peer.install()
+
+from benchmarks.averaging_vectors import check, vector_of  # noqa: E402 - after the stopwatches
+from benchmarks.orders import Fields, answer, next_order  # noqa: E402
+from peer.compute import Urgency, WorkThread  # noqa: E402
+from peer.replica import StageReplica  # noqa: E402
+from peer.rounds import StageRounds  # noqa: E402
+from peer.signing_log import SigningLog  # noqa: E402
+from peer.snapshots import SnapshotStore  # noqa: E402
+from swarm.checkpoint.state import StageState  # noqa: E402
+from swarm.core.contribution import Work  # noqa: E402
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version  # noqa: E402
+from swarm.core.leases import LeaseTable  # noqa: E402
+from swarm.core.settings import (  # noqa: E402
+    AveragingSettings,
+    BatchSettings,
+    CheckpointSettings,
+    CodecSettings,
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+)
+from swarm.core.stage_chain import Genesis, StageChain  # noqa: E402
+from swarm.identity import Identity  # noqa: E402
+from swarm.model.layout import ParameterLayout  # noqa: E402
+from swarm.network.loop import run  # noqa: E402
+from swarm.network.p2p import P2PSettings, P2PTransport  # noqa: E402
+from swarm.network.transport import Message  # noqa: E402
+from swarm.optim.exact import ExactOptimizer  # noqa: E402
+from swarm.rehearsal import rehearse  # noqa: E402
+from swarm.witness_service import VoteLog, WitnessService  # noqa: E402
+
+STAGE = StageIndex(1)
+TOKENS = 1024
+ROUND_S = 60.0
+SINK = "sink"
+MAX_SINK_BYTES = 1 << 22
+LANES = 4
+"""Calls to one peer at a time when the wire is timed by itself."""
+
+
+class BareModel:
+    """A stage that is nothing but its parameters; it computes nothing."""
+
+    def __init__(self, params: int) -> None:
+        self.stage = STAGE
+        self.device = torch.device("cpu")
+        norm = min(1024, params // 2)
+        self.layout = ParameterLayout.of({"norm.weight": (norm,), "mlp.weight": (1, params - norm)})
+
+    def weights(self, flat: NDArray[np.float32]) -> Any:
+        return SimpleNamespace(flat=flat)
+
+
+def settings_of(codec: Any, rule: Any, peers: int) -> RunSettings:
+    """A run of many steps, each of one microbatch of every peer."""
+    return RunSettings(
+        name="averaging",
+        protocol=1,
+        model=ModelSettings(config_json="{}", stage_layers=((0, 1), (1, 2))),
+        data=DataSettings(
+            tokenizer="bytes",
+            vocab_size=256,
+            token_bytes=1,
+            num_train_tokens=1 << 20,
+            num_held_out_tokens=1 << 10,
+            train_digest=bytes(32),
+            held_out_digest=bytes(32),
+            sequence_length=TOKENS,
+            chunk_tokens=1 << 16,
+            seed=0,
+        ),
+        batch=BatchSettings(microbatch_size=1, target_tokens=TOKENS * peers),
+        optimizer=OptimizerSettings(total_steps=1 << 20),
+        codecs=CodecSettings(averaging=codec),
+        averaging=AveragingSettings(rule=rule),
+        checkpoint=CheckpointSettings(every_steps=1 << 19, snapshot_every=1 << 19),
+    )
+
+
+class OurPeer:
+    def __init__(self, number: int, peers: int, folder: Path, params: int, rule: str) -> None:
+        self._identities = [Identity.from_seed(bytes([other]) * 32) for other in range(peers)]
+        self._number = number
+        self._me = self._identities[number]
+        self._host = host_identity(peers).peer_id
+        self._folder = folder
+        self._params = params
+        self._rule = rule
+        self._own = torch.from_numpy(vector_of(folder, number).copy()).mul_(TOKENS)
+        self._compute = WorkThread("compute", on_start=lambda: torch.set_num_threads(_threads()))
+        self._exact = WorkThread("exact")
+        self._marks: dict[str, float] = {}
+        self._averaged: NDArray[np.float32] | None = None
+        self._time_steps()
+
+    def _time_steps(self) -> None:
+        plain_close, plain_step = StageReplica.close, ExactOptimizer.step
+
+        def close(replica: StageReplica, step: Step) -> Any:
+            self._marks.setdefault("began", time.monotonic())
+            return plain_close(replica, step)
+
+        def step(optimizer: ExactOptimizer, weights: Any, gradient: NDArray[np.float32], **options: Any) -> Any:
+            self._marks["ended"] = time.monotonic()
+            self._averaged = gradient
+            report = plain_step(optimizer, weights, gradient, **options)
+            self._marks["stepped"] = time.monotonic()
+            return report
+
+        StageReplica.close, ExactOptimizer.step = close, step  # type: ignore[method-assign]
+
+    async def listen(self) -> None:
+        self._transport = await P2PTransport.create(self._me, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+        self._transport.serve("ping", _pong, max_body_bytes=0)
+        self._transport.serve(SINK, _pong, max_body_bytes=MAX_SINK_BYTES)
+
+    async def do(self, order: Fields) -> Fields:
+        match order["order"]:
+            case "listen":
+                await self.listen()
+                return {"addresses": self._transport.addresses()}
+            case "connect":
+                everyone = [identity.peer_id for identity in self._identities] + [self._host]
+                for other, addresses in zip(everyone, order["addresses"], strict=True):
+                    if other != self._me.peer_id:
+                        await self._transport.connect(other, addresses)
+            case "open":
+                await self._open(order["codec"])
+            case "ready":
+                step = self._rounds.version
+                await self._compute.run(Urgency.BACKWARD, lambda: self._fill(step))
+                self._marks.clear()
+            case "round":
+                return await self._round()
+            case "check":
+                assert self._averaged is not None
+                return check(self._folder, self._averaged) | {"version": self._rounds.chain.name.hex()}
+            case "piece":
+                return {"seconds": await self._piece(order["piece"])}
+            case "close":
+                await self._rounds.stop()
+                del self._rounds, self._replica
+                self._averaged = None
+            case "leave":
+                await self._transport.close()
+        return {}
+
+    async def _open(self, codec: str) -> None:
+        settings = settings_of(codec, self._rule, len(self._identities))
+        rehearse(settings)
+        model: Any = BareModel(self._params)
+        members = tuple(sorted(identity.peer_id for identity in self._identities))
+        genesis = Genesis("averaging", STAGE, Version(0), bytes(32), members, LeaseTable(), self._host, ())
+        chain = StageChain.begin(genesis, settings)
+        state = StageState(0, model.layout, np.zeros(self._params, dtype=np.float32), name=genesis.name)
+        self._replica = StageReplica(settings, model, state)
+        name = f"{codec}-{self._number}-{time.monotonic_ns()}"
+        self._rounds = StageRounds(
+            settings,
+            "averaging",
+            self._me,
+            self._transport,
+            self._replica,
+            chain,
+            self._compute,
+            self._exact,
+            SnapshotStore(self._folder / f"snapshots-{name}", STAGE),
+            SigningLog(self._folder / f"signed-{name}.log"),
+            VoteLog(self._folder / f"voted-{name}.log"),
+        )
+        self._rounds.start()
+
+    def _fill(self, step: int) -> None:
+        self._replica.sum_of(Step(step)).gradient.flat.copy_(self._own)
+
+    async def _round(self) -> Fields:
+        step = self._rounds.version
+        before = timed_peer.figures()
+        sent = self._transport.traffic()[0]
+        number = MicrobatchId(step * len(self._identities) + self._number)
+        work = Work(number, 0, step, TOKENS, bytes(32), bytes(32))
+        await self._compute.run(Urgency.BACKWARD, lambda: self._replica.record(Step(step), work))
+        self._rounds.work_done(Step(step))
+        waiting = asyncio.ensure_future(self._rounds.wait_for_version(step + 1, timeout_s=ROUND_S))
+        await asyncio.wait({waiting, self._rounds.failure}, return_when=asyncio.FIRST_COMPLETED)
+        if self._rounds.failure.done():
+            waiting.cancel()
+            self._rounds.failure.result()
+        if not waiting.result():
+            raise TimeoutError(f"round {step} did not end within {ROUND_S:.0f} s")
+        after = timed_peer.figures()
+        return {
+            **self._marks,
+            "bytes": self._transport.traffic()[0] - sent,
+            "cpu": {
+                "process": after["process"] - before["process"],
+                "p2pd": after["p2pd"] - before["p2pd"],
+                **{f"thread {name}": _spent(after, before, "threads", name) for name in after["threads"]},
+                **{name: _spent(after, before, "calls", name) for name in after["calls"]},
+            },
+        }
+
+    # -- pieces by themselves -----------------------------------------------------------------------------
+
+    async def _piece(self, piece: str) -> float:
+        """Seconds of what one peer does of it in a round."""
+        if piece == "wire":
+            return await self._wire()
+        return await self._exact.run(Urgency.ROUND, lambda: self._local(piece))
+
+    def _local(self, piece: str) -> float:
+        replica, peers = self._replica, len(self._identities)
+        parts = replica.parts()
+        share = parts[self._number :: peers]
+        values = self._own.numpy()
+        contribution, result = replica.contribution_codec, replica.codec
+        seed = bytes(32)
+        if piece == "encode":
+            began = time.perf_counter()
+            for part in parts:
+                contribution.encode(values[part], seed=seed)
+            for part in share:
+                result.encode(values[part], seed=seed)
+            return time.perf_counter() - began
+        bodies = [contribution.encode(values[part], seed=seed) for part in parts]
+        if piece == "hash":
+            began = time.perf_counter()
+            for hashed in (bodies, bodies, share):  # own; received of both kinds; the share of the result
+                for index, _ in enumerate(hashed):
+                    hashlib.sha256(bodies[index]).digest()
+            for index in range(len(share) * (peers - 2)):
+                hashlib.sha256(bodies[index % len(bodies)]).digest()
+            return time.perf_counter() - began
+        assert piece == "decode"
+        results = [result.encode(values[part], seed=seed) for part in parts]
+        out = np.empty(self._params, dtype=np.float32)
+        out.fill(0)
+        began = time.perf_counter()
+        for _ in range(peers):
+            for index in range(self._number, len(parts), peers):
+                contribution.decode(bodies[index], out[parts[index]])
+        for index, part in enumerate(parts):
+            result.decode(results[index], out[part])
+        return time.perf_counter() - began
+
+    async def _wire(self) -> float:
+        replica, peers = self._replica, len(self._identities)
+        first, second = replica.contribution_codec, replica.codec
+        began = time.perf_counter()
+        for codec, share in ((first, None), (second, self._number)):
+            sending = []
+            for other in self._others():
+                number = self._number_of(other) if share is None else share
+                sizes = [codec.encoded_bytes(part.stop - part.start) for part in replica.parts()[number::peers]]
+                sending += [self._send_each(other, sizes[lane::LANES]) for lane in range(LANES)]
+            await asyncio.gather(*sending)
+        return time.perf_counter() - began
+
+    async def _send_each(self, other: PeerId, sizes: list[int]) -> None:
+        for size in sizes:
+            await self._transport.call(other, SINK, Message({}, bytes(size)), timeout_s=ROUND_S, max_body_bytes=0)
+
+    def _others(self) -> list[PeerId]:
+        return [identity.peer_id for identity in self._identities if identity is not self._me]
+
+    def _number_of(self, peer: PeerId) -> int:
+        return [identity.peer_id for identity in self._identities].index(peer)
+
+
+def host_identity(peers: int) -> Identity:
+    return Identity.from_seed(bytes([peers]) * 32)
+
+
+def _spent(after: dict[str, Any], before: dict[str, Any], kind: str, name: str) -> float:
+    return float(after[kind][name] - defaultdict(float, before[kind])[name])
+
+
+def _threads() -> int:
+    return int(os.environ["OMP_NUM_THREADS"])
+
+
+async def _pong(sender: PeerId, request: Message) -> Message:
+    return Message()
+
+
+async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Fields]]:
+    """The run's host, as far as rounds concern it."""
+    identity = host_identity(number)
+    transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+    log = VoteLog(folder / "voted-host.log")
+    WitnessService("averaging", identity, identity.peer_id, log).serve(transport)
+
+    async def do(order: Fields) -> Fields:
+        if order["order"] == "listen":
+            return {"addresses": transport.addresses()}
+        await transport.close()
+        return {}
+
+    return do
+
+
+async def _live(stop: asyncio.Event) -> None:
+    number, peers, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    if number == peers:
+        do = await _host(number, folder)
+    else:
+        do = OurPeer(number, peers, folder, params=int(sys.argv[4]), rule=sys.argv[5]).do
+    while (order := await asyncio.to_thread(next_order)) is not None:
+        try:
+            fields = await do(order)
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            fields = {"error": f"{type(error).__name__}: {error}"[:500]}
+        answer(fields)
+    await do({"order": "leave"})
+
+
+if __name__ == "__main__":
+    run(_live)
