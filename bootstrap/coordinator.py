@@ -110,7 +110,12 @@ class Coordinator:
         self._bases: dict[int, RoundBasis] = {}
         """What each stage's next round starts from, where this host has followed its results."""
         self._witness = WitnessService(
-            run.run_id, run.host_key, run.host_key.peer_id, VoteLog(run.folder.root / "voted.log"), self._is_of_stage
+            run.run_id,
+            run.host_key,
+            run.host_key.peer_id,
+            run.run_key.peer_id,
+            VoteLog(run.folder.root / "voted.log"),
+            self._is_of_stage,
         )
         self.held_out: dict[int, float] = {}
         self.checkpoint_paths: dict[int, str] = {}
@@ -371,6 +376,7 @@ class Coordinator:
             tuple(sorted(start.ready)),
             self.run.leases if stage == 0 else LeaseTable(),
             self.run.host_key.peer_id,
+            self.run.run_key.peer_id,
             neighbours[:MAX_NEIGHBOURS],
         )
         return replace(unsigned, signature=self.run.run_key.sign(unsigned.signed_bytes()))
@@ -459,6 +465,7 @@ class Coordinator:
             stage=result.roster.stage,
             step=result.roster.step,
             coordinator=self.run.host_key.peer_id,
+            run_key=self.run.run_key.peer_id,
             num_parts=len(result.parts),
             phase_s=self.run.settings.deadlines.round_phase_s,
         )

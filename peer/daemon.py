@@ -377,7 +377,9 @@ class PeerDaemon:
         rounds.start()
         server.serve(self.transport)
         StateDonor(rounds).serve(self.transport)
-        WitnessService(name, self.identity, chain.coordinator, vote_log, is_of_stage).serve(self.transport)
+        WitnessService(name, self.identity, chain.coordinator, chain.run_key, vote_log, is_of_stage).serve(
+            self.transport
+        )
         neighbours.serve()
         if source is not None:
             source.serve(self.transport)

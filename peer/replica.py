@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.error_feedback import Residual
@@ -55,8 +56,12 @@ class StageReplica:
     `state.weights` of a version is never written again: work in flight keeps the version it began with.
     """
 
-    def __init__(self, settings: RunSettings, model: StageModel, state: StageState) -> None:
+    def __init__(
+        self, settings: RunSettings, model: StageModel, state: StageState, *, threads: Threads = ONE_THREAD
+    ) -> None:
+        """`threads` share the exact work; they change none of its bits."""
         self.settings = settings
+        self.threads = threads
         self.stage = StageIndex(model.stage)
         self.model = model
         self.layout = model.layout
@@ -69,8 +74,12 @@ class StageReplica:
         self._spare: list[GradientSum] = []
         self._scratch: torch.Tensor | None = None
         self._optimizer = ExactOptimizer(
-            settings.optimizer, num_values=self.layout.num_values, decay_ranges=self.layout.decay_ranges
+            settings.optimizer,
+            num_values=self.layout.num_values,
+            decay_ranges=self.layout.decay_ranges,
+            threads=threads,
         )
+        self._gradient: NDArray[np.float32] | None = None
         self._clip_norm = settings.optimizer.max_norm
         self.restore(state)
 
@@ -148,23 +157,45 @@ class StageReplica:
         self.stale_share[step] = (held.stale, len(held.work))
         return held
 
-    def mean(self, accumulation: Accumulation) -> NDArray[np.float32] | None:
-        """(exact) The contribution: gradient sum over its target tokens. None if there is no work."""
-        return accumulation.gradient.take_mean() if accumulation.work else None
+    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
+        """(exact) The contribution, gradient sum over its target tokens, in `gradient_buffer`: a sum of some work."""
+        for where in self.parts():
+            accumulation.gradient.mean_of(where, self.gradient_buffer[where])
+        return self.gradient_buffer
 
-    def next_version(self, gradient: NDArray[np.float32] | None, name: bytes) -> NewVersion:
-        """(exact) The version that this certified gradient makes. Moments move on: call it once, then `swap`."""
+    def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
+        """(exact, its threads) That part of `mean`, in memory of its own."""
+        mean = np.empty(where.stop - where.start, dtype=np.float32)
+        accumulation.gradient.mean_of(where, mean)
+        return mean
+
+    @property
+    def gradient_buffer(self) -> NDArray[np.float32]:
+        """(exact) Memory for one gradient on the host, used again round after round: new pages cost more than sums."""
+        if self._gradient is None:
+            self._gradient = np.empty(self.layout.num_values, dtype=np.float32)
+        return self._gradient
+
+    def next_version(self, certified: tuple[NDArray[np.float32], float] | None, name: bytes) -> NewVersion:
+        """(exact) The version that this gradient and its norm make; None: the round had no work, or its result is
+        malformed. Moments move on: call it once, then `swap`.
+        """
         old = self.state
         new_weights = np.empty_like(old.weights)
         norms = list(old.certified_norms)
         norm = 0.0
         try:
-            if gradient is None:
+            if certified is None:
                 raise LocalError("the round had no work")
-            report = self._optimizer.step(
-                old.weights, gradient, step=old.version, clip_norm=self._clip_norm, out=new_weights
+            gradient, norm = certified
+            self._optimizer.step(
+                old.weights,
+                gradient,
+                step=old.version,
+                clip_norm=self._clip_norm,
+                out=new_weights,
+                gradient_norm=norm,
             )
-            norm = report.gradient_norm
             norms = [*norms, norm][-NUM_CERTIFIED_NORMS:]
         except LocalError as reason:  # no work, or a norm that is not finite: every replica skips the step alike
             log.warning("stage %d skips step %d: %s", self.stage, old.version, reason)

@@ -1,6 +1,7 @@
 """This is where a round's heavy work is done, on the exact thread: encode, reduce, decode.
 
-What is malformed here was committed to by its maker: it is left out, the same way by everyone who has the bytes.
+A part goes through all that is done to it while it is in cache. What is malformed here was committed to by its maker:
+it is left out, the same way by everyone who has the bytes.
 """
 
 import hashlib
@@ -11,11 +12,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.norms import norm_of_sums, sum_of_squares
 from peer.replica import Accumulation, StageReplica
 from peer.step_state import Bytes
 from swarm.averaging.aggregate import aggregate
-from swarm.averaging.error_feedback import encode_parts
+from swarm.averaging.encoded_mean import mean_of_encoded
 from swarm.core.canonical import Value, digest
+from swarm.core.contribution import ReducedPart
 from swarm.core.errors import LocalError, RemoteError
 
 log = logging.getLogger(__name__)
@@ -28,20 +31,25 @@ def encode_contribution(
 
     Where the codec leaves a residual, the replica's is said along with it and becomes what is left now.
     """
+    if not accumulation.work:
+        return [], []
+    parts, codec = replica.parts(), replica.contribution_codec
+    seeds = [digest("part-seed", [*seed_facts, index]) for index in range(len(parts))]
+
+    def encode(index: int) -> tuple[bytearray, bytes]:
+        where = parts[index]
+        encoded = codec.encode(replica.mean_part(accumulation, where), seed=seeds[index])
+        return encoded, hashlib.sha256(encoded).digest()
+
     try:
-        mean = replica.mean(accumulation)
-        if mean is None:
-            return [], []
-        parts, codec = replica.parts(), replica.contribution_codec
-        seeds = [digest("part-seed", [*seed_facts, index]) for index in range(len(parts))]
         if replica.residual is None:
-            encoded = encode_parts(mean, codec, parts=parts, seeds=seeds)
-        else:
-            encoded = replica.residual.encode(mean, codec, parts=parts, seeds=seeds)
+            made = replica.threads.map(encode, range(len(parts)))
+            return [encoded for encoded, _ in made], [found for _, found in made]
+        encoded = replica.residual.encode(replica.mean(accumulation), codec, parts=parts, seeds=seeds)
+        return encoded, replica.threads.map(lambda part: hashlib.sha256(part).digest(), encoded)
     except LocalError as error:
         log.warning("stage %d: this peer's gradient is left out: %s", replica.stage, error)
         return [], []
-    return encoded, [hashlib.sha256(part).digest() for part in encoded]
 
 
 def reduce_part(
@@ -56,19 +64,78 @@ def reduce_part(
     """The aggregate of (tokens, encoded part) in the order of peers, encoded once as results are, and its SHA-256."""
     where = replica.parts()[part]
     size = where.stop - where.start
-    values, weights = [], []
-    for weight, body in bodies:
-        decoded = np.empty(size, dtype=np.float32)
-        try:
-            replica.contribution_codec.decode(body, decoded)
-        except RemoteError as error:  # committed to, but nonsense: it counts for nothing
-            log.warning("stage %d part %d: a contribution is left out: %s", replica.stage, part, error)
-            continue
-        values.append(decoded)
-        weights.append(weight)
-    mean = aggregate(values, weights, rule=rule, norm_cap=norm_cap) if values else np.zeros(size, dtype=np.float32)
+    if rule == "mean":
+        found = mean_of_encoded(replica.contribution_codec, bodies, num_values=size)
+        for error in found.left_out.values():
+            _left_out(replica, part, error)
+        mean = found.values
+    else:
+        values, weights = [], []
+        for weight, body in bodies:
+            decoded = np.empty(size, dtype=np.float32)
+            try:
+                replica.contribution_codec.decode(body, decoded)
+            except RemoteError as error:
+                _left_out(replica, part, error)
+                continue
+            values.append(decoded)
+            weights.append(weight)
+        mean = aggregate(values, weights, rule=rule, norm_cap=norm_cap) if values else np.zeros(size, dtype=np.float32)
     encoded = replica.codec.encode(mean, seed=seed)
     return encoded, hashlib.sha256(encoded).digest()
+
+
+def _left_out(replica: StageReplica, part: int, error: RemoteError) -> None:
+    """A contribution that was committed to, but is nonsense, counts for nothing."""
+    log.warning("stage %d part %d: a contribution is left out: %s", replica.stage, part, error)
+
+
+class ResultDecoder:
+    """The gradient of a round as its reduced parts come in, each decoded as soon as it is here.
+
+    Methods are for the exact thread. What is decoded counts only once the result that names it is certified.
+    """
+
+    def __init__(self, replica: StageReplica) -> None:
+        self._replica = replica
+        self._gradient = replica.gradient_buffer
+        self._parts = replica.parts()
+        self._decoded: dict[int, tuple[bytes, float | RemoteError]] = {}
+        """Of each part that is in the gradient: digest, and sum of squares or what is wrong with it."""
+
+    def take(self, part: int, part_digest: bytes, body: Bytes) -> None:
+        """Put a part, whose bytes have this digest, into the gradient; a later one takes the place of an earlier."""
+        if part not in self._decoded or self._decoded[part][0] != part_digest:
+            values = self._gradient[self._parts[part]]
+            try:
+                self._replica.codec.decode(body, values)
+                self._decoded[part] = (part_digest, sum_of_squares(values))
+            except RemoteError as error:
+                self._decoded[part] = (part_digest, error)
+
+    def gradient(
+        self, reduced: Sequence[ReducedPart], bodies: Sequence[Bytes]
+    ) -> tuple[NDArray[np.float32], float] | None:
+        """The certified gradient and its norm; None if there are no parts, or if one that was certified is malformed.
+
+        The vector is the replica's buffer: it is overwritten in the next round. A part without bytes, which nobody's
+        contribution reached, is zeros.
+        """
+        if all(part.is_empty for part in reduced):
+            return None
+        sums = []
+        for part, body in zip(reduced, bodies, strict=True):
+            if part.is_empty:
+                self._gradient[self._parts[part.part]] = 0.0
+                sums.append(0.0)
+                continue
+            self.take(part.part, part.digest, body)
+            found = self._decoded[part.part][1]
+            if isinstance(found, RemoteError):  # the same bytes everywhere: every replica skips the step alike
+                log.warning("stage %d: a result is not applied: %s", self._replica.stage, found)
+                return None
+            sums.append(found)
+        return self._gradient, norm_of_sums(sums)
 
 
 def decode_gradient(replica: StageReplica, bodies: Sequence[Bytes]) -> NDArray[np.float32] | None:

@@ -19,7 +19,7 @@ from swarm.core.round_basis import RoundBasis
 from swarm.core.round_facts import RoundFacts
 from swarm.core.round_instructions import AskPromise, SendBallot
 from swarm.core.round_voter import RoundVoter, Witness
-from swarm.core.voting import Promise, Vote
+from swarm.core.voting import Promise, Reconfiguration, Vote
 from swarm.identity import Identity, verify
 from swarm.network.transport import Message, Transport
 
@@ -73,6 +73,7 @@ class WitnessService:
         run_id: str,
         identity: Identity,
         coordinator: PeerId,
+        run_key: PeerId,
         log: VoteLog,
         is_of_stage: Callable[[PeerId, int], bool] = lambda peer, stage: True,
     ) -> None:
@@ -80,6 +81,7 @@ class WitnessService:
         self._run_id = run_id
         self._identity = identity
         self._coordinator = coordinator
+        self._run_key = run_key
         self._log = log
         self._is_of_stage = is_of_stage
         self._rounds: dict[tuple[int, int, bytes], Witness] = {}
@@ -98,14 +100,17 @@ class WitnessService:
             stage=StageIndex(fields.integer("stage", high=1 << 16)),
             step=Step(fields.integer("step")),
             coordinator=self._coordinator,
+            run_key=self._run_key,
             num_parts=fields.integer("num_parts", high=1 << 16),
             phase_s=1.0,
         )
         facts.check_member(sender)
         witness = await self._witness(facts, sender)
         if fields.optional("view"):
-            promise = witness.on_ask(sender, fields.integer("view", high=1 << 20))
+            view = fields.integer("view", high=1 << 20)
+            changed = Reconfiguration.from_value(fields.message("changed")) if fields.optional("changed") else None
             fields.done()
+            promise = witness.on_ask(sender, view, changed)
             roster, result = witness.voter.roster, witness.voter.result
             return Message(
                 {
@@ -180,6 +185,7 @@ async def ask_witness(
     }
     if isinstance(what, AskPromise):
         meta["view"] = what.view
+        meta["changed"] = what.changed.to_value() if what.changed is not None else None
     else:
         meta["proposal"] = what.proposal.to_value()
     reply = await transport.call(peer, WITNESS, Message(meta), timeout_s=timeout_s, max_body_bytes=0)

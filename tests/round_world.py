@@ -34,6 +34,7 @@ from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
 from swarm.core.round_ballots import Proposal
 from swarm.core.round_voter import RoundVoter, Witness
+from swarm.core.voting import Reconfiguration
 from swarm.identity import Identity, verify
 
 PHASE_S = 1.0
@@ -72,6 +73,7 @@ def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0, witnes
         members=tuple(sorted(set(everyone) - gone)),
         leaders=order,
         voters=tuple(sorted((set(everyone) - gone) | set(others))),
+        run_key=run_key().peer_id,
         previous_name=PREVIOUS_NAME,
         num_parts=num_parts,
         phase_s=PHASE_S,
@@ -88,6 +90,11 @@ def witness_identities(count: int) -> tuple[Identity, ...]:
 def identity_of(peer: PeerId) -> Identity:
     everyone = (*identities(16), *witness_identities(32))
     return next(identity for identity in everyone if identity.peer_id == peer)
+
+
+@cache
+def run_key() -> Identity:
+    return Identity.from_seed(hashlib.sha256(b"world/run key").digest())
 
 
 def witnesses_for(num_members: int, num_dead: int) -> int:
@@ -337,9 +344,9 @@ class World:
                     "commit",
                     lambda m: m.round.on_commit(me, view, made, promise, roster, result, now=self.now),
                 )
-            case AskPromise(to, view):
+            case AskPromise(to, view, changed):
                 for peer in to:
-                    self._ask(member, peer, lambda o, m: self._promise(o, m, view))
+                    self._ask(member, peer, lambda o, m: self._promise(o, m, view, changed))
             case SendBallot(to, proposal):
                 inside = tuple(peer for peer in to if peer in self.members)
                 self._send(member, inside, "ballot", lambda m: m.round.on_ballot(me, proposal, now=self.now))
@@ -491,8 +498,8 @@ class World:
 
         self._act(sender, lambda: self._later(self._delay(), arrive))
 
-    def _promise(self, outsider: Outsider, leader: Member, view: int) -> None:
-        promise = outsider.witness.on_ask(leader.peer_id, view)
+    def _promise(self, outsider: Outsider, leader: Member, view: int, changed: Reconfiguration | None) -> None:
+        promise = outsider.witness.on_ask(leader.peer_id, view, changed)
         if promise is not None:
             shown = (outsider.witness.voter.roster, outsider.witness.voter.result)
             self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))
@@ -553,7 +560,9 @@ class World:
             member.reduced[reduced.part, reduced.digest] = donor.reduced[reduced.part, reduced.digest]
 
         def take(m: Member) -> list[Instruction]:
-            out: list[Instruction] = [i for i in m.round.on_result(result, now=self.now) if not isinstance(i, FetchPart)]
+            out: list[Instruction] = [
+                i for i in m.round.on_result(result, now=self.now) if not isinstance(i, FetchPart)
+            ]
             for reduced in (part for part in result.parts if not part.is_empty):
                 out += m.round.part_fetched(reduced.part, reduced.digest, now=self.now)
             return out

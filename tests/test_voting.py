@@ -50,7 +50,7 @@ def is_signed(voter: PeerId, data: bytes, signature: bytes) -> bool:
 
 def election_of(num_voters: int) -> Election:
     names = tuple(PeerId(f"voter {number}") for number in range(num_voters))
-    return Election("run", StageIndex(0), Step(3), bytes(32), 0, names)
+    return Election("run", StageIndex(0), Step(3), bytes(32), 0, names, PeerId("run key"))
 
 
 def voter_of(election: Election, index: int) -> Voter:
@@ -94,7 +94,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.election = election_of(self.num_voters)
-        self.quorum = self.quorum or self.election.quorum
+        self.quorum = self.quorum or quorum(self.num_voters)
         self._add(voter_of(self.election, self.num_voters - 1))
 
     def _add(self, voter: Voter) -> int:
@@ -124,12 +124,12 @@ class World:
             voter.promise(view)
         elif kind == "commit":
             assert held is not None
-            voter.vote_commit(certificate_by(self.election, held, self.election.quorum), root)
+            voter.vote_commit(certificate_by(self.election, held, quorum(self.num_voters)), root)
         else:
             if held is not None and held[0] == view:
-                proof = Proof((), certificate_by(self.election, held, self.election.quorum))
+                proof = Proof((), certificate_by(self.election, held, quorum(self.num_voters)))
             else:
-                proof = proof_by(self.election, view, held, self.election.quorum)
+                proof = proof_by(self.election, view, held, quorum(self.num_voters))
             if kind == "roster":
                 voter.vote_roster(view, facts, proof)
             else:
@@ -205,7 +205,7 @@ class World:
             outcomes = self.outcomes(state)
             assert len(outcomes) <= 1, "two outcomes are certified"
             num_decided += bool(outcomes)
-            if len(state) >= self.election.quorum and (outcomes or num_states % 50 == 1):
+            if len(state) >= quorum(self.num_voters) and (outcomes or num_states % 50 == 1):
                 root = self.finish(state)
                 assert not outcomes or root in outcomes, "a later view certifies another outcome"
         assert num_decided, "nothing was ever certified: this shows nothing"
@@ -220,12 +220,12 @@ class World:
             me = election.voters[self.num_liars + number]
             voters.append(replace(of, me=me, _cast={}, sign=partial(signature_of, me)))
         promises = [promise for voter in voters if (promise := voter.promise(view)) is not None]
-        assert len(promises) == len(voters) >= election.quorum
+        assert len(promises) == len(voters) >= quorum(len(election.voters))
         highest = max((promise.binds for promise in promises if promise.binds is not None), default=None)
         held: Held | None = None
         if highest is not None:
             held = (highest[0][0], "result" if highest[0][1] else "roster", highest[1])
-        proof = Proof(tuple(promises), certificate_by(election, held, election.quorum) if held else None)
+        proof = Proof(tuple(promises), certificate_by(election, held, quorum(len(election.voters))) if held else None)
         facts = max(self.choices)
         root = self.choices[facts][-1]
         if held is not None and held[1] == "result":

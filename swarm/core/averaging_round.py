@@ -38,7 +38,7 @@ from swarm.core.round_instructions import (
 from swarm.core.round_parts import RoundParts
 from swarm.core.round_proposal import fresh_roster, left_by, with_reducers
 from swarm.core.round_voter import RoundVoter
-from swarm.core.voting import Promise, Proof, Sign, Verify, Vote
+from swarm.core.voting import Promise, Proof, Reconfiguration, Sign, Verify, Vote
 
 __all__ = [
     "AggregatePart",
@@ -114,7 +114,7 @@ class AveragingRound:
         assert set(self.facts.members) <= set(self.facts.leaders)
         assert set(self.facts.members) <= set(self.facts.voters)
         self._voter = RoundVoter(self.facts, self.me, self.sign, self.verify, self.votes, self._knows)
-        self._ballots = Ballots(self.facts.election, self.verify)
+        self._ballots = Ballots(self.facts.election, self.verify, self.view)
         while self.leader not in self.facts.members:
             self.view += 1
 
@@ -155,13 +155,13 @@ class AveragingRound:
     def _begin(self, view: int, reason: str, now: float) -> Instructions:
         self._enter(view)
         self._reason, self._started, self._asked_again = reason, True, False
-        self._ballots = Ballots(self.facts.election, self.verify)
+        self._ballots = Ballots(self.facts.election, self.verify, view, self._voter.changed)
         self._due = now + 2 * self.facts.phase_s
         # Whoever was thought gone is asked too: a broken stream must not make a member leave.
         self._gone.clear()
         promise = self._voter.promise(self.view)
         if promise is not None:
-            self._ballots.promises[self.me] = promise
+            self._ballots.promised(promise)
         others = tuple(peer for peer in self.facts.members if peer != self.me)
         out: Instructions = [SendClose(others, view, reason)] if others else []
         return out + self._ask_promises() + self._commit(now)
@@ -170,11 +170,11 @@ class AveragingRound:
         if self.view == self.facts.first_view:
             return []
         silent = tuple(peer for peer in self._outsiders() if peer not in self._ballots.promises)
-        return [AskPromise(silent, self.view)] if silent else []
+        return [AskPromise(silent, self.view, self._voter.changed)] if silent else []
 
     def _outsiders(self) -> tuple[PeerId, ...]:
         """Voters that are no members."""
-        return tuple(peer for peer in self.facts.voters if peer not in self.facts.members)
+        return tuple(peer for peer in self._ballots.voters if peer not in self.facts.members)
 
     def on_close(self, sender: PeerId, view: int, *, now: float) -> Instructions:
         """The view's leader wants this member's contribution."""
@@ -223,8 +223,6 @@ class AveragingRound:
             facts.check_contribution(contribution, self.verify)
         if self._seen.get(sender, contribution) != contribution:
             raise RemoteError("equivocation", f"two contributions of {sender} in step {facts.step}", sender)
-        if promise is not None:
-            facts.election.check_promise(promise, view, self.verify)
         out = self._learn(roster, result, now)
         self._seen[sender] = contribution
         self._gone.pop(sender, None)
@@ -234,10 +232,10 @@ class AveragingRound:
             return out + self._news_for(sender, view)
         if view > self.view or not self._started:
             out = out + self._begin(view, self._reason or "the leader is gone", now)
+        if promise is not None:
+            self._ballots.promised(promise)
         self._committed[sender] = contribution
         self._late.pop(sender, None)
-        if promise is not None:
-            self._ballots.promises[sender] = promise
         proposal = self._ballots.proposal
         if proposal is not None:  # it came after the proposal: it votes all the same
             return [*out, SendBallot((sender,), proposal)]
@@ -251,11 +249,10 @@ class AveragingRound:
         """A voter outside the stage promises, and shows what it knows to be certified."""
         if promise.voter != voter:
             raise RemoteError("protocol", f"promise of {promise.voter} sent by {voter}", voter)
-        self.facts.election.check_promise(promise, promise.view, self.verify)
         out = self._learn(roster, result, now)
         if self.result is not None or not self._started or promise.view != self.view:
             return out
-        self._ballots.promises[voter] = promise
+        self._ballots.promised(promise)
         return out + self._propose(now)
 
     def _learn(self, roster: Roster | None, result: Result | None, now: float) -> Instructions:
@@ -299,6 +296,25 @@ class AveragingRound:
         if self.roster is not None and self.roster.view >= view:
             return [SendRoster((sender,), self.roster)]
         return []
+
+    def reconfigure(self, changed: Reconfiguration, *, now: float) -> Instructions:
+        """The run key has named other voters for this round. Raises RemoteError if it is not genuine."""
+        if self.result is not None or self._voter.changed == changed:
+            return []
+        self._voter.reconfigure(changed)
+        if changed.first_view <= self._promised:
+            return self._begin_own_view(now) if self.me in changed.voters else []
+        if self.facts.leader_of(changed.first_view) == self.me:
+            return self._begin(changed.first_view, self._reason or "the round was reconfigured", now)
+        self._enter(changed.first_view)
+        self._commit_owed = True
+        return self._commit(now)
+
+    def _begin_own_view(self, now: float) -> Instructions:
+        view = self.view + 1
+        while self.facts.leader_of(view) != self.me:
+            view += 1
+        return self._begin(view, self._reason, now)
 
     # -- votes --------------------------------------------------------------------------------------------
 
@@ -362,12 +378,12 @@ class AveragingRound:
         """Ask everyone for their votes, oneself first."""
         self._ballots.ask(proposal)
         self._due = now + 2 * self.facts.phase_s
-        others = tuple(peer for peer in self.facts.voters if peer != self.me)
+        others = tuple(peer for peer in self._ballots.voters if peer != self.me)
         out: Instructions = [SendBallot(others, proposal)] if others else []
         if proposal.result is not None:
             out += self._fetch_missing(proposal.result)
         vote = self._voter.cast(proposal)
-        if vote is not None:
+        if vote is not None and self.me in self._ballots.voters:
             self._ballots.votes[self.me] = vote
         return out + self._count(now)
 
@@ -382,16 +398,20 @@ class AveragingRound:
         if self.result is not None or proposal.view < self._promised:
             return self._news_for(sender, proposal.view)
         self._enter(proposal.view)
-        self._num_turns = 0
-        self._wait_for_leader(now)
+        out: Instructions = []
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
             self._see(proposal.result.roster.contributions)
-            lacking = self._fetch_missing(proposal.result)
-            if lacking:  # whoever votes for a result has its bytes, so that they outlive the leader
-                self._owed = (sender, proposal)
-                return lacking
-        return self._cast(sender, proposal)
+            out = self._fetch_missing(proposal.result)
+        if out:  # whoever votes for a result has its bytes, so that they outlive the leader
+            self._owed = (sender, proposal)
+        else:
+            out = self._cast(sender, proposal)
+        # A leader that asks and asks for what it cannot have must not hold up the round.
+        if out or not self.votes or self._due is None:
+            self._num_turns = 0
+            self._wait_for_leader(now)
+        return out
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
         self._owed = None
@@ -423,6 +443,7 @@ class AveragingRound:
             return out + self._follow(roster, now)
         if asked.result is not None:
             silent = {*self.facts.members} - {
+                self.me,
                 *self._ballots.votes,
                 *self._gone,
                 *self._late,
@@ -589,7 +610,8 @@ class AveragingRound:
         if self.result is not None and self.result.root() == result.root():
             return []
         self.check_result(result)
-        assert self.result is None, "two outcomes are certified"
+        if self.result is not None:
+            raise RemoteError("fork", f"step {self.facts.step} has two certified outcomes: a third of its voters lie")
         return self._accept(result, now)
 
     def _accept(self, result: Result, now: float) -> Instructions:
@@ -696,7 +718,7 @@ class AveragingRound:
             return out
         if proposal.result is not None:
             out = self._fetch_missing(proposal.result)
-        silent = tuple(peer for peer in self.facts.voters if peer != self.me and peer not in self._ballots.votes)
+        silent = tuple(peer for peer in self._ballots.voters if peer != self.me and peer not in self._ballots.votes)
         before = self._ballots.before if proposal.phase == "commit" else None
         again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
         return [*out, *again]

@@ -17,11 +17,13 @@ from swarm.core.voting import (
     Phase,
     Promise,
     Proof,
+    Reconfiguration,
     Verify,
     Vote,
     Voter,
     certificate_of,
     phase_of,
+    quorum,
 )
 
 
@@ -120,6 +122,8 @@ class Ballots:
 
     election: Election
     verify: Verify
+    view: int
+    changed: Reconfiguration | None = None
     promises: dict[PeerId, Promise] = field(default_factory=dict)
     proposal: Proposal | None = None
     """What votes are being asked for now."""
@@ -134,11 +138,21 @@ class Ballots:
         """
         known = {(made.rank, made.value): made for made in certificates}
         usable = [p for p in self.promises.values() if p.binds is None or p.binds in known]
-        if len(usable) < self.election.quorum:
+        if len(usable) < quorum(len(self.voters)):
             return None
         usable.sort(key=lambda promise: promise.voter)
         highest = max((p.binds for p in usable if p.binds is not None), default=None)
-        return Proof(tuple(usable), known[highest] if highest is not None else None)
+        return Proof(tuple(usable), known[highest] if highest is not None else None, self.changed)
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Who votes in this view."""
+        return self.election.voters_in(self.view, self.changed)
+
+    def promised(self, promise: Promise) -> None:
+        """Count a promise for this view. Raises RemoteError if it is none."""
+        self.election.check_promise(promise, self.view, self.verify, self.changed)
+        self.promises[promise.voter] = promise
 
     def ask(self, proposal: Proposal) -> None:
         self.before, self.proposal = self.proposal, proposal
@@ -152,9 +166,9 @@ class Ballots:
         asked = self.proposal
         if asked is None or (asked.phase, asked.view, asked.value) != (phase, view, value) or vote.voter in self.votes:
             return False
-        if vote.voter not in self.election.voters:
+        if vote.voter not in self.voters:
             raise RemoteError("standing", f"{vote.voter} has no vote", vote.voter)
-        if not self.verify(vote.voter, self.election.ballot(phase, view, value), vote.signature):
+        if not self.verify(vote.voter, self.election.ballot(phase, view, value, self.changed), vote.signature):
             raise RemoteError("signature", f"vote of {vote.voter} is not signed by it", vote.voter)
         self.votes[vote.voter] = vote
         return True
@@ -164,4 +178,5 @@ class Ballots:
         asked = self.proposal
         if asked is None:
             return None
-        return certificate_of(self.election, asked.phase, asked.view, asked.value, tuple(self.votes.values()))
+        votes = tuple(self.votes.values())
+        return certificate_of(self.election, asked.phase, asked.view, asked.value, votes, self.changed)

@@ -31,6 +31,8 @@ class RoundFacts:
     passed over, whoever joined comes last."""
     voters: tuple[PeerId, ...]
     """Sorted: members and whoever else certifies the round."""
+    run_key: PeerId
+    """It may name other voters for a round that has lost its quorum."""
     previous_name: bytes
     num_parts: int
     phase_s: float
@@ -45,6 +47,7 @@ class RoundFacts:
         stage: StageIndex,
         step: Step,
         coordinator: PeerId,
+        run_key: PeerId,
         num_parts: int,
         phase_s: float,
     ) -> "RoundFacts":
@@ -56,6 +59,7 @@ class RoundFacts:
             members=basis.members,
             leaders=basis.leaders(stage, step),
             voters=electorate(basis.members, basis.neighbours, coordinator),
+            run_key=run_key,
             previous_name=basis.name,
             num_parts=num_parts,
             phase_s=phase_s,
@@ -68,7 +72,9 @@ class RoundFacts:
 
     @property
     def election(self) -> Election:
-        return Election(self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters)
+        return Election(
+            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters, self.run_key
+        )
 
     def leader_of(self, view: int) -> PeerId:
         return self.leaders[view % len(self.leaders)]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
-from swarm.core.voting import Promise, Vote
+from swarm.core.voting import Promise, Reconfiguration, Vote
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class AskPromise:
 
     to: tuple[PeerId, ...]
     view: int
+    changed: Reconfiguration | None
+    """What they are voters under."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
 from swarm.core.round_facts import RoundFacts
-from swarm.core.voting import Certificate, Promise, Sign, Verify, Vote, Voter
+from swarm.core.voting import Certificate, Promise, Reconfiguration, Sign, Verify, Vote, Voter
 
 Shown = TypeVar("Shown")
 
@@ -52,6 +52,14 @@ class RoundVoter:
     def result(self) -> Result | None:
         """The outcome, or the highest that may be it."""
         return self.outcome or _highest(self.likely)
+
+    @property
+    def changed(self) -> Reconfiguration | None:
+        return self._voter.changed
+
+    def reconfigure(self, changed: Reconfiguration) -> None:
+        """Vote under it from now on. Raises RemoteError if it is not genuine."""
+        self._voter.reconfigure(changed)
 
     def promise(self, view: int) -> Promise | None:
         """For the view's leader; none for the first view, which needs none, or if a higher one has begun."""
@@ -106,6 +114,11 @@ class RoundVoter:
         if proposal.result is not None:
             self.facts.check_result(proposal.result, self.verify, certified=False, known=self.known)
         proposal.check_proof(self.facts.election, self.verify)
+        shown = proposal.proof.reconfiguration
+        if shown is None and proposal.proof.certificate is not None:
+            shown = proposal.proof.certificate.reconfiguration
+        if shown is not None:
+            self.reconfigure(shown)
 
     def cast(self, proposal: Proposal) -> Vote | None:
         """The vote for a proposal that was checked; None if something else was promised or voted for."""
@@ -129,9 +142,11 @@ class Witness:
 
     voter: RoundVoter
 
-    def on_ask(self, sender: PeerId, view: int) -> Promise | None:
+    def on_ask(self, sender: PeerId, view: int, changed: Reconfiguration | None = None) -> Promise | None:
         """The leader of a view wants a promise. Raises RemoteError if it does not lead it."""
         self.voter.facts.check_view(sender, view)
+        if changed is not None:
+            self.voter.reconfigure(changed)
         return self.voter.promise(view)
 
     def on_ballot(self, sender: PeerId, proposal: Proposal) -> Vote | None:

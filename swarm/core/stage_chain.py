@@ -34,6 +34,7 @@ class Genesis:
     """The data position; it matters at stage 0 only."""
     coordinator: PeerId
     """It votes on every round; without it a quorum goes on."""
+    run_key: PeerId
     neighbours: tuple[PeerId, ...]
     """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
     signature: bytes = b""
@@ -47,6 +48,7 @@ class Genesis:
             "members": list(self.members),
             "leases": self.leases.to_value(),
             "coordinator": self.coordinator,
+            "run_key": self.run_key,
             "neighbours": list(self.neighbours),
         }
 
@@ -80,6 +82,7 @@ class Genesis:
             fields.items("members", peer_item, max_items=MAX_MEMBERS),
             LeaseTable.from_value(fields.message("leases")),
             fields.peer("coordinator"),
+            fields.peer("run_key"),
             fields.items("neighbours", peer_item, max_items=MAX_NEIGHBOURS),
             outer.octets("signature", length=64),
         )
@@ -102,6 +105,7 @@ class StageChain:
     basis: RoundBasis
     """What the version is known by to voters outside the stage."""
     coordinator: PeerId
+    run_key: PeerId
     recent_ids: tuple[tuple[int, ...], tuple[int, ...]]
     """Microbatches of the last roster and of the one before."""
     leases: LeaseTable
@@ -121,6 +125,7 @@ class StageChain:
             genesis.version,
             basis,
             genesis.coordinator,
+            genesis.run_key,
             ((), ()),
             leases,
         )
@@ -149,6 +154,7 @@ class StageChain:
             stage=self.stage,
             step=Step(self.version),
             coordinator=self.coordinator,
+            run_key=self.run_key,
             num_parts=num_parts,
             phase_s=phase_s,
         )
@@ -177,6 +183,7 @@ class StageChain:
             Version(self.version + 1),
             result.basis,
             self.coordinator,
+            self.run_key,
             (ids, self.recent_ids[0]),
             leases,
         )
@@ -189,6 +196,7 @@ class StageChain:
             "version": self.version,
             "basis": self.basis.to_value(),
             "coordinator": self.coordinator,
+            "run_key": self.run_key,
             "last_ids": list(self.recent_ids[0]),
             "earlier_ids": list(self.recent_ids[1]),
             "leases": self.leases.to_value(),
@@ -205,6 +213,7 @@ class StageChain:
             Version(fields.integer("version")),
             RoundBasis.from_value(fields.message("basis")),
             fields.peer("coordinator"),
+            fields.peer("run_key"),
             (
                 fields.items("last_ids", integer_item, max_items=MAX_MEMBERS * MAX_WORK),
                 fields.items("earlier_ids", integer_item, max_items=MAX_MEMBERS * MAX_WORK),

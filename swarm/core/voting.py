@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId, StageIndex, Step
 
 Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
@@ -70,6 +70,55 @@ class Vote:
 
 
 @dataclass(frozen=True)
+class Reconfiguration:
+    """The run key's word that other voters decide a round that has lost its quorum, from a view on.
+
+    They are some of those who voted before; whoever follows it signs nothing for the others any more.
+    """
+
+    DOMAIN: ClassVar[str] = "reconfiguration"
+    stage: StageIndex
+    step: Step
+    previous_name: bytes
+    first_view: int
+    voters: tuple[PeerId, ...]
+    """Sorted."""
+    signature: bytes = b""
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(
+            self.DOMAIN, [self.stage, self.step, self.previous_name, self.first_view, list(self.voters)]
+        )
+
+    def digest(self) -> bytes:
+        return digest(self.DOMAIN, self.signed_bytes())
+
+    def to_value(self) -> Value:
+        return {
+            "stage": self.stage,
+            "step": self.step,
+            "previous_name": self.previous_name,
+            "first_view": self.first_view,
+            "voters": list(self.voters),
+            "signature": self.signature,
+        }
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Reconfiguration":
+        fields = Fields("reconfiguration", value)
+        made = cls(
+            StageIndex(fields.integer("stage")),
+            Step(fields.integer("step")),
+            fields.octets("previous_name", length=32),
+            fields.integer("first_view", high=1 << 20),
+            fields.items("voters", peer_item, max_items=MAX_VOTERS),
+            fields.octets("signature", length=64),
+        )
+        fields.done()
+        return made
+
+
+@dataclass(frozen=True)
 class Certificate:
     """A quorum's votes for one value in one phase of one view."""
 
@@ -78,6 +127,8 @@ class Certificate:
     value: bytes
     """Phase "roster": digest of the roster's facts; else the root of the result."""
     votes: tuple[Vote, ...]
+    reconfiguration: Reconfiguration | None = None
+    """What made its voters the voters, if they are not those the round began with."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -86,7 +137,8 @@ class Certificate:
 
     def to_value(self) -> Value:
         votes = [vote.to_value() for vote in self.votes]
-        return {"phase": self.phase, "view": self.view, "value": self.value, "votes": votes}
+        changed = self.reconfiguration.to_value() if self.reconfiguration is not None else None
+        return {"phase": self.phase, "view": self.view, "value": self.value, "votes": votes, "changed": changed}
 
     @classmethod
     def from_value(cls, value: Value) -> "Certificate":
@@ -96,6 +148,7 @@ class Certificate:
             fields.integer("view"),
             fields.octets("value", length=32),
             fields.items("votes", Vote.from_value, max_items=MAX_VOTERS),
+            Reconfiguration.from_value(fields.message("changed")) if fields.optional("changed") else None,
         )
         fields.done()
         return made
@@ -156,42 +209,63 @@ class Election:
     first_view: int
     """The first view, which needs no promises."""
     voters: tuple[PeerId, ...]
+    run_key: PeerId
 
-    @property
-    def quorum(self) -> int:
-        return quorum(len(self.voters))
+    def voters_in(self, view: int, changed: Reconfiguration | None) -> tuple[PeerId, ...]:
+        """Who votes in a view under a reconfiguration that was checked."""
+        return self.voters if changed is None or view < changed.first_view else changed.voters
 
-    def ballot(self, phase: Phase, view: int, value: bytes) -> bytes:
+    def check_reconfiguration(self, changed: Reconfiguration, verify: Verify) -> None:
+        """Raises RemoteError unless the run key signed it for this round."""
+        if (changed.stage, changed.step, changed.previous_name) != (self.stage, self.step, self.previous_name):
+            raise RemoteError("protocol", "a reconfiguration of another round")
+        if not set(changed.voters) <= set(self.voters) or not changed.voters or changed.first_view <= self.first_view:
+            raise RemoteError("protocol", "a reconfiguration names voters or a view that it cannot")
+        if not verify(self.run_key, changed.signed_bytes(), changed.signature):
+            raise RemoteError("signature", "a reconfiguration is not signed by the run key")
+
+    def ballot(self, phase: Phase, view: int, value: bytes, changed: Reconfiguration | None = None) -> bytes:
         """What a vote signs."""
-        return signed_bytes("ballot", [self.run_id, self.stage, self.step, self.previous_name, phase, view, value])
+        return signed_bytes("ballot", [*self._signs(view, changed), phase, view, value])
 
-    def promised(self, promise: Promise) -> bytes:
+    def promised(self, promise: Promise, changed: Reconfiguration | None = None) -> bytes:
         """What a promise signs."""
         unsigned = cast(dict[str, Value], promise.to_value())
         del unsigned["signature"]
-        return signed_bytes(Promise.DOMAIN, [self.run_id, self.stage, self.step, self.previous_name, unsigned])
+        return signed_bytes(Promise.DOMAIN, [*self._signs(promise.view, changed), unsigned])
+
+    def _signs(self, view: int, changed: Reconfiguration | None) -> list[Value]:
+        applies = changed is not None and view >= changed.first_view
+        under = changed.digest() if applies and changed is not None else b""
+        return [self.run_id, self.stage, self.step, self.previous_name, under]
 
     def check_certificate(self, certificate: Certificate, phase: Phase, value: bytes, verify: Verify) -> None:
         """Raises RemoteError unless a quorum of the voters signed this value in this phase."""
         if certificate.phase != phase or certificate.value != value:
             raise RemoteError("certificate", f"certificate is for another {phase} or phase ({certificate.phase})")
+        changed = certificate.reconfiguration
+        if changed is not None:
+            self.check_reconfiguration(changed, verify)
+        voters = self.voters_in(certificate.view, changed)
         names = [vote.voter for vote in certificate.votes]
-        if names != sorted(set(names)) or not set(names) <= set(self.voters):
+        if names != sorted(set(names)) or not set(names) <= set(voters):
             raise RemoteError("certificate", "a certificate's votes are not of voters, each once, in order")
-        if len(names) < self.quorum:
-            raise RemoteError("certificate", f"{len(names)} votes of {len(self.voters)}; {self.quorum} certify")
-        ballot = self.ballot(phase, certificate.view, value)
+        if len(names) < quorum(len(voters)):
+            raise RemoteError("certificate", f"{len(names)} votes of {len(voters)}; {quorum(len(voters))} certify")
+        ballot = self.ballot(phase, certificate.view, value, changed)
         for vote in certificate.votes:
             if not verify(vote.voter, ballot, vote.signature):
                 raise RemoteError("certificate", f"a vote is not signed by {vote.voter}", vote.voter)
 
-    def check_promise(self, promise: Promise, view: int, verify: Verify) -> None:
+    def check_promise(
+        self, promise: Promise, view: int, verify: Verify, changed: Reconfiguration | None = None
+    ) -> None:
         """Raises RemoteError unless it is a voter's promise for this view."""
-        if promise.voter not in self.voters or promise.view != view:
+        if promise.voter not in self.voters_in(view, changed) or promise.view != view:
             raise RemoteError("certificate", f"a promise for view {promise.view} by {promise.voter}, not {view}")
         if any(held is not None and held[0] >= view for held in (promise.roster, promise.result)):
             raise RemoteError("certificate", "a promise names a certificate of a view that has not begun")
-        if not verify(promise.voter, self.promised(promise), promise.signature):
+        if not verify(promise.voter, self.promised(promise, changed), promise.signature):
             raise RemoteError("signature", f"a promise is not signed by {promise.voter}", promise.voter)
 
     def bound(self, view: int, proof: "Proof", verify: Verify) -> Certificate | None:
@@ -201,11 +275,15 @@ class Election:
         """
         if view == self.first_view:
             return None
+        changed = proof.reconfiguration
+        if changed is not None:
+            self.check_reconfiguration(changed, verify)
         names = [promise.voter for promise in proof.promises]
-        if names != sorted(set(names)) or len(names) < self.quorum:
-            raise RemoteError("certificate", f"promises of {len(set(names))} voters; {self.quorum} begin a view")
+        needed = quorum(len(self.voters_in(view, changed)))
+        if names != sorted(set(names)) or len(names) < needed:
+            raise RemoteError("certificate", f"promises of {len(set(names))} voters; {needed} begin a view")
         for promise in proof.promises:
-            self.check_promise(promise, view, verify)
+            self.check_promise(promise, view, verify, changed)
         highest = max((p.binds for p in proof.promises if p.binds is not None), default=None)
         if highest is None:
             return None
@@ -222,10 +300,13 @@ class Proof:
     promises: tuple[Promise, ...] = ()
     certificate: Certificate | None = None
     """The highest one named in the promises."""
+    reconfiguration: Reconfiguration | None = None
+    """What made those who promise the voters."""
 
     def to_value(self) -> Value:
         return {
             "promises": [promise.to_value() for promise in self.promises],
+            "changed": self.reconfiguration.to_value() if self.reconfiguration is not None else None,
             "certificate": self.certificate.to_value() if self.certificate is not None else None,
         }
 
@@ -235,6 +316,7 @@ class Proof:
         made = cls(
             fields.items("promises", Promise.from_value, max_items=MAX_VOTERS),
             Certificate.from_value(fields.message("certificate")) if fields.optional("certificate") else None,
+            Reconfiguration.from_value(fields.message("changed")) if fields.optional("changed") else None,
         )
         fields.done()
         return made
@@ -257,8 +339,16 @@ class Voter:
     roster: Certificate | None = None
     """The highest of its phase that this voter knows."""
     result: Certificate | None = None
+    changed: Reconfiguration | None = None
     _promise: Promise | None = None
     _cast: dict[tuple[int, Phase], bytes] = field(default_factory=dict)
+
+    def reconfigure(self, changed: Reconfiguration) -> None:
+        """Vote under it from its view on, and in no lower one. Raises RemoteError if it is not genuine."""
+        if self.changed is None or changed.first_view > self.changed.first_view:
+            self.election.check_reconfiguration(changed, self.verify)
+            self.changed = changed
+            self.promised = max(self.promised, changed.first_view - 1)
 
     def promise(self, view: int) -> Promise | None:
         """For the leader of `view`; the same again if it is asked again. None once that or a higher view has begun."""
@@ -269,7 +359,7 @@ class Voter:
         self.promised = view
         held = [(made.view, made.value) if made is not None else None for made in (self.roster, self.result)]
         unsigned = Promise(self.me, view, held[0], held[1])
-        self._promise = replace(unsigned, signature=self.sign(self.election.promised(unsigned)))
+        self._promise = replace(unsigned, signature=self.sign(self.election.promised(unsigned, self.changed)))
         return self._promise
 
     def vote_roster(self, view: int, facts: bytes, proof: Proof) -> Vote | None:
@@ -314,16 +404,21 @@ class Voter:
         if view < self.promised or self._cast.setdefault((view, phase), value) != value:
             return None
         self.promised = view
-        return Vote(self.me, self.sign(self.election.ballot(phase, view, value)))
+        return Vote(self.me, self.sign(self.election.ballot(phase, view, value, self.changed)))
 
 
 def certificate_of(
-    election: Election, phase: Phase, view: int, value: bytes, votes: Sequence[Vote]
+    election: Election,
+    phase: Phase,
+    view: int,
+    value: bytes,
+    votes: Sequence[Vote],
+    changed: Reconfiguration | None = None,
 ) -> Certificate | None:
     """The certificate these votes make; None while they are too few."""
-    if len(votes) < election.quorum:
+    if len(votes) < quorum(len(election.voters_in(view, changed))):
         return None
-    return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)))
+    return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)), changed)
 
 
 def _held(fields: Fields, name: str) -> tuple[int, bytes] | None:
