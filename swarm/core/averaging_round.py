@@ -223,6 +223,8 @@ class AveragingRound:
             facts.check_contribution(contribution, self.verify)
         if self._seen.get(sender, contribution) != contribution:
             raise RemoteError("equivocation", f"two contributions of {sender} in step {facts.step}", sender)
+        if promise is not None:
+            facts.election.check_promise(promise, view, self.verify, self._voter.changed)
         out = self._learn(roster, result, now)
         self._seen[sender] = contribution
         self._gone.pop(sender, None)

@@ -61,6 +61,9 @@ class Proposal:
             assert certificate is not None
             election.check_certificate(certificate, "result", self.value, verify)
         elif self.result is not None and certificate is not None and certificate.view == self.view:
+            # Its voters will name the certificate in their promises: they must hold a roster that carries it.
+            if self.result.roster.certificate != certificate:
+                raise RemoteError("certificate", f"the result's roster does not carry what certifies view {self.view}")
             election.check_certificate(certificate, "roster", self.result.roster.facts_digest(), verify)
         else:
             bound = election.bound(self.view, self.proof, verify)

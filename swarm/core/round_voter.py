@@ -12,7 +12,7 @@ from swarm.core.contribution import Contribution, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
-from swarm.core.round_facts import RoundFacts
+from swarm.core.round_facts import MAX_VIEWS_AHEAD, RoundFacts
 from swarm.core.voting import Certificate, Promise, Reconfiguration, Sign, Verify, Vote, Voter
 
 Shown = TypeVar("Shown")
@@ -60,6 +60,11 @@ class RoundVoter:
     def reconfigure(self, changed: Reconfiguration) -> None:
         """Vote under it from now on. Raises RemoteError if it is not genuine."""
         self._voter.reconfigure(changed)
+
+    @property
+    def highest_view(self) -> int:
+        """Of those it has signed anything in; -1 before."""
+        return self._voter.promised
 
     def promise(self, view: int) -> Promise | None:
         """For the view's leader; none for the first view, which needs none, or if a higher one has begun."""
@@ -147,6 +152,8 @@ class Witness:
         self.voter.facts.check_view(sender, view)
         if changed is not None:
             self.voter.reconfigure(changed)
+        if view > max(self.voter.highest_view, self.voter.facts.first_view) + MAX_VIEWS_AHEAD:
+            raise RemoteError("protocol", f"view {view} is far ahead of view {self.voter.highest_view}", sender)
         return self.voter.promise(view)
 
     def on_ballot(self, sender: PeerId, proposal: Proposal) -> Vote | None:
