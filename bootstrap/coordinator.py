@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bootstrap.ledger import Ledger
+from bootstrap.lost_quorum import LostQuorum
 from bootstrap.progress import PeerFigures, RunProgress
 from bootstrap.run_folder import PreparedRun
 from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last
@@ -117,6 +118,11 @@ class Coordinator:
             VoteLog(run.folder.root / "voted.log"),
             self._is_of_stage,
         )
+        lease_s = run.settings.deadlines.lease_s
+        self._watched = [
+            LostQuorum(StageIndex(stage), transport, run.host_key.peer_id, run.run_key, lease_s)
+            for stage in range(run.settings.model.num_stages)
+        ]
         self.held_out: dict[int, float] = {}
         self.checkpoint_paths: dict[int, str] = {}
 
@@ -150,7 +156,10 @@ class Coordinator:
         self.progress.started_at = time.time()
         first = max(self.run.version, self.progress.first_version)
         due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > self.run.version]
+        for watched in self._watched:
+            watched.heard()
         evaluation = asyncio.ensure_future(self._evaluate_and_tell(first))
+        mending = asyncio.ensure_future(self._mend_lost_quorums())
         try:
             for version in due:
                 await self._reached(version)
@@ -163,7 +172,18 @@ class Coordinator:
                 await self._evaluate_and_tell(settings.optimizer.total_steps)
         finally:
             evaluation.cancel()
+            mending.cancel()
         await self.farewell()
+
+    async def _mend_lost_quorums(self) -> None:
+        """Let stages go on whose voters have died in such number that nothing can be certified."""
+        while self.progress.done_versions() < self.run.settings.optimizer.total_steps:
+            await asyncio.sleep(1.0)
+            for stage, watched in enumerate(self._watched):
+                members = [p for p, figures in sorted(self.progress.peers.items()) if figures.stage == stage]
+                changed = await watched.mend([peer for peer in members if not self.progress.peers[peer].left])
+                if changed is not None:
+                    self._emit({"event": "reconfigured", "stage": stage, "voters": [*changed.voters]})
 
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""
@@ -434,6 +454,7 @@ class Coordinator:
         if not self.progress.take_result(result):
             return Message()
         self._bases[roster.stage] = result.basis
+        self._watched[roster.stage].heard()
         facts: Value = {
             "stage": roster.stage,
             "step": roster.step,

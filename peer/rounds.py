@@ -15,7 +15,6 @@ from peer.compute import Urgency, WorkThread
 from peer.grants import StepGrants, Ticket
 from peer.replica import StageReplica
 from peer.round_driver import RoundDriver
-from peer.round_work import decode_gradient
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.step_state import Applied, Bytes, StepState
@@ -30,6 +29,8 @@ from swarm.core.ranking import rank
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import StageChain
 from swarm.core.step_progress import MemberReport, StepProgress
+from swarm.core.voting import Reconfiguration
+from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity import Identity, verify
 from swarm.model.stage import Weights
 from swarm.network.loop import happened
@@ -100,6 +101,8 @@ class StageRounds:
         """Serve the stage's rounds from the chain's version on."""
         settings = self.settings
         self.transport.serve(PROGRESS, self._on_progress, max_body_bytes=0)
+        self.transport.serve(STANDING, self._on_standing, max_body_bytes=0)
+        self.transport.serve(RECONFIGURE, self._on_reconfigure, max_body_bytes=0)
         self.driver.serve()
         assert settings.deadlines.round_phase_s > 0
         self._open_steps()
@@ -319,6 +322,21 @@ class StageRounds:
         granted, exhausted = self._take_report(state, sender, report)
         return Message({"granted": granted, "exhausted": exhausted, "over": False})
 
+    async def _on_standing(self, sender: PeerId, request: Message) -> Message:
+        """Where the stage is, for a coordinator that finds it silent."""
+        state = self._steps.get(Step(self.chain.version))
+        view = state.leading_view if state is not None else 0
+        return Message({"version": self.chain.version, "view": view, "basis": self.chain.basis.to_value()})
+
+    async def _on_reconfigure(self, sender: PeerId, request: Message) -> Message:
+        """The run key names other voters for the present round. Whoever brings its word does not matter."""
+        changed = Reconfiguration.from_value(Fields("reconfiguration call", request.meta).message("reconfiguration"))
+        state = await self.step_state(changed.step, with_round=True)
+        assert state.round is not None
+        log.warning("stage %d step %d: %d voters decide from now on", changed.stage, changed.step, len(changed.voters))
+        self.driver.carry_out(state, state.round.reconfigure(changed, now=time.monotonic()))
+        return Message()
+
     async def _take_over(self, state: StepState, view: int) -> None:
         """A member takes this peer for the leader of a later view: true only if the present leader is gone."""
         mine = state.round.view if state.round is not None else state.view
@@ -493,7 +511,7 @@ class StageRounds:
         next_chain = chain.advance(result, self.settings)
 
         name = next_chain.name
-        new = await self.exact.run(Urgency.ROUND, lambda: replica.next_version(decode_gradient(replica, bodies), name))
+        new = await self.driver.next_version(state, result, bodies, name)
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from peer.grants import StepGrants
+from peer.result_decoder import ResultDecoder
 from swarm.core.averaging_round import AveragingRound, RoundFacts
 from swarm.core.contribution import Result
 from swarm.core.ids import PeerId, Step
@@ -43,6 +44,8 @@ class StepState:
     own_parts: list[bytearray] = field(default_factory=list)
     received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
     reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
+    decoder: ResultDecoder | None = None
+    """What of the result is decoded already; None before its first part is here."""
     fetching: set[tuple[int, bytes]] = field(default_factory=set)
     asking: set[tuple[PeerId, str, int]] = field(default_factory=set)
     """Voters outside the stage that are being asked: phase (or "promise") and view."""
@@ -55,6 +58,11 @@ class StepState:
     @property
     def leader(self) -> PeerId:
         return self.round.leader if self.round is not None else self.leaders[self.view % len(self.leaders)]
+
+    @property
+    def leading_view(self) -> int:
+        """Whose leader this peer reports to."""
+        return self.round.view if self.round is not None else self.view
 
     def notify(self) -> None:
         """Wake whoever waits for this step's round or roster."""

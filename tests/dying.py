@@ -1,4 +1,4 @@
-"""This is where a peer process is made to SIGKILL itself at a named moment, as if the power went just then."""
+"""This is where a peer process is made to kill or stop itself at a named moment, as if the power or the machine did."""
 
 import os
 import signal
@@ -34,6 +34,8 @@ MOMENTS: dict[str, tuple[type, str, Meant]] = {
     "closing": (AveragingRound, "close", _always),
     "closed": (AveragingRound, "on_close", _always),
     "committed": (AveragingRound, "contributed", _always),
+    "ballot": (AveragingRound, "on_ballot", _always),
+    "vote": (AveragingRound, "on_vote", _always),
     "roster": (AveragingRound, "on_roster", _always),
     "part": (AveragingRound, "on_part", _always),
     "aggregated": (AveragingRound, "aggregated", _always),
@@ -44,8 +46,8 @@ MOMENTS: dict[str, tuple[type, str, Meant]] = {
 }
 
 
-def arm(moment: str, count: int) -> None:
-    """The process dies when it comes to the moment for the `count`-th time."""
+def arm(moment: str, count: int, number: int = signal.SIGKILL) -> None:
+    """The process sends itself the signal when it comes to the moment for the `count`-th time, once."""
     cls, method_name, means = MOMENTS[moment]
     original: Callable[..., Any] = getattr(cls, method_name)
     left = count
@@ -54,8 +56,8 @@ def arm(moment: str, count: int) -> None:
         nonlocal left
         if means(arguments, keywords):
             left -= 1
-            if left <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if left == 0:
+                os.kill(os.getpid(), number)
         return original(*arguments, **keywords)
 
     setattr(cls, method_name, dying)

@@ -109,6 +109,10 @@ class Zygote:
         with self._changed:
             return pid in self._exits
 
+    def is_stopped(self, pid: int) -> bool:
+        """Whether the process stands still (SIGSTOP)."""
+        return not self.has_ended(pid) and psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
     def leftovers(self, *, timeout_s: float = 10.0) -> list[str]:
         """What is still there after at most `timeout_s`: processes (so their ports), socket files, folders."""
         give_up_at = time.monotonic() + timeout_s
@@ -199,6 +203,14 @@ class ProcessSwarm:
             assert not self.zygote.has_ended(self.host), f"the host ended before {kind} {facts}"
             pause.wait(0.05)
         raise AssertionError(f"no event {kind} {facts} within {timeout_s} s")
+
+    def wait_for_more(self, kind: str, *, after: int, count: int, timeout_s: float) -> None:
+        """Until so many events of the kind have come since there were `after` events."""
+        give_up_at = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while sum(1 for event in self.events()[after:] if event["event"] == kind) < count:
+            assert time.monotonic() < give_up_at, f"fewer than {count} events {kind} within {timeout_s:.0f} s"
+            pause.wait(0.05)
 
     def start_peer(self, name: str, stage: int, *, die: dict[str, Any] | None = None) -> None:
         address = self.wait_for("listening")["addresses"][0]

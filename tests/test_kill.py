@@ -11,9 +11,10 @@ import pytest
 from tests.dying import MOMENTS
 from tests.process_swarm import ProcessSwarm, Zygote
 
+IN_ROUND = ("closing", "closed", "committed", "ballot", "vote", "roster", "part", "aggregated", "result", "step")
 IN_EACH_STAGE = {
-    0: ("forward", "backward", "closing", "closed", "committed", "roster", "part", "aggregated", "result", "step"),
-    1: ("loss", "loss_backward", "closing", "closed", "committed", "roster", "part", "aggregated", "result", "step"),
+    0: ("forward", "backward", *IN_ROUND),
+    1: ("loss", "loss_backward", *IN_ROUND),
 }
 EXPORT = ("snapshot", "donating")
 STEPS = 12
@@ -68,6 +69,20 @@ def test_a_run_survives_a_peer_killed(
     zygote: Zygote, tmp_path: Path, stage: int, moment: str, count: int, delay: int
 ) -> None:
     run_and_kill(zygote, tmp_path, stage=stage, moment=moment, count=count, delay=delay)
+
+
+def test_a_run_goes_on_when_so_many_die_at_once_that_nothing_can_be_certified(zygote: Zygote, tmp_path: Path) -> None:
+    """One of two peers of each stage: three of five voters are left, and four certify. The run key lets them go on."""
+    with ProcessSwarm(zygote, tmp_path, steps=STEPS) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=3)
+        for name in ("p0a", "p1a"):
+            swarm.kill(name)
+        changed = swarm.wait_for("reconfigured", timeout_s=60)
+        assert len(changed["voters"]) == 3
+        check_losses(swarm.finish(), kills=2, delay=0)
+    assert zygote.leftovers() == []
 
 
 @pytest.mark.parametrize("stage", [0, 1])

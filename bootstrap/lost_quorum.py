@@ -1,0 +1,105 @@
+"""This is where the host notices that a stage has lost its quorum, and names who decides the round that it lost it in.
+
+Only the run key can: that is the price for a stage that never forks. It waits until the stage has been silent for a
+lease, asks every voter whether it is there, and lets those who are go on. They promise to each other first, so that
+whatever the lost ones may have decided with them stays decided; what they decided alone is given up, and they with it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.round_basis import RoundBasis
+from swarm.core.voting import Reconfiguration, electorate, quorum
+from swarm.host_protocol import RECONFIGURE, STANDING
+from swarm.identity import Identity
+from swarm.network.transport import Message, Transport
+
+Answer = TypeVar("Answer")
+
+log = logging.getLogger(__name__)
+
+PING_S = 3.0
+VIEWS_APART = 64
+"""A reconfiguration begins this many views past the last, so that no leader of a lower one is in its way."""
+
+
+class LostQuorum:
+    """Watches one stage."""
+
+    def __init__(
+        self, stage: StageIndex, transport: Transport, host: PeerId, run_key: Identity, lease_s: float
+    ) -> None:
+        self._stage = stage
+        self._transport = transport
+        self._host = host
+        self._run_key = run_key
+        self._lease_s = lease_s
+        self._quiet_since = time.monotonic()
+
+    def heard(self) -> None:
+        """The stage has finished a round."""
+        self._quiet_since = time.monotonic()
+
+    async def mend(self, members: list[PeerId]) -> Reconfiguration | None:
+        """If the stage is silent and too few of its voters answer, have the others go on."""
+        if time.monotonic() - self._quiet_since < self._lease_s:
+            return None
+        standings = [found for found in await _of_each(members, self._standing) if found is not None]
+        if not standings:
+            return None
+        version, view, basis = max(standings, key=lambda found: (found[0], found[1]))
+        voters = electorate(basis.members, basis.neighbours, self._host)
+        answers = await _of_each([peer for peer in voters if peer != self._host], self._answers)
+        live = tuple(sorted({peer for peer in answers if peer is not None} | ({self._host} & set(voters))))
+        leaders = basis.leaders(self._stage, Step(version))
+        if len(live) >= quorum(len(voters)) or not set(live) & set(basis.members):
+            return None
+        first_view = (view // VIEWS_APART + 1) * VIEWS_APART
+        while leaders[first_view % len(leaders)] not in set(live) & set(basis.members):
+            first_view += 1
+        unsigned = Reconfiguration(self._stage, Step(version), basis.name, first_view, live)
+        signed = replace(unsigned, signature=self._run_key.sign(unsigned.signed_bytes()))
+        log.warning("stage %d: %d of %d voters answer; they go on", self._stage, len(live), len(voters))
+
+        async def tell(peer: PeerId) -> None:
+            meta = {"reconfiguration": signed.to_value()}
+            await self._transport.call(peer, RECONFIGURE, Message(meta), timeout_s=PING_S, max_body_bytes=0)
+
+        await _of_each([peer for peer in live if peer in basis.members], tell)
+        self.heard()
+        return signed
+
+    async def _standing(self, peer: PeerId) -> tuple[int, int, RoundBasis]:
+        reply = await self._transport.call(peer, STANDING, Message(), timeout_s=PING_S, max_body_bytes=0)
+        fields = Fields("standing", reply.meta)
+        found = (
+            fields.integer("version"),
+            fields.integer("view", high=1 << 20),
+            RoundBasis.from_value(fields.message("basis")),
+        )
+        fields.done()
+        return found
+
+    async def _answers(self, peer: PeerId) -> PeerId:
+        await self._transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+        return peer
+
+
+async def _of_each(peers: list[PeerId], ask: Callable[[PeerId], Awaitable[Answer]]) -> list[Answer | None]:
+    """The answers; None of whoever gives none."""
+
+    async def one(peer: PeerId) -> Answer | None:
+        try:
+            return await ask(peer)
+        except (TransientError, RemoteError) as error:
+            log.info("%s: %s", peer[-6:], error)
+            return None
+
+    return list(await asyncio.gather(*(one(peer) for peer in peers)))

@@ -1,0 +1,65 @@
+"""A real peer stands still in a round (SIGSTOP): the others end it in time; when it goes on it catches up, unblamed.
+
+Its p2pd and its streams stay alive, so nothing breaks: only deadlines tell that it is gone.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process_swarm import ProcessSwarm, Zygote
+
+PHASE_S = 2.0
+ROUND_DEADLINE_S = 8 * PHASE_S
+"""Four phases until a silent leader is given up, three until a member is, one for parts."""
+STEPS = 12
+
+
+def run_and_stop(zygote: Zygote, root: Path, *, stage: int, moment: str, count: int) -> None:
+    victim = f"p{stage}a"
+    with ProcessSwarm(zygote, root, steps=STEPS, founders=2) as swarm:
+        swarm.start_host()
+        swarm.start_founders(**{victim: {"moment": moment, "count": count, "number": int(signal.SIGSTOP)}})
+        give_up_at = time.monotonic() + 60
+        pause = threading.Event()
+        while not zygote.is_stopped(swarm.peers[victim]):
+            assert time.monotonic() < give_up_at, f"{moment} never came"
+            pause.wait(0.02)
+        stopped_at = len(swarm.events())
+        swarm.wait_for_more("version", after=stopped_at, count=3, timeout_s=3 * (ROUND_DEADLINE_S + 2.0))
+        os.kill(swarm.peers[victim], signal.SIGCONT)
+        report = swarm.finish(timeout_s=120)
+        assert report["steps"] == STEPS
+        for name, pid in swarm.peers.items():
+            assert zygote.exit_code(pid, timeout_s=30) == 0, f"{name} did not end well"
+            assert "equivocation" not in (root / f"{name}.log").read_text(), f"{name} was blamed or blames"
+        for of_stage, digests in report["state_digests"].items():
+            assert len(set(digests.values())) == 1, f"replicas of stage {of_stage} differ"
+        late = [e["round_s"] for e in swarm.events() if e["event"] == "step" and e["round_s"] > ROUND_DEADLINE_S + 2.0]
+        of_victim = 1  # its own round lasted as long as it stood still
+        assert len(late) <= of_victim, f"rounds of {late} s"
+    assert zygote.leftovers() == []
+
+
+@pytest.mark.parametrize(("stage", "moment"), [(0, "committed"), (1, "part")])
+def test_a_round_ends_in_time_when_a_member_stands_still(
+    zygote: Zygote, tmp_path: Path, stage: int, moment: str
+) -> None:
+    run_and_stop(zygote, tmp_path, stage=stage, moment=moment, count=2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "moment", ["closing", "closed", "committed", "ballot", "roster", "part", "aggregated", "vote", "result", "step"]
+)
+def test_a_round_ends_in_time_wherever_a_member_stands_still(
+    zygote: Zygote, tmp_path: Path, moment: str, seed: int
+) -> None:
+    rng = random.Random(f"{moment}/{seed}")
+    run_and_stop(zygote, tmp_path, stage=rng.randrange(2), moment=moment, count=rng.randint(1, 4))
