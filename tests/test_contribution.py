@@ -9,14 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.core.canonical import Value, pack, unpack
-from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster, Work, counted_tokens
+from swarm.core.contribution import (
+    EMPTY_DIGEST,
+    Contribution,
+    Departure,
+    ReducedPart,
+    Result,
+    Roster,
+    Work,
+    counted_tokens,
+)
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.voting import Certificate, Election, Phase, Vote
 from swarm.identity import Identity, verify
 
 MAKER = Identity.from_seed(bytes(range(32)))
 OTHER = Identity.from_seed(bytes(range(1, 33)))
 PEERS = tuple(sorted([MAKER.peer_id, OTHER.peer_id]))
+PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
+ELECTION = Election("ab" * 32, StageIndex(1), Step(3), PREVIOUS_NAME, 0, PEERS, PeerId("run key"))
 
 
 def _contribution(identity: Identity) -> Contribution:
@@ -28,12 +40,18 @@ def _contribution(identity: Identity) -> Contribution:
         "ab" * 32,
         StageIndex(1),
         Step(3),
-        hashlib.sha256(b"previous").digest(),
+        PREVIOUS_NAME,
         identity.peer_id,
         work,
         (hashlib.sha256(b"part").digest(), bytes(32)),
     )
     return replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
+
+
+def _certificate(phase: Phase, view: int, value: bytes) -> Certificate:
+    ballot = ELECTION.ballot(phase, view, value)
+    votes = [Vote(identity.peer_id, identity.sign(ballot)) for identity in (MAKER, OTHER)]
+    return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)))
 
 
 def _roster() -> Roster:
@@ -45,30 +63,34 @@ def _roster() -> Roster:
         5,
         1,
         MAKER.peer_id,
-        hashlib.sha256(b"previous").digest(),
+        PREVIOUS_NAME,
+        tuple(sorted([*PEERS, PeerId("leaver")])),
         tuple(made),
         (MAKER.peer_id, OTHER.peer_id),
         (PeerId("joiner"),),
         (Departure(PeerId("leaver"), "no commitment within 30.0 s"),),
         "all of 16 microbatches are in",
+        (PeerId("neighbour"),),
     )
-    return replace(unsigned, signature=MAKER.sign(unsigned.signed_bytes()))
+    signed = replace(unsigned, signature=MAKER.sign(unsigned.signed_bytes()))
+    return replace(signed, certificate=_certificate("roster", signed.view, signed.facts_digest()))
 
 
 def _result() -> Result:
-    parts = (ReducedPart(0, bytes(range(32)), PEERS), ReducedPart(1, bytes(32), PEERS[:1]))
+    parts = (ReducedPart(0, bytes(range(32)), PEERS), ReducedPart.empty(1), ReducedPart(2, b"2" * 32, PEERS[:1]))
     unsigned = Result(_roster(), parts, MAKER.peer_id)
-    return unsigned.signed_by(MAKER.sign(unsigned.signed_bytes()))
+    signed = unsigned.signed_by(MAKER.sign(unsigned.signed_bytes()))
+    return replace(signed, certificate=_certificate("commit", 6, signed.root()))
 
 
 # Computed once from the first release of the format. A change here is a change of the protocol's number.
 GOLDEN = {
     "contribution": "76082807e114bd616b6015ed06462087662e2763937a6344f65a8cd152b6acbd",
-    "roster": "6b094df724792ae992f5ae9f41a29e0cb882f846b496091b57a14a2fe9a60be8",
-    "roster facts": "a5e4f3ef1c1471ad348590aa8edd9afe917b2f1248d03ae1861eb6ef3380afb6",
-    "result root": "d988720f304563f85f06df1ef56aa9460bec4b49edbfdc9fcc6b7f1968a30235",
-    "version name": "1a7921264660d21986436916fa986bc772f8162ebc200300e43ae759478f2d34",
-    "result": "4e2a082f7b60da4aae55b679c74069225c8bdc865dd231329b5ccfb3f72e6e5a",
+    "roster": "672440afd4b061bcc6023b91fb5d1819eded4f73edd556a17bfe0e4d80c7c1ad",
+    "roster facts": "7fd8d6140b9a773cc633ac46d332337f7f99553900ce81ae25a3baf8d40e085f",
+    "result root": "8b35db202fb702ef36cb3a82d7875112c7ce890232927a4826e19725cdbafc06",
+    "version name": "e84dc037ad7b6531a928851450da97f5117a41ef9e84ac7a37310568f3731c1a",
+    "result": "e6175646cce5a9846b63c29bd813b2961c93962cd23c6b8eaff1a90b3f89f0cf",
 }
 
 
@@ -86,7 +108,17 @@ def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
     assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x87\xacpart_digests\x92\xc4\x20")
 
 
-@pytest.mark.parametrize("made", [_contribution(MAKER), _roster(), _result(), _result().parts[0]])
+@pytest.mark.parametrize(
+    "made",
+    [
+        _contribution(MAKER),
+        _roster(),
+        replace(_roster(), certificate=None),
+        _result(),
+        replace(_result(), certificate=None),
+        *_result().parts,
+    ],
+)
 def test_what_is_written_is_read(made: Contribution | Roster | Result | ReducedPart) -> None:
     again = type(made).from_value(unpack(pack(made.to_value()), max_bytes=1 << 20))
     assert again == made
@@ -97,7 +129,9 @@ def test_what_is_written_is_read(made: Contribution | Roster | Result | ReducedP
 
 
 def _mutations(value: Value) -> list[Value]:
-    """Every value that differs from `value` in one leaf."""
+    """Every value that differs from `value` in one leaf; what is left out has none."""
+    if value is None:
+        return []
     if isinstance(value, dict):
         return [{**value, key: other} for key in value for other in _mutations(value[key])]
     if isinstance(value, list | tuple):
@@ -116,7 +150,7 @@ def _mutations(value: Value) -> list[Value]:
 
 
 @pytest.mark.parametrize("made", [_contribution(MAKER), _roster(), _result()])
-def test_no_leaf_can_be_changed_under_a_signature(made: Contribution | Roster | Result) -> None:
+def test_no_leaf_can_be_changed_under_a_signature_or_a_certificate(made: Contribution | Roster | Result) -> None:
     changed = _mutations(made.to_value())
     assert len(changed) > 15
     for value in changed:
@@ -124,12 +158,28 @@ def test_no_leaf_can_be_changed_under_a_signature(made: Contribution | Roster | 
             again = type(made).from_value(value)
         except RemoteError:
             continue
-        signer = again.peer_id if isinstance(again, Contribution) else again.leader
         assert again != made
-        valid = verify(signer, again.signed_bytes(), again.signature)
-        if isinstance(again, Result):  # a result's signature covers the root: whoever led and reduced may differ
-            valid = valid and verify(again.roster.leader, again.roster.signed_bytes(), again.roster.signature)
-        assert not valid
+        assert not _is_genuine(again)
+    assert _is_genuine(made)
+
+
+def _is_genuine(made: Contribution | Roster | Result) -> bool:
+    """Whether every signature on it is good: a result's covers the root, its roster's the rest."""
+    signer = made.peer_id if isinstance(made, Contribution) else made.leader
+    if not verify(signer, made.signed_bytes(), made.signature):
+        return False
+    try:
+        if isinstance(made, Roster):
+            assert made.certificate is not None
+            ELECTION.check_certificate(made.certificate, "roster", made.facts_digest(), verify)
+            return made.certificate.view == made.view
+        if isinstance(made, Result):
+            assert made.certificate is not None
+            ELECTION.check_certificate(made.certificate, "commit", made.root(), verify)
+            return _is_genuine(made.roster)
+    except RemoteError:
+        return False
+    return True
 
 
 def test_the_root_is_the_same_whoever_led_and_reduced() -> None:
@@ -137,12 +187,14 @@ def test_the_root_is_the_same_whoever_led_and_reduced() -> None:
     elsewhere = replace(
         result.roster, view=9, revision=4, leader=OTHER.peer_id, reducers=PEERS[::-1], reason="the leader is gone"
     )
-    assert replace(result, roster=elsewhere, leader=OTHER.peer_id).root() == result.root()
+    assert replace(result, roster=elsewhere, leader=OTHER.peer_id, certificate=None).root() == result.root()
     for other in (
         replace(result.roster, contributions=result.roster.contributions[:1]),
         replace(result.roster, joins=()),
         replace(result.roster, leaves=()),
         replace(result.roster, previous_name=bytes(32)),
+        replace(result.roster, members=PEERS),
+        replace(result.roster, neighbours=()),
     ):
         assert replace(result, roster=other).root() != result.root()
     assert replace(result, parts=result.parts[:1]).root() != result.root()
@@ -153,12 +205,31 @@ def test_malformed_messages_are_refused() -> None:
     twice = replace(contribution, work=contribution.work[:1] * 2)
     disordered = replace(roster, contributions=roster.contributions[::-1])
     gap = replace(result, parts=result.parts[1:])
-    backwards = ReducedPart(0, bytes(32), PEERS[::-1])
-    doubled = ReducedPart(0, bytes(32), PEERS[:1] * 2)
-    for made in (twice, disordered, gap, backwards, doubled):
+    backwards = ReducedPart(0, b"0" * 32, PEERS[::-1])
+    doubled = ReducedPart(0, b"0" * 32, PEERS[:1] * 2)
+    of_nobody = ReducedPart(0, b"0" * 32, ())
+    of_nothing = ReducedPart(0, EMPTY_DIGEST, PEERS)
+    for made in (twice, disordered, gap, backwards, doubled, of_nobody, of_nothing):
         with pytest.raises(RemoteError) as caught:
             type(made).from_value(made.to_value())
         assert caught.value.kind == "malformed"
+
+
+def test_an_empty_part_is_nobodys_work() -> None:
+    assert [part.is_empty for part in _result().parts] == [False, True, False]
+    result = _result()
+    assert [item.microbatch_id for item in result.work_done()] == [41, 300_000]
+    nothing = replace(result, parts=tuple(ReducedPart.empty(part) for part in range(3)))
+    assert nothing.work_done() == ()
+    assert nothing.root() != result.root()
+
+
+def test_who_comes_after_the_round_is_on_its_roster() -> None:
+    roster = _roster()
+    assert roster.members_after == tuple(sorted([*PEERS, PeerId("joiner")]))
+    basis = _result().basis
+    assert (basis.previous_members, basis.members) == (roster.members, roster.members_after)
+    assert (basis.name, basis.neighbours) == (_result().new_name, ("neighbour",))
 
 
 @settings(max_examples=50, deadline=None)

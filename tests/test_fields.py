@@ -11,14 +11,20 @@ from swarm.core.contribution import Contribution, ReducedPart, Result, Roster, W
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item, peer_item
 from swarm.core.leases import LeaseTable
+from swarm.core.round_ballots import Proposal
+from swarm.core.round_basis import RoundBasis
 from swarm.core.stage_chain import Genesis, StageChain
+from swarm.core.voting import Certificate, Promise, Proof, Reconfiguration, Vote
 from verification.headers import BirthRecord, HopHeader
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.binary()
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=12
 )
-READERS = (Contribution, ReducedPart, Result, Roster, Work, LeaseTable, Genesis, StageChain, BirthRecord, HopHeader)
+READERS = (
+    *(Contribution, ReducedPart, Result, Roster, Work, LeaseTable, Genesis, StageChain, BirthRecord, HopHeader),
+    *(Certificate, Promise, Proof, Proposal, Reconfiguration, RoundBasis, Vote),
+)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -2,7 +2,8 @@
 
 import hashlib
 import random
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from swarm.identity import Identity
 from swarm.manifest import assumed_data, freeze, parse_manifest
 
 PEERS = tuple(PeerId(f"peer {number}") for number in range(6))
+HOST, RUN_KEY, NEAR = PeerId("host"), PeerId("run key"), (PeerId("near 0"), PeerId("near 1"))
 
 
 def _settings() -> RunSettings:
@@ -29,16 +31,17 @@ SETTINGS = _settings()
 
 
 def _genesis(stage: int = 0, members: tuple[PeerId, ...] = PEERS[:3]) -> Genesis:
-    return Genesis("run", StageIndex(stage), Version(4), bytes(range(32)), members, LeaseTable())
+    return Genesis("run", StageIndex(stage), Version(4), bytes(range(32)), members, LeaseTable(), HOST, RUN_KEY, NEAR)
 
 
 def _result(
     chain: StageChain,
-    works: dict[PeerId, tuple[Work, ...]],
+    works: Mapping[PeerId, tuple[Work, ...]],
     *,
     joins: tuple[PeerId, ...] = (),
     leaves: tuple[PeerId, ...] = (),
     unheard: tuple[PeerId, ...] = (),
+    neighbours: tuple[PeerId, ...] = NEAR,
 ) -> Result:
     made = tuple(
         Contribution(chain.run_id, chain.stage, Step(chain.version), chain.name, peer, works[peer], (bytes(32),))
@@ -54,14 +57,17 @@ def _result(
         0,
         leader,
         chain.name,
+        chain.members,
         made,
         (leader,) if made else (),
         joins,
         tuple(Departure(peer, "gone") for peer in leaves),
         "full",
+        neighbours,
     )
     heard = tuple(one.peer_id for one in made if one.peer_id not in unheard)
-    return Result(roster, (ReducedPart(0, bytes(32), heard),) if heard else (), leader)
+    parts = (ReducedPart(0, b"0" * 32, heard) if heard else ReducedPart.empty(0),) if made else ()
+    return Result(roster, parts, leader)
 
 
 def _work(number: int, *, attempt: int = 0, num_tokens: int = 8) -> Work:
@@ -160,7 +166,12 @@ def test_a_result_that_starts_elsewhere_is_a_fork() -> None:
     good = _result(chain, {})
     other = StageChain.begin(replace(_genesis(), state_digest=bytes(32)), SETTINGS)
     later = chain.advance(good, SETTINGS)
-    for wrong in (_result(other, {}), _result(later, {}), replace(good, roster=replace(good.roster, step=Step(5)))):
+    for wrong in (
+        _result(other, {}),
+        _result(later, {}),
+        replace(good, roster=replace(good.roster, step=Step(5))),
+        replace(good, roster=replace(good.roster, members=PEERS[:2])),
+    ):
         with pytest.raises(RemoteError) as caught:
             chain.advance(wrong, SETTINGS)
         assert caught.value.kind == "fork"
@@ -176,9 +187,9 @@ def test_the_genesis_bytes_never_change() -> None:
     assert Genesis.from_value(unpack(pack(signed.to_value()), max_bytes=1 << 16)) == signed
     assert (
         hashlib.sha256(genesis.signed_bytes()).hexdigest()
-        == "0be9e4b1ab48e3607d7da85feaaad84fe26bf4e6f214cdbcf0c26b910b652bc2"
+        == "ace8ac148f6af0084ab7b0b0459af1c0c1818168469cff8a5284095540181815"
     )
-    assert genesis.name.hex() == "3e279133a66a08f92eea22f9239db8b1c6cb93ccea80383bf7f0c092f88b9065"
+    assert genesis.name.hex() == "b3390723dc972b91a68695c9bb6520843eb56709b8c7aabb3ec52ea7ddc85d56"
 
 
 def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
@@ -190,14 +201,56 @@ def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
         replace(genesis, state_digest=bytes(32)),
         replace(genesis, members=PEERS[:2]),
         replace(genesis, leases=LeaseTable(1)),
+        replace(genesis, coordinator=PeerId("other host")),
+        replace(genesis, run_key=PeerId("other key")),
+        replace(genesis, neighbours=NEAR[:1]),
     ]
-    assert len({genesis.name, *(other.name for other in others)}) == 7
+    assert len({genesis.name, *(other.name for other in others)}) == 1 + len(others)
+    assert len(others) == len(fields(Genesis)) - 1  # all but the signature
+
+
+def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
+    chain = StageChain.begin(_genesis(), SETTINGS)
+    assert _voters(chain) == tuple(sorted([*PEERS[:3], *NEAR, HOST]))
+    near = (PeerId("near 2"),)
+    chain = chain.advance(_result(chain, {}, leaves=(PEERS[0],), neighbours=near), SETTINGS)
+    assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST]))
+    chain = chain.advance(_result(chain, {}, joins=PEERS[3:5], neighbours=near), SETTINGS)
+    assert _voters(chain) == tuple(sorted([*PEERS[1:5], HOST]))  # four need nobody else
+    assert (chain.coordinator, chain.run_key) == (HOST, RUN_KEY)
+
+
+def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
+    chain = StageChain.begin(_genesis(), SETTINGS)
+    chain = chain.advance(_result(chain, {}, joins=(PEERS[3],)), SETTINGS)
+    facts = chain.facts(num_parts=2, phase_s=1.5)
+    assert (facts.run_id, facts.stage, facts.step) == ("run", StageIndex(0), Step(5))
+    assert (facts.members, facts.previous_name) == (chain.members, chain.name)
+    assert facts.leaders == chain.leaders(Step(chain.version))
+    assert (facts.run_key, facts.num_parts, facts.phase_s) == (RUN_KEY, 2, 1.5)
+    for other in (
+        replace(chain.basis, members=PEERS[:2]),
+        replace(chain.basis, neighbours=()),
+        replace(chain.basis, previous_members=PEERS[:1]),
+        replace(chain.basis, root=bytes(32)),
+        replace(chain.basis, previous_name=bytes(32)),
+    ):
+        assert other.name != chain.name
+
+
+def _voters(chain: StageChain) -> tuple[PeerId, ...]:
+    return chain.facts(num_parts=1, phase_s=1.0).voters
 
 
 def _chain_value(**changes: Value) -> Value:
+    """The value of a chain, with these of its fields or of its basis changed."""
     value = StageChain.begin(_genesis(stage=1), SETTINGS).to_value()
     assert isinstance(value, dict)
-    return {**value, **changes}
+    names = ("previous_name", "root", "previous_members", "members", "neighbours")
+    listed = value["basis"]
+    assert isinstance(listed, list)
+    basis = [changes.pop(name, held) for name, held in zip(names, listed, strict=True)]
+    return {**value, "basis": basis, **changes}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +260,14 @@ def _chain_value(**changes: Value) -> Value:
         {"previous_members": []},
         {"members": ["b", "a"]},
         {"members": ["a", "a"]},
+        {"previous_members": ["b", "a"]},
         {"members": [f"{number:03}" for number in range(65)]},
+        {"neighbours": [f"{number:03}" for number in range(65)]},
+        {"root": b"short"},
+        {"basis": []},
+        {"basis": None},
+        {"coordinator": None},
+        {"run_key": 1},
         {"last_ids": [3, 2]},
         {"earlier_ids": [2, 2]},
         {"last_ids": ["2"]},
