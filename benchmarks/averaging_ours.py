@@ -179,7 +179,17 @@ class OurPeer:
         rehearse(settings)
         model: Any = BareModel(self._params)
         members = tuple(sorted(identity.peer_id for identity in self._identities))
-        genesis = Genesis("averaging", STAGE, Version(0), bytes(32), members, LeaseTable(), self._host, ())
+        genesis = Genesis(
+            run_id="averaging",
+            stage=STAGE,
+            version=Version(0),
+            state_digest=bytes(32),
+            members=members,
+            leases=LeaseTable(),
+            coordinator=self._host,
+            run_key=self._host,
+            neighbours=(),
+        )
         chain = StageChain.begin(genesis, settings)
         state = StageState(0, model.layout, np.zeros(self._params, dtype=np.float32), name=genesis.name)
         self._replica = StageReplica(settings, model, state)
@@ -317,7 +327,10 @@ async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Field
     identity = host_identity(number)
     transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
     log = VoteLog(folder / "voted-host.log")
-    WitnessService("averaging", identity, identity.peer_id, log).serve(transport)
+    witness = WitnessService(
+        run_id="averaging", identity=identity, coordinator=identity.peer_id, run_key=identity.peer_id, log=log
+    )
+    witness.serve(transport)
 
     async def do(order: Fields) -> Fields:
         if order["order"] == "listen":

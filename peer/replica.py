@@ -4,7 +4,6 @@ Methods marked (compute) run on the compute thread, (exact) on the exact thread;
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
+from peer.result_decoder import ResultDecoder
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import num_parts, part_slice
-from swarm.checkpoint.state import NUM_CERTIFIED_NORMS, Array, StageState
+from swarm.checkpoint.state import NUM_CERTIFIED_NORMS, StageState
 from swarm.core.contribution import Work
 from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
@@ -79,6 +79,7 @@ class StageReplica:
             decay_ranges=self.layout.decay_ranges,
             threads=threads,
         )
+        self._mean: NDArray[np.float32] | None = None
         self._gradient: NDArray[np.float32] | None = None
         self._clip_norm = settings.optimizer.max_norm
         self.restore(state)
@@ -91,7 +92,7 @@ class StageReplica:
         """Continue from this state; whatever was accumulated, and what is owed from before, is dropped."""
         self.state = state
         if state.moments:
-            self._optimizer.load_state(_fp32(state.moments), state.scalars)
+            self._optimizer.load_state(state.moments, state.scalars)
         self._weights = self.model.weights(state.weights)
         self._extrapolated: Weights | None = None
         self._sums.clear()
@@ -158,44 +159,49 @@ class StageReplica:
         return held
 
     def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
-        """(exact) The contribution, gradient sum over its target tokens, in `gradient_buffer`: a sum of some work."""
+        """(exact) The contribution, gradient sum over its target tokens, of a sum of some work; in memory kept."""
+        if self._mean is None:
+            self._mean = np.empty(self.layout.num_values, dtype=np.float32)
         for where in self.parts():
-            accumulation.gradient.mean_of(where, self.gradient_buffer[where])
-        return self.gradient_buffer
+            self._mean[where] = self.mean_part(accumulation, where)
+        return self._mean
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
-        """(exact, its threads) That part of `mean`, in memory of its own."""
+        """(exact, its threads) That part of the contribution."""
         mean = np.empty(where.stop - where.start, dtype=np.float32)
         accumulation.gradient.mean_of(where, mean)
         return mean
 
-    @property
-    def gradient_buffer(self) -> NDArray[np.float32]:
-        """(exact) Memory for one gradient on the host, used again round after round: new pages cost more than sums."""
+    def result_decoder(self) -> ResultDecoder:
+        """(exact) For the coming round's result. Its memory is the last one's: new pages cost more than what is done
+        with them."""
         if self._gradient is None:
             self._gradient = np.empty(self.layout.num_values, dtype=np.float32)
-        return self._gradient
+        return ResultDecoder(self.codec, self.parts(), self._gradient)
 
-    def next_version(self, certified: tuple[NDArray[np.float32], float] | None, name: bytes) -> NewVersion:
-        """(exact) The version that this gradient and its norm make; None: the round had no work, or its result is
-        malformed. Moments move on: call it once, then `swap`.
+    def next_version(
+        self, gradient: NDArray[np.float32] | None, name: bytes, *, gradient_norm: float | None = None
+    ) -> NewVersion:
+        """(exact) The version that this certified gradient makes. Moments move on: call it once, then `swap`.
+
+        `gradient_norm` as in `ExactOptimizer.step`.
         """
         old = self.state
         new_weights = np.empty_like(old.weights)
         norms = list(old.certified_norms)
         norm = 0.0
         try:
-            if certified is None:
+            if gradient is None:
                 raise LocalError("the round had no work")
-            gradient, norm = certified
-            self._optimizer.step(
+            report = self._optimizer.step(
                 old.weights,
                 gradient,
                 step=old.version,
                 clip_norm=self._clip_norm,
                 out=new_weights,
-                gradient_norm=norm,
+                gradient_norm=gradient_norm,
             )
+            norm = report.gradient_norm
             norms = [*norms, norm][-NUM_CERTIFIED_NORMS:]
         except LocalError as reason:  # no work, or a norm that is not finite: every replica skips the step alike
             log.warning("stage %d skips step %d: %s", self.stage, old.version, reason)
@@ -248,16 +254,6 @@ class StageReplica:
 
     def parts(self) -> list[slice]:
         return [part_slice(index, self.layout.num_values) for index in range(self.num_parts)]
-
-
-def _fp32(moments: Mapping[str, Array]) -> dict[str, NDArray[np.float32]]:
-    """The moments, all of which must be fp32. Raises LocalError."""
-    found: dict[str, NDArray[np.float32]] = {}
-    for name, array in moments.items():
-        if array.dtype != np.float32:
-            raise LocalError(f"moment {name} is {array.dtype}, this run's optimizer holds float32")
-        found[name] = array.view(np.float32)
-    return found
 
 
 def stage_device(gpu: int | None) -> str:

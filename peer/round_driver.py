@@ -10,9 +10,13 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from peer.compute import Urgency
+from peer.outbox import Outbox
+from peer.replica import NewVersion
+from peer.result_decoder import ResultDecoder
 from peer.round_work import encode_contribution, reduce_part
 from peer.step_state import Bytes, StepState
 from swarm.core import averaging_round as act
@@ -42,6 +46,8 @@ class RoundDriver:
 
     def __init__(self, stage: "StageRounds") -> None:
         self._stage = stage
+        self._outbox = Outbox(stage.spawn)
+        self._counted: tuple[Roster, dict[PeerId, int]] | None = None
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -121,10 +127,41 @@ class RoundDriver:
         body: Bytes,
     ) -> list[Instruction]:
         await self._roster_known(state, machine, 0)
-        if await self._stage.exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != reduced.digest:
+        machine.facts.check_member(sender)
+        if await self._take_reduced(state, reduced.part, body) != reduced.digest:
             raise RemoteError("digest", f"reduced part {reduced.part} of {sender} differs from its digest", sender)
         state.reduced[reduced.part, reduced.digest] = body
         return machine.on_reduced(sender, reduced, now=time.monotonic())
+
+    async def _take_reduced(self, state: StepState, part: int, body: Bytes) -> bytes:
+        """The digest of a reduced part, which is decoded while it is in cache."""
+        if self._stage.open_step(state.step) is not state:
+            raise TransientError(f"step {state.step} is over")
+
+        def take() -> bytes:
+            found = hashlib.sha256(body).digest()
+            if part < self._stage.replica.num_parts:
+                self._decoder(state).take(part, found, body)
+            return found
+
+        return await self._stage.exact.run(Urgency.ROUND, take)
+
+    def _decoder(self, state: StepState) -> ResultDecoder:
+        """(exact)"""
+        if state.decoder is None:
+            state.decoder = self._stage.replica.result_decoder()
+        return state.decoder
+
+    async def next_version(self, state: StepState, result: Result, bodies: list[Bytes], name: bytes) -> NewVersion:
+        """The version that this certified result makes."""
+        replica = self._stage.replica
+
+        def make() -> NewVersion:
+            found = self._decoder(state).gradient(result.parts, bodies)
+            gradient, norm = found if found is not None else (None, None)
+            return replica.next_version(gradient, name, gradient_norm=norm)
+
+        return await self._stage.exact.run(Urgency.ROUND, make)
 
     async def _roster_known(self, state: StepState, machine: AveragingRound, view: int) -> None:
         """Wait for a roster of the view or a later one; what was sent under it may be ahead of it."""
@@ -177,14 +214,14 @@ class RoundDriver:
                     self._send_all(state, to, {"kind": "roster", "roster": roster.to_value()})
                 case act.SendPart(reducer, part, view):
                     own: dict[str, Value] = {"kind": "part", "part": part, "view": view}
-                    self._send_all(state, (reducer,), own, state.own_parts[part])
+                    self._send_bulk(state, (reducer,), own, state.own_parts[part])
                 case act.AggregatePart(part, contributors):
                     assert state.round is not None
                     assert state.round.roster is not None
                     self._stage.spawn(self._aggregate(state, state.round.roster, part, contributors))
                 case act.SendReduced(to, reduced):
                     body = state.reduced[reduced.part, reduced.digest]
-                    self._send_all(state, to, {"kind": "reduced", "reduced": reduced.to_value()}, body)
+                    self._send_bulk(state, to, {"kind": "reduced", "reduced": reduced.to_value()}, body)
                 case act.SendResult(to, result):
                     state.notify()
                     inside = [peer for peer in to if peer in self._stage.chain.members]
@@ -196,15 +233,13 @@ class RoundDriver:
                 case act.Finish(result):
                     self._stage.spawn(self._stage.finish(state, result))
 
-    def _send_all(
-        self,
-        state: StepState,
-        to: Iterable[PeerId],
-        meta: dict[str, Value],
-        body: Bytes = b"",
-    ) -> None:
+    def _send_all(self, state: StepState, to: Iterable[PeerId], meta: dict[str, Value]) -> None:
         for peer in to:
-            self._stage.spawn(self._send(state, peer, {**meta, "step": state.step}, body))
+            self._stage.spawn(self._send(state, peer, {**meta, "step": state.step}, b""))
+
+    def _send_bulk(self, state: StepState, to: Iterable[PeerId], meta: dict[str, Value], body: Bytes) -> None:
+        for peer in to:
+            self._outbox.put(peer, partial(self._send, state, peer, {**meta, "step": state.step}, body))
 
     async def _send(self, state: StepState, peer: PeerId, meta: dict[str, Value], body: Bytes) -> None:
         deadlines = self._stage.settings.deadlines
@@ -302,13 +337,19 @@ class RoundDriver:
     async def _aggregate(self, state: StepState, roster: Roster, part: int, contributors: tuple[PeerId, ...]) -> None:
         machine, replica, chain = state.round, self._stage.replica, self._stage.chain
         assert machine is not None
-        counted = chain.weights_of(Result(roster, (), self._stage.me))
+        if self._counted is None or self._counted[0] is not roster:
+            self._counted = (roster, chain.weights_of(Result(roster, (), self._stage.me)))
+        counted = self._counted[1]
         bodies = [(counted[peer], state.received[part, peer]) for peer in contributors if counted[peer] > 0]
         cap, rule = replica.norm_cap(), self._stage.settings.averaging.rule
         seed = digest("reduced-seed", [self._stage.run_id, chain.stage, chain.version, part])
-        encoded, encoded_digest = await self._stage.exact.run(
-            Urgency.ROUND, lambda: reduce_part(replica, part, bodies, rule=rule, norm_cap=cap, seed=seed)
-        )
+
+        def reduce() -> tuple[Bytes, bytes]:
+            encoded, found = reduce_part(replica, part, bodies, rule=rule, norm_cap=cap, seed=seed)
+            self._decoder(state).take(part, found, encoded)
+            return encoded, found
+
+        encoded, encoded_digest = await self._stage.exact.run(Urgency.ROUND, reduce)
         state.reduced[part, encoded_digest] = encoded
         reduced = ReducedPart(part, encoded_digest, contributors)
         self.carry_out(state, machine.aggregated(reduced, now=time.monotonic()))
@@ -326,7 +367,7 @@ class RoundDriver:
             except (TransientError, RemoteError) as error:
                 log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
                 continue
-            if hashlib.sha256(reply.body).digest() == wanted:
+            if await self._take_reduced(state, part, reply.body) == wanted:
                 state.reduced[part, wanted] = reply.body
                 assert state.round is not None
                 self.carry_out(state, state.round.part_fetched(part, wanted, now=time.monotonic()))

@@ -7,18 +7,15 @@ it is left out, the same way by everyone who has the bytes.
 import hashlib
 import logging
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.norms import norm_of_sums, sum_of_squares
 from peer.replica import Accumulation, StageReplica
 from peer.step_state import Bytes
-from swarm.averaging.aggregate import aggregate
+from swarm.averaging.aggregate import Rule, aggregate
 from swarm.averaging.encoded_mean import mean_of_encoded
 from swarm.core.canonical import Value, digest
-from swarm.core.contribution import ReducedPart
 from swarm.core.errors import LocalError, RemoteError
 
 log = logging.getLogger(__name__)
@@ -57,7 +54,7 @@ def reduce_part(
     part: int,
     bodies: Sequence[tuple[int, Bytes]],
     *,
-    rule: Literal["mean", "centered_clip"],
+    rule: Rule,
     norm_cap: float | None,
     seed: bytes,
 ) -> tuple[bytearray, bytes]:
@@ -88,54 +85,6 @@ def reduce_part(
 def _left_out(replica: StageReplica, part: int, error: RemoteError) -> None:
     """A contribution that was committed to, but is nonsense, counts for nothing."""
     log.warning("stage %d part %d: a contribution is left out: %s", replica.stage, part, error)
-
-
-class ResultDecoder:
-    """The gradient of a round as its reduced parts come in, each decoded as soon as it is here.
-
-    Methods are for the exact thread. What is decoded counts only once the result that names it is certified.
-    """
-
-    def __init__(self, replica: StageReplica) -> None:
-        self._replica = replica
-        self._gradient = replica.gradient_buffer
-        self._parts = replica.parts()
-        self._decoded: dict[int, tuple[bytes, float | RemoteError]] = {}
-        """Of each part that is in the gradient: digest, and sum of squares or what is wrong with it."""
-
-    def take(self, part: int, part_digest: bytes, body: Bytes) -> None:
-        """Put a part, whose bytes have this digest, into the gradient; a later one takes the place of an earlier."""
-        if part not in self._decoded or self._decoded[part][0] != part_digest:
-            values = self._gradient[self._parts[part]]
-            try:
-                self._replica.codec.decode(body, values)
-                self._decoded[part] = (part_digest, sum_of_squares(values))
-            except RemoteError as error:
-                self._decoded[part] = (part_digest, error)
-
-    def gradient(
-        self, reduced: Sequence[ReducedPart], bodies: Sequence[Bytes]
-    ) -> tuple[NDArray[np.float32], float] | None:
-        """The certified gradient and its norm; None if there are no parts, or if one that was certified is malformed.
-
-        The vector is the replica's buffer: it is overwritten in the next round. A part without bytes, which nobody's
-        contribution reached, is zeros.
-        """
-        if all(part.is_empty for part in reduced):
-            return None
-        sums = []
-        for part, body in zip(reduced, bodies, strict=True):
-            if part.is_empty:
-                self._gradient[self._parts[part.part]] = 0.0
-                sums.append(0.0)
-                continue
-            self.take(part.part, part.digest, body)
-            found = self._decoded[part.part][1]
-            if isinstance(found, RemoteError):  # the same bytes everywhere: every replica skips the step alike
-                log.warning("stage %d: a result is not applied: %s", self._replica.stage, found)
-                return None
-            sums.append(found)
-        return self._gradient, norm_of_sums(sums)
 
 
 def decode_gradient(replica: StageReplica, bodies: Sequence[Bytes]) -> NDArray[np.float32] | None:

@@ -204,16 +204,16 @@ def test_replicas_of_a_stage_hold_the_same_state_when_the_run_ends(run: Trained)
         assert len(set(held.values())) == 1
 
 
-def _doubled(take_mean: Callable[[StageReplica, Accumulation], Any]) -> Callable[[StageReplica, Accumulation], Any]:
-    def mean(replica: StageReplica, accumulation: Accumulation) -> Any:
-        found = take_mean(replica, accumulation)
-        return found * np.float32(2) if replica.stage == 1 and found is not None else found
+def _doubled(mean_part_of: Callable[..., Any]) -> Callable[..., Any]:
+    def mean_part(replica: StageReplica, accumulation: Accumulation, where: slice) -> Any:
+        found = mean_part_of(replica, accumulation, where)
+        return found * np.float32(2) if replica.stage == 1 else found
 
-    return mean
+    return mean_part
 
 
 def test_comparison_fails_when_one_stage_doubles_its_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StageReplica, "mean", _doubled(StageReplica.mean))
+    monkeypatch.setattr(StageReplica, "mean_part", _doubled(StageReplica.mean_part))
     wrong = trained(tmp_path, OPTIMIZERS["adamw"], steps=2)
     with pytest.raises(AssertionError):
         check_gradients(wrong)

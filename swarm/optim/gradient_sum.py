@@ -33,3 +33,9 @@ class GradientSum:
         mean = np.empty(self.num_values, dtype=np.float32)
         optimizers.divide(self.flat.detach().cpu().numpy(), np.float32(self.num_tokens), mean)
         return mean
+
+    def mean_of(self, where: slice, out: NDArray[np.float32]) -> None:
+        """Those values of `take_mean`, into `out` on the host. Raises LocalError for no tokens."""
+        if self.num_tokens < 1:
+            raise LocalError("no microbatch has been added to this step's gradient: there is no mean to take")
+        optimizers.divide(self.flat[where].detach().cpu().numpy(), np.float32(self.num_tokens), out)
