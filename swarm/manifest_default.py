@@ -70,6 +70,8 @@ momentum = 0.9
 max_norm = 1.0
 # What softens stale gradients with averaging.delay = 1: "none", "nadamw" or "extrapolate".
 correction = "none"
+# How AdamW's moments are kept: "fp32" (8 bytes a parameter) or "int8" (2). Either is the same on every machine.
+moments = "fp32"
 # Steps until the learning rate is at its highest.
 warmup_steps = 20
 # The run ends after this many steps.
@@ -87,7 +89,8 @@ activation_gradients = "int8"
 averaging = "int8"
 
 [averaging]
-# How a stage's gradients become one: "mean", or "centered_clip", which bounds what one peer can do.
+# How a stage's gradients become one: "mean"; "centered_clip", which bounds what one peer can do;
+# "trimmed_mean" or "median", coordinate by coordinate (see docs/robustness.md).
 rule = "centered_clip"
 # 0: each step waits for its round. 1: the next step's microbatches go on meanwhile, on weights one version old.
 delay = 0

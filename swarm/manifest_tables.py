@@ -84,6 +84,7 @@ class OptimizerTable(Table):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     max_norm: float = Field(default=1.0, gt=0, le=1e9)
     correction: Literal["none", "nadamw", "extrapolate"] = "none"
+    moments: Literal["fp32", "int8"] = "fp32"
     warmup_steps: int = Field(default=20, ge=0, le=1 << 31)
     total_steps: int = Field(default=200, ge=1, le=1 << 31)
     final_learning_rate_share: float = Field(default=0.1, ge=0, le=1)
@@ -100,6 +101,8 @@ class OptimizerTable(Table):
             raise inconsistent(
                 "correction", self.correction, 'is a form of AdamW; set optimizer.name = "adamw" or choose another'
             )
+        if self.name == "sgd" and self.moments == "int8":
+            raise inconsistent("moments", self.moments, 'is of AdamW; set optimizer.name = "adamw" or moments = "fp32"')
         return self
 
 
@@ -110,7 +113,7 @@ class CodecTable(Table):
 
 
 class AveragingTable(Table):
-    rule: Literal["mean", "centered_clip"] = "centered_clip"
+    rule: Literal["mean", "centered_clip", "trimmed_mean", "median"] = "centered_clip"
     delay: Literal[0, 1] = 0
     sync_steps: int = Field(default=20, ge=0, le=1 << 31)
 

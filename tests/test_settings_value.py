@@ -91,7 +91,7 @@ def test_settings_survive_the_wire_bit_by_bit(rate: float, beta: float, seconds:
 
 
 def test_run_id_is_the_golden_one() -> None:
-    assert run_id(SETTINGS) == "8e7b1fdc77b6247ab4e468ab27033cfcafb501ba30c8216616980cc2c0345c1d"
+    assert run_id(SETTINGS) == "18102997954fc0bf8a9e39e19c1631b361368fcee4283a9d234a9f77ea35ba25"
 
 
 def test_run_id_changes_with_every_field() -> None:

@@ -103,19 +103,19 @@ def stage_memory_bytes(
     `stage`, an upper bound for any stage of that many parameters. See `total_bytes`.
     """
     on_device = "host" if device == "cpu" else "device"
-    moments = 2 if settings.optimizer.name == "adamw" else 1
+    moments = round(settings.optimizer.moment_bytes * num_parameters)
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
     weights = FLOAT_BYTES * num_parameters
     codec = settings.codecs.averaging
     items = {
         f"host.weights, {versions} versions": versions * weights,
-        "host.moments": moments * weights,
+        "host.moments": moments,
         f"{on_device}.gradient sums of two steps": 2 * weights,
         "host.mean gradient": weights,
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage),
-        "disk.two snapshots": 2 * (1 + moments) * weights,
+        "disk.two snapshots": 2 * (weights + moments),
     }
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
@@ -195,9 +195,8 @@ def _plan_stage(
         activation_down / assumptions.down_bytes_per_s,
     )
     # A snapshot, and on average the results of half the steps between two; donors share the upload.
-    moments = 2 if settings.optimizer.name == "adamw" else 1
     results = settings.checkpoint.snapshot_every / 2 * RESULT_BYTES[settings.codecs.averaging]
-    join_bytes = num_parameters * (FLOAT_BYTES * (1 + moments) + results)
+    join_bytes = num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes + results)
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
         stage=stage,

@@ -77,11 +77,20 @@ class OptimizerSettings:
     correction: Literal["none", "nadamw", "extrapolate"] = "none"
     """What softens stale gradients when delay = 1: Nesterov's AdamW, or computing the next step's
     microbatches on weights extrapolated by the last update."""
+    moments: Literal["fp32", "int8"] = "fp32"
+    """How AdamW's moments are kept: 8 bytes a parameter, or 2; exact both ways."""
     warmup_steps: int = 20
     total_steps: int = 200
     """The run ends at this version."""
     final_learning_rate_share: float = 0.1
     """The cosine schedule ends at this share of `learning_rate`."""
+
+    @property
+    def moment_bytes(self) -> float:
+        """Bytes a parameter that its moments take."""
+        if self.name == "sgd":
+            return 4.0
+        return 8.0 if self.moments == "fp32" else 2.0 + 4.0 / 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +103,7 @@ class CodecSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AveragingSettings:
-    rule: Literal["mean", "centered_clip"] = "centered_clip"
+    rule: Literal["mean", "centered_clip", "trimmed_mean", "median"] = "centered_clip"
     delay: Literal[0, 1] = 0
     """0: sources wait for the round. 1: microbatches of step t + 1 go on with version t while round t runs."""
     sync_steps: int = 20

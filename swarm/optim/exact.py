@@ -11,7 +11,7 @@ Moments are fp32, or under AdamW and NAdamW codes of one byte each (`kernels.int
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from swarm.core.schedule import learning_rate
 from swarm.core.settings import PART_VALUES, OptimizerSettings
 
 Floats = NDArray[np.float32]
-MomentFormat: TypeAlias = Literal["fp32", "int8"]
 
 _MOMENTUM_DECAY = 0.9998367253526753
 """0.96 ** 0.004: NAdam's momentum at step t is beta1 * (1 - 0.5 * 0.96 ** (0.004 * t))."""
@@ -50,7 +49,6 @@ class ExactOptimizer:
         *,
         num_values: int,
         decay_ranges: tuple[tuple[int, int], ...],
-        moments: MomentFormat = "fp32",
         threads: Threads = ONE_THREAD,
     ) -> None:
         """`decay_ranges`: [start, stop) of the tensors that weight decay applies to, in order, not overlapping.
@@ -59,7 +57,7 @@ class ExactOptimizer:
         """
         self.settings = settings
         self.num_values = num_values
-        self.moments = _no_moments(settings, moments, num_values)
+        self.moments = _no_moments(settings, num_values)
         """By name, one-dimensional: fp32 `first` and `second`, or `momentum`; or as codes, int8 `first`, uint8 `second`
         and fp32 `second_scale`."""
         self.scalars: dict[str, float] = {}
@@ -161,9 +159,9 @@ class ExactOptimizer:
         self.scalars = {name: float(value) for name, value in scalars.items()}
 
 
-def _no_moments(settings: OptimizerSettings, form: MomentFormat, num_values: int) -> dict[str, NDArray[Any]]:
+def _no_moments(settings: OptimizerSettings, num_values: int) -> dict[str, NDArray[Any]]:
     """The moments before the first step: all zero."""
-    if form == "int8":
+    if settings.moments == "int8":
         if settings.name != "adamw":
             raise ValueError(f'moments = "int8" needs the optimizer adamw, not {settings.name}; set moments = "fp32"')
         return {
