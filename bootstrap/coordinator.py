@@ -509,6 +509,8 @@ class Coordinator:
                 "stale": report.stale,
                 "counted": report.counted,
                 "round_s": report.round_s,
+                "round_bytes": report.round_bytes,
+                "overlap": report.overlap,
                 "gradient_norm": report.gradient_norm,
                 "sent_bytes": report.sent_bytes,
                 "received_bytes": report.received_bytes,

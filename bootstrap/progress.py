@@ -1,5 +1,6 @@
 """This is where the host adds up what peers report: figures for people, decided by nothing and deciding nothing."""
 
+import statistics
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ class StepFigures:
     departures: int = 0
     round_s: float = 0.0
     """Of the slowest stage."""
+    round_bytes: int = 0
+    """Sent by all peers."""
+    overlaps: list[float] = field(default_factory=list)
+    """Of every peer that reported: share of its round in which it went on computing."""
     finished_at: float | None = None
 
 
@@ -62,6 +67,8 @@ class RunProgress:
         step.stale += report.stale
         step.counted += report.counted
         step.round_s = max(step.round_s, report.round_s)
+        step.round_bytes += report.round_bytes
+        step.overlaps.append(report.overlap)
         if report.state_digest:
             self.digests[report.version][report.stage][peer] = report.state_digest.hex()
 
@@ -109,6 +116,7 @@ class RunProgress:
         counted = sum(step.counted for step in self.steps.values())
         seconds, tokens = self.seconds(), self.tokens
         last = self.last_common_digests()
+        shares = [share for number in steps for share in self.steps[number].overlaps]
         return {
             "steps": self.done_versions(),
             "tokens": tokens,
@@ -116,6 +124,8 @@ class RunProgress:
             "tokens_per_s": tokens / seconds if seconds else 0.0,
             "stale_share": sum(step.stale for step in self.steps.values()) / counted if counted else 0.0,
             "round_seconds": [[number, self.steps[number].round_s] for number in steps],
+            "round_bytes": [[number, self.steps[number].round_bytes] for number in steps],
+            "overlap": statistics.mean(shares) if shares else 0.0,
             "loss": [
                 [number, self.steps[number].loss_sum / self.steps[number].num_targets]
                 for number in steps

@@ -492,6 +492,8 @@ class PeerDaemon:
             stale=applied.stale,
             counted=applied.counted,
             round_s=applied.seconds,
+            round_bytes=applied.sent_bytes,
+            overlap=applied.overlap,
             gradient_norm=applied.gradient_norm,
             microbatches=counters.microbatches,
             evaluated=counters.evaluated,

@@ -176,7 +176,8 @@ class RoundDriver:
         for instruction in instructions:
             match instruction:
                 case act.MakeContribution():
-                    state.closed_at = state.closed_at or time.monotonic()
+                    if state.closed_at is None:
+                        state.closed_at, state.busy_s_at_close = time.monotonic(), self._stage.compute.busy_s
                     self._stage.spawn(self._contribute(state))
                 case act.SendClose(to, view, reason):
                     self._send_all(state, to, {"kind": "close", "view": view, "reason": reason[:200]})
@@ -266,6 +267,7 @@ class RoundDriver:
                 await asyncio.sleep(RESEND_S)
                 continue
             else:
+                state.sent_bytes += len(body)
                 if reply.meta.get("status") == "over":
                     self._stage.on_behind(peer)
             return

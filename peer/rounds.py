@@ -519,7 +519,17 @@ class StageRounds:
             del self.results[old]
         self.joining -= set(next_chain.members)
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
-        applied = Applied(result, next_chain, new.gradient_norm, seconds, closed.stale, len(closed.work))
+        worked_s = self.compute.busy_s - state.busy_s_at_close
+        applied = Applied(
+            result=result,
+            chain=next_chain,
+            gradient_norm=new.gradient_norm,
+            seconds=seconds,
+            overlap=min(1.0, worked_s / seconds) if state.closed_at is not None and seconds > 0 else 0.0,
+            sent_bytes=state.sent_bytes,
+            stale=closed.stale,
+            counted=len(closed.work),
+        )
         due = next_chain.version % self.settings.checkpoint.snapshot_every == 0 or self.is_over
         frozen = await self.exact.run(Urgency.ROUND, replica.frozen_state) if due else None
         self._open_steps()

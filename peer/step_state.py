@@ -23,6 +23,10 @@ class Applied:
     gradient_norm: float
     seconds: float
     """From the closing of the step to the new version."""
+    overlap: float
+    """Share of those seconds in which the compute thread was at work."""
+    sent_bytes: int
+    """In the bodies of the round's messages."""
     stale: int
     counted: int
 
@@ -52,6 +56,10 @@ class StepState:
     logged: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done once it is on disk that this process signs in this round."""
     closed_at: float | None = None
+    busy_s_at_close: float = 0.0
+    """Of the compute thread."""
+    sent_bytes: int = 0
+    """In the bodies of the round's messages."""
     dirty: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -78,6 +78,10 @@ class StepReport:
     stale: int
     counted: int
     round_s: float
+    round_bytes: int
+    """Sent in the round."""
+    overlap: float
+    """Share of `round_s` in which microbatches were computed."""
     gradient_norm: float
     microbatches: int
     evaluated: int
@@ -105,6 +109,8 @@ class StepReport:
             stale=fields.integer("stale"),
             counted=fields.integer("counted"),
             round_s=fields.number("round_s"),
+            round_bytes=fields.integer("round_bytes"),
+            overlap=fields.number("overlap"),
             gradient_norm=fields.number("gradient_norm"),
             microbatches=fields.integer("microbatches"),
             evaluated=fields.integer("evaluated"),

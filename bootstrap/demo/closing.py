@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,11 @@ def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[st
     if report.get("seconds"):
         speed = f"{report['tokens']:,} tokens in {report['seconds']:.0f} s: {report['tokens_per_s']:,.0f} tokens/s"
         rows.append(("trained", f"{report['steps']} steps, {speed}"))
+    rounds = [seconds for _, seconds in report.get("round_seconds", [])]
+    if rounds:
+        sent = statistics.median(size for _, size in report["round_bytes"])
+        hidden = f"{report['overlap']:.0%} of them behind computing"
+        rows.append(("rounds", f"{statistics.median(rounds):.2f} s and {sent / 1e6:.2f} MB a step (medians), {hidden}"))
     for peer_id, version in demo.kills.items():
         stage = demo.observed.peers[peer_id].stage
         rows.append(("killed", f"{short(peer_id)} of stage {stage} at step {version}, by kill -9"))
