@@ -19,6 +19,7 @@ from peer.replica import NewVersion
 from peer.result_decoder import ResultDecoder
 from peer.round_work import encode_contribution, reduce_part
 from peer.step_state import Bytes, StepState
+from swarm.averaging.encoded_mean import check_encoded
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value, digest
@@ -115,6 +116,14 @@ class RoundDriver:
         expected = machine.expected_digest(part, sender)
         if await self._stage.exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != expected:
             raise RemoteError("digest", f"part {part} of {sender} differs from its commitment", sender)
+        where = self._stage.replica.parts()[part]
+        codec, size = self._stage.replica.contribution_codec, where.stop - where.start
+        try:
+            await self._stage.exact.run(Urgency.ROUND, lambda: check_encoded(codec, body, num_values=size))
+        except RemoteError as error:
+            log.warning("stage %d part %d of %s: %s", self._stage.chain.stage, part, sender[-6:], error)
+            self.carry_out(state, machine.on_bad_part(sender, part, str(error), now=time.monotonic()))
+            raise RemoteError("malformed", f"part {part}: {error}", sender) from error
         state.received[part, sender] = body
         return machine.on_part(sender, part, now=time.monotonic())
 
@@ -216,10 +225,10 @@ class RoundDriver:
                 case act.SendPart(reducer, part, view):
                     own: dict[str, Value] = {"kind": "part", "part": part, "view": view}
                     self._send_bulk(state, (reducer,), own, state.own_parts[part])
-                case act.AggregatePart(part, contributors):
+                case act.AggregatePart():
                     assert state.round is not None
                     assert state.round.roster is not None
-                    self._stage.spawn(self._aggregate(state, state.round.roster, part, contributors))
+                    self._stage.spawn(self._aggregate(state, state.round.roster, instruction))
                 case act.SendReduced(to, reduced):
                     body = state.reduced[reduced.part, reduced.digest]
                     self._send_bulk(state, to, {"kind": "reduced", "reduced": reduced.to_value()}, body)
@@ -336,7 +345,8 @@ class RoundDriver:
         contribution = replace(unsigned, signature=self._stage.identity.sign(unsigned.signed_bytes()))
         self.carry_out(state, state.round.contributed(contribution, now=time.monotonic()))
 
-    async def _aggregate(self, state: StepState, roster: Roster, part: int, contributors: tuple[PeerId, ...]) -> None:
+    async def _aggregate(self, state: StepState, roster: Roster, asked: act.AggregatePart) -> None:
+        part, contributors = asked.part, asked.contributors
         machine, replica, chain = state.round, self._stage.replica, self._stage.chain
         assert machine is not None
         if self._counted is None or self._counted[0] is not roster:
@@ -353,7 +363,7 @@ class RoundDriver:
 
         encoded, encoded_digest = await self._stage.exact.run(Urgency.ROUND, reduce)
         state.reduced[part, encoded_digest] = encoded
-        reduced = ReducedPart(part, encoded_digest, contributors)
+        reduced = ReducedPart(part, encoded_digest, contributors, asked.excluded)
         self.carry_out(state, machine.aggregated(reduced, now=time.monotonic()))
 
     async def _fetch(self, state: StepState, part: int, wanted: bytes, holders: tuple[PeerId, ...]) -> None:

@@ -52,6 +52,11 @@ def mean_of_encoded(
     return EncodedMean(total, left_out)
 
 
+def check_encoded(codec: VectorCodec, data: Encoded, *, num_values: int) -> None:
+    """Raises RemoteError("malformed") for what `codec.decode` would refuse."""
+    _READERS.get(codec.name, _DecodingReader)(codec, num_values, ONE_THREAD).check(data)
+
+
 class _DecodingReader:
     """Decodes each vector into the same memory, once to check it, once to add it."""
 

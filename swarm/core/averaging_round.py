@@ -335,6 +335,11 @@ class AveragingRound:
         missing = self._missing()
         if missing and not late:
             return []
+        led = self._voter.rosters.get(self.view)
+        if led is not None:  # certified before this process was started again: the view has no other
+            to = self._audience(led)
+            sent: Instructions = [SendRoster(to, led)] if to else []
+            return sent + self._follow(led, now)
         proof = self._ballots.proof(self._voter.certificates()) if self.view != self.facts.first_view else None
         if proof is None and self.view != self.facts.first_view:
             return []  # promises of a quorum are awaited
@@ -539,12 +544,22 @@ class AveragingRound:
         self._parts.received.setdefault(part, set()).add(sender)
         return self._aggregate_if_complete(part)
 
+    def on_bad_part(self, sender: PeerId, part: int, reason: str, *, now: float) -> Instructions:
+        """A contributor's part is here and matches its committed digest, but holds nonsense: it is left out."""
+        self.expected_digest(part, sender)
+        self._parts.refused.setdefault(part, {})[sender] = reason
+        return self._aggregate_if_complete(part)
+
     def _aggregate_if_complete(self, part: int, *, late: bool = False) -> Instructions:
         roster = self.roster
         if roster is None or self.result is not None or self.me not in roster.reducers[part : part + 1]:
             return []
         contributors = self._parts.begin(part, roster, self._gone, late=late)
-        return [AggregatePart(part, contributors)] if contributors else []
+        return (
+            [AggregatePart(part, contributors, self._parts.excluded(part, contributors, roster))]
+            if contributors
+            else []
+        )
 
     def aggregated(self, reduced: ReducedPart, *, now: float) -> Instructions:
         """The own part is aggregated and encoded."""

@@ -247,6 +247,9 @@ class Roster:
         return made
 
 
+MAX_EXCLUSION_REASON = 120
+
+
 @dataclass(frozen=True)
 class ReducedPart:
     """One aggregated part: which contributions are in it, and the digest of the one encoding everyone gets.
@@ -257,6 +260,8 @@ class ReducedPart:
     part: int
     digest: bytes
     contributors: tuple[PeerId, ...]
+    excluded: tuple[Departure, ...] = ()
+    """Whose contributions to the part were left out, and why; in the order of peer ids."""
 
     @classmethod
     def empty(cls, part: int) -> "ReducedPart":
@@ -268,7 +273,12 @@ class ReducedPart:
         return not self.contributors
 
     def to_value(self) -> Value:
-        return {"part": self.part, "digest": self.digest, "contributors": list(self.contributors)}
+        return {
+            "part": self.part,
+            "digest": self.digest,
+            "contributors": list(self.contributors),
+            "excluded": [{"peer_id": left_out.peer_id, "reason": left_out.reason} for left_out in self.excluded],
+        }
 
     @classmethod
     def from_value(cls, value: Value) -> "ReducedPart":
@@ -277,8 +287,12 @@ class ReducedPart:
             fields.integer("part", high=MAX_PARTS - 1),
             fields.octets("digest", length=32),
             fields.items("contributors", peer_item, max_items=MAX_MEMBERS),
+            fields.items("excluded", Departure.from_value, max_items=MAX_MEMBERS),
         )
         fields.done()
+        listed = [left_out.peer_id for left_out in made.excluded]
+        if listed != sorted(set(listed)) or set(listed) & set(made.contributors):
+            raise RemoteError("malformed", f"part {made.part} excludes peers out of order, or contributors")
         if list(made.contributors) != sorted(set(made.contributors)):
             raise RemoteError("malformed", f"contributors of part {made.part} are not in the order of peer ids")
         if made.is_empty != (made.digest == EMPTY_DIGEST):

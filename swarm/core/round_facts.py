@@ -174,5 +174,6 @@ class RoundFacts:
 
 
 def is_of(reduced: ReducedPart, roster: Roster) -> bool:
-    """Whether the part was made of contributions on the roster, at least one."""
-    return bool(reduced.contributors) and set(reduced.contributors) <= {c.peer_id for c in roster.contributions}
+    """Whether the part was made of contributions on the roster, at least one, and says why of the others."""
+    contributors, excluded = set(reduced.contributors), {left_out.peer_id for left_out in reduced.excluded}
+    return bool(contributors) and contributors | excluded == {made.peer_id for made in roster.contributions}

@@ -8,7 +8,7 @@ send is a report each time.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
 from swarm.core.voting import Promise, Reconfiguration, Vote
@@ -82,10 +82,11 @@ class SendPart:
 
 @dataclass(frozen=True)
 class AggregatePart:
-    """Aggregate the part over these contributors, encode once; then call `aggregated`."""
+    """Aggregate the part over these contributors, encode once; then call `aggregated` with who is left out, and why."""
 
     part: int
     contributors: tuple[PeerId, ...]
+    excluded: tuple[Departure, ...]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from swarm.core.contribution import ReducedPart, Result, Roster
+from swarm.core.contribution import MAX_EXCLUSION_REASON, Departure, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round_facts import is_of
@@ -18,6 +18,8 @@ class RoundParts:
 
     received: dict[int, set[PeerId]] = field(default_factory=dict)
     """Whose contributions to the part are here."""
+    refused: dict[int, dict[PeerId, str]] = field(default_factory=dict)
+    """Whose contributions to the part came but are nonsense, and why."""
     aggregating: set[int] = field(default_factory=set)
     aggregated: dict[int, ReducedPart] = field(default_factory=dict)
     """By this peer, whether it still is the part's reducer or not."""
@@ -36,10 +38,17 @@ class RoundParts:
             return ()
         wanted = [made.peer_id for made in roster.contributions]
         here = tuple(peer for peer in wanted if peer in self.received.get(part, ()))
-        if not here or (any(peer not in here and peer not in gone for peer in wanted) and not late):
+        bad = self.refused.get(part, {})
+        if not here or (any(peer not in here and peer not in gone and peer not in bad for peer in wanted) and not late):
             return ()
         self.aggregating.add(part)
         return here
+
+    def excluded(self, part: int, contributors: Container[PeerId], roster: Roster) -> tuple[Departure, ...]:
+        """Who of the roster is not among the part's contributors, and why."""
+        bad = self.refused.get(part, {})
+        missing = [made.peer_id for made in roster.contributions if made.peer_id not in contributors]
+        return tuple(Departure(peer, bad.get(peer, "its part did not come")[:MAX_EXCLUSION_REASON]) for peer in missing)
 
     def done(self, reduced: ReducedPart, roster: Roster | None) -> bool:
         """This peer has aggregated a part: whether it is of use under this roster."""
