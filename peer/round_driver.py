@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from peer.compute import Urgency
 from peer.outbox import Outbox
+from peer.receive_rates import ReceiveRates
 from peer.replica import NewVersion
 from peer.result_decoder import ResultDecoder
 from peer.round_work import encode_contribution, reduce_part
@@ -48,6 +49,7 @@ class RoundDriver:
     def __init__(self, stage: "StageRounds") -> None:
         self._stage = stage
         self._outbox = Outbox(stage.spawn)
+        self._rates = ReceiveRates()
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
 
     def serve(self) -> None:
@@ -116,6 +118,7 @@ class RoundDriver:
         expected = machine.expected_digest(part, sender)
         if await self._stage.exact.run(Urgency.ROUND, lambda: hashlib.sha256(body).digest()) != expected:
             raise RemoteError("digest", f"part {part} of {sender} differs from its commitment", sender)
+        self._rates.arrived(sender, len(body), now=time.monotonic())
         where = self._stage.replica.parts()[part]
         codec, size = self._stage.replica.contribution_codec, where.stop - where.start
         try:
@@ -163,6 +166,7 @@ class RoundDriver:
 
     async def next_version(self, state: StepState, result: Result, bodies: list[Bytes], name: bytes) -> NewVersion:
         """The version that this certified result makes."""
+        self._rates.end_round()
         replica = self._stage.replica
 
         def make() -> NewVersion:
@@ -337,7 +341,8 @@ class RoundDriver:
             Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seed_facts)
         )
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
-        unsigned = Contribution(stage.run_id, chain.stage, step, chain.name, stage.me, work, tuple(digests))
+        rates = self._rates.of(chain.members, me=stage.me)
+        unsigned = Contribution(stage.run_id, chain.stage, step, chain.name, stage.me, work, tuple(digests), rates)
         await asyncio.to_thread(stage.signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         state.own_parts = parts
         for index, part in enumerate(parts):

@@ -22,6 +22,7 @@ from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value
 from swarm.core.contribution import Result
+from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
@@ -40,6 +41,8 @@ from swarm.witness_service import VoteLog
 log = logging.getLogger(__name__)
 
 PROGRESS = "progress"
+SHORTEST_PHASE_S, PHASE_FACTOR, PHASE_WINDOW = 1.0, 2.0, 16
+"""A phase of a round is waited for twice as long as whole rounds lately took: a second at least."""
 MAX_NEIGHBOURS_NAMED = 6
 """Voters a stage of few members takes from its neighbours."""
 REPORT_EVERY_S = 0.25
@@ -78,6 +81,10 @@ class StageRounds:
         self.signing_log = signing_log
         self.driver = RoundDriver(self)
         self._vote_log = vote_log
+        limit_s = settings.deadlines.round_phase_s
+        self._phase = AdaptiveDeadline(
+            limit_s=limit_s, floor_s=min(limit_s, SHORTEST_PHASE_S), factor=PHASE_FACTOR, window=PHASE_WINDOW
+        )
         self._steps: dict[Step, StepState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._version_changed = asyncio.Event()
@@ -213,7 +220,7 @@ class StageRounds:
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))
 
     def _begin_round(self, state: StepState) -> None:
-        state.facts = self.chain.facts(num_parts=self.replica.num_parts, phase_s=self.settings.deadlines.round_phase_s)
+        state.facts = self.chain.facts(num_parts=self.replica.num_parts, phase_s=self._phase.seconds)
         if self.is_member:
             name = self.chain.name
             votes = self._vote_log.may_vote(name)
@@ -519,6 +526,11 @@ class StageRounds:
             del self.results[old]
         self.joining -= set(next_chain.members)
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
+        if state.closed_at is not None and state.round is not None:
+            if result.roster.view > state.round.facts.first_view or result.roster.leaves:
+                self._phase.missed()
+            else:
+                self._phase.observe(seconds)
         worked_s = self.compute.busy_s - state.busy_s_at_close
         applied = Applied(
             result=result,

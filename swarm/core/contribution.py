@@ -55,6 +55,21 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Rate:
+    """How fast a peer's parts came in here lately, in octaves: 2^octave bytes a second, rounded down."""
+
+    peer_id: PeerId
+    octave: int
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Rate":
+        if not isinstance(value, list) or len(value) != 2:
+            raise RemoteError("malformed", "rate is not a list of 2")
+        fields = Fields("rate", {"peer_id": value[0], "octave": value[1]})
+        return cls(fields.peer("peer_id"), fields.integer("octave", high=63))
+
+
+@dataclass(frozen=True)
 class Contribution:
     """A member's commitment to its mean gradient: made and signed before any part moves."""
 
@@ -68,6 +83,8 @@ class Contribution:
     work: tuple[Work, ...]
     part_digests: tuple[bytes, ...]
     """SHA-256 of each encoded part; empty if the member did no work."""
+    rates: tuple[Rate, ...] = ()
+    """Of other members, as measured here: they decide who reduces how much."""
     signature: bytes = b""
 
     @property
@@ -83,6 +100,7 @@ class Contribution:
             "peer_id": self.peer_id,
             "work": [item.to_value() for item in self.work],
             "part_digests": list(self.part_digests),
+            "rates": [[rate.peer_id, rate.octave] for rate in self.rates],
         }
 
     def signed_bytes(self) -> bytes:
@@ -103,12 +121,16 @@ class Contribution:
             fields.peer("peer_id"),
             fields.items("work", Work.from_value, max_items=MAX_WORK),
             fields.items("part_digests", digest_item, max_items=MAX_PARTS),
+            fields.items("rates", Rate.from_value, max_items=MAX_MEMBERS),
             outer.octets("signature", length=64),
         )
         fields.done()
         outer.done()
         if len({item.microbatch_id for item in made.work}) != len(made.work):
             raise RemoteError("malformed", "contribution lists a microbatch twice")
+        rated = [rate.peer_id for rate in made.rates]
+        if rated != sorted(set(rated)) or made.peer_id in rated:
+            raise RemoteError("malformed", "contribution's rates are not of other peers, each once, in order")
         return made
 
 

@@ -1,6 +1,6 @@
 """This is where a leader's roster is put together: from the commitments it has, or from an earlier roster's facts."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from swarm.core.contribution import Contribution, Departure, Roster
@@ -9,6 +9,7 @@ from swarm.core.ranking import rank
 from swarm.core.round_facts import RoundFacts
 
 MAX_REASON = 200
+MAX_TURNS = 8
 
 
 def left_by(roster: Roster) -> set[PeerId]:
@@ -57,8 +58,34 @@ def with_reducers(
         return replace(roster, reducers=())
     left = left_by(roster)
     order = rank(live, "reducer", roster.previous_name, roster.stage, roster.step, roster.revision)
-    reducers = [order[part % len(order)] for part in range(num_parts)]
+    turns = reducer_turns(order, roster.contributions)
+    reducers = [turns[part % len(turns)] for part in range(num_parts)]
     for part, reducer in enumerate(held):
         if reducer not in left and (reducer in live or part in done):
             reducers[part] = reducer
     return replace(roster, reducers=tuple(reducers))
+
+
+def reducer_turns(order: Sequence[PeerId], contributions: Iterable[Contribution]) -> list[PeerId]:
+    """Whose turn it is to reduce a part, over and over: peers take turns by how fast others get parts from them.
+
+    A peer's octave is the (lower) median of what others measured; whoever is more than one octave below the fastest
+    has half the turns for each octave more, an eighth at least. Nobody's own word counts, and a single liar's seldom.
+    """
+    measured: dict[PeerId, list[int]] = {}
+    for made in contributions:
+        for rate in made.rates:
+            measured.setdefault(rate.peer_id, []).append(rate.octave)
+    octaves = {peer: sorted(found)[(len(found) - 1) // 2] for peer, found in measured.items() if peer in order}
+    fastest = max(octaves.values(), default=0)
+    shares = {peer: MAX_TURNS >> min(3, max(0, fastest - 1 - octaves.get(peer, fastest))) for peer in order}
+    # Turns are spread: at each, everyone gains its share, and whoever has gained most pays for the turn.
+    gained = dict.fromkeys(order, 0)
+    turns = []
+    for _ in range(sum(shares.values())):
+        for peer in order:
+            gained[peer] += shares[peer]
+        turn = max(order, key=lambda peer: gained[peer])
+        gained[turn] -= sum(shares.values())
+        turns.append(turn)
+    return turns
