@@ -5,6 +5,9 @@
 A small Llama is cut into a stage for each layer, with the same number of replicas in each, and trained in one process
 with the peers' own code (`benchmarks.simulated_run`): equal data, order, weights and schedule, one thing changed. First
 the codec of averaging, with activations in fp32; then that of activations and of their gradients, averaging in fp32.
+
+The learning rate is one at which runs that differ by bf16's rounding alone end within 0.1 % of each other; at twice the
+rate they end up to 0.6 % apart and the codecs' differences change sign from seed to seed.
 """
 
 import json
@@ -57,7 +60,7 @@ seed = {seed}
 microbatch_size = 2
 target_tokens = {batch_tokens}
 [optimizer]
-learning_rate = 3e-3
+learning_rate = 1.5e-3
 warmup_steps = 1
 """
 

@@ -83,7 +83,7 @@ def select_topk(values: Floats) -> tuple[Bytes, Floats]:
     marked = np.zeros(values.size, np.bool_)
     for start in range(0, values.size, 4096):
         part = values[start : start + 4096]
-        marked[start + np.argsort(-np.abs(part), kind="stable")[: -(-part.size // 4)]] = True
+        marked[start + np.argsort(-np.abs(part), kind="stable")[: -(-part.size * 3 // 8)]] = True
     return np.packbits(marked, bitorder="little"), values[marked]
 
 

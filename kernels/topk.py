@@ -1,4 +1,4 @@
-"""This is where the largest values of a vector are found: of each chunk of 4096 every fourth, marked by a bit.
+"""This is where the largest values of a vector are found: of each chunk of 4096 three in eight, marked by a bit.
 
 Chosen are the largest magnitudes, of equal ones those that come first; a chunk's count is exact, so a vector's bytes
 are known from its length. Bit i % 8 of byte i // 8 stands for value i. The values themselves go on in order, as
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from kernels.compiled import compiled
 
 CHUNK_VALUES = 4096
-CHOSEN_OF = 4
-"""One value in so many is chosen, rounded up in the last chunk."""
+CHOSEN, OF = 3, 8
+"""So many values of so many are chosen, rounded up in the last chunk."""
 LIMIT_BITS = np.int32(0x7E800000)
 """Bits of 2^126: magnitudes are below it."""
 
@@ -21,7 +21,7 @@ _DIGITS = 1 << 11
 
 
 def num_chosen(num_values: int) -> int:
-    return -(-num_values // CHOSEN_OF)
+    return -(-num_values * CHOSEN // OF)
 
 
 @compiled
@@ -65,7 +65,7 @@ def select(values: NDArray[np.float32], marks: NDArray[np.uint8], chosen: NDArra
             largest = max(largest, np.int32(bits[i] & _MAGNITUDE))
         if largest >= LIMIT_BITS:
             return False
-        threshold, num_equal = _threshold(bits, (part.size + CHOSEN_OF - 1) // CHOSEN_OF, counts)
+        threshold, num_equal = _threshold(bits, (part.size * CHOSEN + OF - 1) // OF, counts)
         for i in range(part.size):
             magnitude = np.int32(bits[i] & _MAGNITUDE)
             if magnitude < threshold or (magnitude == threshold and num_equal == 0):
@@ -85,7 +85,7 @@ def scatter(marks: NDArray[np.uint8], chosen: NDArray[np.float32], values: NDArr
     at = 0
     for start in range(0, values.size, CHUNK_VALUES):
         part = values[start : start + CHUNK_VALUES]
-        end = at + (part.size + CHOSEN_OF - 1) // CHOSEN_OF
+        end = at + (part.size * CHOSEN + OF - 1) // OF
         for i in range(part.size):
             place = start + i
             part[i] = np.float32(0.0)

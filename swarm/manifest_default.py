@@ -85,7 +85,8 @@ activations = "int8"
 # How their gradients travel back: one of the same.
 activation_gradients = "int8"
 # How gradients travel in averaging rounds: "fp32", "bf16", "int8", "int4" or "topk" (4, 2, 1, 0.5 bytes a value; topk
-# sends the largest quarter in 0.26, results in 0.5). What int4 and topk leave unsaid a peer adds to its next gradient.
+# sends the largest three in eight in 0.32, results in 0.5). What int4 and topk leave unsaid a peer says in its next
+# gradient.
 averaging = "int8"
 
 [averaging]

@@ -42,7 +42,7 @@ def test_a_contribution_is_never_longer_than_a_result(name: AveragingCodecName) 
 
 @pytest.mark.parametrize("name", LOW_BIT)
 def test_sum_of_what_is_sent_follows_the_sum_of_the_means(name: AveragingCodecName) -> None:
-    """With the same direction in every mean, as in training; without feedback three quarters of topk are never sent."""
+    """With the same direction in every mean, as in training; without feedback most values are never sent."""
     size, steps = 3 * 4096 + 5, 120
     direction = exact_floats("direction", size)
     residual, meant, sent = Residual(size), np.zeros(size), np.zeros(size)
@@ -107,7 +107,7 @@ def test_residual_is_scaled_down_to_twice_what_was_sent() -> None:
 
 @pytest.mark.parametrize("name", LOW_BIT)
 def test_the_codecs_of_a_run_never_meet_the_bound(name: AveragingCodecName) -> None:
-    """A quarter of the largest values has a quarter of the squares, or more: the rest is at most sqrt(3) as long."""
+    """The largest 3 of 8 values have 3/8 of the squares, or more: the rest is at most sqrt(5 / 3) as long."""
     for make in (lambda step: exact_floats(f"new {step}", 9000), lambda step: np.full(9000, 1.0, dtype=np.float32)):
         residual = Residual(9000)
         for step in range(6):

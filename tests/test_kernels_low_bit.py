@@ -101,7 +101,7 @@ def test_topk_equals_the_reference_when_selected_and_scattered(size: int, make: 
     assert scattered.tobytes() == reference.scatter_topk(marks, chosen, size).tobytes()
 
 
-def test_scatter_refuses_marks_that_are_not_a_quarter_of_each_chunk() -> None:
+def test_scatter_refuses_marks_that_are_not_three_eighths_of_each_chunk() -> None:
     values = plain(4096 + 100)
     marks, chosen = largest(values)
     out = np.empty_like(values)
@@ -156,7 +156,7 @@ def test_kernels_refuse_values_that_cannot_be_sent(bad: float) -> None:
     values = plain(5000)
     values[4999] = bad
     assert not int4_blocks.encode(values, SEED, np.empty(79, np.uint16), np.empty(2500, np.uint8))
-    assert not topk.select(values, np.empty(625, np.uint8), np.empty(1250, np.float32))
+    assert not topk.select(values, np.empty(625, np.uint8), np.empty(1875, np.float32))
     rows, shapes = values[-100:].reshape(1, 100), ((1, 4), (1, 4), (1, 4))
     arrays = [np.empty(shape, np.uint16) for shape in shapes]
     assert not int4_tokens.encode(rows, *arrays, np.empty((1, 50), np.uint8))

@@ -25,9 +25,9 @@ GOLDEN = {
     "vector int4 plain": "d5a365cf4a79a78c",
     "vector int4 wide": "08ee75e18446b05c",
     "feedback int4": "bbf75aabd47ec29a",
-    "vector topk plain": "f17e994c99940853",
-    "vector topk wide": "a616d4a970c251e4",
-    "feedback topk": "6ad9daa3dc6c9701",
+    "vector topk plain": "ee7ecbe6e65a35f9",
+    "vector topk wide": "1f496a583f473cb2",
+    "feedback topk": "de9ef44a414f0167",
     "activations int4": "b40a27eb166babc3",
 }
 

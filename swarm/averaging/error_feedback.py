@@ -28,8 +28,8 @@ Floats = NDArray[np.float32]
 
 MOST_OF_SENT = 2.0
 """The residual's norm is at most this many times that of what was sent: what is owed grows stale, and must not come to
-outweigh what is new. int4 and topk stay below it by themselves: what a quarter of the largest values leaves is at most
-sqrt(3) times as long as they."""
+outweigh what is new. int4 and topk stay below it by themselves: what the largest three in eight leave is at most
+sqrt(5 / 3) times as long as they."""
 _BELOW_ONE = 1.0 - 2.0**-21
 """So that a vector scaled down to a bound is within it, however its values are rounded."""
 

@@ -1,8 +1,8 @@
 """This is where vectors become less than a byte a value: in int4, or their largest values alone.
 
-int4: bf16 scales of blocks of 64 values, then codes, two a byte. topk: a bit for each value, lowest first, set for a
-quarter of each 4096; then those values in int4. Rounding is stochastic: a decoded value is right in the mean, and zero
-stays zero.
+int4: bf16 scales of blocks of 64 values, then codes, two a byte. topk: a bit for each value, lowest first, set for
+three eighths of each 4096; then those values in int4. Rounding is stochastic: a decoded value is right in the mean,
+and zero stays zero.
 """
 
 import numpy as np

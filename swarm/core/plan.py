@@ -20,10 +20,10 @@ CONTRIBUTION_BYTES: Mapping[str, float] = {
     "bf16": 2.0,
     "int8": 1.0 + 2 / 128,
     "int4": _INT4_BYTES,
-    "topk": 1 / 8 + _INT4_BYTES / 4,
+    "topk": 1 / 8 + _INT4_BYTES * 3 / 8,
 }
 """Wire bytes of a gradient value in a contribution: int8 has a bf16 scale for each 128 values, int4 for each 64; topk
-has a bit for each value and a quarter of them in int4."""
+has a bit for each value and three eighths of them in int4."""
 RESULT_BYTES: Mapping[str, float] = {**CONTRIBUTION_BYTES, "topk": _INT4_BYTES}
 """Wire bytes of a gradient value in a round's result."""
 WITH_RESIDUAL = ("int4", "topk")
