@@ -9,7 +9,7 @@ written as zero.
 | bf16 | values, rounded to nearest even | 2 | 0.0017 |
 | int8 | a bf16 scale for each 128 values, then codes; stochastic rounding | 1.016 | 0.0092 |
 | int4 | a bf16 scale for each 64 values, then codes; stochastic rounding | 0.531 | 0.15 |
-| topk | a bit a value; of each 4096 values the 1536 largest in int4 | 0.324 | 0.46 |
+| topk | a bit a value; of each 4096 values the 1536 largest in int4 | 0.324 | 0.40 |
 
 A contribution in int4 or topk leaves a residual, which its maker adds to its next one
 (`swarm.averaging.error_feedback`). A reducer cannot keep one: it changes from round to round, and nobody would owe what
