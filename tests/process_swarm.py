@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import psutil
 
+from tests.namespaces import Namespaces
+
 REPOSITORY = Path(__file__).parent.parent
 
 MANIFEST = """
@@ -93,9 +95,11 @@ class Zygote:
             else:
                 self._ready.set()
 
-    def start(self, argv: list[str], log: Path, die: dict[str, Any] | None = None) -> int:
+    def start(
+        self, argv: list[str], log: Path, die: dict[str, Any] | None = None, *, namespace: str | None = None
+    ) -> int:
         assert self._process.stdin is not None
-        order = {"id": 0, "argv": argv, "log": str(log), "die": die}
+        order = {"id": 0, "argv": argv, "log": str(log), "die": die, "namespace": namespace}
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
         return self._pids.get(timeout=30)
@@ -148,6 +152,8 @@ class ProcessSwarm:
     delay: int = 0
     target_tokens: int = 1024
     seed: int = 0
+    network: Namespaces | None = None
+    """The host is its member "host", peers are members by their names; without it all are on 127.0.0.1."""
     host: int = 0
     peers: dict[str, int] = field(default_factory=dict)
     _log_start: int = 0
@@ -181,11 +187,18 @@ class ProcessSwarm:
             for log in sorted(self.root.glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text()[-3000:]}")
 
-    def start_host(self, *extra: str, listen: str = "127.0.0.1:0") -> None:
-        argv = ["host", str(self.root / "run.toml"), "--dir", str(self.root / "host"), "--listen", listen]
+    def _place(self, name: str) -> tuple[str, str | None]:
+        """Where the process listens, and its namespace."""
+        if self.network is None:
+            return "127.0.0.1:0", None
+        return f"{self.network.address(name)}:0", self.network.namespace(name)
+
+    def start_host(self, *extra: str, listen: str | None = None) -> None:
+        own, namespace = self._place("host")
+        argv = ["host", str(self.root / "run.toml"), "--dir", str(self.root / "host"), "--listen", listen or own]
         argv += ["--json", "--verbose", "--evaluate-tokens", "512", "--report", str(self.root / "report.json"), *extra]
         self._log_start = len(self.events())
-        self.host = self.zygote.start(argv, self.root / "host.log")
+        self.host = self.zygote.start(argv, self.root / "host.log", namespace=namespace)
 
     def events(self) -> list[dict[str, Any]]:
         log = self.root / "host.log"
@@ -215,8 +228,9 @@ class ProcessSwarm:
     def start_peer(self, name: str, stage: int, *, die: dict[str, Any] | None = None) -> None:
         address = self.wait_for("listening")["addresses"][0]
         argv = ["join", address, "--stage", str(stage), "--dir", str(self.root / name), "--threads", "1"]
-        argv += ["--listen", "127.0.0.1:0", "--verbose"]
-        self.peers[name] = self.zygote.start(argv, self.root / f"{name}.log", die)
+        own, namespace = self._place(name)
+        argv += ["--listen", own, "--verbose"]
+        self.peers[name] = self.zygote.start(argv, self.root / f"{name}.log", die, namespace=namespace)
 
     def start_founders(self, **dying: dict[str, Any]) -> None:
         """All founders, named p<stage><letter>; `dying` says who dies when."""

@@ -1,8 +1,8 @@
 """This is where real `swarm` processes are forked from one that has everything imported already: ready in no time.
 
-Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die"}`, starts a process that runs the `swarm`
-command line `argv` with its output in `log`; lines out are `{"id", "pid"}` and `{"exited", "code"}`. It ends, and
-its children with it, when its input closes.
+Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace"}`, starts a process that runs
+the `swarm` command line `argv` with its output in `log`, in a network namespace if one is named; lines out are
+`{"id", "pid"}` and `{"exited", "code"}`. It ends, and its children with it, when its input closes.
 """
 
 import json
@@ -25,6 +25,7 @@ import peer.daemon
 import swarm.cli
 import swarm.network.dht
 import swarm.network.p2p
+from tests.namespaces import enter
 
 PRELOADED: tuple[ModuleType, ...] = (
     bootstrap.command,
@@ -83,6 +84,8 @@ def _child(order: dict[str, Any]) -> None:
         os.dup2(null, 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        if order["namespace"] is not None:  # before any thread or socket: p2pd and its guard inherit it
+            enter(order["namespace"])
         if order["die"] is not None:
             from tests.dying import arm
 
