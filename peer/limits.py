@@ -106,7 +106,7 @@ class LimitedTransport:
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
         if self._up is not None:
-            await self._up.take(len(request.body))
+            await self._up.take(request.num_bytes)
         reply = await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
         if self._down is not None:
             await self._down.take(len(reply.body))

@@ -220,7 +220,11 @@ class StageRounds:
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))
 
     def _begin_round(self, state: StepState) -> None:
-        state.facts = self.chain.facts(num_parts=self.replica.num_parts, phase_s=self._phase.seconds)
+        state.facts = self.chain.facts(
+            num_parts=self.replica.num_parts,
+            phase_s=self._phase.seconds,
+            max_tokens=self.settings.microbatch_tokens,
+        )
         if self.is_member:
             name = self.chain.name
             votes = self._vote_log.may_vote(name)
@@ -518,7 +522,7 @@ class StageRounds:
         next_chain = chain.advance(result, self.settings)
 
         name = next_chain.name
-        new = await self.driver.next_version(state, result, bodies, name)
+        new = await self.driver.parts.next_version(state, result, bodies, name)
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)

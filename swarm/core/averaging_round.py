@@ -805,6 +805,7 @@ class AveragingRound:
             self._late.clear()
             self._owed = None
             self._num_reliefs = 0
+            self._parts.forget_empty()
             self._due = self._parts_due = None
         self.view = self._promised = view
         self._closing = True

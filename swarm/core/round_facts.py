@@ -37,6 +37,8 @@ class RoundFacts:
     num_parts: int
     phase_s: float
     """What the deadlines of the phases are multiples of."""
+    max_tokens: int = 1 << 32
+    """Target tokens a microbatch can have: nobody's weight grows by a number it states."""
 
     @classmethod
     def of_basis(
@@ -50,6 +52,7 @@ class RoundFacts:
         run_key: PeerId,
         num_parts: int,
         phase_s: float,
+        max_tokens: int = 1 << 32,
     ) -> "RoundFacts":
         """Facts of the round that starts from the version with this basis."""
         return cls(
@@ -63,6 +66,7 @@ class RoundFacts:
             previous_name=basis.name,
             num_parts=num_parts,
             phase_s=phase_s,
+            max_tokens=max_tokens,
         )
 
     @property
@@ -99,6 +103,8 @@ class RoundFacts:
         self.check_member(peer)
         if len(made.part_digests) != (self.num_parts if made.work else 0):
             raise RemoteError("protocol", f"{len(made.part_digests)} part digests for {self.num_parts} parts", peer)
+        if any(item.num_tokens > self.max_tokens for item in made.work):
+            raise RemoteError("protocol", f"contribution of {peer} has more than {self.max_tokens} tokens in one", peer)
         if not verify(peer, made.signed_bytes(), made.signature):
             raise RemoteError("signature", f"contribution of {peer} is not signed by it", peer)
 

@@ -86,6 +86,11 @@ class RoundParts:
                 del gathered[part]
         self.aggregating.clear()
 
+    def forget_empty(self) -> None:
+        """Parts that were given up in one view may be brought in the next."""
+        for part in [part for part, reduced in self.reduced.items() if reduced.is_empty]:
+            del self.reduced[part]
+
     def unreduced(self, roster: Roster) -> list[int]:
         """Parts that the roster's reducers have not brought."""
         return [part for part in range(len(roster.reducers)) if part not in self.reduced]

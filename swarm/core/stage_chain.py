@@ -146,7 +146,7 @@ class StageChain:
         assert int(step) == self.version + 1
         return rank(self.members, "leader", self.name, self.stage, step)
 
-    def facts(self, *, num_parts: int, phase_s: float) -> RoundFacts:
+    def facts(self, *, num_parts: int, phase_s: float, max_tokens: int) -> RoundFacts:
         """What the round that starts from this version is checked against."""
         return RoundFacts.of_basis(
             self.basis,
@@ -157,6 +157,7 @@ class StageChain:
             run_key=self.run_key,
             num_parts=num_parts,
             phase_s=phase_s,
+            max_tokens=max_tokens,
         )
 
     def weights_of(self, result: Result) -> dict[PeerId, int]:

@@ -1,0 +1,97 @@
+"""One of three replicas sends nonsense: it is refused when it comes, with a reason, and the others go on without it."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer import round_driver, round_work
+from peer.replica import Accumulation, StageReplica
+from swarm.core.canonical import Value
+from swarm.core.contribution import Result
+from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
+
+STEPS = 4
+TABLES: dict[str, dict[str, Any]] = {
+    "codecs": {"averaging": "fp32"},
+    "averaging": {"rule": "centered_clip", "delay": 0},
+    "optimizer": {"learning_rate": 0.01, "warmup_steps": 1, "total_steps": STEPS},
+    "checkpoint": {"every_steps": STEPS, "snapshot_every": STEPS},
+    "limits": {"founders_per_stage": 3},
+    "batch": {"microbatch_size": 2, "target_tokens": 192},
+}
+
+Encoded = tuple[list[bytearray], list[bytes]]
+Nonsense = Callable[[bytearray], tuple[bytearray, bytes]]
+
+
+def _committed(part: bytearray) -> tuple[bytearray, bytes]:
+    return part, hashlib.sha256(part).digest()
+
+
+def _filled_with(number: float) -> Nonsense:
+    return lambda part: _committed(bytearray(np.full(len(part) // 4, number, dtype=np.float32).tobytes()))
+
+
+NONSENSE: dict[str, tuple[Nonsense, str]] = {
+    "nan": (_filled_with(float("nan")), "fp32 vector holds"),
+    "infinity": (_filled_with(float("inf")), "fp32 vector holds"),
+    "largest": (_filled_with(3e38), "fp32 vector holds"),
+    "short": (lambda part: _committed(part[:-4]), "bytes where"),
+    "long": (lambda part: _committed(part + bytes(4)), "did not come"),  # refused before it is read
+    "empty": (lambda part: _committed(bytearray()), "bytes where"),
+    "other digest": (lambda part: (part, hashlib.sha256(b"another part").digest()), "differ from its commitment"),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    nonsense, reason = NONSENSE[what]
+    liars: list[StageReplica] = []
+    honest_encode = round_work.encode_contribution
+
+    def encode(replica: StageReplica, accumulation: Accumulation, seed_facts: list[Value]) -> Encoded:
+        parts, digests = honest_encode(replica, accumulation, seed_facts)
+        if replica in liars and parts:
+            made = [nonsense(part) for part in parts]
+            parts, digests = [part for part, _ in made], [digest for _, digest in made]
+        return parts, digests
+
+    monkeypatch.setattr(round_driver, "encode_contribution", encode)
+    run = prepare(manifest_of(**TABLES), tmp_path)
+    results: list[Result] = []
+
+    async def train() -> dict[str, Any]:
+        async with swarm_in_process(run, tmp_path, peers=(3, 3)) as swarm:
+            await swarm.until_version(1)
+            liar = swarm.of_stage(0)[0]
+            liars.append(liar.rounds.replica)
+            report = await swarm.finished(timeout_s=90.0)
+            results.extend(held[0] for held in liar.rounds.results.values())
+            last = {peer.peer_id: peer.rounds.replica.state.weights for peer in swarm.of_stage(0)}
+            assert len({weights.tobytes() for weights in last.values()}) == 1
+            assert all(bool(np.isfinite(weights).all()) for weights in last.values())
+            found = [
+                (left_out, made)
+                for made in results
+                if liar.peer_id in [c.peer_id for c in made.roster.contributions]
+                for part in made.parts
+                for left_out in part.excluded
+                if left_out.peer_id == liar.peer_id
+            ]
+            assert found, "the liar was never left out"
+            assert all(reason in left_out.reason for left_out, _ in found), {left_out.reason for left_out, _ in found}
+            for _, made in found:
+                for part in made.parts:
+                    assert liar.peer_id not in part.contributors
+                    assert part.contributors, "the others' contributions count"
+        return report
+
+    report = asyncio.run(train())
+    assert report["steps"] == STEPS
