@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from peer import round_driver, round_work
 from peer.replica import Accumulation, StageReplica
 from swarm.core.canonical import Value
-from swarm.core.contribution import Result
+from swarm.core.contribution import Contribution, Result
+from swarm.core.errors import RemoteError
+from tests.round_world import cached_verify, contribution, facts_of, identity_of
 from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
 
 STEPS = 4
@@ -95,3 +98,28 @@ def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
 
     report = asyncio.run(train())
     assert report["steps"] == STEPS
+
+
+@pytest.mark.parametrize("num_tokens", [1e30, -1, 0, float("nan"), float("inf"), 1 << 40, "64", None])
+def test_a_weight_is_a_count_that_a_microbatch_can_have(num_tokens: Any) -> None:
+    facts = replace(facts_of(3), max_tokens=64)
+    good = contribution(facts.members[0])
+    facts.check_contribution(good, cached_verify)
+    value: Any = good.to_value()
+    value["value"]["work"][0][3] = num_tokens
+    with pytest.raises(RemoteError, match="num_tokens"):
+        Contribution.from_value(value)
+
+
+def test_a_weight_of_more_tokens_than_a_microbatch_has_is_refused() -> None:
+    facts = replace(facts_of(3), max_tokens=64)
+    good = contribution(facts.members[0])
+    for num_tokens, refused in ((64, False), (65, True), (1 << 32, True)):
+        work = tuple(replace(item, num_tokens=num_tokens) for item in good.work)
+        unsigned = replace(good, work=work)
+        made = replace(unsigned, signature=identity_of(good.peer_id).sign(unsigned.signed_bytes()))
+        if refused:
+            with pytest.raises(RemoteError, match="more than 64 tokens"):
+                facts.check_contribution(made, cached_verify)
+        else:
+            facts.check_contribution(made, cached_verify)
