@@ -121,7 +121,7 @@ class Side:
                 self._opened += 1
                 self._all("open", codec=codec, name=f"bench{codec.replace('_', '')}{self._opened}")
             for number in range(rounds + 1):
-                self._round(cell, is_first=number == 0)
+                self._round(cell, is_first=number == 0, is_last=number == rounds)
             if self.name == "ours" and not cell.pieces:
                 for piece in PIECES:
                     timed = [max(one["seconds"] for one in self._all("piece", piece=piece)) for _ in range(3)]
@@ -132,7 +132,7 @@ class Side:
             with contextlib.suppress(OrderFailed):
                 self._all("close")
 
-    def _round(self, cell: Cell, *, is_first: bool) -> None:
+    def _round(self, cell: Cell, *, is_first: bool, is_last: bool) -> None:
         self._all("ready")
         written = _p2pd_written(self.programs) if self.name == "hivemind" else 0
         answers = self._all("round")
@@ -150,14 +150,14 @@ class Side:
             one["bytes"] = (_p2pd_written(self.programs) - written) // 2
         else:
             one["bytes"] = 2 * (len(self.programs) - 1) * 4 * self._bench.params  # of a ring
-        checks = self._all("check")
+        if not is_first:
+            cell.rounds.append(one)
+        checks = self._all("check") if is_first or is_last else []
         for what in ("digest", "version"):
             if len({check.get(what) for check in checks}) > 1:
                 cell.replicas_equal = False
         if is_first:  # under error feedback later rounds also say what the first left out
             cell.relative_error = max(check["relative_error"] for check in checks)
-        else:
-            cell.rounds.append(one)
 
     def _all(self, what: str, **fields: Any) -> list[Fields]:
         return together(self.programs, what, timeout_s=ORDER_S, **fields)

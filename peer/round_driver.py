@@ -16,7 +16,7 @@ from peer.part_exchange import PartExchange
 from peer.round_work import encode_contribution
 from peer.step_state import Bytes, StepState
 from swarm.core import averaging_round as act
-from swarm.core.averaging_round import AveragingRound, Instruction
+from swarm.core.averaging_round import Instruction
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Result, Roster
 from swarm.core.errors import RemoteError, TransientError, UnreachableError

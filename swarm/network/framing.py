@@ -57,13 +57,14 @@ class ReplyHead:
     body_bytes: int
 
 
-def encode_request(method: str, request: Message, *, timeout_s: float) -> tuple[bytes, memoryview]:
-    """(head with meta, body) of a request."""
-    name, meta, body = method.encode(), pack(request.meta), byte_view(request.body)
+def encode_request(method: str, request: Message, *, timeout_s: float) -> tuple[bytes, list[memoryview]]:
+    """Head with meta, and the buffers that make up the body."""
+    name, meta = method.encode(), pack(request.meta)
+    body = [byte_view(buffer) for buffer in (request.body, *request.more)]
     assert len(name) <= MAX_METHOD_BYTES, f"the name of method {method} is too long"
     assert len(meta) <= MAX_META_BYTES, f"{method}: meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}"
     timeout_ms = min(max(int(timeout_s * 1000), 1), 0xFFFFFFFF)
-    return _REQUEST.pack(_MAGIC, len(name), timeout_ms, len(meta), len(body)) + name + meta, body
+    return _REQUEST.pack(_MAGIC, len(name), timeout_ms, len(meta), sum(map(len, body))) + name + meta, body
 
 
 def encode_reply_head(meta: bytes, body: memoryview) -> bytes:

@@ -160,7 +160,8 @@ class MemoryTransport:
         assert peer_id != self.peer_id, f"{method}: a peer does not call itself"
         if not is_peer_id(peer_id):
             raise RemoteError("malformed", f"{peer_id[:60]!r} is no peer id")
-        meta, body = pack(request.meta), byte_view(request.body)
+        meta = pack(request.meta)
+        body = b"".join(byte_view(buffer) for buffer in (request.body, *request.more))
         assert len(meta) <= MAX_META_BYTES, f"{method}: meta of {len(meta)} bytes is over the limit"
         callee = self._network.reach(self, peer_id)
         self._bytes_sent += len(meta) + len(body)

@@ -182,13 +182,13 @@ class P2PTransport:
     ) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
         head, body = framing.encode_request(method, request, timeout_s=timeout_s)
-        sending = Sending(stream, head, body)
+        sending = Sending(stream, head, *body)
         try:
             reply_head = await framing.read_reply_head(stream)
             if reply_head.status is Status.OK and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")
             if sending.is_done:
-                self._bytes_sent += len(head) + len(body)
+                self._bytes_sent += len(head) + request.num_bytes
             return reply_head
         finally:
             sending.stop()

@@ -27,6 +27,13 @@ class Message:
 
     meta: dict[str, Value] = field(default_factory=dict)
     body: bytes | bytearray | memoryview = b""
+    more: tuple[bytes | bytearray | memoryview, ...] = ()
+    """Of a request to be sent: buffers that continue the body. What is received has one body."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole body."""
+        return sum(memoryview(buffer).nbytes for buffer in (self.body, *self.more))
 
 
 Handler = Callable[[PeerId, Message], Awaitable[Message]]
