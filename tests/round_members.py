@@ -202,7 +202,7 @@ def reduced(leader: AveragingRound) -> Proposal:
         if reducer == leader.me:
             for peer in everyone:
                 out += leader.on_part(peer, part, now=0.0)
-            assert AggregatePart(part, everyone) in out
+            assert AggregatePart(part, everyone, ()) in out
             out += leader.aggregated(reduced_part(part, everyone), now=0.0)
         else:
             out += leader.on_reduced(reducer, reduced_part(part, everyone), now=0.0)

@@ -8,7 +8,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 from swarm.core.averaging_round import (
     AggregatePart,
@@ -28,7 +28,7 @@ from swarm.core.averaging_round import (
     SendRoster,
     SendVote,
 )
-from swarm.core.contribution import Contribution, ReducedPart, Result, Work
+from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Work
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
@@ -112,8 +112,8 @@ def aggregate(part: int, contributors: tuple[PeerId, ...]) -> bytes:
     return hashlib.sha256(b"".join(part_bytes(peer, part) for peer in contributors)).digest() * 2
 
 
-def reduced_part(part: int, contributors: tuple[PeerId, ...]) -> ReducedPart:
-    return ReducedPart(part, hashlib.sha256(aggregate(part, contributors)).digest(), contributors)
+def reduced_part(part: int, contributors: tuple[PeerId, ...], excluded: tuple[Departure, ...] = ()) -> ReducedPart:
+    return ReducedPart(part, hashlib.sha256(aggregate(part, contributors)).digest(), contributors, excluded)
 
 
 def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_id: int = 0) -> Contribution:
@@ -126,8 +126,8 @@ def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_i
     return replace(unsigned, signature=identity_of(peer).sign(unsigned.signed_bytes()))
 
 
-def round_of(facts: RoundFacts, peer: PeerId) -> AveragingRound:
-    return AveragingRound(facts, peer, identity_of(peer).sign, cached_verify)
+def round_of(facts: RoundFacts, peer: PeerId, *, votes: bool = True) -> AveragingRound:
+    return AveragingRound(facts, peer, identity_of(peer).sign, cached_verify, votes=votes)
 
 
 def not_cut(one: PeerId, other: PeerId) -> bool:
@@ -215,7 +215,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         for member in self.members.values():
-            self._later(self._delay(), lambda member=member: self._poll(member))
+            self._later(self._delay(), partial(self._poll, member))
 
     # -- the script ---------------------------------------------------------------------------------------
 
@@ -244,7 +244,22 @@ class World:
         member.alive = False
         for other in self.members.values():
             notice_s = self._delay() * (6.0 if self.rng.random() < 0.3 else 1.0)
-            self._later(notice_s, lambda other=other: self._unreachable(other, member.peer_id))
+            self._later(notice_s, partial(self._unreachable, other, member.peer_id))
+
+    def restart(self, member: Member, *, after_s: float, down_s: float, is_noticed: bool) -> None:
+        """The member's process ends, and another begins: it has lost the round's bytes, and may not vote again.
+
+        Unless it is noticed, only whoever sends to it meanwhile learns that it was gone.
+        """
+
+        def begin() -> None:
+            self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} is started again")
+            fresh = Member(member.peer_id, round_of(self.facts, member.peer_id, votes=False), member.num_work)
+            self.members[member.peer_id] = fresh
+            self._poll(fresh)
+
+        self._later(after_s, partial(self.kill, member) if is_noticed else partial(setattr, member, "alive", False))
+        self._later(after_s + down_s, begin)
 
     def freeze(self, member: Member, *, after_s: float, for_s: float | None) -> None:
         """Stop the member's process; None: for ever. Its streams stay open; its lease runs out."""
@@ -361,16 +376,16 @@ class World:
                 self._send(member, to, "roster", lambda m: self._take_roster(m, me, roster))
             case SendPart(to, part, view):
                 self._send(member, (to,), "part", lambda m: self._take_part(m, me, part, view))
-            case AggregatePart(part, contributors):
+            case AggregatePart(part, contributors, excluded):
                 body = b"".join(member.parts[part, peer] for peer in contributors)
                 assert body == b"".join(part_bytes(peer, part) for peer in contributors)
-                self._act(member, lambda: self._reduce(member, part, contributors), after_s=self._delay())
+                self._act(member, lambda: self._reduce(member, part, contributors, excluded), after_s=self._delay())
             case SendReduced(to, reduced):
                 body = member.reduced[reduced.part, reduced.digest]
                 self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
-            case SendResult(to, result):
+            case SendResult(to, outcome):
                 inside = tuple(peer for peer in to if peer in self.members)
-                self._send(member, inside, "result", lambda m: m.round.on_result(result, now=self.now))
+                self._send(member, inside, "result", lambda m: m.round.on_result(outcome, now=self.now))
             case FetchPart(part, digest, holders):
                 if (part, digest) not in member.fetching:
                     member.fetching.add((part, digest))
@@ -420,8 +435,10 @@ class World:
         member.reduced[reduced.part, reduced.digest] = body
         return member.round.on_reduced(sender, reduced, now=self.now)
 
-    def _reduce(self, member: Member, part: int, contributors: tuple[PeerId, ...]) -> None:
-        reduced = reduced_part(part, contributors)
+    def _reduce(
+        self, member: Member, part: int, contributors: tuple[PeerId, ...], excluded: tuple[Departure, ...]
+    ) -> None:
+        reduced = reduced_part(part, contributors, excluded)
         member.reduced[part, reduced.digest] = aggregate(part, contributors)
         self._do(member, member.round.aggregated(reduced, now=self.now))
 
@@ -486,7 +503,7 @@ class World:
         targets = [self.members[peer] for peer in to]
         assert sender not in targets
         for target in targets:
-            self._act(sender, lambda target=target: self._post(sender, target, what, deliver))
+            self._act(sender, partial(self._post, sender, target, what, deliver))
 
     def _ask(self, sender: Member, peer: PeerId, answer: Callable[[Outsider, Member], None]) -> None:
         """A call to a voter outside the stage."""

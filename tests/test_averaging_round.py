@@ -140,6 +140,29 @@ def test_two_halves_of_a_partition_never_both_finish_and_end_alike_when_it_heals
         assert world.errors == [], world.explain(f"seed {seed}: an honest member was blamed")
 
 
+@pytest.mark.parametrize("block", range(2))
+def test_members_that_are_started_again_take_part_without_a_vote(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        rng = random.Random(seed)
+        num_members = 2 + seed % 5
+        num_restarted = rng.randint(1, max(1, num_members // 2))
+        world = World(
+            seed,
+            num_members,
+            witnesses=witnesses_for(num_members, num_restarted),
+            keeps_rounds=rng.random() < 0.5,
+            slowest_s=rng.choice([0.05, 0.1, 0.3]),
+        )
+        by_rank = [world.leader(view) for view in range(num_members)]
+        for member in by_rank[:num_restarted] if rng.random() < 0.5 else rng.sample(by_rank, num_restarted):
+            down_s = rng.choice([0.01, 0.05, 0.5, 5.0])
+            world.restart(member, after_s=rng.random() * 3 * PHASE_S, down_s=down_s, is_noticed=rng.random() < 0.5)
+        world.run(until_s=80 * PHASE_S)
+        assert len(world.roots()) == 1, world.explain(f"seed {seed}: two outcomes")
+        assert all(m.finished for m in world.survivors)
+        assert world.errors == [], world.explain(f"seed {seed}: an honest member was blamed")
+
+
 def test_without_a_quorum_nobody_finishes() -> None:
     for seed in range(10):
         world = World(seed, 4, slowest_s=0.1)

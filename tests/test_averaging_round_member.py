@@ -166,8 +166,8 @@ def test_a_change_of_facts_keeps_only_what_fits() -> None:
     two = tuple(sorted([second.me, third.me]))
     fresh = roster_of(facts, view=1, commits={p: contribution(p) for p in two}, reducers=(third.me,) * 3)
     out = third.on_roster(second.me, fresh, now=0.4)
-    assert [i for i in out if isinstance(i, AggregatePart)] == [AggregatePart(0, two), AggregatePart(1, two)]
-    assert third.aggregated(reduced_part(1, facts.members), now=0.5) == [AggregatePart(1, two)]
+    assert [i for i in out if isinstance(i, AggregatePart)] == [AggregatePart(0, two, ()), AggregatePart(1, two, ())]
+    assert third.aggregated(reduced_part(1, facts.members), now=0.5) == [AggregatePart(1, two, ())]
     assert only(third.aggregated(reduced_part(1, two), now=0.6), SendReduced).reduced == reduced_part(1, two)
 
 
@@ -177,7 +177,7 @@ def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> No
     third.contributed(contribution(third.me), now=0.0)
     third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.1)
     third.on_part(first.me, 0, now=0.2)
-    assert third.on_part(second.me, 0, now=0.2) == [AggregatePart(0, facts.members)]
+    assert third.on_part(second.me, 0, now=0.2) == [AggregatePart(0, facts.members, ())]
     third.on_roster(first.me, roster_of(facts, reducers=(first.me,) * 3, revision=1), now=0.3)
     assert third.aggregated(reduced_part(0, facts.members), now=0.4) == []
     out = third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3, revision=2), now=0.5)

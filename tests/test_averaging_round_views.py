@@ -6,6 +6,7 @@ import pytest
 
 from swarm.core.averaging_round import (
     LONGEST_PATIENCE,
+    AggregatePart,
     AskPromise,
     FetchPart,
     Finish,
@@ -15,6 +16,7 @@ from swarm.core.averaging_round import (
     SendClose,
     SendCommit,
     SendPart,
+    SendReduced,
     SendResult,
     SendRoster,
     SendVote,
@@ -31,13 +33,16 @@ from tests.round_members import (
     facts_and_rounds,
     fetched,
     has,
+    led_roster,
     only,
     others,
     promise_by,
     proof_by,
+    reduced,
     result_of,
     roster_of,
     signed,
+    vote,
     witnesses_of,
 )
 from tests.round_world import (
@@ -297,3 +302,38 @@ def test_the_scenery_is_consistent() -> None:
     rounds[1].check_result(result)
     assert signed(result.roster) == result.roster
     assert facts.election.bound(1, proof_by(facts, 1, bound=result.roster.certificate), cached_verify) is not None
+
+
+def test_a_leader_that_was_started_again_goes_on_with_the_roster_it_had_certified() -> None:
+    """A second roster of the view, with other reducers say, would be taken for equivocation."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    roster = led_roster(first)
+    again = round_of(facts, first.me, votes=False)
+    again.close(reason="again", joins=[], view=0, now=0.0)
+    again.contributed(contribution(again.me), now=0.0)
+    again.unreachable(third.me, now=0.1)
+    out = again.on_commit(second.me, 0, contribution(second.me), None, roster, None, now=0.2)
+    assert only(out, SendRoster).roster == again.roster == roster
+    assert not has(out, SendBallot)
+    asked = reduced(again)
+    assert (asked.phase, asked.proof.certificate) == ("result", roster.certificate)
+
+
+def test_a_part_left_empty_in_one_view_may_be_brought_in_the_next() -> None:
+    """The leader gave up parts that nobody brought it, but its result was not certified before it was given up."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    idle = {first.me: contribution(first.me, num_work=0)}
+    vote(first, closed(first, commits=idle), second.me, third.me)
+    out: list[Instruction] = [*first.unreachable(second.me, now=0.0), *first.unreachable(third.me, now=0.0)]
+    for _ in range(20):
+        out += first.tick(now=first.deadline or 0.0)
+        if has(out, SendBallot):
+            break
+    proposal = only(out, SendBallot).proposal
+    assert proposal.result is not None
+    assert all(made.is_empty for made in proposal.result.parts)
+    both = {peer: contribution(peer) for peer in (second.me, third.me)}
+    again = roster_of(facts, view=1, commits={**both, **idle}, reducers=(first.me,) * 3)
+    out = [*first.on_roster(second.me, again, now=99.0)]
+    assert not has(out, SendReduced)
+    assert only(first.on_part(second.me, 0, now=99.1), AggregatePart).contributors == (second.me,)

@@ -13,6 +13,7 @@ from swarm.core.contribution import (
     EMPTY_DIGEST,
     Contribution,
     Departure,
+    Rate,
     ReducedPart,
     Result,
     Roster,
@@ -44,6 +45,7 @@ def _contribution(identity: Identity) -> Contribution:
         identity.peer_id,
         work,
         (hashlib.sha256(b"part").digest(), bytes(32)),
+        (Rate(PeerId("a peer"), 20), Rate(PeerId("b peer"), 17)),
     )
     return replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
 
@@ -77,7 +79,12 @@ def _roster() -> Roster:
 
 
 def _result() -> Result:
-    parts = (ReducedPart(0, bytes(range(32)), PEERS), ReducedPart.empty(1), ReducedPart(2, b"2" * 32, PEERS[:1]))
+    left_out = (Departure(PEERS[1], "its part did not come"),)
+    parts = (
+        ReducedPart(0, bytes(range(32)), PEERS),
+        ReducedPart.empty(1),
+        ReducedPart(2, b"2" * 32, PEERS[:1], left_out),
+    )
     unsigned = Result(_roster(), parts, MAKER.peer_id)
     signed = unsigned.signed_by(MAKER.sign(unsigned.signed_bytes()))
     return replace(signed, certificate=_certificate("commit", 6, signed.root()))
@@ -85,12 +92,12 @@ def _result() -> Result:
 
 # Computed once from the first release of the format. A change here is a change of the protocol's number.
 GOLDEN = {
-    "contribution": "76082807e114bd616b6015ed06462087662e2763937a6344f65a8cd152b6acbd",
-    "roster": "672440afd4b061bcc6023b91fb5d1819eded4f73edd556a17bfe0e4d80c7c1ad",
-    "roster facts": "7fd8d6140b9a773cc633ac46d332337f7f99553900ce81ae25a3baf8d40e085f",
-    "result root": "8b35db202fb702ef36cb3a82d7875112c7ce890232927a4826e19725cdbafc06",
-    "version name": "e84dc037ad7b6531a928851450da97f5117a41ef9e84ac7a37310568f3731c1a",
-    "result": "e6175646cce5a9846b63c29bd813b2961c93962cd23c6b8eaff1a90b3f89f0cf",
+    "contribution": "55797c4c5944a1ee020ebfb9585784c2043f53e737082141a0a0adc417613227",
+    "roster": "1971554ee096234254ca1dfc76c93331f0680c593b41f9607e57b085c68d22d1",
+    "roster facts": "166bf8c1872e6624116de2c192105a73eeaa276a812d26937df50c6ea33e69d1",
+    "result root": "c8ba04a20b5f7f0d032d2ada8d4733bb9a327f921c2b2bd288155f8b6597e997",
+    "version name": "00a6f7119fcb8adc9a8cb76f04f0fe2b33fe2f605c7fb4077ff5bd30e63f9548",
+    "result": "1e945e1b02ae002f5b6878515692bbdfc6d110c0e7d8213565852407497e1190",
 }
 
 
@@ -105,7 +112,7 @@ def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
         "result": hashlib.sha256(pack(result.to_value())).hexdigest(),
     }
     assert found == GOLDEN
-    assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x87\xacpart_digests\x92\xc4\x20")
+    assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x88\xacpart_digests\x92\xc4\x20")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +216,14 @@ def test_malformed_messages_are_refused() -> None:
     doubled = ReducedPart(0, b"0" * 32, PEERS[:1] * 2)
     of_nobody = ReducedPart(0, b"0" * 32, ())
     of_nothing = ReducedPart(0, EMPTY_DIGEST, PEERS)
-    for made in (twice, disordered, gap, backwards, doubled, of_nobody, of_nothing):
+    both_ways = ReducedPart(0, b"0" * 32, PEERS, (Departure(PEERS[0], "nonsense"),))
+    left_out_twice = ReducedPart(0, b"0" * 32, PEERS[:1], (Departure(PEERS[1], "nonsense"),) * 2)
+    own_rate = replace(contribution, rates=(Rate(MAKER.peer_id, 3),))
+    rates_disordered = replace(contribution, rates=contribution.rates[::-1])
+    contributions: tuple[Contribution, ...] = (twice, own_rate, rates_disordered)
+    parts = (backwards, doubled, of_nobody, of_nothing, both_ways, left_out_twice)
+    malformed: tuple[Contribution | Roster | Result | ReducedPart, ...] = (*contributions, disordered, gap, *parts)
+    for made in malformed:
         with pytest.raises(RemoteError) as caught:
             type(made).from_value(made.to_value())
         assert caught.value.kind == "malformed"

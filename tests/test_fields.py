@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.core.canonical import Value
-from swarm.core.contribution import Contribution, ReducedPart, Result, Roster, Work
+from swarm.core.contribution import Contribution, Rate, ReducedPart, Result, Roster, Work
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item, peer_item
 from swarm.core.leases import LeaseTable
@@ -23,7 +23,7 @@ VALUES = st.recursive(
 )
 READERS = (
     *(Contribution, ReducedPart, Result, Roster, Work, LeaseTable, Genesis, StageChain, BirthRecord, HopHeader),
-    *(Certificate, Promise, Proof, Proposal, Reconfiguration, RoundBasis, Vote),
+    *(Certificate, Promise, Proof, Proposal, Rate, Reconfiguration, RoundBasis, Vote),
 )
 
 
