@@ -26,6 +26,9 @@ Answer = TypeVar("Answer")
 log = logging.getLogger(__name__)
 
 PING_S = 3.0
+PATIENCE = 3
+"""After so many silent leases those who answer go on, however many: some of them were started again and may not vote
+in a round in which they may have voted before, except under other voters."""
 VIEWS_APART = 64
 """A reconfiguration begins this many views past the last, so that no leader of a lower one is in its way."""
 
@@ -49,17 +52,21 @@ class LostQuorum:
 
     async def mend(self, members: list[PeerId]) -> Reconfiguration | None:
         """If the stage is silent and too few of its voters answer, have the others go on."""
-        if time.monotonic() - self._quiet_since < self._lease_s:
+        quiet_s = time.monotonic() - self._quiet_since
+        if quiet_s < self._lease_s:
             return None
         standings = [found for found in await _of_each(members, self._standing) if found is not None]
         if not standings:
             return None
-        version, view, basis = max(standings, key=lambda found: (found[0], found[1]))
+        version, view, closing, basis = max(standings, key=lambda found: (found[0], found[1]))
+        if not closing:
+            return None  # the step is still open: nobody needs votes
         voters = electorate(basis.members, basis.neighbours, self._host)
         answers = await _of_each([peer for peer in voters if peer != self._host], self._answers)
         live = tuple(sorted({peer for peer in answers if peer is not None} | ({self._host} & set(voters))))
         leaders = basis.leaders(self._stage, Step(version))
-        if len(live) >= quorum(len(voters)) or not set(live) & set(basis.members):
+        enough = len(live) >= quorum(len(voters)) and quiet_s < PATIENCE * self._lease_s
+        if enough or not set(live) & set(basis.members):
             return None
         first_view = (view // VIEWS_APART + 1) * VIEWS_APART
         while leaders[first_view % len(leaders)] not in set(live) & set(basis.members):
@@ -76,12 +83,13 @@ class LostQuorum:
         self.heard()
         return signed
 
-    async def _standing(self, peer: PeerId) -> tuple[int, int, RoundBasis]:
+    async def _standing(self, peer: PeerId) -> tuple[int, int, bool, RoundBasis]:
         reply = await self._transport.call(peer, STANDING, Message(), timeout_s=PING_S, max_body_bytes=0)
         fields = Fields("standing", reply.meta)
         found = (
             fields.integer("version"),
             fields.integer("view", high=1 << 20),
+            fields.boolean("closing"),
             RoundBasis.from_value(fields.message("basis")),
         )
         fields.done()

@@ -227,7 +227,8 @@ class StageRounds:
         )
         if self.is_member:
             name = self.chain.name
-            votes = self._vote_log.may_vote(name)
+            # Whoever votes alone cannot contradict another.
+            votes = self._vote_log.may_vote(name) or state.facts.voters == (self.me,)
             state.round = AveragingRound(state.facts, self.me, self.identity.sign, verify, view=state.view, votes=votes)
             self.spawn(self._log_round(state, name))
             state.notify()
@@ -337,7 +338,9 @@ class StageRounds:
         """Where the stage is, for a coordinator that finds it silent."""
         state = self._steps.get(Step(self.chain.version))
         view = state.leading_view if state is not None else 0
-        return Message({"version": self.chain.version, "view": view, "basis": self.chain.basis.to_value()})
+        closing = state is not None and state.round is not None and state.round.is_closing
+        basis = self.chain.basis.to_value()
+        return Message({"version": self.chain.version, "view": view, "closing": closing, "basis": basis})
 
     async def _on_reconfigure(self, sender: PeerId, request: Message) -> Message:
         """The run key names other voters for the present round. Whoever brings its word does not matter."""

@@ -127,6 +127,11 @@ class AveragingRound:
         return self.leader == self.me
 
     @property
+    def is_closing(self) -> bool:
+        """A leader has closed the step: the round has begun."""
+        return self._closing
+
+    @property
     def left(self) -> bool:
         """The roster that is followed puts this peer off: it is no member of the next version."""
         roster = self.result.roster if self.result is not None else self.roster
@@ -160,7 +165,7 @@ class AveragingRound:
         # Whoever was thought gone is asked too: a broken stream must not make a member leave.
         self._gone.clear()
         promise = self._voter.promise(self.view)
-        if promise is not None:
+        if promise is not None and self.me in self._ballots.voters:
             self._ballots.promised(promise)
         others = tuple(peer for peer in self.facts.members if peer != self.me)
         out: Instructions = [SendClose(others, view, reason)] if others else []
@@ -185,10 +190,15 @@ class AveragingRound:
             return [SendResult((sender,), self.result)]
         if view < self._promised:
             return self._news_for(sender, view)
+        waited_for = self._due if view == self._promised else None
         self._enter(view)
-        self._num_turns = 0
         self._commit_owed = True
-        return self._commit(now)
+        if waited_for is None:
+            self._num_turns = 0
+            return self._commit(now)
+        out = self._commit(now)
+        self._due = waited_for  # a leader that asks once more, for what it cannot use, buys no time
+        return out
 
     def contributed(self, contribution: Contribution, *, now: float) -> Instructions:
         """The own commitment is made. It is made once, whatever view asks for it."""
@@ -223,6 +233,8 @@ class AveragingRound:
             facts.check_contribution(contribution, self.verify)
         if self._seen.get(sender, contribution) != contribution:
             raise RemoteError("equivocation", f"two contributions of {sender} in step {facts.step}", sender)
+        if sender not in facts.election.voters_in(view, self._voter.changed):
+            promise = None  # the run key has left it out, of which it may not know: it contributes all the same
         if promise is not None:
             facts.election.check_promise(promise, view, self.verify, self._voter.changed)
         out = self._learn(roster, result, now)
@@ -415,7 +427,7 @@ class AveragingRound:
         else:
             out = self._cast(sender, proposal)
         # A leader that asks and asks for what it cannot have must not hold up the round.
-        if out or not self.votes or self._due is None:
+        if out or not self._voter.votes or self._due is None:
             self._num_turns = 0
             self._wait_for_leader(now)
         return out

@@ -58,8 +58,12 @@ class RoundVoter:
         return self._voter.changed
 
     def reconfigure(self, changed: Reconfiguration) -> None:
-        """Vote under it from now on. Raises RemoteError if it is not genuine."""
+        """Vote under it from now on. Raises RemoteError if it is not genuine.
+
+        Whatever an earlier process signed was signed under other voters: whom it names may vote again.
+        """
         self._voter.reconfigure(changed)
+        self.votes = self.votes or self.me in changed.voters
 
     @property
     def highest_view(self) -> int:
