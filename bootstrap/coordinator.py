@@ -176,14 +176,20 @@ class Coordinator:
         await self.farewell()
 
     async def _mend_lost_quorums(self) -> None:
-        """Let stages go on whose voters have died in such number that nothing can be certified."""
+        """Let stages go on whose voters have died in such number that nothing can be certified.
+
+        All at once: a stage waits for those beside it, so what one loses in seconds all lose.
+        """
+
+        async def mend(stage: int, watched: LostQuorum) -> None:
+            members = [p for p, figures in sorted(self.progress.peers.items()) if figures.stage == stage]
+            changed = await watched.mend([peer for peer in members if not self.progress.peers[peer].left])
+            if changed is not None:
+                self._emit({"event": "reconfigured", "stage": stage, "voters": [*changed.voters]})
+
         while self.progress.done_versions() < self.run.settings.optimizer.total_steps:
             await asyncio.sleep(1.0)
-            for stage, watched in enumerate(self._watched):
-                members = [p for p, figures in sorted(self.progress.peers.items()) if figures.stage == stage]
-                changed = await watched.mend([peer for peer in members if not self.progress.peers[peer].left])
-                if changed is not None:
-                    self._emit({"event": "reconfigured", "stage": stage, "voters": [*changed.voters]})
+            await asyncio.gather(*(mend(stage, watched) for stage, watched in enumerate(self._watched)))
 
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""

@@ -74,8 +74,10 @@ def sweep() -> None:
 class Namespaces:
     """A namespace for each member while the context lasts."""
 
-    def __init__(self, members: Sequence[str]) -> None:
+    def __init__(self, members: Sequence[str], *, bridged: bool = True) -> None:
+        """Without the bridge each has its loopback device alone."""
         self._members = tuple(members)
+        self._bridged = bridged
         self._prefix = f"hs{os.getpid()}-{next(_numbers)}-"
         self._hub = self._prefix + "hub"
         self._made: list[str] = []
@@ -83,21 +85,25 @@ class Namespaces:
     def __enter__(self) -> Self:
         sweep()
         try:
-            self._make(self._hub)
-            ip("link", "add", "whole", "type", "bridge", namespace=self._hub)
-            ip("link", "set", "whole", "up", namespace=self._hub)
-            for number, member in enumerate(self._members):
-                name = self.namespace(member)
-                self._make(name)
-                port = f"port{number}"
-                ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name, namespace=self._hub)
-                ip("link", "set", port, "master", "whole", "up", namespace=self._hub)
-                ip("address", "add", f"{self.address(member)}/24", "dev", "eth0", namespace=name)
-                ip("link", "set", "eth0", "up", namespace=name)
+            for member in self._members:
+                self._make(self.namespace(member))
+            if self._bridged:
+                self._bridge()
         except BaseException:
             self._remove()
             raise
         return self
+
+    def _bridge(self) -> None:
+        self._make(self._hub)
+        ip("link", "add", "whole", "type", "bridge", namespace=self._hub)
+        ip("link", "set", "whole", "up", namespace=self._hub)
+        for member in self._members:
+            port, name = self._port(member), self.namespace(member)
+            ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name, namespace=self._hub)
+            ip("link", "set", port, "master", "whole", "up", namespace=self._hub)
+            ip("address", "add", f"{self.address(member)}/24", "dev", "eth0", namespace=name)
+            ip("link", "set", "eth0", "up", namespace=name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,0 +1,192 @@
+"""The network of a real run is cut in the middle of training: no two halves both finish a round; healed, all agree.
+
+What a peer really went through is read from disk: its vote log holds the name of every version that it began a round
+from, its own stage's and, as a witness, its neighbours'. A name is a hash of the version before and of the result, so
+a fork would leave a name there that the host's ledger has not.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from bootstrap.ledger import Ledger
+from swarm.core.stage_chain import Genesis
+from tests.namespaces import Namespaces, why_not
+from tests.process_swarm import ProcessSwarm, Zygote
+
+PEERS = ("p0a", "p0b", "p1a", "p1b")
+LEASE_S = 4.0
+"""As in the manifest: after this long the host names new voters for a stage that is silent."""
+IN_FLIGHT_NAMES = 2
+"""A round of the peer's own stage and one of its neighbours' may have been certified when the line broke."""
+GOES_ON = 3
+"""Versions that show that a side goes on."""
+
+SPLITS: Mapping[str, tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]] = {
+    # name: (groups, who goes on)
+    "equal": ((("host", "p0a", "p1a"), ("p0b", "p1b")), ("p0a", "p1a")),  # by the run key's word
+    "host alone": ((("host",), PEERS), PEERS),
+    "one peer": ((("p0a",), ("host", "p0b", "p1a", "p1b")), ("p0b", "p1a", "p1b")),
+    "nobody": ((("host",), ("p0a", "p1a"), ("p0b", "p1b")), ()),
+    "stages apart": ((("host", "p0a", "p0b"), ("p1a", "p1b")), ()),
+    "host and one": ((("host", "p0a"), ("p0b", "p1a", "p1b")), ()),
+}
+
+
+@pytest.fixture
+def network() -> Iterator[Namespaces]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with Namespaces(("host", *PEERS)) as made:
+        yield made
+
+
+def names_begun(root: Path, who: str) -> list[str]:
+    """Names of the versions that the process began or witnessed a round from, oldest first."""
+    folder = root / who
+    found = [*folder.glob("voted.log"), *folder.glob("runs/*/voted-*.log")]
+    return [line for log in found for line in log.read_text().splitlines() if len(line) == 64]
+
+
+def names_certified(root: Path) -> dict[tuple[int, int], str]:
+    """By stage and version, from the host's ledger."""
+    ledger = Ledger(root / "host" / "ledger.sqlite")
+    try:
+        names: dict[tuple[int, int], str] = {}
+        for event in ledger.events("genesis", "result"):
+            if event.kind == "genesis":
+                genesis = Genesis.from_value(event.facts)
+                key, name = (int(genesis.stage), int(genesis.version)), genesis.basis.name
+            else:
+                assert isinstance(event.facts, dict)
+                stage, step, made = (event.facts[field] for field in ("stage", "step", "name"))
+                assert isinstance(stage, int)
+                assert isinstance(step, int)
+                assert isinstance(made, bytes)
+                key, name = (stage, step + 1), made
+            assert key not in names, f"the host knows two outcomes of stage {key[0]} version {key[1]}"
+            names[key] = name.hex()
+        return names
+    finally:
+        ledger.close()
+
+
+def final_states(root: Path, stage: int, version: int) -> dict[str, bytes]:
+    """By peer, the bytes of the state it ended with."""
+    found = {}
+    for name in PEERS:
+        for path in (root / name).glob(f"runs/*/snapshots-*/stage-{stage}-{version:08d}.state"):
+            found[name] = path.read_bytes()
+    return found
+
+
+def check_one_history(swarm: ProcessSwarm, *, steps: int) -> None:
+    """Every version has one name over all peers, and all peers ended with the same bytes."""
+    names = names_certified(swarm.root)
+    assert set(names) == {(stage, version) for stage in (0, 1) for version in range(steps + 1)}
+    certified = set(names.values())
+    for who in ("host", *PEERS):
+        begun = names_begun(swarm.root, who)
+        assert begun or who == "host", f"{who} voted in no round"
+        strange = [name for name in begun if name not in certified]
+        assert not strange, f"{who} went on from versions that were never certified: {strange}"
+    for stage in (0, 1):
+        states = final_states(swarm.root, stage, steps)
+        assert sorted(states) == [f"p{stage}a", f"p{stage}b"], f"the final state is missing: {sorted(states)}"
+        assert len(set(states.values())) == 1, f"replicas of stage {stage} differ"
+    for name in ("host", *PEERS):
+        assert "equivocation" not in (swarm.root / f"{name}.log").read_text(), f"{name} blames somebody"
+
+
+def wait_until_begun(root: Path, who: str, *, more_than: int, timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while len(names_begun(root, who)) <= more_than:
+        assert time.monotonic() < give_up_at, f"{who} did not go on within {timeout_s:.0f} s"
+        pause.wait(0.05)
+
+
+def wait_for_members(swarm: ProcessSwarm, peers: Sequence[str], *, steps: int, timeout_s: float) -> None:
+    """Until each of the peers votes in its stage's rounds again, or the run is nearly over."""
+    counts = {name: len(names_begun(swarm.root, name)) for name in peers}
+    for name in peers:
+        wait_until_begun(swarm.root, name, more_than=counts[name] + IN_FLIGHT_NAMES, timeout_s=timeout_s)
+
+
+def run_and_split(zygote: Zygote, root: Path, network: Namespaces, split: str, *, steps: int, silence_s: float) -> None:
+    groups, goers = SPLITS[split]
+    pausers = [name for name in PEERS if name not in goers]
+    with ProcessSwarm(zygote, root, steps=steps, every=20, network=network) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=3)
+        network.cut(*groups)
+        at_cut = {name: len(names_begun(root, name)) for name in PEERS}
+        cut_at = time.monotonic()
+        for name in goers:
+            wait_until_begun(root, name, more_than=at_cut[name] + IN_FLIGHT_NAMES + GOES_ON, timeout_s=60)
+        pause = threading.Event()
+        while time.monotonic() < cut_at + silence_s:  # nobody goes on who must not: there is nothing to poll for
+            pause.wait(0.1)
+        for name in pausers:
+            gone_on = len(names_begun(root, name)) - at_cut[name]
+            assert gone_on <= IN_FLIGHT_NAMES, f"{name} went on by {gone_on} versions without a quorum"
+        network.heal()
+        wait_for_members(swarm, pausers, steps=steps, timeout_s=60)
+        report = swarm.finish(timeout_s=240)
+        for name, pid in swarm.peers.items():
+            assert zygote.exit_code(pid, timeout_s=30) == 0, f"{name} did not end well"
+        assert report["steps"] == steps
+        check_one_history(swarm, steps=steps)
+    assert zygote.leftovers() == []
+
+
+def test_only_the_half_with_the_hosts_word_goes_on_when_the_network_splits(
+    zygote: Zygote, tmp_path: Path, network: Namespaces
+) -> None:
+    run_and_split(zygote, tmp_path, network, "equal", steps=60, silence_s=2 * LEASE_S)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("silence_s", [2.0, 2 * LEASE_S, 30.0])
+@pytest.mark.parametrize("split", sorted(SPLITS))
+def test_two_halves_never_both_finish_a_round(
+    zygote: Zygote, tmp_path: Path, network: Namespaces, split: str, silence_s: float
+) -> None:
+    run_and_split(zygote, tmp_path, network, split, steps=120, silence_s=silence_s)
+
+
+def run_and_restart(zygote: Zygote, root: Path, *, victim: str, moment: str, count: int) -> None:
+    """Killed at the moment and started again at once with the same identity."""
+    steps = 30
+    with ProcessSwarm(zygote, root, steps=steps, every=16) as swarm:
+        swarm.start_host()
+        swarm.start_founders(**{victim: {"moment": moment, "count": count}})
+        assert zygote.exit_code(swarm.peers[victim], timeout_s=60) == -signal.SIGKILL
+        swarm.start_peer(victim, int(victim[1]))
+        report = swarm.finish(timeout_s=120)
+        for name, pid in swarm.peers.items():
+            assert zygote.exit_code(pid, timeout_s=30) == 0, f"{name} did not end well"
+        assert report["steps"] == steps
+        check_one_history(swarm, steps=steps)
+    assert zygote.leftovers() == []
+
+
+def test_a_peer_restarted_in_mid_round_is_never_taken_for_an_equivocator(zygote: Zygote, tmp_path: Path) -> None:
+    run_and_restart(zygote, tmp_path, victim="p0a", moment="ballot", count=5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["p0a", "p1b"])
+@pytest.mark.parametrize(
+    "moment", ["closing", "closed", "committed", "ballot", "vote", "roster", "part", "aggregated", "result", "step"]
+)
+def test_a_peer_restarted_anywhere_in_a_round_is_never_taken_for_an_equivocator(
+    zygote: Zygote, tmp_path: Path, victim: str, moment: str
+) -> None:
+    run_and_restart(zygote, tmp_path, victim=victim, moment=moment, count=3)
