@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -142,6 +143,7 @@ class OurPeer:
         self._transport = await P2PTransport.create(self._me, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
         self._transport.serve("ping", _pong, max_body_bytes=0)
         self._transport.serve(SINK, _pong, max_body_bytes=MAX_SINK_BYTES)
+        self._children = psutil.Process().children(recursive=True)
 
     async def do(self, order: Fields) -> Fields:
         match order["order"]:
@@ -214,7 +216,7 @@ class OurPeer:
 
     async def _round(self) -> Fields:
         step = self._rounds.version
-        before = timed_peer.figures()
+        before = timed_peer.figures(self._children)
         sent = self._transport.traffic()[0]
         number = MicrobatchId(step * len(self._identities) + self._number)
         work = Work(number, 0, step, TOKENS, bytes(32), bytes(32))
@@ -227,7 +229,7 @@ class OurPeer:
             self._rounds.failure.result()
         if not waiting.result():
             raise TimeoutError(f"round {step} did not end within {ROUND_S:.0f} s")
-        after = timed_peer.figures()
+        after = timed_peer.figures(self._children)
         return {
             **self._marks,
             "bytes": self._transport.traffic()[0] - sent,

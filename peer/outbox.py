@@ -12,9 +12,9 @@ from peer.step_state import Bytes, StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
 
-LANES = 3
+LANES = 2
 """Messages to one peer under way at a time: while one is acknowledged the others move."""
-MESSAGE_BYTES = 5 << 18
+MESSAGE_BYTES = 2 << 20
 """A message of several parcels is no longer."""
 
 

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Callable
 
 _SEND_BUFFER_BYTES = 1 << 20
+_WORTH_ASKING_BYTES = 1 << 15
+"""After less than what p2pd passes at a time, there is nothing more to receive for now."""
 
 
 def prepare(connection: socket.socket) -> None:
@@ -117,6 +119,8 @@ def _receive_available(connection: socket.socket, view: memoryview, at: int) -> 
         if num_bytes == 0:
             raise EOFError(f"the stream ended after {at} of {len(view)} bytes")
         at += num_bytes
+        if num_bytes < _WORTH_ASKING_BYTES:
+            return at
     return at
 
 
