@@ -245,11 +245,13 @@ def test_a_member_votes_for_a_result_only_once_it_has_its_bytes() -> None:
     assert second.on_ballot(first.me, asked, now=0.3) == [cast]
 
 
-def test_the_bytes_may_come_from_the_reducer_as_well() -> None:
+def test_the_bytes_that_a_reducer_is_sending_are_not_fetched_too_unless_asked_again() -> None:
+    """A ballot overtakes them on a slow link: fetched as well, they would take it twice."""
     facts, (first, second, third) = facts_and_rounds(3)
     roster = roster_of(facts, reducers=(third.me,) * 3)
     result = result_of(facts, roster)
     second.on_roster(first.me, roster, now=0.0)
+    assert second.on_ballot(first.me, asked_result(facts, result), now=0.1) == []
     assert has(second.on_ballot(first.me, asked_result(facts, result), now=0.1), FetchPart)
     for made in result.parts[:-1]:
         assert second.on_reduced(third.me, made, now=0.2) == []

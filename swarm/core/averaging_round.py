@@ -418,16 +418,18 @@ class AveragingRound:
             return self._news_for(sender, proposal.view)
         self._enter(proposal.view)
         out: Instructions = []
+        owes = False
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
             self._see(proposal.result.roster.contributions)
-            out = self._fetch_missing(proposal.result)
-        if out:  # whoever votes for a result has its bytes, so that they outlive the leader
+            owes = bool(self._parts.lacking(proposal.result))
+            out = self._fetch_missing(proposal.result, but_coming=self._owed is None)
+        if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
         else:
             out = self._cast(sender, proposal)
         # A leader that asks and asks for what it cannot have must not hold up the round.
-        if out or not self._voter.votes or self._due is None:
+        if out or owes or not self._voter.votes or self._due is None:
             self._num_turns = 0
             self._wait_for_leader(now)
         return out
@@ -655,10 +657,14 @@ class AveragingRound:
         out: Instructions = [SendResult(to, result)] if to else []
         return out + self._fetch_missing(result) + self._finish_if_complete()
 
-    def _fetch_missing(self, result: Result) -> Instructions:
+    def _fetch_missing(self, result: Result, *, but_coming: bool = False) -> Instructions:
+        """`but_coming`: not what its reducer is sending: a ballot is small, and overtakes the parts on a slow link."""
+        followed = self.roster is not None and self.roster.rank == result.roster.rank
         out: Instructions = []
         for reduced in self._parts.lacking(result):
             reducer = result.roster.reducers[reduced.part]
+            if but_coming and followed and reducer not in self._gone:
+                continue
             others = [peer for peer in self.facts.members if peer != reducer]
             # Whoever seems gone is asked last: it may be back.
             holders = sorted((peer for peer in (reducer, *others) if peer != self.me), key=self._gone.__contains__)
