@@ -91,7 +91,7 @@ def measure_swarm(manifest: Path, folder: Path, *, skip_steps: int, seconds: flo
     host = [swarm, "host", str(manifest), "--dir", str(folder / "host"), "--listen", "127.0.0.1:0", "--json"]
     host += ["--evaluate-tokens", "1"]
     with running(host, folder / "host.log", stdout=subprocess.PIPE) as hosting:
-        events = _Events(hosting)
+        events = Events(hosting)
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         peer = [sys.executable, "-m", "benchmarks.timed_peer"]
         options = ["--threads", "1", "--listen", "127.0.0.1:0"]
@@ -114,7 +114,7 @@ def measure_swarm(manifest: Path, folder: Path, *, skip_steps: int, seconds: flo
     return _swarm_figures(events.seen, first, last, folder)
 
 
-class _Events:
+class Events:
     """The host's events as they come, each with the time `at` which it was read."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:

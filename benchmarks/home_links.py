@@ -1,0 +1,284 @@
+"""This is where a swarm trains over emulated home links, and is held against the link and against `swarm plan`.
+
+    python -m benchmarks.home_links [--json] [--codec int8] ...
+
+Two stages of two peers and the host, each in a network namespace, joined by `benchmarks.home_router`: 20 Mbit/s up and
+100 down, 40 ms from home to home, lines that queue 200 ms. The lines become slow when the run has begun: nobody's
+first download is measured. Few tokens and many parameters, so that the round is bound by the link. The goals: at least
+85 % of the uplink used while a round moves bytes, tokens/s within 15 % of the plan's. Needs root and `ip`.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.training_throughput import Events, running
+from benchmarks.uplink_share import Window, uplink_share
+from swarm.network.identity_file import load_or_create_identity
+from tests.namespaces import Namespaces, why_not
+
+UPLINK_MBIT, DOWNLINK_MBIT, ROUND_TRIP_MS, QUEUE_MS = 20.0, 100.0, 40.0, 200.0
+SHARE_GOAL, PLAN_GOAL = 0.85, 0.15
+READY_S = 300.0
+PEERS = ("a0", "b0", "a1", "b1")
+"""Their stage is the digit."""
+HIDDEN_SIZE = 512
+MILLION_PARAMETERS = {"fp32": 3, "bf16": 6, "int8": 12, "int4": 24, "topk": 30}
+"""Of a stage, so that a round takes about 5 s with every codec."""
+TARGET_TOKENS = 128
+"""Two microbatches of each source in a step: every peer has a contribution."""
+
+MANIFEST = """\
+[run]
+name = "home-links"
+[model]
+config = {{ model_type = "llama", vocab_size = 256, hidden_size = {hidden}, intermediate_size = {mlp}, \
+num_hidden_layers = 2, num_attention_heads = 8, num_key_value_heads = 8, max_position_embeddings = 64, \
+tie_word_embeddings = false }}
+stages = 2
+[data]
+max_text_mb = 1
+sequence_length = 32
+[batch]
+microbatch_size = 1
+target_tokens = {tokens}
+[optimizer]
+total_steps = 100000
+[codecs]
+averaging = "{codec}"
+[averaging]
+delay = {delay}
+sync_steps = 1
+[checkpoint]
+every_steps = 80000
+snapshot_every = 1000
+[limits]
+founders_per_stage = 2
+[deadlines]
+round_phase_s = 20.0
+call_s = 20.0
+"""
+
+
+class Router:
+    """The process that carries packets, and what it says of them."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.seen: list[dict[str, Any]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.seen.append(json.loads(line))
+
+    def limit(self) -> None:
+        """From now on the lines are those of homes."""
+        assert self._process.stdin is not None
+        rates = {"up_mbit": UPLINK_MBIT, "down_mbit": DOWNLINK_MBIT}
+        self._process.stdin.write(json.dumps({**rates, "round_trip_ms": ROUND_TRIP_MS, "queue_ms": QUEUE_MS}) + "\n")
+        self._process.stdin.flush()
+
+
+@contextmanager
+def routing(network: Namespaces) -> Iterator[Router]:
+    homes = [f"{network.namespace(name)}={network.address(name)}" for name in ("host", *PEERS)]
+    command = [sys.executable, "-m", "benchmarks.home_router", *homes]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            router = Router(process)
+            give_up_at = time.monotonic() + READY_S
+            while not router.seen:
+                if process.poll() is not None or time.monotonic() > give_up_at:
+                    raise click.ClickException("the router did not start")
+                time.sleep(0.05)
+            yield router
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # it ends
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What was seen of a run on slow lines."""
+
+    events: list[dict[str, Any]]
+    """The host's, each with the time `at` which it was read."""
+    lines: list[dict[str, Any]]
+    """The router's."""
+    first: dict[str, Any]
+    """Event of the version from which on things count."""
+    last: dict[str, Any]
+    addresses: dict[str, str]
+    """By peer id."""
+
+
+def train(manifest: Path, folder: Path, *, skip_steps: int, seconds: float) -> Trained:
+    """A swarm trains until `seconds` after its `skip_steps`th version on slow lines."""
+    folder.mkdir()
+    swarm = str(Path(sys.executable).parent / "swarm")
+    with ExitStack() as stack:
+        network = stack.enter_context(Namespaces(("host", *PEERS), bridged=False))
+        router = stack.enter_context(routing(network))
+
+        def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+            command = ["ip", "netns", "exec", network.namespace(name), swarm, *arguments]
+            command += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0"]
+            return stack.enter_context(running(command, folder / f"{name}.log", **options))
+
+        hosting = start("host", "host", str(manifest), "--json", "--evaluate-tokens", "1", stdout=subprocess.PIPE)
+        events = Events(hosting)
+        address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
+        for name in PEERS:
+            start(name, "join", address, "--stage", name[1], "--threads", "1", "--verbose")
+        events.wait_for(lambda event: event["event"] == "version", timeout_s=READY_S)
+        router.limit()
+        begun = events.seen[-1]["at"]
+        slow = events.wait_for(lambda event: event["event"] == "version" and event["at"] > begun, timeout_s=READY_S)
+        first = events.wait_for(
+            lambda event: event["event"] == "version" and event["version"] >= slow["version"] + skip_steps,
+            timeout_s=READY_S,
+        )
+        last = events.wait_for(
+            lambda event: event["event"] == "version" and event["at"] >= first["at"] + seconds,
+            timeout_s=READY_S + seconds,
+        )
+        ids = {name: load_or_create_identity(folder / name / "identity.key").peer_id for name in PEERS}
+        addresses = {str(ids[name]): network.address(name) for name in PEERS}
+        return Trained(list(events.seen), list(router.seen), first, last, addresses)
+
+
+def planned(manifest: Path, tflops: float) -> dict[str, Any]:
+    """What `swarm plan` says of the manifest on these links."""
+    command = [str(Path(sys.executable).parent / "swarm"), "plan", str(manifest), "--json", "--peers", "2"]
+    command += ["--uplink-mbit", str(UPLINK_MBIT), "--downlink-mbit", str(DOWNLINK_MBIT)]
+    command += ["--tflops", f"{tflops:.6f}", "--session-hours", "1000"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    plan: dict[str, Any] = json.loads(done.stdout)
+    return plan
+
+
+def figures(trained: Trained, manifest: Path) -> dict[str, Any]:
+    """What counts between the first and the last version, beside the plan's."""
+    first, last, lines = trained.first, trained.last, trained.lines
+    seconds, versions = last["at"] - first["at"], last["version"] - first["version"]
+    steps = [
+        event
+        for event in trained.events
+        if event["event"] == "step" and first["version"] <= event["step"] < last["version"]
+    ]
+    times, bytes_per_s = [line["at"] for line in lines], UPLINK_MBIT * 1e6 / 8
+    shares, busy_s = [], {}
+    for peer, address in trained.addresses.items():
+        own = [event for event in steps if event["peer_id"] == peer]
+        windows = [Window(event["at"] - event["round_s"], event["at"]) for event in own]
+        counts = [line["up_bytes"][address] for line in lines]
+        shares.append(uplink_share(times, counts, windows, bytes_per_s=bytes_per_s))
+        busy_s[own[0]["stage"]] = (own[-1]["busy_s"] - own[0]["busy_s"]) / (len(own) - 1)
+    # The plan is asked what these links allow, not how fast this machine is: it is told what compute took.
+    unit = planned(manifest, 1.0)["stages"]
+    plan = planned(manifest, min(unit[stage]["compute_s"] / busy_s[stage] for stage in busy_s))
+    tokens_per_s = sum(event["num_targets"] for event in steps if event["stage"] == 0) / seconds
+    begun, ended = (lines[bisect_left(times, event["at"]) - 1] for event in (first, last))
+    return {
+        "uplink_share": statistics.mean(share.moving for share in shares),
+        "uplink_share_in_rounds": statistics.mean(share.rounds for share in shares),
+        "uplink_share_in_all": statistics.mean(share.run for share in shares),
+        "tokens_per_s": tokens_per_s,
+        "planned_tokens_per_s": plan["tokens_per_s"],
+        "of_plan": tokens_per_s / plan["tokens_per_s"],
+        "round_s": statistics.median(event["round_s"] for event in steps),
+        "moving_s": statistics.mean(share.moving_s for share in shares),
+        "planned_round_s": max(stage["round_s"] for stage in plan["stages"]),
+        "step_s": seconds / versions,
+        "planned_step_s": plan["step_s"],
+        "compute_s": max(busy_s.values()),
+        "sent_bytes": statistics.mean(
+            (ended["up_bytes"][a] - begun["up_bytes"][a]) / versions for a in trained.addresses.values()
+        ),
+        "planned_sent_bytes": plan["stages"][0]["round_up_bytes"] + plan["stages"][0]["activation_up_bytes"],
+        "steps": versions,
+        "dropped_packets": sum(ended["dropped"].values()) - sum(begun["dropped"].values()),
+        "router_busy": (ended["busy_s"] - begun["busy_s"]) / (ended["at"] - begun["at"]),
+    }
+
+
+def write_manifest(path: Path, *, codec: str, delay: int, million_parameters: float) -> None:
+    """A model whose layer, one a stage, has about so many parameters."""
+    mlp = round((million_parameters * 1e6 - 4 * HIDDEN_SIZE**2) / (3 * HIDDEN_SIZE) / 64) * 64
+    path.write_text(MANIFEST.format(hidden=HIDDEN_SIZE, mlp=mlp, codec=codec, delay=delay, tokens=TARGET_TOKENS))
+
+
+@click.command()
+@click.option("--codec", "codecs", multiple=True, type=click.Choice([*MILLION_PARAMETERS]), help="Averaging; repeat.")
+@click.option("--delay", type=click.IntRange(0, 1), default=0, show_default=True)
+@click.option("--million-parameters", type=float, help="Of a stage; by default by codec, for rounds of about 5 s.")
+@click.option("--skip-steps", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seconds", type=click.FloatRange(min=1), default=45.0, show_default=True, help="Timed, of each codec.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Leave logs and counts in this new folder.")
+@click.option("--json", "as_json", is_flag=True)
+def main(
+    codecs: tuple[str, ...],
+    delay: int,
+    million_parameters: float | None,
+    skip_steps: int,
+    seconds: float,
+    keep: Path | None,
+    as_json: bool,
+) -> None:
+    """Train over emulated home links: share of the uplink used, tokens/s against `swarm plan`."""
+    reason = why_not()
+    if reason is not None:
+        raise click.ClickException(reason)
+    # Told to end, it ends its programs too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    result: dict[str, Any] = {"goals": {"uplink_share": SHARE_GOAL, "of_plan": [1 - PLAN_GOAL, 1 + PLAN_GOAL]}}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = keep or Path(scratch)
+        folder.mkdir(exist_ok=True)
+        for codec in codecs or ("int8", "int4", "topk"):
+            manifest = folder / f"{codec}.toml"
+            size = million_parameters or MILLION_PARAMETERS[codec]
+            write_manifest(manifest, codec=codec, delay=delay, million_parameters=size)
+            trained = train(manifest, folder / codec, skip_steps=skip_steps, seconds=seconds)
+            if keep is not None:
+                (folder / f"{codec}.json").write_text(json.dumps(asdict(trained)))
+            result[codec] = {**figures(trained, manifest), "load_average": os.getloadavg()[0]}
+            if not as_json:
+                _show(codec, result[codec])
+    if as_json:
+        click.echo(json.dumps(result))
+
+
+def _show(codec: str, found: dict[str, Any]) -> None:
+    click.echo(
+        f"{codec}: uplink used {found['uplink_share']:.2f} while bytes move (goal {SHARE_GOAL}), "
+        f"{found['uplink_share_in_rounds']:.2f} of rounds, {found['uplink_share_in_all']:.2f} of all time; "
+        f"{found['tokens_per_s']:.1f} tokens/s, {found['of_plan']:.2f} of the planned {found['planned_tokens_per_s']:.1f}"
+    )
+    click.echo(
+        f"    round {found['round_s']:.2f} s ({found['moving_s']:.2f} s moving bytes; planned "
+        f"{found['planned_round_s']:.2f}), step {found['step_s']:.2f} s (planned {found['planned_step_s']:.2f}, "
+        f"compute {found['compute_s']:.2f}), sent {found['sent_bytes'] / 1e6:.2f} MB a step (planned "
+        f"{found['planned_sent_bytes'] / 1e6:.2f}), {found['dropped_packets']} packets dropped, router busy "
+        f"{found['router_busy']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
