@@ -11,7 +11,9 @@ from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.core.plan import (
     CONTRIBUTION_BYTES,
+    HEADERS,
     RESULT_BYTES,
+    ROUND_TRIPS,
     WITH_RESIDUAL,
     Assumptions,
     activation_bytes_per_token,
@@ -128,7 +130,8 @@ def test_step_time_is_the_slowest_of_compute_and_links() -> None:
     settings = _settings("[averaging]\nrule = 'mean'")
     slow_links = replace(LINKS, uplink_mbit=0.1)
     bound = plan_run(settings, [10**6] * 2, 128, slow_links)
-    assert bound.step_s == pytest.approx(max(part.uplink_s for part in bound.stages))
+    votes_s = ROUND_TRIPS * LINKS.round_trip_ms / 1000
+    assert bound.step_s == pytest.approx(max(part.uplink_s for part in bound.stages) + votes_s)
     slow_compute = replace(LINKS, tflops=1e-4)
     computing = plan_run(settings, [10**6] * 2, 128, slow_compute)
     assert computing.step_s == pytest.approx(max(part.compute_s + part.round_s for part in computing.stages))
@@ -178,4 +181,14 @@ def test_month_is_what_the_steps_of_a_month_move() -> None:
     step_bytes = np.sum(
         [part.round_up_bytes, part.round_down_bytes, part.activation_up_bytes, part.activation_down_bytes]
     )
-    assert plan.month_bytes[0] == pytest.approx(step_bytes * 30 * 86400 / plan.step_s)
+    assert plan.month_bytes[0] == pytest.approx(step_bytes * HEADERS * 30 * 86400 / plan.step_s)
+
+
+def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> None:
+    far = replace(LINKS, round_trip_ms=200.0)
+    near, distant = (plan_run(_settings(), [10**6] * 2, 128, links).stages[0] for links in (LINKS, far))
+    assert distant.round_s - near.round_s == pytest.approx(ROUND_TRIPS * 0.16)
+    line_s = near.round_up_bytes * HEADERS * 8 / (LINKS.uplink_mbit * 1e6)
+    assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04)
+    alone = plan_run(_settings(), [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
+    assert alone.round_s == 0.0

@@ -16,6 +16,7 @@ from swarm.core.plan import Assumptions, Plan, plan_run, total_bytes
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=20.0, show_default=True)
 @click.option("--downlink-mbit", type=click.FloatRange(min=0, min_open=True), default=100.0, show_default=True)
+@click.option("--round-trip-ms", type=click.FloatRange(min=0), default=40.0, show_default=True, help="Between peers.")
 @click.option("--peers", type=click.IntRange(min=1), default=4, show_default=True, help="Peers of each stage.")
 @click.option(
     "--tflops",
@@ -36,6 +37,7 @@ def command(
     manifest: Path,
     uplink_mbit: float,
     downlink_mbit: float,
+    round_trip_ms: float,
     peers: int,
     tflops: float,
     session_hours: float,
@@ -56,6 +58,7 @@ def command(
         peers_per_stage=peers,
         tflops=tflops,
         session_hours=session_hours,
+        round_trip_ms=round_trip_ms,
     )
     plan = plan_run(settings, stage_num_parameters(settings.model), hidden_size(settings.model), assumptions)
     if as_json:
@@ -70,7 +73,8 @@ def _show(plan: Plan, assumptions: Assumptions) -> None:
     console = Console(width=None)
     console.print(
         f"{assumptions.peers_per_stage} peers a stage, {assumptions.uplink_mbit:g} Mbit/s up, "
-        f"{assumptions.downlink_mbit:g} down, {assumptions.tflops:g} TFLOP/s each; ideal links, so these are bounds"
+        f"{assumptions.downlink_mbit:g} down, {assumptions.round_trip_ms:g} ms between them, "
+        f"{assumptions.tflops:g} TFLOP/s each; links that are always full, so these are bounds"
     )
     console.print(_table(plan))
     seconds = f"{plan.step_s:.2f} s" if plan.step_s >= 0.01 else f"{plan.step_s * 1000:.2g} ms"

@@ -1,6 +1,7 @@
 """This is where a run is reckoned before it begins: memory, traffic and time a peer of each stage needs.
 
-Ideal links and perfect balance: real runs are slower. Bytes and seconds throughout; a step is one optimizer step.
+Links that are always full and perfect balance: real runs are slower. Bytes and seconds throughout; bytes are those of
+messages, and times count what headers add to them. A step is one optimizer step.
 """
 
 import math
@@ -13,6 +14,11 @@ FLOAT_BYTES = 4
 MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
+
+HEADERS = 1.05
+"""Bytes on the line for each byte of a message: IP, TCP, encryption, streams (`benchmarks.home_links` counts 1.05)."""
+ROUND_TRIPS = 5
+"""In a round that no bytes fill: close and commitments, three votes, the outcome and the next step's first report."""
 
 _INT4_BYTES = 0.5 + 2 / 64
 CONTRIBUTION_BYTES: Mapping[str, float] = {
@@ -49,14 +55,18 @@ class Assumptions:
     """10^12 floating point operations a second that a peer really reaches."""
     session_hours: float
     """How long a peer stays, on average."""
+    round_trip_ms: float = 40.0
+    """From peer to peer and back."""
 
     @property
     def up_bytes_per_s(self) -> float:
-        return self.uplink_mbit * 1e6 / 8
+        """Of messages."""
+        return self.uplink_mbit * 1e6 / 8 / HEADERS
 
     @property
     def down_bytes_per_s(self) -> float:
-        return self.downlink_mbit * 1e6 / 8
+        """Of messages."""
+        return self.downlink_mbit * 1e6 / 8 / HEADERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +173,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
     step_s = _step_s(settings, stages, assumptions)
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
-        * (MONTH_S / step_s)
+        * (HEADERS * MONTH_S / step_s)
         for part in stages
     )
     return Plan(
@@ -197,6 +207,7 @@ def _plan_stage(
     # A snapshot, and on average the results of half the steps between two; donors share the upload.
     results = settings.checkpoint.snapshot_every / 2 * RESULT_BYTES[settings.codecs.averaging]
     join_bytes = num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes + results)
+    round_trips_s = ROUND_TRIPS * assumptions.round_trip_ms / 1000 if members > 1 else 0.0
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
         stage=stage,
@@ -210,7 +221,7 @@ def _plan_stage(
         compute_s=compute_s,
         uplink_s=(round_each_way + activation_up) / assumptions.up_bytes_per_s,
         work_s=max(compute_s, activation_s),
-        round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s),
+        round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s) + round_trips_s,
         join_bytes=join_bytes,
         join_s=join_bytes / min(assumptions.down_bytes_per_s, donors_per_s),
     )
@@ -223,7 +234,9 @@ def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Ass
     downlink_s = [
         (part.round_down_bytes + part.activation_down_bytes) / assumptions.down_bytes_per_s for part in stages
     ]
-    return max(max(part.work_s, part.uplink_s, down_s) for part, down_s in zip(stages, downlink_s, strict=True))
+    return max(
+        max(part.work_s, part.round_s, part.uplink_s, down_s) for part, down_s in zip(stages, downlink_s, strict=True)
+    )
 
 
 def _slow_rounds(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str]:
