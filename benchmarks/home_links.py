@@ -26,10 +26,10 @@ from typing import Any
 
 import click
 
+from benchmarks.namespaces import Namespaces, why_not
 from benchmarks.training_throughput import Events, running
 from benchmarks.uplink_share import Window, uplink_share
 from swarm.network.identity_file import load_or_create_identity
-from tests.namespaces import Namespaces, why_not
 
 UPLINK_MBIT, DOWNLINK_MBIT, ROUND_TRIP_MS, QUEUE_MS = 20.0, 100.0, 40.0, 200.0
 SHARE_GOAL, PLAN_GOAL = 0.85, 0.15

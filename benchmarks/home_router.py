@@ -23,7 +23,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from tests.namespaces import enter, ip
+from benchmarks.namespaces import enter, ip
 
 TUN_NAME = "home0"
 MTU_BYTES = 1500

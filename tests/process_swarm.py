@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import psutil
 
-from tests.namespaces import Namespaces
+from benchmarks.namespaces import Namespaces
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.namespaces import Namespaces, why_not
 from bootstrap.ledger import Ledger
 from swarm.core.stage_chain import Genesis
-from tests.namespaces import Namespaces, why_not
 from tests.process_swarm import ProcessSwarm, Zygote
 
 PEERS = ("p0a", "p0b", "p1a", "p1b")

@@ -25,7 +25,7 @@ import peer.daemon
 import swarm.cli
 import swarm.network.dht
 import swarm.network.p2p
-from tests.namespaces import enter
+from benchmarks.namespaces import enter
 
 PRELOADED: tuple[ModuleType, ...] = (
     bootstrap.command,
