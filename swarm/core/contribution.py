@@ -5,6 +5,7 @@ Each is signed by its maker over `signed_value()` under its domain; readers chec
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from swarm.core.canonical import Value, digest, signed_bytes
@@ -224,6 +225,10 @@ class Roster:
 
     def facts_digest(self) -> bytes:
         """Digest of what the round was made of, whoever proposed it and however parts were reassigned."""
+        return self._facts_digest
+
+    @cached_property
+    def _facts_digest(self) -> bytes:
         return digest(
             "roster-facts",
             [
@@ -337,6 +342,10 @@ class Result:
 
     def root(self) -> bytes:
         """Digest of the outcome, the same whoever signed it."""
+        return self._root
+
+    @cached_property
+    def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.to_value() for part in self.parts]])
 
     @property
