@@ -47,8 +47,6 @@ MAX_NEIGHBOURS_NAMED = 6
 """Voters a stage of few members takes from its neighbours."""
 REPORT_EVERY_S = 0.25
 PING_S = 2.0
-RETAINED_RESULTS = 24
-"""Results whose bytes are kept for late peers; snapshots cover what is older."""
 
 
 class StageRounds:
@@ -529,7 +527,7 @@ class StageRounds:
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)
-        for old in sorted(self.results)[:-RETAINED_RESULTS]:
+        for old in sorted(self.results)[: -self.settings.checkpoint.retained_results]:
             del self.results[old]
         self.joining -= set(next_chain.members)
         seconds = time.monotonic() - (state.closed_at or time.monotonic())

@@ -109,7 +109,7 @@ def stage_memory_bytes(
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
-    On the CPU everything is the host's. About 30 bytes of host memory a parameter, and activations. Without
+    On the CPU everything is the host's. About 40 bytes of host memory a parameter under int8, and activations. Without
     `stage`, an upper bound for any stage of that many parameters. See `total_bytes`.
     """
     on_device = "host" if device == "cpu" else "device"
@@ -124,6 +124,9 @@ def stage_memory_bytes(
         "host.mean gradient": weights,
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
+        "host.results for late peers": round(
+            settings.checkpoint.retained_results * RESULT_BYTES[codec] * num_parameters
+        ),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage),
         "disk.two snapshots": 2 * (weights + moments),
     }

@@ -117,6 +117,11 @@ class CheckpointSettings:
     snapshot_every: int = 8
     """Versions between the snapshots that peers keep for joiners; divides `every_steps`."""
 
+    @property
+    def retained_results(self) -> int:
+        """Results whose bytes a peer keeps for late ones; its latest snapshot covers what is older."""
+        return self.snapshot_every + 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
