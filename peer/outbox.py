@@ -1,21 +1,70 @@
 """This is where bulk messages wait for their turn: a few to each peer are under way at a time, in order.
 
-What waits for one peer together goes together, up to `MESSAGE_BYTES`: a message costs as much as carrying 100 KB.
+What waits for one peer together goes together. On a fast line messages are long, for each costs as much as carrying
+100 KB; on a slow one short and many, so that the line is never idle while one is acknowledged.
 """
 
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from peer.step_state import Bytes, StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
 
-LANES = 2
-"""Messages to one peer under way at a time: while one is acknowledged the others move."""
 MESSAGE_BYTES = 2 << 20
 """A message of several parcels is no longer."""
+SHORTEST_BYTES = 256 << 10
+MESSAGE_S = 0.1
+"""How long a message should take."""
+UNDER_WAY_BYTES = 4 << 20
+"""Of all messages to one peer together, about: more than 20 Mbit/s carry in the 100 ms that an answer may take."""
+MOST_LANES = 16
+SMOOTHING = 0.5
+"""Share of the newest rate in the average."""
+MIN_MEASURED_BYTES = 1 << 20
+"""Less than this, sent in one go, measures nothing but delays."""
+
+
+class Pace(NamedTuple):
+    """How long messages to a peer are, and how many are under way at a time."""
+
+    message_bytes: int
+    lanes: int
+
+    @classmethod
+    def of(cls, bytes_per_s: float) -> "Pace":
+        """For a line of that rate."""
+        size = min(MESSAGE_BYTES, max(SHORTEST_BYTES, int(bytes_per_s * MESSAGE_S)))
+        return cls(size, min(MOST_LANES, UNDER_WAY_BYTES // size))
+
+
+FIRST_PACE = Pace(512 << 10, 8)
+"""While nothing has been measured."""
+
+
+@dataclass
+class _Line:
+    """To one peer."""
+
+    waiting: deque["Parcel"] = field(default_factory=deque)
+    pace: Pace = FIRST_PACE
+    bytes_per_s: float | None = None
+    busy: int = 0
+    busy_since: float = 0.0
+    sent_bytes: int = 0
+    """Since it is busy."""
+
+    def measure(self, now: float) -> None:
+        """It has nothing to send any more."""
+        if self.sent_bytes >= MIN_MEASURED_BYTES and now > self.busy_since:
+            rate = self.sent_bytes / (now - self.busy_since)
+            self.bytes_per_s = (
+                rate if self.bytes_per_s is None else self.bytes_per_s + SMOOTHING * (rate - self.bytes_per_s)
+            )
+            self.pace = Pace.of(self.bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -41,34 +90,42 @@ class Outbox:
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], send: Send) -> None:
         self._spawn = spawn
         self._send = send
-        self._waiting: dict[PeerId, deque[Parcel]] = {}
-        self._busy: dict[PeerId, int] = {}
+        self._lines: dict[PeerId, _Line] = {}
 
     def put(self, peer: PeerId, parcel: Parcel) -> None:
         """Send this once what was put before is sent or under way."""
-        self._waiting.setdefault(peer, deque()).append(parcel)
-        if self._busy.get(peer, 0) < LANES:
-            self._busy[peer] = self._busy.get(peer, 0) + 1
-            self._spawn(self._send_waiting(peer))
+        line = self._lines.setdefault(peer, _Line())
+        line.waiting.append(parcel)
+        if line.busy < line.pace.lanes:
+            if not line.busy:
+                line.busy_since, line.sent_bytes = time.monotonic(), 0
+            line.busy += 1
+            self._spawn(self._send_waiting(peer, line))
 
-    async def _send_waiting(self, peer: PeerId) -> None:
+    def keep(self, peers: Container[PeerId]) -> None:
+        """Forget the lines to anyone else that have nothing to carry."""
+        for peer in [peer for peer, line in self._lines.items() if peer not in peers and not line.busy]:
+            del self._lines[peer]
+
+    async def _send_waiting(self, peer: PeerId, line: _Line) -> None:
         try:
-            while together := self._take(peer):
+            while together := _take(line):
                 await self._send(peer, together)
+                line.sent_bytes += sum(len(parcel.body) for parcel in together)
         finally:
-            self._busy[peer] -= 1
-            if not self._busy[peer]:
-                del self._busy[peer]
-                self._waiting.pop(peer, None)
+            line.busy -= 1
+            if not line.busy:
+                line.measure(time.monotonic())
 
-    def _take(self, peer: PeerId) -> list[Parcel]:
-        """The next parcels that go together; none if nothing waits."""
-        waiting = self._waiting.get(peer)
-        taken: list[Parcel] = []
-        num_bytes = 0
-        while waiting and (
-            not taken or (waiting[0].goes_with(taken[0]) and num_bytes + len(waiting[0].body) <= MESSAGE_BYTES)
-        ):
-            num_bytes += len(waiting[0].body)
-            taken.append(waiting.popleft())
-        return taken
+
+def _take(line: _Line) -> list[Parcel]:
+    """The next parcels that go together; none if nothing waits."""
+    waiting = line.waiting
+    taken: list[Parcel] = []
+    num_bytes = 0
+    while waiting and (
+        not taken or (waiting[0].goes_with(taken[0]) and num_bytes + len(waiting[0].body) <= line.pace.message_bytes)
+    ):
+        num_bytes += len(waiting[0].body)
+        taken.append(waiting.popleft())
+    return taken

@@ -248,6 +248,7 @@ class PartExchange:
     async def next_version(self, state: StepState, result: Result, bodies: list[Bytes], name: bytes) -> NewVersion:
         """The version that this certified result makes."""
         self.rates.end_round()
+        self._outbox.keep(self._stage.chain.members)
         replica = self._stage.replica
 
         def make() -> NewVersion:

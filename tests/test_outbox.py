@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-from peer.outbox import LANES, MESSAGE_BYTES, Outbox, Parcel
+from peer.outbox import FIRST_PACE, MESSAGE_BYTES, MOST_LANES, SHORTEST_BYTES, Outbox, Pace, Parcel
 from swarm.core.ids import PeerId
 
 ONE, OTHER = PeerId("one"), PeerId("other")
@@ -45,7 +45,7 @@ def test_what_waits_together_goes_together_in_order_and_within_the_limit() -> No
     async def main() -> None:
         wire = Wire()
         for number in range(10):
-            wire.outbox.put(ONE, parcel(number, MESSAGE_BYTES // 4))
+            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes // 4))
         await wire.finished()
         assert [numbers(parcels) for _, parcels in wire.sent] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -82,7 +82,7 @@ def test_few_are_under_way_to_each_peer_and_none_waits_for_another_peer() -> Non
             for number in range(20):
                 wire.outbox.put(peer, parcel(number, MESSAGE_BYTES))
         await asyncio.sleep(0)
-        assert [peer for peer, _ in wire.sent] == [ONE] * LANES + [OTHER] * LANES
+        assert [peer for peer, _ in wire.sent] == [ONE] * FIRST_PACE.lanes + [OTHER] * FIRST_PACE.lanes
         await wire.finished()
         for peer in (ONE, OTHER):
             assert [numbers(parcels)[0] for to, parcels in wire.sent if to == peer] == list(range(20))
@@ -93,7 +93,7 @@ def test_few_are_under_way_to_each_peer_and_none_waits_for_another_peer() -> Non
 def test_lane_that_was_cancelled_is_free_again() -> None:
     async def main() -> None:
         wire = Wire()
-        for number in range(LANES + 1):
+        for number in range(FIRST_PACE.lanes + 1):
             wire.outbox.put(ONE, parcel(number, MESSAGE_BYTES))
         await asyncio.sleep(0)
         for task in wire.tasks:
@@ -103,5 +103,35 @@ def test_lane_that_was_cancelled_is_free_again() -> None:
         wire.outbox.put(ONE, parcel(99))
         await wire.finished()
         assert numbers(wire.sent[-1][1]) == [99]
+
+    asyncio.run(main())
+
+
+def test_messages_are_long_on_a_fast_line_and_many_on_a_slow_one() -> None:
+    assert Pace.of(1e9) == (MESSAGE_BYTES, 2)
+    assert Pace.of(2.5e6) == (SHORTEST_BYTES, MOST_LANES)
+    assert Pace.of(1.0) == (SHORTEST_BYTES, MOST_LANES)
+    for rate in (1e5, 1e6, 5e6, 1e7, 2e7, 1e8):
+        size, lanes = Pace.of(rate)
+        assert SHORTEST_BYTES <= size <= MESSAGE_BYTES
+        assert 2 <= lanes <= MOST_LANES
+
+
+def test_a_line_changes_its_pace_once_it_has_been_measured() -> None:
+    async def main() -> None:
+        wire = Wire()
+        for number in range(8):
+            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+        await wire.finished()  # at once: a fast line
+        for number in range(8, 16):
+            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+        await wire.finished()
+        assert [numbers(parcels) for _, parcels in wire.sent[4:]] == [[*range(8, 16)]]
+        wire.outbox.keep(set())
+        wire.outbox.put(ONE, parcel(16, SHORTEST_BYTES))
+        wire.outbox.put(ONE, parcel(17, SHORTEST_BYTES))
+        wire.outbox.put(ONE, parcel(18, SHORTEST_BYTES))
+        await wire.finished()
+        assert [numbers(parcels) for _, parcels in wire.sent[5:]] == [[16, 17], [18]]
 
     asyncio.run(main())
