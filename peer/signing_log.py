@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
+
+from swarm.durable_lines import append_line, replace_lines
 
 
 class SigningLog:
@@ -21,7 +22,8 @@ class SigningLog:
             except (ValueError, KeyError, TypeError):
                 continue  # a torn last line: what it was to record was never signed
         self._before_start = dict(self._last)
-        self._rewrite()
+        entries = ({"lineage": name.hex(), "step": step} for name, step in self._last.items())
+        replace_lines(path, map(json.dumps, entries))
 
     def may_sign(self, lineage: bytes, step: int) -> bool:
         """Not within two steps of what an earlier process of this peer signed, and never twice."""
@@ -31,17 +33,5 @@ class SigningLog:
     def record(self, lineage: bytes, step: int, statement: bytes) -> None:
         """The statement is about to be signed: returns once that is on disk."""
         entry = {"lineage": lineage.hex(), "step": step, "sha256": hashlib.sha256(statement).hexdigest()}
-        with self._path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, json.dumps(entry))
         self._last[lineage] = step
-
-    def _rewrite(self) -> None:
-        partial = self._path.with_suffix(".partial")
-        lines = [json.dumps({"lineage": name.hex(), "step": step}) + "\n" for name, step in self._last.items()]
-        with partial.open("w") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._path)
