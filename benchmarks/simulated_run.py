@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from benchmarks.single_process import WholeRun, joined
 from benchmarks.whole_model import host_windows
 from peer.replica import Accumulation, StageReplica
-from peer.round_work import decode_gradient, encode_contribution, reduce_part
+from peer.round_work import encode_contribution, reduce_part
 from swarm.averaging.activations import activation_codec
 from swarm.checkpoint.state import StageState
 from swarm.core.canonical import digest
-from swarm.core.contribution import Work
-from swarm.core.ids import MicrobatchId, StageIndex, Step
+from swarm.core.contribution import ReducedPart, Work
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
 from swarm.model.stage import StageModel, Weights
@@ -125,7 +125,8 @@ class SimulatedRun:
             encode_contribution(replica, accumulation, [step, first.stage, index])[0]
             for index, (replica, accumulation) in enumerate(zip(replicas, closed, strict=True))
         ]
-        bodies = []
+        everyone = tuple(PeerId(f"replica {index}") for index in range(len(replicas)))
+        bodies, reduced = [], []
         for part in range(first.num_parts):
             held = [
                 (accumulation.gradient.num_tokens, parts[part])
@@ -134,8 +135,11 @@ class SimulatedRun:
             ]
             seed = digest("reduced-seed", [step, first.stage, part])
             rule, cap = self.settings.averaging.rule, first.norm_cap()
-            bodies.append(reduce_part(first, part, held, rule=rule, norm_cap=cap, seed=seed)[0])
-        new = first.next_version(decode_gradient(first, bodies), digest("version", [step]))
+            body, found = reduce_part(first, part, held, rule=rule, norm_cap=cap, seed=seed)
+            bodies.append(body)
+            reduced.append(ReducedPart(part, found, everyone))
+        gradient, norm = first.result_decoder().gradient(reduced, bodies) or (None, None)
+        new = first.next_version(gradient, digest("version", [step]), gradient_norm=norm)
         for replica in replicas:
             replica.swap(new)
         others = len(replicas) - 1

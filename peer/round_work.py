@@ -1,4 +1,4 @@
-"""This is where a round's heavy work is done, on the exact thread: encode, reduce, decode.
+"""This is where a round's heavy work is done, on the exact thread: encode and reduce.
 
 A part goes through all that is done to it while it is in cache. What is malformed here was committed to by its maker:
 it is left out, the same way by everyone who has the bytes.
@@ -9,7 +9,6 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from peer.replica import Accumulation, StageReplica
 from peer.step_state import Bytes
@@ -85,23 +84,3 @@ def reduce_part(
 def _left_out(replica: StageReplica, part: int, error: RemoteError) -> None:
     """A contribution that was committed to, but is nonsense, counts for nothing."""
     log.warning("stage %d part %d: a contribution is left out: %s", replica.stage, part, error)
-
-
-def decode_gradient(replica: StageReplica, bodies: Sequence[Bytes]) -> NDArray[np.float32] | None:
-    """The certified gradient of a result's parts; None if there are none, or if what was certified is malformed.
-
-    A part without bytes, which nobody's contribution reached, is zeros.
-    """
-    if not any(bodies):
-        return None
-    gradient = np.empty(replica.layout.num_values, dtype=np.float32)
-    try:
-        for part, body in zip(replica.parts(), bodies, strict=True):
-            if body:
-                replica.codec.decode(body, gradient[part])
-            else:
-                gradient[part] = 0.0
-    except RemoteError as error:  # the same bytes everywhere: every replica skips the step alike
-        log.warning("stage %d: a result is not applied: %s", replica.stage, error)
-        return None
-    return gradient
