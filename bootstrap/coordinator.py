@@ -22,7 +22,7 @@ from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_state
 from swarm.core.canonical import Value
 from swarm.core.contribution import MAX_NEIGHBOURS, Result
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.leases import LeaseTable
 from swarm.core.round_basis import RoundBasis
@@ -371,7 +371,7 @@ class Coordinator:
             if self._genesis is None:
                 await happened(self._genesis_made, within_s=wait_s)
         genesis = self._genesis[stage] if self._genesis is not None else None
-        return Message({"genesis": genesis.to_value() if genesis is not None else None})
+        return Message({"genesis": value_or_none(genesis)})
 
     def _begin_if_ready(self) -> None:
         now = time.monotonic()

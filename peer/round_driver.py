@@ -20,7 +20,7 @@ from swarm.core.averaging_round import Instruction
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Result, Roster
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round_ballots import Proposal
 from swarm.core.voting import Promise, Vote
@@ -62,9 +62,9 @@ class RoundDriver:
         elif kind == "commit":
             view = fields.integer("view", high=1 << 20)
             contribution = Contribution.from_value(fields.message("contribution"))
-            roster = Roster.from_value(fields.message("roster")) if fields.optional("roster") else None
-            result = Result.from_value(fields.message("result")) if fields.optional("result") else None
-            promise = Promise.from_value(fields.message("promise")) if fields.optional("promise") else None
+            roster = fields.maybe("roster", Roster.from_value)
+            result = fields.maybe("result", Result.from_value)
+            promise = fields.maybe("promise", Promise.from_value)
             out = machine.on_commit(sender, view, contribution, promise, roster, result, now=now)
         elif kind == "ballot":
             proposal = Proposal.from_value(fields.message("proposal"))
@@ -106,9 +106,9 @@ class RoundDriver:
                         "kind": "commit",
                         "view": view,
                         "contribution": contribution.to_value(),
-                        "promise": promise.to_value() if promise is not None else None,
-                        "roster": roster.to_value() if roster is not None else None,
-                        "result": result.to_value() if result is not None else None,
+                        "promise": value_or_none(promise),
+                        "roster": value_or_none(roster),
+                        "result": value_or_none(result),
                     }
                     self._send_all(state, (leader,), meta)
                 case act.AskPromise(to, view):

@@ -5,14 +5,13 @@ leaves, so that a process that is started again stays silent in rounds in which 
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from swarm.core.canonical import Value
 from swarm.core.contribution import Result, Roster
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round_ballots import Proposal
 from swarm.core.round_basis import RoundBasis
@@ -20,6 +19,7 @@ from swarm.core.round_facts import RoundFacts
 from swarm.core.round_instructions import AskPromise, SendBallot
 from swarm.core.round_voter import RoundVoter, Witness
 from swarm.core.voting import Promise, Reconfiguration, Vote
+from swarm.durable_lines import append_line, replace_lines
 from swarm.identity import Identity, verify
 from swarm.network.transport import Message, Transport
 
@@ -41,12 +41,7 @@ class VoteLog:
         names = [line for line in lines if len(line) == 64][-KEPT_NAMES:]
         self._before_start = frozenset(names)
         self._begun: set[str] = set()
-        partial = path.with_suffix(".partial")
-        with partial.open("w") as file:
-            file.writelines(f"{name}\n" for name in names)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        replace_lines(path, names)
 
     def may_vote(self, name: bytes) -> bool:
         """Whether nothing can have been signed yet in the round that starts from the version of this name."""
@@ -55,14 +50,8 @@ class VoteLog:
     async def begin(self, name: bytes) -> None:
         """This process is about to vote in the round: returns once that is on disk."""
         if name.hex() not in self._begun:
-            await asyncio.to_thread(self._append, name.hex())
+            await asyncio.to_thread(append_line, self._path, name.hex())
             self._begun.add(name.hex())
-
-    def _append(self, name: str) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{name}\n")
-            file.flush()
-            os.fsync(file.fileno())
 
 
 class WitnessService:
@@ -108,15 +97,15 @@ class WitnessService:
         witness = await self._witness(facts, sender)
         if fields.optional("view"):
             view = fields.integer("view", high=1 << 20)
-            changed = Reconfiguration.from_value(fields.message("changed")) if fields.optional("changed") else None
+            changed = fields.maybe("changed", Reconfiguration.from_value)
             fields.done()
             promise = witness.on_ask(sender, view, changed)
             roster, result = witness.voter.roster, witness.voter.result
             return Message(
                 {
-                    "promise": promise.to_value() if promise is not None else None,
-                    "roster": roster.to_value() if roster is not None else None,
-                    "result": result.to_value() if result is not None else None,
+                    "promise": value_or_none(promise),
+                    "roster": value_or_none(roster),
+                    "result": value_or_none(result),
                 }
             )
         proposal = Proposal.from_value(fields.message("proposal"))
@@ -128,7 +117,7 @@ class WitnessService:
         vote = witness.on_ballot(sender, proposal)
         if proposal.phase == "commit":
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
-        return Message({"vote": vote.to_value() if vote is not None else None})
+        return Message({"vote": value_or_none(vote)})
 
     async def _witness(self, facts: RoundFacts, sender: PeerId) -> Witness:
         if self._identity.peer_id not in facts.voters:
@@ -159,8 +148,7 @@ class WitnessService:
         """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""
         ended = [key for key in self._rounds if key not in self._opened_by]
         for key in ended[: max(0, len(ended) - MAX_OPEN_ROUNDS // 2)]:
-            witness = self._rounds.pop(key)
-            assert witness.voter.facts.previous_name == key[2]
+            del self._rounds[key]
 
 
 async def ask_witness(
@@ -185,17 +173,17 @@ async def ask_witness(
     }
     if isinstance(what, AskPromise):
         meta["view"] = what.view
-        meta["changed"] = what.changed.to_value() if what.changed is not None else None
+        meta["changed"] = value_or_none(what.changed)
     else:
         meta["proposal"] = what.proposal.to_value()
     reply = await transport.call(peer, WITNESS, Message(meta), timeout_s=timeout_s, max_body_bytes=0)
     fields = Fields("witness answer", reply.meta)
     if isinstance(what, SendBallot):
-        return Vote.from_value(fields.message("vote")) if fields.optional("vote") else None
+        return fields.maybe("vote", Vote.from_value)
     if not fields.optional("promise"):
         return None
     return (
         Promise.from_value(fields.message("promise")),
-        Roster.from_value(fields.message("roster")) if fields.optional("roster") else None,
-        Result.from_value(fields.message("result")) if fields.optional("result") else None,
+        fields.maybe("roster", Roster.from_value),
+        fields.maybe("result", Result.from_value),
     )

@@ -56,7 +56,7 @@ def signed(roster: Roster, peer: PeerId | None = None) -> Roster:
 
 
 def signed_result(result: Result) -> Result:
-    return result.signed_by(identity_of(result.leader).sign(result.signed_bytes()))
+    return replace(result, signature=identity_of(result.leader).sign(result.signed_bytes()))
 
 
 def resigned(made: Contribution) -> Contribution:

@@ -86,7 +86,7 @@ def _result() -> Result:
         ReducedPart(2, b"2" * 32, PEERS[:1], left_out),
     )
     unsigned = Result(_roster(), parts, MAKER.peer_id)
-    signed = unsigned.signed_by(MAKER.sign(unsigned.signed_bytes()))
+    signed = replace(unsigned, signature=MAKER.sign(unsigned.signed_bytes()))
     return replace(signed, certificate=_certificate("commit", 6, signed.root()))
 
 

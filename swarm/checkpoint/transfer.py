@@ -84,7 +84,7 @@ async def fetch_state(
 
 def _read_offer(reply: Message, layout: ParameterLayout) -> Offer:
     fields = Fields("state offer", reply.meta)
-    chain = StageChain.from_value(fields.message("chain")) if fields.optional("chain") else None
+    chain = fields.maybe("chain", StageChain.from_value)
     made = Offer(
         fields.integer("stage"),
         fields.integer("version"),

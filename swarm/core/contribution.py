@@ -4,13 +4,13 @@ Each is signed by its maker over `signed_value()` under its domain; readers chec
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, digest_item, peer_item
+from swarm.core.fields import Fields, digest_item, peer_item, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round_basis import RoundBasis
 from swarm.core.voting import Certificate
@@ -42,9 +42,7 @@ class Work:
     @classmethod
     def from_value(cls, value: Value) -> "Work":
         names = ("microbatch_id", "attempt", "version", "num_tokens", "input_header", "output_header")
-        if not isinstance(value, list) or len(value) != len(names):
-            raise RemoteError("malformed", f"work is not a list of {len(names)}")
-        fields = Fields("work", dict(zip(names, value, strict=True)))
+        fields = Fields.of_list("work", value, *names)
         return cls(
             MicrobatchId(fields.integer("microbatch_id")),
             fields.integer("attempt", high=1 << 20),
@@ -64,9 +62,7 @@ class Rate:
 
     @classmethod
     def from_value(cls, value: Value) -> "Rate":
-        if not isinstance(value, list) or len(value) != 2:
-            raise RemoteError("malformed", "rate is not a list of 2")
-        fields = Fields("rate", {"peer_id": value[0], "octave": value[1]})
+        fields = Fields.of_list("rate", value, "peer_id", "octave")
         return cls(fields.peer("peer_id"), fields.integer("octave", high=63))
 
 
@@ -220,7 +216,7 @@ class Roster:
         return {
             "value": self.signed_value(),
             "signature": self.signature,
-            "certificate": self.certificate.to_value() if self.certificate is not None else None,
+            "certificate": value_or_none(self.certificate),
         }
 
     def facts_digest(self) -> bytes:
@@ -264,7 +260,7 @@ class Roster:
             fields.text("reason"),
             fields.items("neighbours", peer_item, max_items=MAX_NEIGHBOURS),
             outer.octets("signature", length=64),
-            Certificate.from_value(outer.message("certificate")) if outer.optional("certificate") else None,
+            outer.maybe("certificate", Certificate.from_value),
         )
         fields.done()
         outer.done()
@@ -368,7 +364,7 @@ class Result:
             "parts": [part.to_value() for part in self.parts],
             "leader": self.leader,
             "signature": self.signature,
-            "certificate": self.certificate.to_value() if self.certificate is not None else None,
+            "certificate": value_or_none(self.certificate),
         }
 
     @classmethod
@@ -379,7 +375,7 @@ class Result:
             fields.items("parts", ReducedPart.from_value, max_items=MAX_PARTS),
             fields.peer("leader"),
             fields.octets("signature", length=64),
-            Certificate.from_value(fields.message("certificate")) if fields.optional("certificate") else None,
+            fields.maybe("certificate", Certificate.from_value),
         )
         fields.done()
         if [part.part for part in made.parts] != list(range(len(made.parts))):
@@ -394,9 +390,6 @@ class Result:
         heard = {peer for part in self.parts for peer in part.contributors}
         found = {item.microbatch_id: item for c in self.roster.contributions if c.peer_id in heard for item in c.work}
         return tuple(found[number] for number in sorted(found))
-
-    def signed_by(self, signature: bytes) -> "Result":
-        return replace(self, signature=signature)
 
 
 def counted_tokens(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, int]:

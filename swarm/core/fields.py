@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
@@ -20,6 +20,13 @@ class Fields:
         self._kind = kind
         self._value = value
         self._left = set(value)
+
+    @classmethod
+    def of_list(cls, kind: str, value: Value, *names: str) -> "Fields":
+        """The fields of a message that is sent as a list, without their names. Raises RemoteError("malformed")."""
+        if not isinstance(value, list) or len(value) != len(names):
+            raise RemoteError("malformed", f"{kind} is not a list of {len(names)}")
+        return cls(kind, dict(zip(names, value, strict=True)))
 
     def integer(self, name: str, *, low: int = 0, high: int = 2**63 - 1) -> int:
         value = self._take(name)
@@ -68,6 +75,10 @@ class Fields:
         """A nested value, for a reader of its own."""
         return self._take(name)
 
+    def maybe(self, name: str, read: Callable[[Value], T]) -> T | None:
+        """A nested value that `read` accepts; None for an absent or None field."""
+        return read(self._take(name)) if self.optional(name) else None
+
     def optional(self, name: str) -> bool:
         """Whether the field is there and not None; an absent or None field is taken."""
         if self._value.get(name) is None:
@@ -93,6 +104,17 @@ class Fields:
         else:
             found = repr(value)
         return RemoteError("malformed", f"{self._kind}.{name} is {found}, not {wanted}")
+
+
+class Sendable(Protocol):
+    """What says itself as a value."""
+
+    def to_value(self) -> Value: ...
+
+
+def value_or_none(made: Sendable | None) -> Value:
+    """For a field that `Fields.maybe` reads."""
+    return made.to_value() if made is not None else None
 
 
 def peer_item(value: Value) -> PeerId:

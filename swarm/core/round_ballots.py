@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from swarm.core.canonical import Value
 from swarm.core.contribution import Result, Roster
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId
 from swarm.core.voting import (
     Certificate,
@@ -84,8 +84,8 @@ class Proposal:
         return {
             "phase": self.phase,
             "view": self.view,
-            "roster": self.roster.to_value() if self.roster is not None else None,
-            "result": self.result.to_value() if self.result is not None else None,
+            "roster": value_or_none(self.roster),
+            "result": value_or_none(self.result),
             "value": self.value,
             "proof": self.proof.to_value(),
         }
@@ -96,8 +96,8 @@ class Proposal:
         made = cls(
             phase_of(fields.text("phase")),
             fields.integer("view", high=1 << 20),
-            Roster.from_value(fields.message("roster")) if fields.optional("roster") else None,
-            Result.from_value(fields.message("result")) if fields.optional("result") else None,
+            fields.maybe("roster", Roster.from_value),
+            fields.maybe("result", Result.from_value),
             fields.octets("value", length=32),
             Proof.from_value(fields.message("proof")),
         )

@@ -5,6 +5,7 @@ under the version name that the basis hashes to.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from swarm.core.canonical import Value, digest
 from swarm.core.fields import Fields, peer_item
@@ -25,7 +26,7 @@ class RoundBasis:
     members: tuple[PeerId, ...]
     neighbours: tuple[PeerId, ...]
 
-    @property
+    @cached_property
     def name(self) -> bytes:
         """Name of the version."""
         return digest("version-name", self.to_value())
@@ -47,8 +48,7 @@ class RoundBasis:
     @classmethod
     def from_value(cls, value: Value) -> "RoundBasis":
         names = ("previous_name", "root", "previous_members", "members", "neighbours")
-        listed = value if isinstance(value, list) and len(value) == len(names) else []
-        fields = Fields("basis", dict(zip(names, listed, strict=False)))
+        fields = Fields.of_list("basis", value, *names)
         return cls(
             fields.octets("previous_name", length=32),
             fields.octets("root", length=32),

@@ -5,6 +5,7 @@ Every check raises RemoteError naming who is to blame and changes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from swarm.core.contribution import MAX_MEMBERS, Contribution, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
@@ -69,12 +70,12 @@ class RoundFacts:
             max_tokens=max_tokens,
         )
 
-    @property
+    @cached_property
     def first_view(self) -> int:
         """The first view that a member leads."""
         return next(view for view in range(len(self.leaders)) if self.leaders[view] in self.members)
 
-    @property
+    @cached_property
     def election(self) -> Election:
         return Election(
             self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters, self.run_key

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, peer_item
+from swarm.core.fields import Fields, peer_item, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step
 
 Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
@@ -63,9 +63,7 @@ class Vote:
 
     @classmethod
     def from_value(cls, value: Value) -> "Vote":
-        if not isinstance(value, list) or len(value) != 2:
-            raise RemoteError("malformed", "vote is not a list of 2")
-        fields = Fields("vote", {"voter": value[0], "signature": value[1]})
+        fields = Fields.of_list("vote", value, "voter", "signature")
         return cls(fields.peer("voter"), fields.octets("signature", length=64))
 
 
@@ -137,7 +135,7 @@ class Certificate:
 
     def to_value(self) -> Value:
         votes = [vote.to_value() for vote in self.votes]
-        changed = self.reconfiguration.to_value() if self.reconfiguration is not None else None
+        changed = value_or_none(self.reconfiguration)
         return {"phase": self.phase, "view": self.view, "value": self.value, "votes": votes, "changed": changed}
 
     @classmethod
@@ -148,7 +146,7 @@ class Certificate:
             fields.integer("view"),
             fields.octets("value", length=32),
             fields.items("votes", Vote.from_value, max_items=MAX_VOTERS),
-            Reconfiguration.from_value(fields.message("changed")) if fields.optional("changed") else None,
+            fields.maybe("changed", Reconfiguration.from_value),
         )
         fields.done()
         return made
@@ -189,8 +187,8 @@ class Promise:
         made = cls(
             fields.peer("voter"),
             fields.integer("view"),
-            _held(fields, "roster"),
-            _held(fields, "result"),
+            fields.maybe("roster", _held_certificate),
+            fields.maybe("result", _held_certificate),
             fields.octets("signature", length=64),
         )
         fields.done()
@@ -306,8 +304,8 @@ class Proof:
     def to_value(self) -> Value:
         return {
             "promises": [promise.to_value() for promise in self.promises],
-            "changed": self.reconfiguration.to_value() if self.reconfiguration is not None else None,
-            "certificate": self.certificate.to_value() if self.certificate is not None else None,
+            "changed": value_or_none(self.reconfiguration),
+            "certificate": value_or_none(self.certificate),
         }
 
     @classmethod
@@ -315,8 +313,8 @@ class Proof:
         fields = Fields("proof", value)
         made = cls(
             fields.items("promises", Promise.from_value, max_items=MAX_VOTERS),
-            Certificate.from_value(fields.message("certificate")) if fields.optional("certificate") else None,
-            Reconfiguration.from_value(fields.message("changed")) if fields.optional("changed") else None,
+            fields.maybe("certificate", Certificate.from_value),
+            fields.maybe("changed", Reconfiguration.from_value),
         )
         fields.done()
         return made
@@ -393,6 +391,8 @@ class Voter:
 
     def learn(self, certificate: Certificate, value: bytes) -> None:
         """Remember the certificate if it is the highest of its phase. Raises RemoteError if it is not genuine."""
+        if certificate.value == value and certificate in (self.roster, self.result):
+            return
         self.election.check_certificate(certificate, certificate.phase, value, self.verify)
         self.promised = max(self.promised, certificate.view)
         if certificate.phase == "roster" and (self.roster is None or certificate.view > self.roster.view):
@@ -421,14 +421,10 @@ def certificate_of(
     return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)), changed)
 
 
-def _held(fields: Fields, name: str) -> tuple[int, bytes] | None:
-    if not fields.optional(name):
-        return None
-    value = fields.message(name)
-    if not isinstance(value, list) or len(value) != 2:
-        raise RemoteError("malformed", f"promise.{name} is not a view and a value")
-    inner = Fields(f"promise.{name}", {"view": value[0], "value": value[1]})
-    return (inner.integer("view"), inner.octets("value", length=32))
+def _held_certificate(value: Value) -> tuple[int, bytes]:
+    """View and value of a certificate that a promise names."""
+    fields = Fields.of_list("promise's certificate", value, "view", "value")
+    return (fields.integer("view"), fields.octets("value", length=32))
 
 
 def phase_of(text: str) -> Phase:
