@@ -9,6 +9,8 @@ import hashlib
 import struct
 from typing import TypeAlias
 
+import msgpack
+
 from swarm.core.errors import RemoteError
 
 Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value]"
@@ -18,9 +20,11 @@ MAX_DEPTH = 16
 
 def pack(value: Value) -> bytes:
     """Canonical bytes of `value`. Raises TypeError for types outside the subset."""
-    out = bytearray()
-    _pack(value, out, 0)
-    return bytes(out)
+    try:
+        packed: bytes = _packer.pack(_ordered(value, 0))
+    except (OverflowError, ValueError) as error:
+        raise TypeError(f"{error}: no canonical form") from error
+    return packed
 
 
 def digest(domain: str, value: Value) -> bytes:
@@ -44,98 +48,61 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Value:
         raise RemoteError("malformed", f"not canonical MessagePack: {error}") from error
     if reader.at != len(reader.data):
         raise RemoteError("malformed", f"{len(reader.data) - reader.at} bytes after the value")
-    if pack(value) != reader.data:
-        raise RemoteError("malformed", "bytes are not in canonical form")
     return value
 
 
-def _pack(value: Value, out: bytearray, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise TypeError(f"nested deeper than {MAX_DEPTH}")
-    if value is None:
-        out.append(0xC0)
-    elif value is True or value is False:
-        out.append(0xC3 if value else 0xC2)
-    elif isinstance(value, int):
-        _pack_int(value, out)
-    elif isinstance(value, float):
-        out += struct.pack(">Bd", 0xCB, value)
-    elif isinstance(value, str):
-        data = value.encode()
-        _pack_length(len(data), out, fix=(0xA0, 32), sizes=((0xD9, ">B"), (0xDA, ">H"), (0xDB, ">I")))
-        out += data
-    elif isinstance(value, bytes):
-        _pack_length(len(value), out, fix=None, sizes=((0xC4, ">B"), (0xC5, ">H"), (0xC6, ">I")))
-        out += value
-    elif isinstance(value, list | tuple):
-        _pack_length(len(value), out, fix=(0x90, 16), sizes=((0xDC, ">H"), (0xDD, ">I")))
-        for item in value:
-            _pack(item, out, depth + 1)
-    elif isinstance(value, dict):
-        _pack_length(len(value), out, fix=(0x80, 16), sizes=((0xDE, ">H"), (0xDF, ">I")))
-        for key in sorted(value):
-            if not isinstance(key, str):
-                raise TypeError(f"key {key!r} is not a string")
-            _pack(key, out, depth + 1)
-            _pack(value[key], out, depth + 1)
-    else:
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
+_packer = msgpack.Packer()
+
+
+def _ordered(value: Value, depth: int) -> object:
+    """The value as `msgpack` is to write it: the keys of each dict sorted."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if not isinstance(value, list | tuple | dict):
         raise TypeError(f"{type(value).__name__} has no canonical form")
+    if depth == MAX_DEPTH and value:
+        raise TypeError(f"nested deeper than {MAX_DEPTH}")
+    inside = depth + 1
+    if not isinstance(value, dict):
+        return [item if type(item) in _SCALARS else _ordered(item, inside) for item in value]
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"key {key!r} is not a string")
+    items = [(key, value[key]) for key in sorted(value)]
+    return {key: item if type(item) in _SCALARS else _ordered(item, inside) for key, item in items}
 
 
-def _pack_int(value: int, out: bytearray) -> None:
-    if 0 <= value < 128:
-        out.append(value)
-    elif -32 <= value < 0:
-        out += struct.pack(">b", value)
-    else:
-        codes = (
-            ((0xCC, ">B"), (0xCD, ">H"), (0xCE, ">I"), (0xCF, ">Q"))
-            if value > 0
-            else ((0xD0, ">b"), (0xD1, ">h"), (0xD2, ">i"), (0xD3, ">q"))
-        )
-        for code, layout in codes:
-            try:
-                packed = struct.pack(layout, value)
-            except struct.error:
-                continue
-            out.append(code)
-            out += packed
-            return
-        raise TypeError(f"{value} does not fit 64 bits")
+_Size = tuple[struct.Struct, int]
+"""Layout of a big-endian number, and the least number (the greatest, below zero) that takes so long a form."""
 
 
-def _pack_length(
-    length: int, out: bytearray, *, fix: tuple[int, int] | None, sizes: tuple[tuple[int, str], ...]
-) -> None:
-    if fix is not None and length < fix[1]:
-        out.append(fix[0] | length)
-        return
-    for code, layout in sizes:
-        if length < 256 ** struct.calcsize(layout):
-            out.append(code)
-            out += struct.pack(layout, length)
-            return
-    raise TypeError(f"length {length} does not fit")
+def _size(layout: str, least: int) -> _Size:
+    return (struct.Struct(layout), least)
 
 
-_FIXED = {
-    0xCC: ">B",
-    0xCD: ">H",
-    0xCE: ">I",
-    0xCF: ">Q",
-    0xD0: ">b",
-    0xD1: ">h",
-    0xD2: ">i",
-    0xD3: ">q",
-    0xCB: ">d",
+_POSITIVE = {0xCC: _size(">B", 128), 0xCD: _size(">H", 1 << 8), 0xCE: _size(">I", 1 << 16), 0xCF: _size(">Q", 1 << 32)}
+_NEGATIVE = {
+    0xD0: _size(">b", -33),
+    0xD1: _size(">h", -(1 << 7) - 1),
+    0xD2: _size(">i", -(1 << 15) - 1),
+    0xD3: _size(">q", -(1 << 31) - 1),
 }
-_STR = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
-_BIN = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I"}
-_ARRAY = {0xDC: ">H", 0xDD: ">I"}
-_MAP = {0xDE: ">H", 0xDF: ">I"}
+_STR = {0xD9: _size(">B", 32), 0xDA: _size(">H", 1 << 8), 0xDB: _size(">I", 1 << 16)}
+_BIN = {0xC4: _size(">B", 0), 0xC5: _size(">H", 1 << 8), 0xC6: _size(">I", 1 << 16)}
+_ARRAY = {0xDC: _size(">H", 16), 0xDD: _size(">I", 1 << 16)}
+_MAP = {0xDE: _size(">H", 16), 0xDF: _size(">I", 1 << 16)}
+_FLOAT = struct.Struct(">d")
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 class _Reader:
+    """Reads what `pack` writes. The form is checked as it is read.
+
+    It grows lists as their elements come, where a decoder that allocates announced lengths could be made to take
+    gigabytes by a nest of them.
+    """
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
@@ -155,23 +122,32 @@ class _Reader:
             return self._array(code & 15, depth)
         if code < 0xC0:
             return self._bytes(code & 31).decode()
-        if code in (0xC0, 0xC2, 0xC3):
-            return {0xC0: None, 0xC2: False, 0xC3: True}[code]
-        if code in _FIXED:
-            return self._number(_FIXED[code])
-        if code in _STR:
-            return self._bytes(int(self._number(_STR[code]))).decode()
         if code in _BIN:
-            return self._bytes(int(self._number(_BIN[code])))
+            return self._bytes(self._number(_BIN[code]))
+        if code in _POSITIVE:
+            return self._number(_POSITIVE[code])
+        if code in _CONSTANTS:
+            return _CONSTANTS[code]
+        if code == 0xCB:
+            self.at += 8
+            number: float = _FLOAT.unpack_from(self.data, self.at - 8)[0]
+            return number
+        if code in _STR:
+            return self._bytes(self._number(_STR[code])).decode()
         if code in _ARRAY:
-            return self._array(int(self._number(_ARRAY[code])), depth)
+            return self._array(self._number(_ARRAY[code]), depth)
         if code in _MAP:
-            return self._map(int(self._number(_MAP[code])), depth)
+            return self._map(self._number(_MAP[code]), depth)
+        if code in _NEGATIVE:
+            return self._number(_NEGATIVE[code])
         raise RemoteError("malformed", f"byte 0x{code:02x} starts no canonical value")
 
-    def _number(self, layout: str) -> int | float:
-        value: int | float = struct.unpack_from(layout, self.data, self.at)[0]
-        self.at += struct.calcsize(layout)
+    def _number(self, size: _Size) -> int:
+        layout, least = size
+        value: int = layout.unpack_from(self.data, self.at)[0]
+        self.at += layout.size
+        if value > least if least < 0 else value < least:
+            raise RemoteError("malformed", f"{value} has a shorter form: bytes are not in canonical form")
         return value
 
     def _bytes(self, length: int) -> bytes:
@@ -187,11 +163,15 @@ class _Reader:
     def _map(self, length: int, depth: int) -> Value:
         self._check_length(length)
         entries: dict[str, Value] = {}
+        last: str | None = None
         for _ in range(length):
             key = self.read(depth + 1)
-            if not isinstance(key, str) or key in entries:
-                raise RemoteError("malformed", "map keys must be distinct strings")
+            if not isinstance(key, str) or (last is not None and key <= last):
+                raise RemoteError(
+                    "malformed", "map keys must be distinct strings in sorted order, as canonical form has"
+                )
             entries[key] = self.read(depth + 1)
+            last = key
         return entries
 
     def _check_length(self, length: int) -> None:
