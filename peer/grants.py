@@ -1,5 +1,6 @@
 """This is where a member of stage 0 picks the next microbatch: granted by the leader, leased by the chain."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.ids import MicrobatchId, Step
@@ -47,3 +48,24 @@ class StepGrants:
                 attempt = self.step * TRIES_PER_STEP + min(tries.get(microbatch_id, 0), TRIES_PER_STEP - 1)
                 return Ticket(microbatch_id, self.step, attempt)
         return None
+
+
+def take_next(
+    open_steps: Iterable[StepGrants],
+    leased: list[MicrobatchId],
+    used: set[MicrobatchId],
+    tries: dict[MicrobatchId, int],
+    accepts: Callable[[Step], bool],
+) -> Ticket | None:
+    """A ticket of the first open step that has one, earlier steps first.
+
+    A step is passed over only when nothing more of it will be granted: a microbatch of the next step would tell the
+    next stage that this one is ending.
+    """
+    for grants in open_steps:
+        ticket = grants.take(leased, used, tries)
+        if ticket is not None:
+            return ticket
+        if not (grants.exhausted or grants.over) and accepts(grants.step):
+            return None
+    return None

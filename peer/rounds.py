@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from peer.compute import Urgency, WorkThread
-from peer.grants import StepGrants, Ticket
+from peer.grants import StepGrants, Ticket, take_next
 from peer.replica import StageReplica
 from peer.round_driver import RoundDriver
 from peer.signing_log import SigningLog
@@ -92,6 +92,8 @@ class StageRounds:
         self._tries: dict[MicrobatchId, int] = {}
         self._used: set[MicrobatchId] = set()
         self.joining: set[PeerId] = set()
+        self._gone: dict[PeerId, Version] = {}
+        """Members that did not answer, with the version at that time, until they are left out or heard of."""
         self.results: dict[int, tuple[Result, list[Bytes]]] = {}
         self.on_applied: list[Callable[[Applied], Awaitable[None]]] = []
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
@@ -214,8 +216,11 @@ class StageRounds:
             deadlines.step_s,
             deadlines.straggler_s,
         )
-        progress.reserve(self.chain.members, now=time.monotonic())
+        progress.reserve(self._present(), now=time.monotonic())
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))
+
+    def _present(self) -> list[PeerId]:
+        return [peer for peer in self.chain.members if peer not in self._gone]
 
     def _begin_round(self, state: StepState) -> None:
         state.facts = self.chain.facts(
@@ -329,6 +334,7 @@ class StageRounds:
         if state.leader != self.me:
             await self._take_over(state, view)
         self.joining.update(joins)
+        self._gone.pop(sender, None)
         granted, exhausted = self._take_report(state, sender, report)
         return Message({"granted": granted, "exhausted": exhausted, "over": False})
 
@@ -402,12 +408,12 @@ class StageRounds:
         while True:
             if self.is_member and not self.is_over:
                 leased = self.chain.leases.ids_of(self.me)
-                for step in sorted(self._steps):
-                    ticket = self._steps[step].grants.take(leased, self._used, self._tries)
-                    if ticket is not None:
-                        # Its slot is spoken for: a report made before the source says so must not ask for one more.
-                        self._wanted = max(0, self._wanted - 1)
-                        return ticket
+                grants = [self._steps[step].grants for step in sorted(self._steps)]
+                ticket = take_next(grants, leased, self._used, self._tries, self.replica.accepts)
+                if ticket is not None:
+                    # Its slot is spoken for: a report made before the source says so must not ask for one more.
+                    self._wanted = max(0, self._wanted - 1)
+                    return ticket
             self._grant_available.clear()
             await self._grant_available.wait()
 
@@ -471,6 +477,7 @@ class StageRounds:
         if self._steps.get(state.step) is not state:
             return
         led_by = state.leader
+        self._gone[peer] = self.chain.version
         state.progress.lost(peer)
         self.joining.discard(peer)
         if state.round is not None:
@@ -479,7 +486,7 @@ class StageRounds:
         elif state.leader == peer:
             state.view += 1
         if state.leader == self.me and led_by != self.me:
-            state.progress.expect(self.chain.members, now=time.monotonic())
+            state.progress.expect(self._present(), now=time.monotonic())
         state.dirty.set()
 
     async def _watch_deadlines(self, state: StepState) -> None:
@@ -530,6 +537,10 @@ class StageRounds:
         for old in sorted(self.results)[: -self.settings.checkpoint.retained_results]:
             del self.results[old]
         self.joining -= set(next_chain.members)
+        heard = {contribution.peer_id for contribution in result.roster.contributions}
+        for peer, version in list(self._gone.items()):
+            if peer not in next_chain.members or (peer in heard and int(state.step) > version):
+                del self._gone[peer]
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
         if state.closed_at is not None and state.round is not None:
             if result.roster.view > state.round.facts.first_view or result.roster.leaves:
