@@ -9,8 +9,6 @@ import hashlib
 import struct
 from typing import TypeAlias
 
-import msgpack
-
 from swarm.core.errors import RemoteError
 
 Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value]"
@@ -20,11 +18,9 @@ MAX_DEPTH = 16
 
 def pack(value: Value) -> bytes:
     """Canonical bytes of `value`. Raises TypeError for types outside the subset."""
-    try:
-        packed: bytes = _packer.pack(_ordered(value, 0))
-    except (OverflowError, ValueError) as error:
-        raise TypeError(f"{error}: no canonical form") from error
-    return packed
+    out = bytearray()
+    _pack(value, out, 0)
+    return bytes(out)
 
 
 def digest(domain: str, value: Value) -> bytes:
@@ -51,47 +47,83 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Value:
     return value
 
 
-_SCALARS = frozenset({type(None), bool, int, float, str, bytes})
-_packer = msgpack.Packer()
-
-
-def _ordered(value: Value, depth: int) -> object:
-    """The value as `msgpack` is to write it: the keys of each dict sorted."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
-    if not isinstance(value, list | tuple | dict):
-        raise TypeError(f"{type(value).__name__} has no canonical form")
-    if depth == MAX_DEPTH and value:
+def _pack(value: Value, out: bytearray, depth: int) -> None:
+    if depth > MAX_DEPTH:
         raise TypeError(f"nested deeper than {MAX_DEPTH}")
-    inside = depth + 1
-    if not isinstance(value, dict):
-        return [item if type(item) in _SCALARS else _ordered(item, inside) for item in value]
-    for key in value:
-        if not isinstance(key, str):
-            raise TypeError(f"key {key!r} is not a string")
-    items = [(key, value[key]) for key in sorted(value)]
-    return {key: item if type(item) in _SCALARS else _ordered(item, inside) for key, item in items}
+    if value is None:
+        out.append(0xC0)
+    elif isinstance(value, bytes):
+        _pack_head(len(value), out, None, _BIN)
+        out += value
+    elif isinstance(value, str):
+        data = value.encode()
+        _pack_head(len(data), out, (0xA0, 32), _STR)
+        out += data
+    elif value is True or value is False:
+        out.append(0xC3 if value else 0xC2)
+    elif isinstance(value, int):
+        if -32 <= value < 128:
+            out.append(value & 0xFF)
+        else:
+            _pack_number(value, out, _POSITIVE if value > 0 else _NEGATIVE)
+    elif isinstance(value, list | tuple):
+        _pack_head(len(value), out, (0x90, 16), _ARRAY)
+        inside = depth + 1
+        for item in value:
+            _pack(item, out, inside)
+    elif isinstance(value, dict):
+        _pack_head(len(value), out, (0x80, 16), _MAP)
+        inside = depth + 1
+        for key in sorted(value):
+            if not isinstance(key, str):
+                raise TypeError(f"key {key!r} is not a string")
+            _pack(key, out, inside)
+            _pack(value[key], out, inside)
+    elif isinstance(value, float):
+        out.append(0xCB)
+        out += _FLOAT.pack(value)
+    else:
+        raise TypeError(f"{type(value).__name__} has no canonical form")
 
 
-_Size = tuple[struct.Struct, int]
-"""Layout of a big-endian number, and the least number (the greatest, below zero) that takes so long a form."""
+def _pack_head(length: int, out: bytearray, short: tuple[int, int] | None, sizes: "_Sizes") -> None:
+    if short is not None and length < short[1]:
+        out.append(short[0] | length)
+    else:
+        _pack_number(length, out, sizes)
 
 
-def _size(layout: str, least: int) -> _Size:
-    return (struct.Struct(layout), least)
+def _pack_number(value: int, out: bytearray, sizes: "_Sizes") -> None:
+    for code, (layout, _, last) in sizes.items():
+        if value >= last if last < 0 else value <= last:
+            out.append(code)
+            out += layout.pack(value)
+            return
+    raise TypeError(f"{value} does not fit")
 
 
-_POSITIVE = {0xCC: _size(">B", 128), 0xCD: _size(">H", 1 << 8), 0xCE: _size(">I", 1 << 16), 0xCF: _size(">Q", 1 << 32)}
-_NEGATIVE = {
-    0xD0: _size(">b", -33),
-    0xD1: _size(">h", -(1 << 7) - 1),
-    0xD2: _size(">i", -(1 << 15) - 1),
-    0xD3: _size(">q", -(1 << 31) - 1),
-}
-_STR = {0xD9: _size(">B", 32), 0xDA: _size(">H", 1 << 8), 0xDB: _size(">I", 1 << 16)}
-_BIN = {0xC4: _size(">B", 0), 0xC5: _size(">H", 1 << 8), 0xC6: _size(">I", 1 << 16)}
-_ARRAY = {0xDC: _size(">H", 16), 0xDD: _size(">I", 1 << 16)}
-_MAP = {0xDE: _size(">H", 16), 0xDF: _size(">I", 1 << 16)}
+_Size: TypeAlias = tuple[struct.Struct, int, int]
+"""Layout of a big-endian number, with the first and the last number, away from zero, that take so long a form."""
+_Sizes: TypeAlias = dict[int, _Size]
+
+
+def _sizes(codes: range, layouts: str, first: int) -> _Sizes:
+    """Those of the codes, from the shortest on."""
+    made: _Sizes = {}
+    for code, layout in zip(codes, layouts, strict=True):
+        number = struct.Struct(">" + layout)
+        last = -(1 << (8 * number.size - 1)) if layout.islower() else (1 << 8 * number.size) - 1
+        made[code] = (number, first, last)
+        first = last + (1 if last > 0 else -1)
+    return made
+
+
+_POSITIVE = _sizes(range(0xCC, 0xD0), "BHIQ", 128)
+_NEGATIVE = _sizes(range(0xD0, 0xD4), "bhiq", -33)
+_STR = _sizes(range(0xD9, 0xDC), "BHI", 32)
+_BIN = _sizes(range(0xC4, 0xC7), "BHI", 0)
+_ARRAY = _sizes(range(0xDC, 0xDE), "HI", 16)
+_MAP = _sizes(range(0xDE, 0xE0), "HI", 16)
 _FLOAT = struct.Struct(">d")
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
@@ -143,10 +175,10 @@ class _Reader:
         raise RemoteError("malformed", f"byte 0x{code:02x} starts no canonical value")
 
     def _number(self, size: _Size) -> int:
-        layout, least = size
+        layout, first, _ = size
         value: int = layout.unpack_from(self.data, self.at)[0]
         self.at += layout.size
-        if value > least if least < 0 else value < least:
+        if value > first if first < 0 else value < first:
             raise RemoteError("malformed", f"{value} has a shorter form: bytes are not in canonical form")
         return value
 
