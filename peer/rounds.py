@@ -534,7 +534,7 @@ class StageRounds:
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)
-        for old in sorted(self.results)[: -self.settings.checkpoint.retained_results]:
+        for old in sorted(self.results)[: -self.settings.retained_results]:
             del self.results[old]
         self.joining -= set(next_chain.members)
         heard = {contribution.peer_id for contribution in result.roster.contributions}

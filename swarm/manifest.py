@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from swarm import PROTOCOL
 from swarm.core.errors import SettingsError
 from swarm.core.settings import (
+    AuditSettings,
     AveragingSettings,
     BatchSettings,
     CheckpointSettings,
@@ -66,6 +67,7 @@ class Manifest:
     optimizer: OptimizerSettings
     codecs: CodecSettings
     averaging: AveragingSettings
+    audits: AuditSettings
     checkpoint: CheckpointSettings
     limits: LimitSettings
     deadlines: DeadlineSettings
@@ -108,6 +110,7 @@ def parse_manifest(text: str, path: Path) -> Manifest:
         optimizer=OptimizerSettings(**tables.optimizer.model_dump()),
         codecs=CodecSettings(**tables.codecs.model_dump()),
         averaging=AveragingSettings(**tables.averaging.model_dump()),
+        audits=AuditSettings(**tables.audits.model_dump()),
         checkpoint=CheckpointSettings(**tables.checkpoint.model_dump()),
         limits=LimitSettings(**tables.limits.model_dump()),
         deadlines=DeadlineSettings(**tables.deadlines.model_dump()),
@@ -140,6 +143,7 @@ def freeze(manifest: Manifest, prepared: PreparedData, initial_state_digests: Se
         optimizer=manifest.optimizer,
         codecs=manifest.codecs,
         averaging=manifest.averaging,
+        audits=manifest.audits,
         checkpoint=manifest.checkpoint,
         limits=manifest.limits,
         deadlines=manifest.deadlines,

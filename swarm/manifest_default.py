@@ -98,6 +98,17 @@ delay = 0
 # With delay = 1, this many steps at the start wait all the same.
 sync_steps = 20
 
+[audits]
+# With trust = "public" replicas replay a drawn part of each other's work. How much, as shares of the work audited:
+# single microbatches,
+hop_budget = 0.08
+# whole contributions,
+contribution_budget = 0.07
+# and reduced parts.
+reducer_share = 0.05
+# Peers keep what a contribution was made from for this many versions.
+retained_versions = 4
+
 [checkpoint]
 # Steps between the checkpoints that the host archives.
 every_steps = 48

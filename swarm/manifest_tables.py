@@ -15,6 +15,7 @@ MAX_TOKENS = 1 << 40
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Trust = Literal["friends", "public"]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
+Share = Annotated[float, Field(ge=0, le=64)]
 Texts = Annotated[tuple[str, ...], Strict(False)]  # TOML and MessagePack know lists only
 Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Strict(False)]
 
@@ -118,6 +119,13 @@ class AveragingTable(Table):
     sync_steps: int = Field(default=20, ge=0, le=1 << 31)
 
 
+class AuditTable(Table):
+    hop_budget: Share = 0.08
+    contribution_budget: Share = 0.07
+    reducer_share: Share = 0.05
+    retained_versions: int = Field(default=4, ge=3, le=64)
+
+
 class CheckpointTable(Table):
     every_steps: int = Field(default=48, ge=1, le=1 << 31)
     snapshot_every: int = Field(default=8, ge=1, le=1 << 16)
@@ -173,6 +181,7 @@ class ManifestTable(Table):
     optimizer: OptimizerTable = Field(default_factory=OptimizerTable)
     codecs: CodecTable = Field(default_factory=CodecTable)
     averaging: AveragingTable = Field(default_factory=AveragingTable)
+    audits: AuditTable = Field(default_factory=AuditTable)
     checkpoint: CheckpointTable = Field(default_factory=CheckpointTable)
     limits: LimitTable = Field(default_factory=LimitTable)
     deadlines: DeadlineTable = Field(default_factory=DeadlineTable)

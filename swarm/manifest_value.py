@@ -15,6 +15,7 @@ from swarm.core.data_order import DataOrder
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.ids import RunId
 from swarm.core.settings import (
+    AuditSettings,
     AveragingSettings,
     BatchSettings,
     CheckpointSettings,
@@ -30,6 +31,7 @@ from swarm.manifest_model import check_model
 from swarm.manifest_problems import describe
 from swarm.manifest_tables import (
     MAX_TOKENS,
+    AuditTable,
     AveragingTable,
     BatchTable,
     CheckpointTable,
@@ -76,6 +78,7 @@ class RunValue(Table):
     optimizer: OptimizerTable
     codecs: CodecTable
     averaging: AveragingTable
+    audits: AuditTable
     checkpoint: CheckpointTable
     limits: LimitTable
     deadlines: DeadlineTable
@@ -129,6 +132,7 @@ def checked_settings(value: Value) -> RunSettings:
         optimizer=OptimizerSettings(**run.optimizer.model_dump()),
         codecs=CodecSettings(**run.codecs.model_dump()),
         averaging=AveragingSettings(**run.averaging.model_dump()),
+        audits=AuditSettings(**run.audits.model_dump()),
         checkpoint=CheckpointSettings(**run.checkpoint.model_dump()),
         limits=LimitSettings(**run.limits.model_dump()),
         deadlines=DeadlineSettings(**run.deadlines.model_dump()),

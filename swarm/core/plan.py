@@ -124,12 +124,17 @@ def stage_memory_bytes(
         "host.mean gradient": weights,
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
-        "host.results for late peers": round(
-            settings.checkpoint.retained_results * RESULT_BYTES[codec] * num_parameters
-        ),
+        "host.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage),
         "disk.two snapshots": 2 * (weights + moments),
     }
+    if settings.replays:
+        kept = settings.audits.retained_versions + 1
+        ways = settings.codecs.activations, settings.codecs.activation_gradients
+        token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
+        exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
+        items["host.kept for audits"] = round(kept * (exhibits + CONTRIBUTION_BYTES[codec] * num_parameters))
+        items["host.a version rebuilt and replayed"] = 4 * weights + moments
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
     if on_device == "device":

@@ -111,16 +111,25 @@ class AveragingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditSettings:
+    """What replicas spend on auditing each other, as shares of the audited peer's own work."""
+
+    hop_budget: float = 0.08
+    """One microbatch replayed whole."""
+    contribution_budget: float = 0.07
+    """Every microbatch of a contribution replayed."""
+    reducer_share: float = 0.05
+    """Of reduced parts, recomputed."""
+    retained_versions: int = 4
+    """A peer keeps what its contribution was made from until this many versions later; draws are revealed after two."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     every_steps: int = 48
     """The host archives a checkpoint at these versions and at the last one."""
     snapshot_every: int = 8
     """Versions between the snapshots that peers keep for joiners; divides `every_steps`."""
-
-    @property
-    def retained_results(self) -> int:
-        """Results whose bytes a peer keeps for late ones; its latest snapshot covers what is older."""
-        return self.snapshot_every + 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +175,7 @@ class RunSettings:
     optimizer: OptimizerSettings
     codecs: CodecSettings = field(default_factory=CodecSettings)
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
+    audits: AuditSettings = field(default_factory=AuditSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
@@ -177,6 +187,16 @@ class RunSettings:
     def microbatch_tokens(self) -> int:
         """Target tokens in a full microbatch."""
         return self.batch.microbatch_size * self.data.sequence_length
+
+    @property
+    def replays(self) -> bool:
+        """Whether replicas replay each other's work."""
+        return self.trust == "public"
+
+    @property
+    def retained_results(self) -> int:
+        """Results whose bytes a peer keeps, for late ones and to rebuild what is audited; snapshots cover the rest."""
+        return self.checkpoint.snapshot_every + 2 + (self.audits.retained_versions if self.replays else 0)
 
     @property
     def microbatches_per_step(self) -> int:
