@@ -21,6 +21,7 @@ class Urgency(IntEnum):
     BACKWARD = 1
     FORWARD = 2
     EVALUATE = 3
+    AUDIT = 4
 
 
 PATIENCE = 8

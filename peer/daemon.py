@@ -19,6 +19,7 @@ import torch
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
 from peer.downstream import Downstream, HopCounters, numeric_class
+from peer.exhibits import ExhibitStore
 from peer.hops import HopServer
 from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_memory, used_bytes
 from peer.neighbours import Neighbours, stage_topic
@@ -352,7 +353,11 @@ class PeerDaemon:
                 kind,
                 lambda peer: None,
             )
-        server = HopServer(settings, name, self.identity, replica, compute, rounds, downstream, counters, kind)
+        exhibits = ExhibitStore.of_run(settings)
+        rounds.on_contributed = exhibits.keep_parts
+        server = HopServer(
+            settings, name, self.identity, replica, compute, rounds, downstream, counters, kind, exhibits
+        )
         source = None
         if files is not None and downstream is not None:
             source = Source(

@@ -23,6 +23,7 @@ from swarm.identity import Identity
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.headers import BirthRecord, HopHeader, check_hop, signed
+from verification.papers import Bytes
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,10 @@ class Answer:
     num_targets: int
     grad_y: torch.Tensor | None
     header: HopHeader | None
+    forward_header: HopHeader | None = None
+    """Of the activation, to the peer that answered."""
+    body: Bytes = b""
+    """The gradient as it came."""
 
 
 class Downstream:
@@ -214,7 +219,7 @@ class Downstream:
             return self._gradient_codec.decode(reply.body, activation.shape)
 
         grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode)
-        return Answer(loss_sum, num_targets, grad_y, answer_header)
+        return Answer(loss_sum, num_targets, grad_y, answer_header, header, reply.body)
 
 
 def numeric_class(device: str, compute_dtype: str) -> str:

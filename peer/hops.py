@@ -13,8 +13,10 @@ import torch
 
 from peer.compute import Urgency, WorkThread
 from peer.downstream import METHOD, Activation, Answer, Downstream, HopCounters, Refused
+from peer.exhibits import ExhibitStore
 from peer.replica import StageReplica
 from swarm.averaging.activations import ActivationCodec, activation_codec
+from swarm.core.canonical import Value
 from swarm.core.contribution import Work
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
@@ -24,6 +26,7 @@ from swarm.identity import Identity
 from swarm.model.stage import Saved, Weights
 from swarm.network.transport import Message, Transport
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
+from verification.papers import Bytes, Exhibit, Papers
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class HopServer:
         downstream: Downstream | None,
         counters: HopCounters,
         numeric_class: str,
+        exhibits: ExhibitStore,
     ) -> None:
         self._settings = settings
         self._run_id = run_id
@@ -77,6 +81,7 @@ class HopServer:
         self._downstream = downstream
         self._counters = counters
         self._numeric_class = numeric_class
+        self._exhibits = exhibits
         self._codec: ActivationCodec = activation_codec(settings.codecs.activations)
         self._gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
@@ -172,7 +177,7 @@ class HopServer:
         if evaluate:
             return await self._evaluate(birth, header, view, activation_bytes, open_up)
         if self._downstream is None:
-            return await self._last_stage(sender, birth, header, open_up)
+            return await self._last_stage(sender, birth, header, view, activation_bytes, open_up)
         return await self._middle_stage(sender, birth, header, view, activation_bytes, open_up)
 
     async def _last_stage(
@@ -180,11 +185,13 @@ class HopServer:
         sender: PeerId,
         birth: BirthRecord,
         header: HopHeader,
+        view: memoryview,
+        activation_bytes: int,
         open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     ) -> Message:
         replica, step = self._replica, birth.step
 
-        def compute() -> tuple[float, int, bytearray, Version]:
+        def compute() -> tuple[float, int, bytearray, Version, bool]:
             x, targets = open_up()
             if not replica.accepts(step):
                 raise Refused("closed", f"step {step} closed while the microbatch waited")
@@ -201,12 +208,17 @@ class HopServer:
             assert grad_x is not None
             if not known:
                 replica.record(step, _work(birth, version, header.digest(), bytes(32)))
-            return loss_sum, num_targets, self._gradient_codec.encode(grad_x), version
+            return loss_sum, num_targets, self._gradient_codec.encode(grad_x), version, not known
 
-        loss_sum, num_targets, encoded, version = await self._compute.run(Urgency.FORWARD, compute)
+        loss_sum, num_targets, encoded, version, counted = await self._compute.run(Urgency.FORWARD, compute)
         self._counters.microbatches += 1
         self._gate.work_done(step)
-        return self._answer(sender, birth, header, loss_sum, num_targets, encoded, version)
+        own = self._gradient_header(sender, birth, header, encoded, version)
+        if counted:
+            papers = Papers(birth=birth, input_header=header, forward_header=None, gradient_in=None, gradient_out=own)
+            x, targets = view[:activation_bytes], view[activation_bytes:]
+            self._exhibits.keep(step, Exhibit(papers=papers, x=x, targets=targets, y=b"", grad_y=b"", grad_x=encoded))
+        return _answer(own, loss_sum, num_targets, encoded)
 
     async def _middle_stage(
         self,
@@ -231,21 +243,48 @@ class HopServer:
 
         activation, saved = await self._compute.run(Urgency.FORWARD, forward)
         answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
-        grad_x = await self.backward(birth, activation, saved, answer, header.digest())
+        grad_x, counted = await self.backward(birth, activation, saved, answer, header.digest())
         assert grad_x is not None
         encoded = await self._compute.run(Urgency.BACKWARD, lambda: self._gradient_codec.encode(grad_x))
-        return self._answer(sender, birth, header, answer.loss_sum, answer.num_targets, encoded, activation.version)
+        own = self._gradient_header(sender, birth, header, encoded, activation.version)
+        if counted:
+            self.keep_exhibit(activation, answer, x=view[:activation_bytes], header=header, own=own, grad_x=encoded)
+        return _answer(own, answer.loss_sum, answer.num_targets, encoded)
+
+    def keep_exhibit(
+        self,
+        activation: Activation,
+        answer: Answer,
+        *,
+        x: Bytes,
+        header: HopHeader | None = None,
+        own: HopHeader | None = None,
+        grad_x: Bytes = b"",
+    ) -> None:
+        """Keep all there is of a microbatch that was sent on and came home; `header` of x and `own` of its gradient."""
+        papers = Papers(
+            birth=activation.birth,
+            input_header=header,
+            forward_header=answer.forward_header,
+            gradient_in=answer.header,
+            gradient_out=own,
+        )
+        body = memoryview(activation.body)
+        y, targets = body[: activation.num_activation_bytes], body[activation.num_activation_bytes :]
+        exhibit = Exhibit(papers=papers, x=x, targets=targets, y=y, grad_y=answer.body, grad_x=grad_x)
+        self._exhibits.keep(activation.birth.step, exhibit)
 
     async def backward(
         self, birth: BirthRecord, activation: Activation, saved: Saved, answer: Answer, input_header: bytes
-    ) -> torch.Tensor | None:
-        """Run backward with the gradient that came back and add to the step's sum; the gradient of x."""
+    ) -> tuple[torch.Tensor | None, bool]:
+        """Run backward with the gradient that came back and add to the step's sum: the gradient of x, and whether the
+        microbatch counts here (it is in the sum once only)."""
         replica, step = self._replica, birth.step
         assert answer.grad_y is not None
         assert answer.header is not None
         grad_y, output_header = answer.grad_y, answer.header.digest()
 
-        def compute() -> torch.Tensor | None:
+        def compute() -> tuple[torch.Tensor | None, bool]:
             if not replica.accepts(step):
                 self._counters.stragglers += 1
                 raise Refused("closed", f"step {step} closed before the gradient came back")
@@ -254,12 +293,12 @@ class HopServer:
             grad_x = replica.model.backward(saved, grad_y, into)
             if not known:
                 replica.record(step, _work(birth, activation.version, input_header, output_header))
-            return grad_x
+            return grad_x, not known
 
-        grad_x = await self._compute.run(Urgency.BACKWARD, compute)
+        made = await self._compute.run(Urgency.BACKWARD, compute)
         self._counters.microbatches += 1
         self._gate.work_done(step)
-        return grad_x
+        return made
 
     async def _evaluate(
         self,
@@ -310,17 +349,10 @@ class HopServer:
         # A new object: the encoder's views may still be alive, and forbid to lengthen what they look at.
         return Activation(birth, version, parents, self._shape, encoded + targets, len(encoded), digest)
 
-    def _answer(
-        self,
-        consumer: PeerId,
-        birth: BirthRecord,
-        forward: HopHeader,
-        loss_sum: float,
-        num_targets: int,
-        encoded: bytearray,
-        version: Version,
-    ) -> Message:
-        header = signed(
+    def _gradient_header(
+        self, consumer: PeerId, birth: BirthRecord, forward: HopHeader, encoded: bytearray, version: Version
+    ) -> HopHeader:
+        return signed(
             HopHeader(
                 run_id=self._run_id,
                 stage=self._replica.stage,
@@ -339,9 +371,11 @@ class HopServer:
             ),
             self._identity,
         )
-        return Message(
-            {"status": "ok", "loss_sum": loss_sum, "num_targets": num_targets, "header": header.to_value()}, encoded
-        )
+
+
+def _answer(header: HopHeader, loss_sum: float, num_targets: int, encoded: bytearray) -> Message:
+    meta: dict[str, Value] = {"status": "ok", "loss_sum": loss_sum, "num_targets": num_targets}
+    return Message(meta | {"header": header.to_value()}, encoded)
 
 
 def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:

@@ -249,6 +249,7 @@ class RoundDriver:
         unsigned = Contribution(stage.run_id, chain.stage, step, chain.name, stage.me, work, tuple(digests), rates)
         await asyncio.to_thread(stage.signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         state.own_parts = parts
+        stage.on_contributed(step, parts)
         for index, part in enumerate(parts):
             state.received[index, self._stage.me] = part
         contribution = replace(unsigned, signature=self._stage.identity.sign(unsigned.signed_bytes()))

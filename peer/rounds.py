@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from peer.compute import Urgency, WorkThread
@@ -96,6 +96,8 @@ class StageRounds:
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
         self.results: dict[int, tuple[Result, list[Bytes]]] = {}
         self.on_applied: list[Callable[[Applied], Awaitable[None]]] = []
+        self.on_contributed: Callable[[Step, Sequence[Bytes]], None] = lambda step, parts: None
+        """Told of the encoded parts of this peer's contribution before they are committed to."""
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
         self.neighbours: Callable[[], set[PeerId]] = set
         """Live peers of the neighbouring stages."""

@@ -133,7 +133,9 @@ class Source:
 
         activation, saved = await self.compute.run(Urgency.FORWARD, forward)
         answer = await self.downstream.send(activation, replica.stage, run_id=self.run_id)
-        await self.server.backward(birth, activation, saved, answer, birth.digest())
+        _, counted = await self.server.backward(birth, activation, saved, answer, birth.digest())
+        if counted:
+            self.server.keep_exhibit(activation, answer, x=_int32(tokens_BL))
         loss = self.losses.setdefault(ticket.step, StepLoss())
         loss.loss_sum += answer.loss_sum
         loss.num_targets += answer.num_targets
