@@ -194,7 +194,7 @@ class OurPeer:
         )
         chain = StageChain.begin(genesis, settings)
         state = StageState(0, model.layout, np.zeros(self._params, dtype=np.float32), name=genesis.name)
-        self._replica = StageReplica(settings, model, state)
+        self._replica = StageReplica(settings, model, state, clip_norm=settings.optimizer.max_norm)
         name = f"{codec}-{self._number}-{time.monotonic_ns()}"
         self._rounds = StageRounds(
             settings,

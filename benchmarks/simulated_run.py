@@ -26,6 +26,7 @@ from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.exact import ExactOptimizer
+from swarm.optim.stage_step import stage_clip_norm
 
 Floats = NDArray[np.float32]
 Tamper = Callable[[StageIndex, Step, list[Floats]], list[Floats]]
@@ -50,10 +51,10 @@ class SimulatedRun:
         self._forward = activation_codec(settings.codecs.activations)
         self._backward = activation_codec(settings.codecs.activation_gradients)
         models = [StageModel(settings.model, stage) for stage in range(settings.model.num_stages)]
-        num_values = sum(model.layout.num_values for model in models)
+        clip_norms = [stage_clip_norm(settings, stage) for stage in range(settings.model.num_stages)]
         self.stages = [
-            [_replica(settings, model, flat, num_values) for _ in range(num_replicas)]
-            for model, flat in zip(models, run.weights, strict=True)
+            [_replica(settings, model, flat, clip_norm) for _ in range(num_replicas)]
+            for model, flat, clip_norm in zip(models, run.weights, clip_norms, strict=True)
         ]
 
     def step(self, number: int) -> float:
@@ -122,7 +123,7 @@ class SimulatedRun:
         if self._tamper is not None:
             self._replace(first.stage, step, closed)
         encoded = [
-            encode_contribution(replica, accumulation, [step, first.stage, index])[0]
+            encode_contribution(replica, accumulation, _seeds(replica, step, index))[0]
             for index, (replica, accumulation) in enumerate(zip(replicas, closed, strict=True))
         ]
         everyone = tuple(PeerId(f"replica {index}") for index in range(len(replicas)))
@@ -163,13 +164,15 @@ def run_steps(simulated: SimulatedRun, steps: int) -> float:
     return loss
 
 
-def _replica(settings: RunSettings, model: StageModel, flat: Floats, num_values: int) -> StageReplica:
+def _replica(settings: RunSettings, model: StageModel, flat: Floats, clip_norm: float) -> StageReplica:
     layout = model.layout
     optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
     state = StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars))
-    replica = StageReplica(settings, model, state)
-    replica.set_clip_norm(num_values)
-    return replica
+    return StageReplica(settings, model, state, clip_norm=clip_norm)
+
+
+def _seeds(replica: StageReplica, step: Step, index: int) -> list[bytes]:
+    return [digest("part-seed", [step, replica.stage, index, part]) for part in range(replica.num_parts)]
 
 
 def _weights(replica: StageReplica) -> Weights:

@@ -62,6 +62,7 @@ from swarm.model.families import stage_layout, validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Message, Transport
+from swarm.optim.stage_step import stage_clip_norm
 from swarm.rehearsal import rehearse
 from swarm.witness_service import VoteLog, WitnessService
 
@@ -317,10 +318,7 @@ class PeerDaemon:
         stage = chain.stage
         compute = WorkThread("compute", on_start=lambda: torch.set_num_threads(self.volunteer.threads))
         exact = WorkThread("exact")
-        replica = StageReplica(settings, model, state)
-        replica.set_clip_norm(
-            sum(stage_layout(settings.model, other).num_values for other in range(settings.model.num_stages))
-        )
+        replica = StageReplica(settings, model, state, clip_norm=stage_clip_norm(settings, stage))
         snapshots = SnapshotStore(folder / f"snapshots-{self.identity.peer_id[-8:]}", stage)
         signing_log = SigningLog(folder / f"signed-{self.identity.peer_id[-8:]}.log")
         vote_log = VoteLog(folder / f"voted-{self.identity.peer_id[-8:]}.log")

@@ -15,13 +15,14 @@ from peer.compute import Urgency
 from peer.outbox import MESSAGE_BYTES, Outbox, Parcel
 from peer.receive_rates import ReceiveRates
 from peer.replica import NewVersion
-from peer.result_decoder import ResultDecoder
 from peer.round_work import reduce_part
 from peer.step_state import Bytes, StepState
 from swarm.averaging.encoded_mean import check_encoded
+from swarm.averaging.result_decoder import ResultDecoder
+from swarm.averaging.seeds import reduced_seed
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
-from swarm.core.canonical import Value, digest
+from swarm.core.canonical import Value
 from swarm.core.contribution import ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
@@ -225,7 +226,7 @@ class PartExchange:
         def reduce() -> list[tuple[Bytes, bytes]]:
             made: list[tuple[Bytes, bytes]] = []
             for one, held in zip(asked, bodies, strict=True):
-                seed = digest("reduced-seed", [stage.run_id, chain.stage, chain.version, one.part])
+                seed = reduced_seed(stage.run_id, chain.stage, chain.version, one.part)
                 encoded, found = reduce_part(replica, one.part, held, rule=rule, norm_cap=cap, seed=seed)
                 self._decoder(state).take(one.part, found, encoded)
                 made.append((encoded, found))

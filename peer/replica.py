@@ -11,20 +11,20 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
-from peer.result_decoder import ResultDecoder
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import num_parts, part_slice
-from swarm.checkpoint.state import NUM_CERTIFIED_NORMS, StageState
+from swarm.averaging.reduce import norm_cap
+from swarm.averaging.result_decoder import ResultDecoder
+from swarm.checkpoint.state import StageState
 from swarm.core.contribution import Work
 from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.model.stage import StageModel, Weights
-from swarm.optim.exact import ExactOptimizer
-from swarm.optim.exact import extrapolated as extrapolated_weights
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.stage_step import StageStep, weights_ahead
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,15 @@ class StageReplica:
     """
 
     def __init__(
-        self, settings: RunSettings, model: StageModel, state: StageState, *, threads: Threads = ONE_THREAD
+        self,
+        settings: RunSettings,
+        model: StageModel,
+        state: StageState,
+        *,
+        clip_norm: float,
+        threads: Threads = ONE_THREAD,
     ) -> None:
-        """`threads` share the exact work; they change none of its bits."""
+        """`clip_norm` is `stage_clip_norm`. `threads` share the exact work; they change none of its bits."""
         self.settings = settings
         self.threads = threads
         self.stage = StageIndex(model.stage)
@@ -73,15 +79,9 @@ class StageReplica:
         self._sums: dict[Step, Accumulation] = {}
         self._spare: list[GradientSum] = []
         self._scratch: torch.Tensor | None = None
-        self._optimizer = ExactOptimizer(
-            settings.optimizer,
-            num_values=self.layout.num_values,
-            decay_ranges=self.layout.decay_ranges,
-            threads=threads,
-        )
+        self._step = StageStep(settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads)
         self._mean: NDArray[np.float32] | None = None
         self._gradient: NDArray[np.float32] | None = None
-        self._clip_norm = settings.optimizer.max_norm
         self.restore(state)
 
     @property
@@ -91,19 +91,13 @@ class StageReplica:
     def restore(self, state: StageState) -> None:
         """Continue from this state; whatever was accumulated, and what is owed from before, is dropped."""
         self.state = state
-        if state.moments:
-            self._optimizer.load_state(state.moments, state.scalars)
+        self._step.restore(state)
         self._weights = self.model.weights(state.weights)
         self._extrapolated: Weights | None = None
         self._sums.clear()
         feeds_back = leaves_residual(self.settings.codecs.averaging)
         self.residual = Residual(self.layout.num_values) if feeds_back else None
         """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
-
-    def set_clip_norm(self, num_all_parameters: int) -> None:
-        """Clipping is per stage, at max_norm * sqrt(this stage's parameters / all)."""
-        share = self.layout.num_values / num_all_parameters
-        self._clip_norm = float(self.settings.optimizer.max_norm * np.sqrt(np.float64(share)))
 
     # -- microbatches -------------------------------------------------------------------------------------
 
@@ -186,42 +180,12 @@ class StageReplica:
 
         `gradient_norm` as in `ExactOptimizer.step`.
         """
-        old = self.state
-        new_weights = np.empty_like(old.weights)
-        norms = list(old.certified_norms)
-        norm = 0.0
-        try:
-            if gradient is None:
-                raise LocalError("the round had no work")
-            report = self._optimizer.step(
-                old.weights,
-                gradient,
-                step=old.version,
-                clip_norm=self._clip_norm,
-                out=new_weights,
-                gradient_norm=gradient_norm,
-            )
-            norm = report.gradient_norm
-            norms = [*norms, norm][-NUM_CERTIFIED_NORMS:]
-        except LocalError as reason:  # no work, or a norm that is not finite: every replica skips the step alike
-            log.warning("stage %d skips step %d: %s", self.stage, old.version, reason)
-            new_weights[:] = old.weights
-        new_weights.setflags(write=False)
-        state = StageState(
-            version=old.version + 1,
-            layout=self.layout,
-            weights=new_weights,
-            moments=dict(self._optimizer.state_arrays()),
-            scalars=dict(self._optimizer.scalars),
-            certified_norms=norms,
-            name=name,
-        )
-        extrapolated = None
-        if self.settings.optimizer.correction == "extrapolate" and self.settings.averaging.delay and old.version > 0:
-            ahead = np.empty_like(new_weights)
-            extrapolated_weights(new_weights, old.weights, ahead)
-            extrapolated = self.model.weights(ahead)
-        return NewVersion(state, self.model.weights(new_weights), extrapolated, norm)
+        made = self._step.next(self.state, gradient, name, gradient_norm=gradient_norm)
+        if made.skipped is not None:
+            log.warning("stage %d skips step %d: %s", self.stage, self.version, made.skipped)
+        ahead = weights_ahead(self.settings, self.state, made.state)
+        extrapolated = self.model.weights(ahead) if ahead is not None else None
+        return NewVersion(made.state, self.model.weights(made.state.weights), extrapolated, made.gradient_norm)
 
     def swap(self, new: NewVersion) -> None:
         """The new version is the stage's from now on."""
@@ -246,11 +210,8 @@ class StageReplica:
         )
 
     def norm_cap(self) -> float | None:
-        """Twice the median of the certified norms, once there are 16: what one of two contributors may weigh."""
-        norms = sorted(self.state.certified_norms)
-        if len(norms) < NUM_CERTIFIED_NORMS:
-            return None
-        return norms[len(norms) // 2] + norms[(len(norms) - 1) // 2]
+        """As `swarm.averaging.reduce.norm_cap` has it, at this version."""
+        return norm_cap(self.state.certified_norms)
 
     def parts(self) -> list[slice]:
         return [part_slice(index, self.layout.num_values) for index in range(self.num_parts)]

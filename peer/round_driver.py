@@ -15,6 +15,7 @@ from peer.compute import Urgency
 from peer.part_exchange import PartExchange
 from peer.round_work import encode_contribution
 from peer.step_state import Bytes, StepState
+from swarm.averaging.seeds import part_seeds
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import Instruction
 from swarm.core.canonical import Value
@@ -240,10 +241,8 @@ class RoundDriver:
         if not stage.signing_log.may_sign(chain.lineage, step):
             log.warning("step %d: this peer may have signed before it was restarted, and stays silent", step)
             return
-        seed_facts: list[Value] = [stage.run_id, chain.stage, chain.version, stage.me]
-        parts, digests = await stage.exact.run(
-            Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seed_facts)
-        )
+        seeds = part_seeds(stage.run_id, chain.stage, chain.version, stage.me, num_parts=replica.num_parts)
+        parts, digests = await stage.exact.run(Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seeds))
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
         rates = self.parts.rates.of(chain.members, me=stage.me)
         unsigned = Contribution(stage.run_id, chain.stage, step, chain.name, stage.me, work, tuple(digests), rates)

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from peer.grants import StepGrants
-from peer.result_decoder import ResultDecoder
+from swarm.averaging.result_decoder import ResultDecoder
 from swarm.core.averaging_round import AveragingRound, RoundFacts
 from swarm.core.contribution import Result
 from swarm.core.ids import PeerId, Step

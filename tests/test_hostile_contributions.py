@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 
 from peer import round_driver, round_work
 from peer.replica import Accumulation, StageReplica
-from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Result
 from swarm.core.errors import RemoteError
 from tests.round_world import cached_verify, contribution, facts_of, identity_of
@@ -59,8 +58,8 @@ def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
     liars: list[StageReplica] = []
     honest_encode = round_work.encode_contribution
 
-    def encode(replica: StageReplica, accumulation: Accumulation, seed_facts: list[Value]) -> Encoded:
-        parts, digests = honest_encode(replica, accumulation, seed_facts)
+    def encode(replica: StageReplica, accumulation: Accumulation, seeds: Sequence[bytes]) -> Encoded:
+        parts, digests = honest_encode(replica, accumulation, seeds)
         if replica in liars and parts:
             made = [nonsense(part) for part in parts]
             parts, digests = [part for part, _ in made], [digest for _, digest in made]

@@ -63,18 +63,19 @@ def test_residual_waits_while_there_is_no_work_and_goes_with_a_state_from_elsewh
     optimizer = ExactOptimizer(run.settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
     weights = np.full(layout.num_values, 0.5, dtype=np.float32)
     state = StageState(0, layout, weights, dict(optimizer.state_arrays()), optimizer.scalars)
-    replica = StageReplica(run.settings, model, state)
+    replica = StageReplica(run.settings, model, state, clip_norm=1.0)
     assert replica.residual is not None
+    seeds = [bytes([part]) * 32 for part in range(replica.num_parts)]
     held = replica.sum_of(Step(0))
     held.gradient.flat[::3] = 2.0
     held.gradient.flat[1::3] = 1.0
     replica.record(Step(0), Work(MicrobatchId(0), 0, replica.version, 32, bytes(32), bytes(32)))
-    parts, _ = encode_contribution(replica, replica.close(Step(0)), [0])
+    parts, _ = encode_contribution(replica, replica.close(Step(0)), seeds)
     assert len(parts) == replica.num_parts
     owed = replica.residual.digest()
     assert replica.residual.values.any()
 
-    assert encode_contribution(replica, replica.close(Step(1)), [1]) == ([], [])
+    assert encode_contribution(replica, replica.close(Step(1)), seeds) == ([], [])
     assert replica.residual.digest() == owed
     replica.restore(state)
     assert replica.residual is not None

@@ -11,8 +11,8 @@ import pytest
 
 from peer.compute import WorkThread
 from peer.part_exchange import PartExchange
-from peer.result_decoder import ResultDecoder
 from swarm.averaging.codecs import vector_codec
+from swarm.averaging.result_decoder import ResultDecoder
 from swarm.core.canonical import Value
 from swarm.core.contribution import ReducedPart
 from swarm.core.errors import RemoteError

@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 
 from kernels.norms import norm_of_parts
 from kernels.threads import Threads
-from peer.result_decoder import ResultDecoder
 from peer.round_work import encode_contribution
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import num_parts, part_slice
-from swarm.core.canonical import Value, digest
+from swarm.averaging.result_decoder import ResultDecoder
+from swarm.averaging.seeds import part_seeds
 from swarm.core.contribution import ReducedPart
 from swarm.core.errors import LocalError
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.settings import PART_VALUES, AveragingCodecName
 from swarm.optim.gradient_sum import GradientSum
 from tests.test_kernels_golden import exact_floats
 
 NUM_VALUES = 3 * PART_VALUES + 1001
 PARTS = [part_slice(index, NUM_VALUES) for index in range(num_parts(NUM_VALUES))]
-FACTS: list[Value] = ["run", 0, 3]
 PEERS = (PeerId("a"), PeerId("b"))
+SEEDS = part_seeds("run", StageIndex(0), Version(3), PEERS[0], num_parts=len(PARTS))
 
 
 class Replica:
@@ -61,13 +61,13 @@ class Accumulation:
 
 
 def encoded(replica: Any, accumulation: Any) -> tuple[list[bytearray], list[bytes]]:
-    return encode_contribution(replica, accumulation, FACTS)
+    return encode_contribution(replica, accumulation, SEEDS)
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "topk"])
 def test_contribution_is_each_part_of_the_mean_encoded_under_any_number_of_threads(name: AveragingCodecName) -> None:
     mean, codec = Accumulation().gradient.take_mean(), vector_codec(name)
-    wanted = [codec.encode(mean[where], seed=digest("part-seed", [*FACTS, index])) for index, where in enumerate(PARTS)]
+    wanted = [codec.encode(mean[where], seed=seed) for where, seed in zip(PARTS, SEEDS, strict=True)]
     for threads in (1, 2, 4):
         parts, digests = encoded(Replica(name, threads), Accumulation())
         assert parts == wanted

@@ -1,0 +1,77 @@
+"""This is where the contributions to a part become the one encoding that everyone gets: a reducer's work, to the bit.
+
+What is malformed here was committed to by its maker: it is left out, the same way by everyone who has the bytes.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.averaging.aggregate import Rule, aggregate
+from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.averaging.encoded_mean import mean_of_encoded
+from swarm.checkpoint.state import NUM_CERTIFIED_NORMS
+from swarm.core.errors import RemoteError
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a part's reducer has to send."""
+
+    body: bytearray
+    digest: bytes
+    """SHA-256 of the body."""
+    left_out: dict[int, RemoteError]
+    """What is wrong with the contribution at a place, for each that does not count."""
+
+
+def reduce_part(
+    contribution_codec: VectorCodec,
+    result_codec: VectorCodec,
+    num_values: int,
+    bodies: Sequence[tuple[int, Encoded]],
+    *,
+    rule: Rule,
+    norm_cap: float | None,
+    seed: bytes,
+) -> Reduction:
+    """The aggregate of (tokens, encoded part) in the order of peers, encoded once as results are.
+
+    `num_values` is the part's; `seed` is `seeds.reduced_seed`; `norm_cap` that of the version the round starts from.
+    """
+    if rule == "mean":
+        found = mean_of_encoded(contribution_codec, bodies, num_values=num_values)
+        values, left_out = found.values, found.left_out
+    else:
+        values, left_out = _aggregated(contribution_codec, num_values, bodies, rule, norm_cap)
+    body = result_codec.encode(values, seed=seed)
+    return Reduction(body, hashlib.sha256(body).digest(), left_out)
+
+
+def norm_cap(certified_norms: Sequence[float]) -> float | None:
+    """Twice the median of the certified norms, once there are 16: what one of two contributors may weigh."""
+    norms = sorted(certified_norms)
+    if len(norms) < NUM_CERTIFIED_NORMS:
+        return None
+    return norms[len(norms) // 2] + norms[(len(norms) - 1) // 2]
+
+
+def _aggregated(
+    codec: VectorCodec, num_values: int, bodies: Sequence[tuple[int, Encoded]], rule: Rule, cap: float | None
+) -> tuple[NDArray[np.float32], dict[int, RemoteError]]:
+    values, weights, left_out = [], [], {}
+    for place, (weight, body) in enumerate(bodies):
+        decoded = np.empty(num_values, dtype=np.float32)
+        try:
+            codec.decode(body, decoded)
+        except RemoteError as error:
+            left_out[place] = error
+            continue
+        values.append(decoded)
+        weights.append(weight)
+    if not values:
+        return np.zeros(num_values, dtype=np.float32), left_out
+    return aggregate(values, weights, rule=rule, norm_cap=cap), left_out

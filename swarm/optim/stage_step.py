@@ -1,0 +1,107 @@
+"""This is where a certified gradient turns a stage's state into the next: the same bits at a replica and at an auditor.
+
+Clipping is per stage, at max_norm * sqrt(this stage's parameters / all).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.threads import ONE_THREAD, Threads
+from swarm.checkpoint.state import NUM_CERTIFIED_NORMS, StageState
+from swarm.core.errors import LocalError
+from swarm.core.settings import OptimizerSettings, RunSettings
+from swarm.model.families import stage_layout
+from swarm.model.layout import ParameterLayout
+from swarm.optim.exact import ExactOptimizer, extrapolated
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step made."""
+
+    state: StageState
+    gradient_norm: float
+    """Before clipping; 0 if the step was skipped."""
+    skipped: str | None
+    """Why weights and moments stayed what they were; None if the step was taken."""
+
+
+class StageStep:
+    """The moments of one stage, and the step that uses them."""
+
+    def __init__(
+        self,
+        settings: OptimizerSettings,
+        layout: ParameterLayout,
+        *,
+        clip_norm: float,
+        threads: Threads = ONE_THREAD,
+    ) -> None:
+        """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits."""
+        self._layout = layout
+        self._clip_norm = clip_norm
+        self._optimizer = ExactOptimizer(
+            settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, threads=threads
+        )
+
+    def restore(self, state: StageState) -> None:
+        """Take over (a copy of) the state's moments, if it has any. Raises LocalError if they are of another kind."""
+        if state.moments:
+            self._optimizer.load_state(state.moments, state.scalars)
+
+    def next(
+        self, old: StageState, gradient: Floats | None, name: bytes, *, gradient_norm: float | None = None
+    ) -> Stepped:
+        """The state after `old` that this certified gradient makes; without one it only counts on.
+
+        Moments move on: call it once a version. They are shared with the state that is returned, until the next
+        call changes them. `gradient_norm` as in `ExactOptimizer.step`.
+        """
+        weights = np.empty_like(old.weights)
+        norms, norm, skipped = list(old.certified_norms), 0.0, None
+        try:
+            if gradient is None:
+                raise LocalError("the round had no work")
+            report = self._optimizer.step(
+                old.weights,
+                gradient,
+                step=old.version,
+                clip_norm=self._clip_norm,
+                out=weights,
+                gradient_norm=gradient_norm,
+            )
+            norm = report.gradient_norm
+            norms = [*norms, norm][-NUM_CERTIFIED_NORMS:]
+        except LocalError as reason:  # no work, or a norm that is not finite: every replica skips the step alike
+            skipped = str(reason)
+            weights[:] = old.weights
+        weights.setflags(write=False)
+        state = StageState(
+            version=old.version + 1,
+            layout=self._layout,
+            weights=weights,
+            moments=dict(self._optimizer.state_arrays()),
+            scalars=dict(self._optimizer.scalars),
+            certified_norms=norms,
+            name=name,
+        )
+        return Stepped(state, norm, skipped)
+
+
+def stage_clip_norm(settings: RunSettings, stage: int) -> float:
+    """The gradient norm that the stage clips at."""
+    sizes = [stage_layout(settings.model, other).num_values for other in range(settings.model.num_stages)]
+    return float(settings.optimizer.max_norm * np.sqrt(np.float64(sizes[stage] / sum(sizes))))
+
+
+def weights_ahead(settings: RunSettings, old: StageState, new: StageState) -> Floats | None:
+    """What the step after the new version's is computed on, where the run extrapolates; None where it does not."""
+    if settings.optimizer.correction != "extrapolate" or not settings.averaging.delay or old.version == 0:
+        return None
+    ahead = np.empty_like(new.weights)
+    extrapolated(new.weights, old.weights, ahead)
+    return ahead
