@@ -1,0 +1,58 @@
+"""This is where the host folds a stage's certified results itself, so that it believes no peer about the stage's past."""
+
+from swarm.core.contribution import Result
+from swarm.core.ids import Version
+from swarm.core.round_facts import RoundFacts
+from swarm.core.settings import RunSettings
+from swarm.core.stage_chain import Genesis, StageChain
+from swarm.identity import verify
+
+MAX_EARLY = 64
+"""Results that came before those they follow from."""
+KEPT_CHAINS = 4
+
+
+class FollowedStage:
+    """The chain of one stage from its genesis on, and as it was at the versions of the last snapshots."""
+
+    def __init__(self, genesis: Genesis, settings: RunSettings) -> None:
+        self._settings = settings
+        self._early: dict[int, Result] = {}
+        self.chain = StageChain.begin(genesis, settings)
+        self._kept: dict[int, StageChain] = {int(self.chain.version): self.chain}
+
+    def at(self, version: int) -> StageChain | None:
+        """What was certified of a version that had a snapshot; None if it is too long ago, or not known yet."""
+        return self._kept.get(version)
+
+    def take(self, result: Result) -> None:
+        """A result that somebody sent. Raises RemoteError if it is not certified; one that is early is kept."""
+        step = int(result.roster.step)
+        if step < self.chain.version:
+            return
+        if step > self.chain.version:
+            if len(self._early) < MAX_EARLY:
+                self._early[step] = result
+            return
+        self._advance(result)
+        while (early := self._early.pop(int(self.chain.version), None)) is not None:
+            self._advance(early)
+
+    def _advance(self, result: Result) -> None:
+        chain = self.chain
+        facts: RoundFacts = chain.facts(
+            num_parts=len(result.parts),
+            phase_s=self._settings.deadlines.round_phase_s,
+            max_tokens=self._settings.microbatch_tokens,
+        )
+        facts.check_result(result, verify, certified=True)
+        self.chain = chain.advance(result, self._settings)
+        version = int(self.chain.version)
+        if version % self._settings.checkpoint.snapshot_every == 0:
+            self._kept[version] = self.chain
+            for old in sorted(self._kept)[:-KEPT_CHAINS]:
+                del self._kept[old]
+
+    @property
+    def version(self) -> Version:
+        return self.chain.version
