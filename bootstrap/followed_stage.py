@@ -1,4 +1,4 @@
-"""This is where the host folds a stage's certified results itself, so that it believes no peer about the stage's past."""
+"""This is where the host folds a stage's certified results itself: it believes no peer about the past."""
 
 from swarm.core.contribution import Result
 from swarm.core.ids import Version

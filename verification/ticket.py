@@ -1,4 +1,4 @@
-"""This is where a peer's admission is on paper: signed by the run key, with the hash chain that its audits are drawn by.
+"""This is where a peer's admission is on paper: signed by the run key, with the hash chain its audits are drawn by.
 
 A peer has one chain in a run, named before it knows whose work it will be near: so its draws are its own, and none.
 """
