@@ -1,0 +1,106 @@
+"""This is where a contribution to the averaging round is made other than its work gives.
+
+The literature lets liars know the honest gradients. One peer knows its own: its mean stands for the honest mean, and
+the deviation among members follows from that among its own last microbatches.
+"""
+
+import numpy as np
+import torch
+
+from peer.adversary import strengths
+from peer.adversary.hooks import Adversary, At, Floats
+from swarm.attacks import Attack
+from swarm.core.ids import Step
+
+
+class SignFlip(Adversary):
+    """The mean gradient times a negative number."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        if not self.acts_in(step):
+            return mean
+        assert self.attack is not None
+        return mean * np.float32(-strengths.FLIP_FACTORS[self.attack.plain_kind])
+
+
+class InnerProduct(Adversary):
+    """Inner-product manipulation: a small step back."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        return mean * np.float32(-strengths.INNER_PRODUCT_SHARE) if self.acts_in(step) else mean
+
+
+class Zeros(Adversary):
+    """Nothing, as if it were the mean of the claimed work."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        return np.zeros_like(mean) if self.acts_in(step) else mean
+
+
+class CopiedGradient(Adversary):
+    """The previous contribution once more; from then on always the same one."""
+
+    def __init__(self, attack: Attack, *, seed: str) -> None:
+        super().__init__(attack, seed=seed)
+        self._previous: dict[tuple[int, int], Floats] = {}
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        key = (where.start, where.stop)
+        if self.acts_in(step) and key in self._previous:
+            return self._previous[key]
+        self._previous[key] = mean.copy()
+        return mean
+
+
+class LittleIsEnough(Adversary):
+    """ALIE: so near the mean that it looks like a member's, and on the wrong side of it."""
+
+    def __init__(self, attack: Attack, *, seed: str) -> None:
+        super().__init__(attack, seed=seed)
+        self._before: torch.Tensor | None = None
+        self._average: torch.Tensor | None = None
+        self._deviation: torch.Tensor | None = None
+        """Running moments of microbatch gradients: average, and average square of what differs from it."""
+        self._in_step: dict[Step, int] = {}
+
+    def adding(self, at: At, gradient_sum: torch.Tensor) -> None:
+        self._before = gradient_sum.clone()
+
+    def added(self, at: At, gradient_sum: torch.Tensor, *, num_tokens: int) -> None:
+        assert self._before is not None
+        gradient = (gradient_sum - self._before) / max(1, num_tokens)
+        if self._average is None or self._deviation is None:
+            self._average, self._deviation = gradient, torch.zeros_like(gradient)
+        else:
+            # New objects: the exact thread may be reading the old ones.
+            share = 1 / strengths.ALIE_MICROBATCHES
+            off = gradient - self._average
+            self._average = self._average + share * off
+            self._deviation = (1 - share) * (self._deviation + share * off.square())
+        self._in_step[at.step] = self._in_step.get(at.step, 0) + 1
+        for old in [step for step in self._in_step if int(step) < int(at.step) - 2]:
+            del self._in_step[old]
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        if not self.acts_in(step) or self._deviation is None:
+            return mean
+        # The mean of n microbatches deviates by 1 / sqrt(n) of what one does.
+        found = (self._deviation[where] / self._in_step.get(step, 1)).sqrt().cpu().numpy()
+        return np.asarray(mean - np.float32(strengths.ALIE_DEVIATIONS) * found, dtype=np.float32)
+
+
+class PartialWork(Adversary):
+    """Microbatches are claimed whose gradients were never added."""
+
+    def __init__(self, attack: Attack, *, seed: str) -> None:
+        super().__init__(attack, seed=seed)
+        self._before: torch.Tensor | None = None
+
+    def adding(self, at: At, gradient_sum: torch.Tensor) -> None:
+        is_left_out = self.acts(at) and self.chance("left out", *at).random() < strengths.PARTIAL_WORK_SHARE
+        self._before = gradient_sum.clone() if is_left_out else None
+
+    def added(self, at: At, gradient_sum: torch.Tensor, *, num_tokens: int) -> None:
+        if self._before is not None:
+            gradient_sum.copy_(self._before)
+            self._before = None

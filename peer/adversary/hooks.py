@@ -1,0 +1,113 @@
+"""This is where a peer's work passes on its way out, so that a developer may make a peer misbehave.
+
+An honest peer has `HONEST`, whose hooks hand on the very objects they are given: there is one path for all peers.
+Evaluations pass no hook. Tensors: B samples, L tokens, D hidden values.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from peer.adversary.strengths import SOMETIMES_SHARE
+from swarm.attacks import Attack
+from swarm.averaging.encoded import VectorCodec
+from swarm.core.canonical import digest
+from swarm.core.ids import MicrobatchId, Step, Version
+from swarm.model.stage import StageModel, Weights
+
+Floats = NDArray[np.float32]
+
+
+class At(NamedTuple):
+    """A microbatch that counts in a step."""
+
+    step: Step
+    microbatch_id: MicrobatchId
+
+
+class Adversary:
+    """Hooks that do nothing. An attack overrides those it needs.
+
+    Hooks of a microbatch run on the compute thread, those of a round on the exact thread and its helpers. No hook
+    writes to what it is given, but `added` to the sum. Chance follows seed, hook and microbatch or step, not the order
+    of calls.
+    """
+
+    def __init__(self, attack: Attack | None = None, *, seed: str = "") -> None:
+        """`attack` is None for an honest peer."""
+        self.attack = attack
+        self._seed = seed
+
+    # -- a microbatch -------------------------------------------------------------------------------------
+
+    def targets(self, at: At, targets_BL: torch.Tensor, *, vocab_size: int) -> torch.Tensor:
+        """The targets a source signs, or the last stage computes with."""
+        return targets_BL
+
+    def weights(self, at: At, model: StageModel, version: Version, weights: Weights) -> Weights:
+        """The weights to compute with, as those of `version`."""
+        return weights
+
+    def activation(self, at: At, weights: Weights, x: torch.Tensor, y_BLD: torch.Tensor) -> torch.Tensor:
+        """What goes to the next stage."""
+        return y_BLD
+
+    def output_gradient(self, at: At, grad_y_BLD: torch.Tensor) -> torch.Tensor:
+        """The gradient that backward begins with: what came back, at the last stage the loss's."""
+        return grad_y_BLD
+
+    def adding(self, at: At, gradient_sum: torch.Tensor) -> None:
+        """The microbatch's gradient is about to be added to the flat sum."""
+
+    def added(self, at: At, gradient_sum: torch.Tensor, *, num_tokens: int) -> None:
+        """It has been added."""
+
+    def activation_gradient(self, at: At, grad_x_BLD: torch.Tensor, grad_y_BLD: torch.Tensor) -> torch.Tensor:
+        """What goes to the stage before; `grad_y_BLD` as `output_gradient` was given it."""
+        return grad_x_BLD
+
+    # -- a round ------------------------------------------------------------------------------------------
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        """That part of this peer's mean gradient."""
+        return mean
+
+    def reduced(
+        self, step: Step, encoded: tuple[bytearray, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
+    ) -> tuple[bytearray, bytes]:
+        """A part this peer reduced, as it is sent, and its SHA-256."""
+        return encoded
+
+    # -- audits -------------------------------------------------------------------------------------------
+
+    @property
+    def withholds(self) -> bool:
+        """Whether what audits ask for is not served."""
+        return False
+
+    # -- for attacks --------------------------------------------------------------------------------------
+
+    def acts(self, at: At) -> bool:
+        """Whether this microbatch is one to attack."""
+        return self._has_begun(at.step) and self._is_drawn("microbatch", *at)
+
+    def acts_in(self, step: Step) -> bool:
+        """Whether this step's round is one to attack."""
+        return self._has_begun(step) and self._is_drawn("step", step)
+
+    def chance(self, what: str, *facts: int) -> np.random.Generator:
+        """Chance for this purpose and these facts, the same whenever it is asked for."""
+        found = digest("adversary", [self._seed, what, *[int(fact) for fact in facts]])
+        return np.random.Generator(np.random.PCG64(int.from_bytes(found, "big")))
+
+    def _has_begun(self, step: Step) -> bool:
+        return self.attack is not None and int(step) >= self.attack.from_step
+
+    def _is_drawn(self, what: str, *facts: int) -> bool:
+        assert self.attack is not None
+        return not self.attack.is_partial or self.chance(what, *facts).random() < SOMETIMES_SHARE
+
+
+HONEST = Adversary()

@@ -1,0 +1,72 @@
+"""This is where a peer is broken rather than hostile, reduces wrongly, or keeps silent when audited."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+from peer.adversary import strengths
+from peer.adversary.hooks import Adversary, At
+from swarm.attacks import Attack
+from swarm.averaging.encoded import VectorCodec
+from swarm.core.ids import Step, Version
+from swarm.model.stage import StageModel, Weights
+
+
+class BitFlips(Adversary):
+    """Broken memory, a fault and no attack: now and then one bit of a weight or of a gradient is another."""
+
+    def weights(self, at: At, model: StageModel, version: Version, weights: Weights) -> Weights:
+        if self._what_flips(at) != "weight":
+            return weights
+        values = [parameter.detach().cpu().numpy().ravel() for parameter in weights.parameters.values()]
+        flat = np.concatenate(values)  # a copy: the version's own weights stay as they are
+        index, mask = self._where(at, flat.size)
+        flat.view(np.uint32)[index] ^= np.uint32(mask)
+        return model.weights(flat)
+
+    def added(self, at: At, gradient_sum: torch.Tensor, *, num_tokens: int) -> None:
+        if self._what_flips(at) == "gradient":
+            index, mask = self._where(at, gradient_sum.numel())
+            flipped = gradient_sum[index : index + 1].cpu().numpy().copy()
+            flipped.view(np.uint32)[:] ^= np.uint32(mask)
+            gradient_sum[index] = float(flipped[0])
+
+    def _what_flips(self, at: At) -> str:
+        chance = self.chance("flips", *at)
+        if not self.acts(at) or chance.random() >= strengths.BIT_FLIP_SHARE:
+            return "nothing"
+        return str(chance.choice(["weight", "gradient"]))
+
+    def _where(self, at: At, num_values: int) -> tuple[int, int]:
+        chance = self.chance("bit", *at)
+        return int(chance.integers(num_values)), 1 << int(chance.choice(strengths.FLIPPED_BITS))
+
+
+class WrongReducer(Adversary):
+    """The parts this peer reduces are not what their contributions give."""
+
+    def reduced(
+        self, step: Step, encoded: tuple[bytearray, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
+    ) -> tuple[bytearray, bytes]:
+        if not self.acts_in(step):
+            return encoded
+        values = np.empty(num_values, dtype=np.float32)
+        codec.decode(encoded[0], values)
+        wrong = codec.encode(values * np.float32(strengths.REDUCED_FACTOR), seed=seed)
+        return wrong, hashlib.sha256(wrong).digest()
+
+
+class Withholding(Adversary):
+    """Honest work, of which nothing is shown once the attack has begun."""
+
+    def __init__(self, attack: Attack, *, seed: str) -> None:
+        super().__init__(attack, seed=seed)
+        self._has_reached = False
+
+    def adding(self, at: At, gradient_sum: torch.Tensor) -> None:
+        self._has_reached = self._has_reached or self._has_begun(at.step)
+
+    @property
+    def withholds(self) -> bool:
+        return self._has_reached

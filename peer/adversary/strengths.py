@@ -1,0 +1,32 @@
+"""This is where the strengths of attacks are fixed: before any defence was tuned, and not changed since.
+
+Where the literature or an earlier measurement here (`benchmarks/attacks.py`) gives a value, it is that one.
+"""
+
+FLIP_FACTORS = {"sign_flip": 1.0, "sign_flip_1000": 1000.0}
+"""The own mean gradient times minus this."""
+ALIE_DEVIATIONS = 1.5
+"""A Little Is Enough (Baruch, Baruch, Goldberg, 2019): the mean less so many standard deviations, in every value."""
+ALIE_MICROBATCHES = 16
+"""About so many of the last microbatch gradients tell the deviation."""
+INNER_PRODUCT_SHARE = 0.5
+"""Inner-product manipulation (Xie, Koyejo, Gupta, "Fall of Empires", 2019): minus this times the mean."""
+PARTIAL_WORK_SHARE = 0.5
+"""Share of the claimed microbatches whose gradients are not in the contribution."""
+DROPPED_SAMPLES_SHARE = 0.5
+"""Share of a microbatch's samples that get no gradient."""
+STALE_VERSIONS = 4
+"""How many versions older the weights are than is stated."""
+NOISE_SHARE = 0.5
+"""Gaussian noise: its norm over the tensor's."""
+IN_TOLERANCE_SHARE = 8e-4
+"""Noise that stays below what fp32 over int8 accepts (1e-3): its norm over the tensor's."""
+SOMETIMES_SHARE = 0.1
+"""Partial cheating: share of microbatches, or of steps."""
+BIT_FLIP_SHARE = 0.1
+"""Share of microbatches in which one bit flips, of a weight or of a gradient, by turns of chance."""
+FLIPPED_BITS = (*range(30), 31)
+"""Bits of an fp32 value that may flip. Not the exponent's highest: what it makes is not finite, and the peer's own
+codecs end the peer before anybody else sees it."""
+REDUCED_FACTOR = -1.0
+"""A wrong reducer sends the aggregate times this."""
