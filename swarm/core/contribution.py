@@ -103,6 +103,14 @@ class Contribution:
     def signed_bytes(self) -> bytes:
         return signed_bytes(self.DOMAIN, self.signed_value())
 
+    def digest(self) -> bytes:
+        """What an audit's draw on the contribution is made from: digest of all that its maker signed."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return digest(self.DOMAIN, self.signed_value())
+
     def to_value(self) -> Value:
         return {"value": self.signed_value(), "signature": self.signature}
 
