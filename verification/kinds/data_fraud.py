@@ -1,0 +1,47 @@
+"""This is where a source's birth record is held against the run's data order; the data itself is too large to carry."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.host_protocol import SignedRun
+from verification.evidence import Evidence, Kind, check_head
+from verification.headers import BirthRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFraud:
+    """A birth record for training whose tokens or targets are not its microbatch's."""
+
+    KIND: ClassVar[Kind] = "data_fraud"
+    birth: BirthRecord
+
+    @property
+    def accused(self) -> PeerId:
+        return self.birth.source
+
+    def to_evidence(self, run: SignedRun) -> Evidence:
+        facts: Value = {"birth": self.birth.to_value()}
+        return Evidence(
+            kind=self.KIND,
+            accused=self.accused,
+            stage=StageIndex(0),
+            version=Version(self.birth.step),
+            run=run,
+            facts=facts,
+        )
+
+    @classmethod
+    def from_evidence(cls, evidence: Evidence) -> "DataFraud":
+        """Raises RemoteError if it is malformed."""
+        fields = Fields("data fraud", evidence.facts)
+        birth = BirthRecord.from_value(fields.message("birth"))
+        fields.done()
+        if evidence.blobs or birth.kind != "train":
+            raise RemoteError("malformed", f"data fraud of kind {birth.kind} with {len(evidence.blobs)} blobs")
+        made = cls(birth=birth)
+        check_head(evidence, cls.KIND, accused=made.accused, stage=StageIndex(0), version=Version(birth.step))
+        return made

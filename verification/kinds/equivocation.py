@@ -1,0 +1,184 @@
+"""This is where two statements by one peer stand side by side that no honest peer signs both of."""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from swarm.core.canonical import Value, signed_bytes
+from swarm.core.contribution import Contribution, Roster
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.voting import Election, Phase, Reconfiguration, Vote, phase_of
+from swarm.host_protocol import SignedRun
+from swarm.identity import verify
+from verification.evidence import Evidence, Kind, check_head
+from verification.reduction import Reduction
+
+
+@dataclass(frozen=True, kw_only=True)
+class CastVote:
+    """A vote with all that its signature covers."""
+
+    DOMAIN: ClassVar[str] = "ballot"
+    run_id: str
+    stage: StageIndex
+    step: Step
+    previous_name: bytes
+    under: bytes
+    """Digest of the reconfiguration that it was cast under; empty if none."""
+    phase: Phase
+    view: int
+    value: bytes
+    vote: Vote
+
+    @classmethod
+    def of(
+        cls, election: Election, phase: Phase, view: int, value: bytes, vote: Vote, changed: Reconfiguration | None
+    ) -> "CastVote":
+        """The vote in that election."""
+        applies = changed is not None and view >= changed.first_view
+        return cls(
+            run_id=election.run_id,
+            stage=election.stage,
+            step=election.step,
+            previous_name=election.previous_name,
+            under=changed.digest() if changed is not None and applies else b"",
+            phase=phase,
+            view=view,
+            value=value,
+            vote=vote,
+        )
+
+    def signed_bytes(self) -> bytes:
+        """As `Election.ballot`."""
+        facts: list[Value] = [self.run_id, self.stage, self.step, self.previous_name, self.under]
+        return signed_bytes(self.DOMAIN, [*facts, self.phase, self.view, self.value])
+
+    def to_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "step": self.step,
+            "previous_name": self.previous_name,
+            "under": self.under,
+            "phase": self.phase,
+            "view": self.view,
+            "value": self.value,
+            "vote": self.vote.to_value(),
+        }
+
+    @classmethod
+    def from_value(cls, value: Value) -> "CastVote":
+        """Raises RemoteError("malformed")."""
+        fields = Fields("cast vote", value)
+        made = cls(
+            run_id=fields.text("run_id"),
+            stage=StageIndex(fields.integer("stage", high=1 << 16)),
+            step=Step(fields.integer("step")),
+            previous_name=fields.octets("previous_name", length=32),
+            under=fields.octets("under", max_length=32),
+            phase=phase_of(fields.text("phase")),
+            view=fields.integer("view"),
+            value=fields.octets("value", length=32),
+            vote=Vote.from_value(fields.message("vote")),
+        )
+        fields.done()
+        return made
+
+
+Statement: TypeAlias = Contribution | Roster | Reduction | CastVote
+
+_STATEMENTS: dict[str, type[Contribution] | type[Roster] | type[Reduction] | type[CastVote]] = {
+    made.DOMAIN: made for made in (Contribution, Roster, Reduction, CastVote)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equivocation:
+    """Two statements of one peer about the same thing."""
+
+    KIND: ClassVar[Kind] = "equivocation"
+    one: Statement
+    other: Statement
+
+    @property
+    def accused(self) -> PeerId:
+        return maker_of(self.one)
+
+    def check_signatures(self, run_id: str) -> None:
+        """Raises RemoteError unless both are of this run and signed by the accused."""
+        for made in (self.one, self.other):
+            if made.run_id != run_id:
+                raise RemoteError("evidence", f"a {made.DOMAIN} of run {made.run_id[:12]}, not {run_id[:12]}")
+            signature = made.vote.signature if isinstance(made, CastVote) else made.signature
+            if maker_of(made) != self.accused or not verify(self.accused, made.signed_bytes(), signature):
+                raise RemoteError("signature", f"a {made.DOMAIN} is not signed by {self.accused}")
+
+    @property
+    def contradiction(self) -> str | None:
+        """What the two say differently about the same thing; None if they do not."""
+        one, other = self.one, self.other
+        if subject_of(one) != subject_of(other) or _claim_of(one) == _claim_of(other):
+            return None
+        return f"two {_PLURALS[one.DOMAIN]} for step {one.step} of stage {one.stage}"
+
+    def to_evidence(self, run: SignedRun) -> Evidence:
+        one = self.one
+        facts: Value = {"of": one.DOMAIN, "one": one.to_value(), "other": self.other.to_value()}
+        return Evidence(
+            kind=self.KIND,
+            accused=self.accused,
+            stage=one.stage,
+            version=Version(one.step),
+            run=run,
+            facts=facts,
+        )
+
+    @classmethod
+    def from_evidence(cls, evidence: Evidence) -> "Equivocation":
+        """Raises RemoteError if it is malformed."""
+        fields = Fields("equivocation", evidence.facts)
+        of = fields.text("of")
+        if of not in _STATEMENTS or evidence.blobs:
+            raise RemoteError("malformed", f"equivocation of {of[:20]!r} with {len(evidence.blobs)} blobs")
+        read = _STATEMENTS[of].from_value
+        made = cls(one=read(fields.message("one")), other=read(fields.message("other")))
+        fields.done()
+        version = Version(made.one.step)
+        check_head(evidence, cls.KIND, accused=made.accused, stage=made.one.stage, version=version)
+        return made
+
+
+def maker_of(made: Statement) -> PeerId:
+    """Who signs it."""
+    if isinstance(made, Contribution):
+        return made.peer_id
+    if isinstance(made, Roster):
+        return made.leader
+    return made.reducer if isinstance(made, Reduction) else made.vote.voter
+
+
+def subject_of(made: Statement) -> tuple[object, ...]:
+    """What an honest peer makes one such statement about."""
+    common = (made.DOMAIN, made.run_id, made.stage, made.step, made.previous_name)
+    if isinstance(made, Contribution):
+        return common
+    if isinstance(made, Roster):
+        return (*common, made.view, made.revision)
+    if isinstance(made, Reduction):
+        return (*common, made.part, made.inputs, made.norm_cap)
+    return (*common, made.under, made.phase, made.view)
+
+
+def _claim_of(made: Statement) -> bytes:
+    if isinstance(made, Reduction):
+        return made.digest
+    return made.value if isinstance(made, CastVote) else made.signed_bytes()
+
+
+_PLURALS = {
+    Contribution.DOMAIN: "contributions",
+    Roster.DOMAIN: "rosters in one view",
+    Reduction.DOMAIN: "reductions of one part from the same inputs",
+    CastVote.DOMAIN: "votes in one phase of one view",
+}

@@ -1,0 +1,76 @@
+"""This is where a signed message stands beside the bytes it commits to, which no honest program writes."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from swarm.core.canonical import Value
+from swarm.core.contribution import MAX_PARTS, Contribution
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.host_protocol import SignedRun
+from verification.evidence import Bytes, Evidence, Kind, check_head
+from verification.headers import HopHeader
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolViolation:
+    """A contribution with one of its encoded parts, or a hop header with its body: bytes that do not decode."""
+
+    KIND: ClassVar[Kind] = "protocol_violation"
+    message: Contribution | HopHeader
+    part: int
+    """Of the contribution; 0 for a hop."""
+    body: Bytes
+
+    @property
+    def accused(self) -> PeerId:
+        return self.message.producer if isinstance(self.message, HopHeader) else self.message.peer_id
+
+    @property
+    def stage(self) -> StageIndex:
+        return self.message.stage
+
+    @property
+    def version(self) -> Version:
+        return self.message.version if isinstance(self.message, HopHeader) else Version(self.message.step)
+
+    @property
+    def committed_digest(self) -> bytes:
+        """SHA-256 that the message gives for the body. Raises RemoteError if it gives none."""
+        if isinstance(self.message, HopHeader):
+            return self.message.body_digest
+        if self.part >= len(self.message.part_digests):
+            raise RemoteError("malformed", f"contribution of {len(self.message.part_digests)} parts has no {self.part}")
+        return self.message.part_digests[self.part]
+
+    def to_evidence(self, run: SignedRun) -> Evidence:
+        facts: Value = {"of": self.message.DOMAIN, "message": self.message.to_value(), "part": self.part}
+        return Evidence(
+            kind=self.KIND,
+            accused=self.accused,
+            stage=self.stage,
+            version=self.version,
+            run=run,
+            facts=facts,
+            blobs=(self.body,),
+        )
+
+    @classmethod
+    def from_evidence(cls, evidence: Evidence) -> "ProtocolViolation":
+        """Raises RemoteError if it is malformed, or if the bytes are not those committed to."""
+        fields = Fields("protocol violation", evidence.facts)
+        of = fields.text("of")
+        if of not in _MESSAGES or len(evidence.blobs) != 1:
+            raise RemoteError("malformed", f"violation by a {of[:20]!r} with {len(evidence.blobs)} blobs")
+        message = _MESSAGES[of].from_value(fields.message("message"))
+        part = fields.integer("part", high=MAX_PARTS if of == Contribution.DOMAIN else 0)
+        fields.done()
+        made = cls(message=message, part=part, body=evidence.blobs[0])
+        if evidence.blob_digests[0] != made.committed_digest:
+            raise RemoteError("digest", "the bytes are not those that the message commits to")
+        check_head(evidence, cls.KIND, accused=made.accused, stage=made.stage, version=made.version)
+        return made
+
+
+_MESSAGES: dict[str, type[Contribution] | type[HopHeader]] = {made.DOMAIN: made for made in (Contribution, HopHeader)}

@@ -1,0 +1,127 @@
+"""This is where a reducer signs what it made of what: the inputs to a part, each by weight and digest, and the output.
+
+Aggregation is exact, so the inputs' bytes prove a wrong output. Whoever gets the part knows the inputs from the
+certified roster and the chain: only the signature need travel with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from swarm.core.canonical import Value, signed_bytes
+from swarm.core.contribution import MAX_MEMBERS, MAX_PARTS, ReducedPart, Roster
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.identity import Identity, verify
+
+
+@dataclass(frozen=True)
+class ReductionInput:
+    """One contribution to a part."""
+
+    peer_id: PeerId
+    num_tokens: int
+    """Its weight."""
+    digest: bytes
+    """SHA-256 of the encoded part, as the contribution commits to it."""
+
+    @classmethod
+    def from_value(cls, value: Value) -> "ReductionInput":
+        fields = Fields.of_list("reduction input", value, "peer_id", "num_tokens", "digest")
+        num_tokens = fields.integer("num_tokens", low=1, high=1 << 48)
+        return cls(fields.peer("peer_id"), num_tokens, fields.octets("digest", length=32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """A reducer's word for one part."""
+
+    DOMAIN: ClassVar[str] = "reduction"
+    run_id: str
+    stage: StageIndex
+    step: Step
+    previous_name: bytes
+    """Name of the version that the round starts from."""
+    reducer: PeerId
+    part: int
+    inputs: tuple[ReductionInput, ...]
+    """Contributions of some weight, in the order of peer ids."""
+    norm_cap: float | None
+    """Of the version that the round starts from (`swarm.averaging.reduce`); None while it has none."""
+    digest: bytes
+    """SHA-256 of the one encoding that everyone gets."""
+    signature: bytes = b""
+
+    @classmethod
+    def of(
+        cls,
+        roster: Roster,
+        reduced: ReducedPart,
+        weights: Mapping[PeerId, int],
+        *,
+        norm_cap: float | None,
+        reducer: PeerId,
+    ) -> "Reduction":
+        """What `reducer` is to sign for the part; `weights` are the chain's (`StageChain.weights_of`)."""
+        committed = {made.peer_id: made.part_digests[reduced.part] for made in roster.contributions}
+        counted = [peer for peer in reduced.contributors if weights[peer] > 0]
+        return cls(
+            run_id=roster.run_id,
+            stage=roster.stage,
+            step=roster.step,
+            previous_name=roster.previous_name,
+            reducer=reducer,
+            part=reduced.part,
+            inputs=tuple(ReductionInput(peer, weights[peer], committed[peer]) for peer in counted),
+            norm_cap=norm_cap,
+            digest=reduced.digest,
+        )
+
+    def signed_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "step": self.step,
+            "previous_name": self.previous_name,
+            "reducer": self.reducer,
+            "part": self.part,
+            "inputs": [[one.peer_id, one.num_tokens, one.digest] for one in self.inputs],
+            "norm_cap": self.norm_cap,
+            "digest": self.digest,
+        }
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(self.DOMAIN, self.signed_value())
+
+    def signed_by(self, reducer: Identity) -> "Reduction":
+        return replace(self, signature=reducer.sign(self.signed_bytes()))
+
+    def check(self) -> None:
+        """Raises RemoteError unless the reducer signed it."""
+        if not verify(self.reducer, self.signed_bytes(), self.signature):
+            raise RemoteError("signature", f"reduction of part {self.part} is not signed by it", self.reducer)
+
+    def to_value(self) -> Value:
+        return {"value": self.signed_value(), "signature": self.signature}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Reduction":
+        """Raises RemoteError("malformed")."""
+        outer = Fields("reduction", value)
+        fields = Fields("reduction", outer.message("value"))
+        made = cls(
+            run_id=fields.text("run_id"),
+            stage=StageIndex(fields.integer("stage", high=1 << 16)),
+            step=Step(fields.integer("step")),
+            previous_name=fields.octets("previous_name", length=32),
+            reducer=fields.peer("reducer"),
+            part=fields.integer("part", high=MAX_PARTS - 1),
+            inputs=fields.items("inputs", ReductionInput.from_value, max_items=MAX_MEMBERS),
+            norm_cap=fields.number("norm_cap") if fields.optional("norm_cap") else None,
+            digest=fields.octets("digest", length=32),
+            signature=outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        return made
