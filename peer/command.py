@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from peer.limits import GIB, VolunteerSettings, apply_thread_limit
+from swarm.attacks import DEVELOPER_VARIABLE, Attack, parse_attack
 from swarm.core.errors import SettingsError, TransientError
 from swarm.network.addresses import listen_multiaddress
 
@@ -24,6 +25,7 @@ DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "
 @click.option("--gpu", default="none", show_default=True, metavar="N|none", help="Number of the GPU to use.")
 @click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT", help="Where others reach you.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), default=DEFAULT_FOLDER, show_default=True)
+@click.option("--adversary", metavar="KIND@STEP", hidden=True, help="Misbehave from STEP on, for tests.")
 @click.option("--verbose", is_flag=True, help="Log what happens.")
 def command(
     address: tuple[str, ...],
@@ -35,6 +37,7 @@ def command(
     gpu: str,
     listen: str,
     folder: Path,
+    adversary: str | None,
     verbose: bool,
 ) -> None:
     """Train with the run whose host listens at ADDRESS, until it ends or Ctrl-C."""
@@ -54,10 +57,23 @@ def command(
         gpu=None if gpu == "none" else int(gpu),
         stage=stage,
         listen=(listen_multiaddress(listen),),
+        attack=None if adversary is None else _allowed(adversary),
     )
     from swarm.network.loop import run
 
     run(lambda stop: join(volunteer, address, stop))
+
+
+def _allowed(adversary: str) -> Attack:
+    if os.environ.get(DEVELOPER_VARIABLE) != "1":
+        raise SettingsError(
+            f"--adversary {adversary}: a peer that misbehaves harms the run and is banned; it is for developers' own "
+            f"swarms, with {DEVELOPER_VARIABLE}=1 in the environment"
+        )
+    try:
+        return parse_attack(adversary)
+    except SettingsError as error:
+        raise SettingsError(f"--adversary {error}") from error
 
 
 async def join(volunteer: VolunteerSettings, addresses: tuple[str, ...], stop: asyncio.Event) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from peer.adversary import HONEST, adversary_of
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
 from peer.downstream import Downstream, HopCounters, numeric_class
@@ -351,10 +352,25 @@ class PeerDaemon:
                 kind,
                 lambda peer: None,
             )
+        attack = self.volunteer.attack
+        adversary = HONEST if attack is None else adversary_of(attack, seed=self.identity.peer_id)
+        if attack is not None:
+            log.warning("this peer misbehaves: %s", attack)
+        rounds.adversary = adversary
         exhibits = ExhibitStore.of_run(settings)
         rounds.on_contributed = exhibits.keep_parts
         server = HopServer(
-            settings, name, self.identity, replica, compute, rounds, downstream, counters, kind, exhibits
+            settings,
+            name,
+            self.identity,
+            replica,
+            compute,
+            rounds,
+            downstream,
+            counters,
+            kind,
+            exhibits,
+            adversary=adversary,
         )
         source = None
         if files is not None and downstream is not None:

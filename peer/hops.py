@@ -6,11 +6,13 @@ Whoever sends work keeps it until it is answered, and sends it to another peer i
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from peer.adversary import HONEST, Adversary, At
 from peer.compute import Urgency, WorkThread
 from peer.downstream import METHOD, Activation, Answer, Downstream, HopCounters, Refused
 from peer.exhibits import ExhibitStore
@@ -71,6 +73,8 @@ class HopServer:
         counters: HopCounters,
         numeric_class: str,
         exhibits: ExhibitStore,
+        *,
+        adversary: Adversary = HONEST,
     ) -> None:
         self._settings = settings
         self._run_id = run_id
@@ -82,6 +86,7 @@ class HopServer:
         self._counters = counters
         self._numeric_class = numeric_class
         self._exhibits = exhibits
+        self.adversary = adversary
         self._codec: ActivationCodec = activation_codec(settings.codecs.activations)
         self._gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
@@ -190,12 +195,15 @@ class HopServer:
         open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     ) -> Message:
         replica, step = self._replica, birth.step
+        adversary, at = self.adversary, At(step, birth.microbatch_id)
 
         def compute() -> tuple[float, int, bytearray, Version, bool]:
             x, targets = open_up()
             if not replica.accepts(step):
                 raise Refused("closed", f"step {step} closed while the microbatch waited")
             version, weights = replica.weights_for(step)
+            weights = adversary.weights(at, replica.model, version, weights)
+            targets = adversary.targets(at, targets, vocab_size=replica.model.vocab_size)
             loss_sum, num_targets, saved = replica.model.loss(weights, x, targets, keep=True)
             assert saved is not None
             if num_targets != birth.num_targets:
@@ -204,8 +212,12 @@ class HopServer:
                 )
             known = replica.has_done(step, birth.microbatch_id)
             into = replica.scratch() if known else replica.sum_of(step).gradient.flat
-            grad_x = replica.model.loss_backward(saved, into)
+            grad_y = saved.grad_y_BLD
+            adversary.adding(at, into)
+            grad_x = replica.model.loss_backward(replace(saved, grad_y_BLD=adversary.output_gradient(at, grad_y)), into)
             assert grad_x is not None
+            adversary.added(at, into, num_tokens=num_targets)
+            grad_x = adversary.activation_gradient(at, grad_x, grad_y)
             if not known:
                 replica.record(step, _work(birth, version, header.digest(), bytes(32)))
             return loss_sum, num_targets, self._gradient_codec.encode(grad_x), version, not known
@@ -230,6 +242,7 @@ class HopServer:
         open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     ) -> Message:
         replica, step = self._replica, birth.step
+        at = At(step, birth.microbatch_id)
         assert self._downstream is not None
 
         def forward() -> tuple[Activation, Saved]:
@@ -237,8 +250,10 @@ class HopServer:
             if not replica.accepts(step):
                 raise Refused("closed", f"step {step} closed while the microbatch waited")
             version, weights = replica.weights_for(step)
+            weights = self.adversary.weights(at, replica.model, version, weights)
             y, saved = replica.model.forward(weights, x, keep=True)
             assert saved is not None
+            y = self.adversary.activation(at, weights, x, y)
             return self.pack(birth, version, (birth.digest(), header.digest()), y, view[activation_bytes:]), saved
 
         activation, saved = await self._compute.run(Urgency.FORWARD, forward)
@@ -283,6 +298,7 @@ class HopServer:
         assert answer.grad_y is not None
         assert answer.header is not None
         grad_y, output_header = answer.grad_y, answer.header.digest()
+        adversary, at = self.adversary, At(step, birth.microbatch_id)
 
         def compute() -> tuple[torch.Tensor | None, bool]:
             if not replica.accepts(step):
@@ -290,7 +306,11 @@ class HopServer:
                 raise Refused("closed", f"step {step} closed before the gradient came back")
             known = replica.has_done(step, birth.microbatch_id)
             into = replica.scratch() if known else replica.sum_of(step).gradient.flat
-            grad_x = replica.model.backward(saved, grad_y, into)
+            adversary.adding(at, into)
+            grad_x = replica.model.backward(saved, adversary.output_gradient(at, grad_y), into)
+            adversary.added(at, into, num_tokens=birth.num_targets)
+            if grad_x is not None:
+                grad_x = adversary.activation_gradient(at, grad_x, grad_y)
             if not known:
                 replica.record(step, _work(birth, activation.version, input_header, output_header))
             return grad_x, not known

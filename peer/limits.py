@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from swarm.attacks import Attack
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
 from swarm.network.transport import Handler, Message, Transport
@@ -31,6 +32,8 @@ class VolunteerSettings:
     stage: int | None = None
     """The stage asked for; None: wherever the run needs a peer most."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    attack: Attack | None = None
+    """How this peer misbehaves, for a developer's tests; None: not at all."""
 
 
 def apply_thread_limit(threads: int) -> None:

@@ -227,7 +227,11 @@ class PartExchange:
             made: list[tuple[Bytes, bytes]] = []
             for one, held in zip(asked, bodies, strict=True):
                 seed = reduced_seed(stage.run_id, chain.stage, chain.version, one.part)
-                encoded, found = reduce_part(replica, one.part, held, rule=rule, norm_cap=cap, seed=seed)
+                right = reduce_part(replica, one.part, held, rule=rule, norm_cap=cap, seed=seed)
+                where = replica.parts()[one.part]
+                encoded, found = stage.adversary.reduced(
+                    state.step, right, replica.codec, num_values=where.stop - where.start, seed=seed
+                )
                 self._decoder(state).take(one.part, found, encoded)
                 made.append((encoded, found))
             return made

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from peer.compute import Urgency
@@ -242,7 +243,10 @@ class RoundDriver:
             log.warning("step %d: this peer may have signed before it was restarted, and stays silent", step)
             return
         seeds = part_seeds(stage.run_id, chain.stage, chain.version, stage.me, num_parts=replica.num_parts)
-        parts, digests = await stage.exact.run(Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seeds))
+        said = partial(stage.adversary.mean, step)
+        parts, digests = await stage.exact.run(
+            Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seeds, said)
+        )
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
         rates = self.parts.rates.of(chain.members, me=stage.me)
         unsigned = Contribution(stage.run_id, chain.stage, step, chain.name, stage.me, work, tuple(digests), rates)

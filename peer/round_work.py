@@ -5,7 +5,10 @@ A part goes through all that is done to it while it is in cache.
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from peer.replica import Accumulation, StageReplica
 from peer.step_state import Bytes
@@ -17,11 +20,14 @@ log = logging.getLogger(__name__)
 
 
 def encode_contribution(
-    replica: StageReplica, accumulation: Accumulation, seeds: Sequence[bytes]
+    replica: StageReplica,
+    accumulation: Accumulation,
+    seeds: Sequence[bytes],
+    said: Callable[[slice, NDArray[np.float32]], NDArray[np.float32]] = lambda where, mean: mean,
 ) -> tuple[list[bytearray], list[bytes]]:
     """The mean gradient in encoded parts, and their SHA-256; nothing if there is no work or it is not finite.
 
-    `seeds` are `swarm.averaging.seeds.part_seeds`.
+    `seeds` are `swarm.averaging.seeds.part_seeds`; `said` is what an adversary makes of each part of the mean.
     Where the codec leaves a residual, the replica's is said along with it and becomes what is left now.
     """
     if not accumulation.work:
@@ -30,14 +36,15 @@ def encode_contribution(
 
     def encode(index: int) -> tuple[bytearray, bytes]:
         where = parts[index]
-        encoded = codec.encode(replica.mean_part(accumulation, where), seed=seeds[index])
+        encoded = codec.encode(said(where, replica.mean_part(accumulation, where)), seed=seeds[index])
         return encoded, hashlib.sha256(encoded).digest()
 
     try:
         if replica.residual is None:
             made = replica.threads.map(encode, range(len(parts)))
             return [encoded for encoded, _ in made], [found for _, found in made]
-        encoded = replica.residual.encode(replica.mean(accumulation), codec, parts=parts, seeds=seeds)
+        mean = replica.mean(accumulation)
+        encoded = replica.residual.encode(said(slice(0, mean.size), mean), codec, parts=parts, seeds=seeds)
         return encoded, replica.threads.map(lambda part: hashlib.sha256(part).digest(), encoded)
     except LocalError as error:
         log.warning("stage %d: this peer's gradient is left out: %s", replica.stage, error)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from peer.adversary import HONEST, Adversary
 from peer.compute import Urgency, WorkThread
 from peer.grants import StepGrants, Ticket, take_next
 from peer.replica import StageReplica
@@ -99,6 +100,7 @@ class StageRounds:
         self.on_contributed: Callable[[Step, Sequence[Bytes]], None] = lambda step, parts: None
         """Told of the encoded parts of this peer's contribution before they are committed to."""
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
+        self.adversary: Adversary = HONEST
         self.neighbours: Callable[[], set[PeerId]] = set
         """Live peers of the neighbouring stages."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from peer.adversary import At
 from peer.compute import Urgency, WorkThread
 from peer.downstream import Activation, Downstream, HopCounters, Refused
 from peer.grants import Ticket
@@ -120,15 +121,20 @@ class Source:
 
     async def _attempt(self, ticket: Ticket, attempt: int) -> None:
         tokens_BL, targets_BL = self._reader.batch(ticket.microbatch_id)
+        replica, adversary, at = self.replica, self.server.adversary, At(ticket.step, ticket.microbatch_id)
+        vocab_size = replica.model.vocab_size
+        targets_BL = adversary.targets(at, torch.from_numpy(targets_BL), vocab_size=vocab_size).numpy()
         birth = self._birth("train", ticket.microbatch_id, attempt, ticket.step, tokens_BL, targets_BL)
-        replica = self.replica
 
         def forward() -> tuple[Activation, Saved]:
             if not replica.accepts(ticket.step):
                 raise Refused("closed", f"step {ticket.step} is closed here")
             version, weights = replica.weights_for(ticket.step)
-            y, saved = replica.model.forward(weights, torch.from_numpy(tokens_BL), keep=True)
+            weights = adversary.weights(at, replica.model, version, weights)
+            tokens = torch.from_numpy(tokens_BL)
+            y, saved = replica.model.forward(weights, tokens, keep=True)
             assert saved is not None
+            y = adversary.activation(at, weights, tokens, y)
             return self.server.pack(birth, version, (birth.digest(),), y, _int32(targets_BL)), saved
 
         activation, saved = await self.compute.run(Urgency.FORWARD, forward)
