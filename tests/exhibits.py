@@ -11,10 +11,12 @@ Replicas, codecs, headers, encoding, reduction and certificates are the real one
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from peer.downstream import numeric_class
 from peer.replica import StageReplica
@@ -25,7 +27,14 @@ from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.contribution import Contribution, ReducedPart, Result, Work
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
-from swarm.core.settings import BatchSettings, CodecSettings, DataSettings, OptimizerSettings, RunSettings
+from swarm.core.settings import (
+    BatchSettings,
+    CodecSettings,
+    DataSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+)
 from swarm.core.stage_chain import Genesis, StageChain
 from swarm.identity import Identity, verify
 from swarm.model.initial import initial_weights
@@ -93,20 +102,8 @@ class SmallRun:
         self.settings = replace(settings, initial_state_digests=tuple(map(state_digest, self.states)))
         everyone = identities(num_stages * num_peers)
         self.peers = [everyone[stage * num_peers : (stage + 1) * num_peers] for stage in range(num_stages)]
-        models = [StageModel(self.settings.model, stage) for stage in range(num_stages)]
         self.chains = [self._first_chain(stage) for stage in range(num_stages)]
-        self.replicas = [
-            [
-                StageReplica(
-                    self.settings,
-                    model,
-                    replace(state, name=chain.name),
-                    clip_norm=stage_clip_norm(self.settings, model.stage),
-                )
-                for _ in range(num_peers)
-            ]
-            for model, state, chain in zip(models, self.states, self.chains, strict=True)
-        ]
+        self.replicas = [self._replicas_of(stage, num_peers) for stage in range(num_stages)]
 
     def snapshot(self, stage: int) -> tuple[StageState, StageChain]:
         """The stage at its present version, as a replay of it begins: later steps leave it alone."""
@@ -223,6 +220,11 @@ class SmallRun:
             replica.swap(replica.next_version(gradient, self.chains[stage].name, gradient_norm=norm))
         return Done(chain, result, bodies, {peer: one for peer, one in made.items() if one.work}, parts)
 
+    def _replicas_of(self, stage: int, num_peers: int) -> list[StageReplica]:
+        state = replace(self.states[stage], name=self.chains[stage].name)
+        model, clip_norm = _stage_model(self.settings.model, stage), _clip_norm(self.settings, stage)
+        return [StageReplica(self.settings, model, state, clip_norm=clip_norm) for _ in range(num_peers)]
+
     def _first_chain(self, stage: int) -> StageChain:
         return StageChain.begin(
             Genesis(
@@ -326,8 +328,23 @@ def tokens_and_targets(settings: RunSettings, number: int) -> tuple[Any, Any]:
 def _first_states(settings: RunSettings) -> list[StageState]:
     """Of version 0, without a name."""
     states = []
-    for stage, flat in enumerate(initial_weights(settings.model, settings.data.seed, None)):
-        layout = StageModel(settings.model, stage).layout
+    for stage, flat in enumerate(_first_weights(settings.model)):
+        layout = _stage_model(settings.model, stage).layout
         optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
         states.append(StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars)))
     return states
+
+
+@cache
+def _first_weights(model: ModelSettings) -> list[NDArray[np.float32]]:
+    return list(initial_weights(model, 0, None))
+
+
+@cache
+def _stage_model(model: ModelSettings, stage: int) -> StageModel:
+    return StageModel(model, stage)
+
+
+@cache
+def _clip_norm(settings: RunSettings, stage: int) -> float:
+    return stage_clip_norm(settings, stage)

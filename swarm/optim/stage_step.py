@@ -98,9 +98,14 @@ def stage_clip_norm(settings: RunSettings, stage: int) -> float:
     return float(settings.optimizer.max_norm * np.sqrt(np.float64(sizes[stage] / sum(sizes))))
 
 
+def extrapolates(settings: RunSettings, version: int) -> bool:
+    """Whether the step after the version's is computed on weights extrapolated from it and the one before."""
+    return settings.optimizer.correction == "extrapolate" and settings.averaging.delay > 0 and version > 1
+
+
 def weights_ahead(settings: RunSettings, old: StageState, new: StageState) -> Floats | None:
-    """What the step after the new version's is computed on, where the run extrapolates; None where it does not."""
-    if settings.optimizer.correction != "extrapolate" or not settings.averaging.delay or old.version == 0:
+    """The extrapolated weights at the new version; None where nothing is extrapolated."""
+    if not extrapolates(settings, new.version):
         return None
     ahead = np.empty_like(new.weights)
     extrapolated(new.weights, old.weights, ahead)

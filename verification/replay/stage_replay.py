@@ -1,0 +1,279 @@
+"""This is where a stage's work is done again: versions from a snapshot and certified results, then microbatches.
+
+All of it runs on the caller's thread, with as many threads of PyTorch as the caller has set: exact verdicts on a CPU
+want one (`torch.set_num_threads(1)`).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from swarm.averaging.activations import ActivationCodec, activation_codec
+from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
+from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.result_decoder import ResultDecoder
+from swarm.averaging.seeds import part_seeds
+from swarm.checkpoint.state import StageState
+from swarm.core.contribution import Result
+from swarm.core.errors import LocalError, RemoteError
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.settings import RunSettings
+from swarm.core.stage_chain import StageChain
+from swarm.identity import verify
+from swarm.model.stage import StageModel, Weights
+from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.stage_step import StageStep, extrapolates, stage_clip_norm, weights_ahead
+from verification.papers import Bytes, Exhibit
+
+Floats = NDArray[np.float32]
+
+HELD_VERSIONS = 2
+"""A contribution's microbatches were computed on its round's version or, in an asynchronous run, the one before."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What an honest peer must have sent, fp32 (B, L, D) after encoding and decoding."""
+
+    y: Floats | None
+    """None at the last stage."""
+    grad_x: Floats | None
+    """None at stage 0."""
+    loss_sum: float | None
+    """In nats, at the last stage only."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The weights of a version."""
+
+    plain: Weights
+    ahead: Weights | None
+    """What the step after the version's is computed on, if that is not `plain`."""
+    ahead_is_known: bool
+    """Not where an extrapolating run is entered: `ahead` also needs the version before."""
+
+
+class StageReplay:
+    """One stage of a run as its honest peers have it, at one version after another.
+
+    `begin`, then `advance` by each certified result. `state`, `chain` and `version` are where it stands.
+    """
+
+    def __init__(self, settings: RunSettings, stage: int, *, device: str = "cpu") -> None:
+        """Raises SettingsError as `StageModel` does. Settings may differ from the run's own in `compute_dtype`."""
+        self.settings = settings
+        self.stage = StageIndex(stage)
+        self.model = StageModel(settings.model, stage, device=device)
+        self.layout = self.model.layout
+        self.num_parts = num_parts(self.layout.num_values)
+        self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, self.model.hidden_size)
+        self._codec = activation_codec(settings.codecs.activations)
+        self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
+        self._contribution_codec = vector_codec(settings.codecs.averaging)
+        self._clip_norm = stage_clip_norm(settings, stage)
+        self._gradient: Floats | None = None
+        self._at: tuple[StageState, StageChain, StageStep] | None = None
+        self._held: dict[int, _Held] = {}
+
+    # -- versions -----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> StageState:
+        """Of the present version. Its moments are changed by the next `advance`, its weights never."""
+        return self._standing()[0]
+
+    @property
+    def chain(self) -> StageChain:
+        return self._standing()[1]
+
+    @property
+    def version(self) -> Version:
+        return self.chain.version
+
+    def begin(self, state: StageState, chain: StageChain) -> None:
+        """Stand at a snapshot whose digest is certified, with the chain of its version; its moments are copied.
+
+        Raises RemoteError if they are not of one version, or not of this stage.
+        """
+        if chain.stage != self.stage or state.layout != self.layout:
+            raise RemoteError("state", f"snapshot of another stage or model, chain of stage {chain.stage}")
+        if (chain.version, chain.name) != (state.version, state.name):
+            raise RemoteError("state", f"state of version {state.version} is not the one named at {chain.version}")
+        if not state.moments:
+            raise RemoteError("state", f"state of version {state.version} has no moments")
+        step = StageStep(self.settings.optimizer, self.layout, clip_norm=self._clip_norm)
+        try:
+            step.restore(state)
+        except LocalError as error:
+            raise RemoteError("state", str(error)) from error
+        # Where a stage begins (again), all of its peers do, and none of them has the version before.
+        known = chain.name == chain.lineage or not extrapolates(self.settings, state.version)
+        self._held = {state.version: _Held(self.model.weights(state.weights), None, known)}
+        self._at = state, chain, step
+
+    def advance(self, result: Result, bodies: Sequence[Bytes]) -> None:
+        """Take the step of a certified result with its parts' bodies (empty for an empty part).
+
+        Raises RemoteError, and stays where it is, unless the result follows and the bodies are those it names.
+        """
+        state, chain, step = self._standing()
+        facts = chain.facts(
+            num_parts=self.num_parts,
+            phase_s=self.settings.deadlines.round_phase_s,
+            max_tokens=self.settings.microbatch_tokens,
+        )
+        facts.check_result(result, verify, certified=True)
+        _check_bodies(result, bodies)
+        next_chain = chain.advance(result, self.settings)
+        found = self._decoder().gradient(result.parts, bodies)
+        gradient, norm = found if found is not None else (None, None)
+        new = step.next(state, gradient, next_chain.name, gradient_norm=norm).state
+        ahead = weights_ahead(self.settings, state, new)
+        held = _Held(self.model.weights(new.weights), self.model.weights(ahead) if ahead is not None else None, True)
+        self._held = {**self._held, new.version: held}
+        for old in sorted(self._held)[:-HELD_VERSIONS]:
+            del self._held[old]
+        self._at = new, next_chain, step
+
+    def weights_for(self, step: Step) -> tuple[Version, Weights]:
+        """The present version, and what a microbatch of `step` is computed on at it. Raises LocalError as
+        `microbatch` does."""
+        return self.version, self._weights(self.version, step)
+
+    # -- microbatches -------------------------------------------------------------------------------------
+
+    def microbatch(self, exhibit: Exhibit, step: Step, into: torch.Tensor) -> Replayed:
+        """Compute what the exhibit's peer must have computed from x and the gradient of y, on the version it signed.
+
+        Parameter gradients are added to `into` (flat fp32 on the replay's device). The exhibit has passed `check`
+        with its peer. Raises RemoteError for bytes that an honest peer would have refused, and "not-finite" where
+        the honest outcome has no encoding; LocalError if the version is neither the present nor the one before, or
+        cannot be known here.
+        """
+        birth = exhibit.papers.birth
+        if birth.step != step or birth.shape != self._shape[:2]:
+            raise RemoteError("papers", f"microbatch of step {birth.step} and shape {birth.shape}, not of step {step}")
+        weights = self._weights(_signed_by_maker(exhibit)[1], step)
+        x = self._int32(exhibit.x) if self.model.is_first else self._codec.decode(exhibit.x, self._shape)
+        if not self.model.is_last:
+            grad_y = self._gradient_codec.decode(exhibit.grad_y, self._shape)
+            y, saved = self.model.forward(weights, x, keep=True)
+            assert saved is not None
+            sent = self._as_sent(self._codec, y)
+            return Replayed(sent, self._sent_gradient(self.model.backward(saved, grad_y, into)), None)
+        loss_sum, num_targets, saved_loss = self.model.loss(weights, x, self._int32(exhibit.targets), keep=True)
+        assert saved_loss is not None
+        if num_targets != birth.num_targets:
+            raise RemoteError("protocol", f"{num_targets} targets, birth record says {birth.num_targets}", birth.source)
+        return Replayed(None, self._sent_gradient(self.model.loss_backward(saved_loss, into)), loss_sum)
+
+    def claimed_y(self, exhibit: Exhibit) -> Floats | None:
+        """What the peer sent on, fp32 (B, L, D); None at the last stage. Raises RemoteError("malformed")."""
+        return None if self.model.is_last else self._codec.decode(exhibit.y, self._shape).numpy()
+
+    def claimed_grad_x(self, exhibit: Exhibit) -> Floats | None:
+        """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
+        return None if self.model.is_first else self._gradient_codec.decode(exhibit.grad_x, self._shape).numpy()
+
+    # -- contributions ------------------------------------------------------------------------------------
+
+    def contribution(self, exhibits: Sequence[Exhibit], step: Step) -> Floats:
+        """What the exhibits' peer must have contributed to `step`: its mean gradient, encoded and decoded, flat.
+
+        `exhibits` are of every entry of the contribution, and have passed `check` and `check_work`. Raises as
+        `microbatch`, and LocalError for codecs whose contributions also hold what their maker owed from before.
+        """
+        codec = self._contribution_codec
+        if leaves_residual(self.settings.codecs.averaging):
+            raise LocalError(f"a contribution in {codec.name} cannot be replayed without the residual of its maker")
+        makers = sorted({_signed_by_maker(exhibit)[0] for exhibit in exhibits})
+        if len(makers) != 1:
+            raise LocalError(f"{len(exhibits)} exhibits of {len(makers)} peers: a contribution is of one")
+        gradient = GradientSum(self.layout.num_values, self.model.device)
+        for exhibit in exhibits:
+            self.microbatch(exhibit, step, gradient.flat)
+            gradient.add_tokens(exhibit.papers.birth.num_targets)
+        seeds = part_seeds(self.chain.run_id, self.stage, Version(int(step)), makers[0], num_parts=self.num_parts)
+        values = np.empty(self.layout.num_values, dtype=np.float32)
+        for where, seed in zip(self._parts(), seeds, strict=True):
+            gradient.mean_of(where, values[where])
+            try:
+                encoded = codec.encode(values[where], seed=seed)
+            except LocalError as error:
+                raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
+            codec.decode(encoded, values[where])
+        return values
+
+    def decoded_contribution(self, bodies: Sequence[Bytes]) -> Floats:
+        """What a contribution's encoded parts say, flat. Raises RemoteError("malformed")."""
+        if len(bodies) != self.num_parts:
+            raise RemoteError("malformed", f"contribution of {len(bodies)} parts, not {self.num_parts}")
+        values = np.empty(self.layout.num_values, dtype=np.float32)
+        for where, body in zip(self._parts(), bodies, strict=True):
+            self._contribution_codec.decode(body, values[where])
+        return values
+
+    # -- within -------------------------------------------------------------------------------------------
+
+    def _standing(self) -> tuple[StageState, StageChain, StageStep]:
+        if self._at is None:
+            raise LocalError(f"the replay of stage {self.stage} has not begun: give it a snapshot")
+        return self._at
+
+    def _weights(self, version: Version, step: Step) -> Weights:
+        held = self._held.get(version)
+        if held is None:
+            raise LocalError(f"version {version} is not held, {sorted(self._held)} are: begin at an earlier snapshot")
+        if int(step) <= version:
+            return held.plain
+        if not held.ahead_is_known:
+            raise LocalError(f"what step {step} has at version {version} needs the one before: begin at it")
+        return held.ahead or held.plain
+
+    def _int32(self, body: Bytes) -> torch.Tensor:
+        """Little-endian int32 (B, L) as int64. Raises RemoteError("malformed") for another length."""
+        num_samples, num_tokens = self._shape[:2]
+        if len(body) != 4 * num_samples * num_tokens:
+            raise RemoteError("malformed", f"{len(body)} bytes of ids for {num_samples} samples of {num_tokens} tokens")
+        return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.int64).reshape(num_samples, num_tokens))
+
+    def _sent_gradient(self, grad_x: torch.Tensor | None) -> Floats | None:
+        return None if grad_x is None else self._as_sent(self._gradient_codec, grad_x)
+
+    def _as_sent(self, codec: ActivationCodec, tensor_BLD: torch.Tensor) -> Floats:
+        try:
+            encoded = codec.encode(tensor_BLD)
+        except LocalError as error:
+            raise RemoteError("not-finite", f"no honest {codec.name} message comes of this: {error}") from error
+        return codec.decode(encoded, self._shape).numpy()
+
+    def _decoder(self) -> ResultDecoder:
+        if self._gradient is None:
+            self._gradient = np.empty(self.layout.num_values, dtype=np.float32)
+        return ResultDecoder(result_codec(self.settings.codecs.averaging), self._parts(), self._gradient)
+
+    def _parts(self) -> list[slice]:
+        return [part_slice(index, self.layout.num_values) for index in range(self.num_parts)]
+
+
+def _check_bodies(result: Result, bodies: Sequence[Bytes]) -> None:
+    if len(bodies) != len(result.parts):
+        raise RemoteError("malformed", f"{len(bodies)} bodies for a result of {len(result.parts)} parts")
+    for reduced, body in zip(result.parts, bodies, strict=True):
+        if reduced.is_empty and len(body):
+            raise RemoteError("malformed", f"part {reduced.part} is empty, but comes with {len(body)} bytes")
+        if not reduced.is_empty and hashlib.sha256(body).digest() != reduced.digest:
+            raise RemoteError("digest", f"part {reduced.part} of step {result.roster.step} differs from its digest")
+
+
+def _signed_by_maker(exhibit: Exhibit) -> tuple[PeerId, Version]:
+    """Whose exhibit it is, and the version it says it computed on."""
+    own = exhibit.papers.forward_header or exhibit.papers.gradient_out
+    if own is None:
+        raise RemoteError("papers", "an exhibit without a header of its maker")
+    return own.producer, own.version
