@@ -22,6 +22,7 @@ VERBS = {
     "demo": ("bootstrap.demo.command", "Train a small model with a swarm on this machine."),
     "export": ("swarm.commands.export", "Turn a checkpoint into a Hugging Face model folder."),
     "generate": ("swarm.commands.generate", "Continue a prompt with a Hugging Face model folder."),
+    "evidence": ("swarm.commands.evidence", "List, show and verify evidence of misbehaviour."),
 }
 
 
@@ -31,6 +32,8 @@ class ExitCode(IntEnum):
     """What was asked for could not be done."""
     BAD_INPUT = 2
     """A setting, argument or file is wrong; the message names it and the remedy."""
+    NOT_PROVEN = 3
+    """Evidence does not show what it accuses a peer of."""
     INTERRUPTED = 130
 
 

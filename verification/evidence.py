@@ -76,7 +76,7 @@ class Evidence:
 
     @classmethod
     def from_bytes(cls, data: Bytes, *, max_bytes: int) -> "Evidence":
-        """Evidence whose blobs are views of `data`. Raises RemoteError("evidence") unless it is whole and well formed."""
+        """Evidence whose blobs are views of `data`. Raises RemoteError("evidence") if it is not whole or malformed."""
         view = memoryview(data).cast("B")
         if len(view) > max_bytes:
             raise _unfit(f"file of {len(view)} bytes is over the limit of {max_bytes}")

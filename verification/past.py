@@ -1,6 +1,5 @@
 """This is where a stage's way to a version is shown: a beginning signed by the run key, and certified results since."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -8,7 +7,7 @@ from swarm.core.canonical import Value
 from swarm.core.contribution import Result
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex
+from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import Genesis, StageChain
 from swarm.identity import verify
@@ -27,10 +26,6 @@ class Past:
     results: tuple[Result, ...] = ()
     """Of the rounds since, in order."""
 
-    @property
-    def stage(self) -> StageIndex:
-        return self.beginning.stage
-
     def first_chain(self, settings: RunSettings, *, run_id: str, run_key: PeerId) -> StageChain:
         """The chain at the beginning. Raises RemoteError unless this run's key signed it."""
         beginning = self.beginning
@@ -42,20 +37,6 @@ class Past:
         if not verify(run_key, beginning.signed_bytes(), beginning.signature):
             raise RemoteError("anchor", f"the genesis of stage {beginning.stage} is not signed by the run key")
         return StageChain.begin(beginning, settings)
-
-    def chains(
-        self, settings: RunSettings, *, run_id: str, run_key: PeerId, num_parts: int
-    ) -> Iterator[tuple[Result, StageChain]]:
-        """Each result with the chain after it, once its certificate and all it holds are checked.
-
-        Raises RemoteError at the first that does not follow.
-        """
-        chain = self.first_chain(settings, run_id=run_id, run_key=run_key)
-        for result in self.results:
-            facts = chain.facts(num_parts=num_parts, phase_s=1.0, max_tokens=settings.microbatch_tokens)
-            facts.check_result(result, verify, certified=True)
-            chain = chain.advance(result, settings)
-            yield result, chain
 
     def to_value(self) -> Value:
         return {

@@ -124,4 +124,6 @@ class Reduction:
         )
         fields.done()
         outer.done()
+        if made.norm_cap is not None and made.norm_cap < 0:
+            raise RemoteError("malformed", f"reduction with norm cap {made.norm_cap}")
         return made

@@ -1,0 +1,155 @@
+"""This is where `swarm evidence` lists, shows and verifies evidence files: with no network, by anyone."""
+
+import json
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarm.cli import ExitCode
+
+if TYPE_CHECKING:
+    from verification.evidence import Evidence
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+EVIDENCE_FILE = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+
+
+@click.group()
+def command() -> None:
+    """List, show and verify evidence of misbehaviour."""
+
+
+@command.command("list")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default=Path("."))
+@AS_JSON
+def list_files(folder: Path, as_json: bool) -> None:
+    """List the evidence files in FOLDER (by default the present one) and below."""
+    from swarm.core.errors import LocalError, RemoteError
+    from verification.evidence import SUFFIX
+
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.rglob(f"*{SUFFIX}")):
+        try:
+            found.append({"file": str(path), **_summary(_read(path))})
+        except (RemoteError, LocalError) as error:
+            found.append({"file": str(path), "broken": str(error)})
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        click.echo(f"no evidence (*{SUFFIX}) in {folder}")
+    for one in found:
+        what = (
+            one.get("broken") or f"{one['kind']} by {one['accused']} at stage {one['stage']}, version {one['version']}"
+        )
+        click.echo(f"{one['file']}: {what}")
+
+
+@command.command("show")
+@EVIDENCE_FILE
+@AS_JSON
+def show(file: Path, as_json: bool) -> None:
+    """Print what is inside FILE, without judging it."""
+    from swarm.core.canonical import pack
+
+    evidence = _read(file)
+    summary = _summary(evidence) | {
+        "facts": _plain(evidence.facts),
+        "blobs": [
+            {"bytes": len(blob), "sha256": digest.hex()}
+            for blob, digest in zip(evidence.blobs, evidence.blob_digests, strict=True)
+        ],
+    }
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what", "", title=str(file), title_justify="left")
+    for name, value in _summary(evidence).items():
+        table.add_row(name.replace("_", " "), str(value))
+    facts = evidence.facts if isinstance(evidence.facts, dict) else {}
+    for name, fact in facts.items():
+        table.add_row(name.replace("_", " "), _brief(fact, len(pack(fact))))
+    Console(width=120).print(table)
+
+
+@command.command("verify")
+@EVIDENCE_FILE
+@click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The run's training tokens.")
+@click.option("--run-key", help="Peer id of the key that the run must be signed by; by default any.")
+@AS_JSON
+def verify_file(file: Path, data: Path | None, run_key: str | None, as_json: bool) -> int:
+    """Judge FILE again from nothing but what is in it; exits with 0 if it proves the accused guilty, else with 3.
+
+    A verdict holds for the run whose key is printed: compare it with the one you know, or give it as --run-key.
+    """
+    import torch
+
+    from swarm.core.errors import RemoteError
+    from swarm.core.ids import PeerId
+    from verification.replay.judge import judge
+
+    torch.set_num_threads(1)  # the same bits on every run
+    outcome: dict[str, Any] = {"file": str(file), "proven": False}
+    try:
+        evidence = _read(file)
+        outcome |= _summary(evidence)
+        verdict = judge(evidence, data=data, run_key=None if run_key is None else PeerId(run_key))
+        outcome |= {"proven": verdict.guilty, "reason": verdict.reason, "figures": dict(verdict.figures)}
+    except RemoteError as error:
+        outcome["reason"] = str(error)
+    if as_json:
+        click.echo(json.dumps(outcome, indent=2))
+    elif outcome["proven"]:
+        click.echo(f"proven: {outcome['kind']} by {outcome['accused']}\n{outcome['reason']}")
+        click.echo(f"in run {outcome['run_id']}\nunder key {outcome['run_key']}")
+    else:
+        click.echo(f"not proven: {outcome['reason']}")
+    return ExitCode.OK if outcome["proven"] else ExitCode.NOT_PROVEN
+
+
+def _read(path: Path) -> "Evidence":
+    """The file, mapped: blobs may be larger than memory."""
+    from swarm.core.errors import LocalError
+    from verification.evidence import MAX_EVIDENCE_BYTES, Evidence
+
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except OSError as error:
+        raise LocalError(f"{path} cannot be read: {error.strerror}") from error
+    return Evidence.from_bytes(memoryview(data), max_bytes=MAX_EVIDENCE_BYTES)
+
+
+def _summary(evidence: "Evidence") -> dict[str, Any]:
+    return {
+        "kind": evidence.kind,
+        "accused": evidence.accused,
+        "stage": int(evidence.stage),
+        "version": int(evidence.version),
+        "run_id": evidence.run_id,
+        "run_key": evidence.run.run_key,
+        "blobs_bytes": sum(map(len, evidence.blobs)),
+        "num_blobs": len(evidence.blobs),
+        "digest": evidence.digest().hex(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: bytes in hex."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _brief(fact: Any, size_bytes: int) -> str:
+    """A fact on a line or two."""
+    text = json.dumps(_plain(fact))
+    return text if len(text) <= 400 else f"{text[:200]} ... ({size_bytes} bytes; all of it with --json)"

@@ -1,0 +1,213 @@
+"""This is where evidence is judged: every signature, digest and certificate in it is checked, and the work done again.
+
+Nothing is believed because the accuser says so. What decides which run it is, and which states are genuine, is the run
+key that signed the settings: whoever acts on a verdict must know that key to be its run's.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from swarm.averaging.activations import activation_codec
+from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.averaging.encoded_mean import check_encoded
+from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.reduce import reduce_part
+from swarm.averaging.seeds import reduced_seed
+from swarm.core.canonical import signed_bytes
+from swarm.core.errors import LocalError, RemoteError
+from swarm.core.ids import PeerId, Version
+from swarm.data.batches import BatchReader
+from swarm.data.token_file import TokenFile
+from swarm.identity import verify
+from swarm.model.families import stage_layout, validate_config
+from verification.evidence import Evidence, Kind
+from verification.headers import HopHeader, check_birth
+from verification.kinds.data_fraud import DataFraud
+from verification.kinds.equivocation import Equivocation
+from verification.kinds.protocol_violation import ProtocolViolation
+from verification.kinds.reducer_fraud import ReducerFraud
+from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.replay.rebuilt import check_commitments, replay_of
+from verification.replay.stage_replay import StageReplay
+from verification.replay.verdict import Verdict
+from verification.tolerance import Comparison, Grade, bounds_for, compare
+
+
+def judge(evidence: Evidence, *, data: Path | None = None, run_key: PeerId | None = None) -> Verdict:
+    """Whether the accused did it. `data` is the run's training token file, which data fraud needs.
+
+    Raises RemoteError if the evidence proves nothing, or is of a run with another key than `run_key` (None: whatever
+    key signed its settings; then the verdict holds for that key's run only). Raises LocalError if `data` is missing.
+    """
+    run = evidence.run
+    if run_key is not None and run.run_key != run_key:
+        raise RemoteError("evidence", f"evidence of a run under key {run.run_key}, not {run_key}")
+    if not verify(run.run_key, run.signed_bytes(), run.signature):
+        raise RemoteError("signature", "the run's settings are not signed by the run key", run.run_key)
+    if not evidence.stage < evidence.settings.model.num_stages:
+        raise RemoteError("evidence", f"stage {evidence.stage} of {evidence.settings.model.num_stages}")
+    if evidence.kind == DataFraud.KIND:
+        return _judge_data(evidence, data)
+    return _JUDGES[evidence.kind](evidence)
+
+
+def _judge_equivocation(evidence: Evidence) -> Verdict:
+    case = Equivocation.from_evidence(evidence)
+    case.check_signatures(evidence.run_id)
+    found = case.contradiction
+    if found is None:
+        return Verdict.of(evidence, False, "the two statements do not contradict each other")
+    return Verdict.of(evidence, True, f"signed {found}")
+
+
+def _judge_violation(evidence: Evidence) -> Verdict:
+    case = ProtocolViolation.from_evidence(evidence)
+    message, codecs = case.message, evidence.settings.codecs
+    if message.run_id != evidence.run_id:
+        raise RemoteError("evidence", f"message of run {message.run_id[:12]}, not {evidence.run_id[:12]}")
+    signed = (
+        signed_bytes(message.DOMAIN, message.signed_value())
+        if isinstance(message, HopHeader)
+        else message.signed_bytes()
+    )
+    if not verify(case.accused, signed, message.signature):
+        raise RemoteError("signature", f"the message is not signed by {case.accused}")
+    try:
+        if isinstance(message, HopHeader):
+            codec = activation_codec(
+                codecs.activations if message.direction == "forward" else codecs.activation_gradients
+            )
+            codec.decode(case.body, _hop_shape(evidence))
+        else:
+            check_encoded(vector_codec(codecs.averaging), case.body, num_values=_part_values(evidence, case.part))
+    except RemoteError as error:
+        return Verdict.of(evidence, True, f"signed for bytes that no honest program writes: {error}")
+    return Verdict.of(evidence, False, "the bytes decode as they should")
+
+
+def _judge_reducer(evidence: Evidence) -> Verdict:
+    case = ReducerFraud.from_evidence(evidence)
+    made, settings = case.reduction, evidence.settings
+    if made.run_id != evidence.run_id:
+        raise RemoteError("evidence", f"reduction of run {made.run_id[:12]}, not {evidence.run_id[:12]}")
+    made.check()
+    again = reduce_part(
+        vector_codec(settings.codecs.averaging),
+        result_codec(settings.codecs.averaging),
+        _part_values(evidence, made.part),
+        [(one.num_tokens, body) for one, body in zip(made.inputs, case.bodies, strict=True)],
+        rule=settings.averaging.rule,
+        norm_cap=made.norm_cap,
+        seed=reduced_seed(made.run_id, made.stage, Version(made.step), made.part),
+    )
+    what = f"part {made.part} of step {made.step} from {len(made.inputs)} inputs"
+    if again.digest == made.digest:
+        return Verdict.of(evidence, False, f"{what} is reduced as it should be")
+    reason = f"{what} has SHA-256 {again.digest.hex()[:16]}, the reducer signed {made.digest.hex()[:16]}"
+    return Verdict.of(evidence, True, reason)
+
+
+def _judge_replay(evidence: Evidence) -> Verdict:
+    case = ReplayMismatch.from_evidence(evidence)
+    check_commitments(case, evidence)
+    try:
+        replay = replay_of(case, evidence)
+        return _contribution_verdict(case, evidence, replay) if case.parts else _hop_verdict(case, evidence, replay)
+    except LocalError as error:  # what is missing here is missing in the file
+        raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
+
+
+def _contribution_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
+    settings, made = evidence.settings, case.contribution
+    claimed = replay.decoded_contribution(case.parts)
+    replayed = replay.contribution(case.exhibits, made.step)
+    bounds = bounds_for(settings.model.compute_dtype, settings.codecs.averaging, "gradient")
+    return _graded(evidence, {f"contribution to step {made.step}": compare(claimed, replayed, bounds)})
+
+
+def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
+    model, codecs = evidence.settings.model, evidence.settings.codecs
+    (exhibit,) = case.exhibits
+    unused = torch.zeros(replay.layout.num_values, dtype=torch.float32)
+    done = replay.microbatch(exhibit, case.contribution.step, unused)
+    compared: dict[str, Comparison] = {}
+    claimed_y, claimed_grad_x = replay.claimed_y(exhibit), replay.claimed_grad_x(exhibit)
+    if claimed_y is not None and done.y is not None:
+        bounds = bounds_for(model.compute_dtype, codecs.activations, "activation")
+        compared["activation"] = compare(claimed_y, done.y, bounds)
+    if claimed_grad_x is not None and done.grad_x is not None:
+        bounds = bounds_for(model.compute_dtype, codecs.activation_gradients, "gradient")
+        compared["gradient"] = compare(claimed_grad_x, done.grad_x, bounds)
+    number = exhibit.papers.birth.microbatch_id
+    return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
+
+
+def _graded(evidence: Evidence, compared: Mapping[str, Comparison]) -> Verdict:
+    guilty = any(found.grade is Grade.FRAUD for found in compared.values())
+    figures: dict[str, float] = {}
+    for name, found in compared.items():
+        figures |= {
+            f"{name}: error": found.error,
+            f"{name}: worst chunk": found.worst_chunk_error,
+            f"{name}: fraud past": found.fraud,
+        }
+    reason = "; ".join(f"{name}: {found.reason}" for name, found in compared.items())
+    return Verdict(evidence.kind, evidence.accused, guilty, reason, figures)
+
+
+def _judge_data(evidence: Evidence, data: Path | None) -> Verdict:
+    birth, settings = DataFraud.from_evidence(evidence).birth, evidence.settings
+    check_birth(birth, run_id=evidence.run_id)
+    if data is None:
+        raise LocalError("this evidence needs the run's training tokens: give them with --data FILE")
+    tokens = TokenFile(data, settings.data.token_bytes)
+    tokens.verify(num_tokens=settings.data.num_train_tokens, digest=settings.data.train_digest)
+    tokens_BL, targets_BL = BatchReader(settings, tokens).batch(birth.microbatch_id)
+    wrong = [
+        name
+        for name, found, wanted in (
+            ("shape", birth.shape, tokens_BL.shape),
+            ("number of targets", birth.num_targets, int((targets_BL >= 0).sum())),
+            ("tokens", birth.tokens_digest, _digest_of(tokens_BL)),
+            ("targets", birth.targets_digest, _digest_of(targets_BL)),
+        )
+        if found != wanted
+    ]
+    what = f"microbatch {birth.microbatch_id}"
+    if not wrong:
+        return Verdict.of(evidence, False, f"{what} was born as the data order says")
+    return Verdict.of(evidence, True, f"{what} was born with other {' and '.join(wrong)} than the data order says")
+
+
+def _digest_of(tokens_BL: NDArray[np.int64]) -> bytes:
+    """As a birth record gives it."""
+    return hashlib.sha256(tokens_BL.astype("<i4").tobytes()).digest()
+
+
+def _part_values(evidence: Evidence, part: int) -> int:
+    """How many values a part of the stage has. Raises RemoteError if the stage has no such part."""
+    num_values = stage_layout(evidence.settings.model, evidence.stage).num_values
+    if part >= num_parts(num_values):
+        raise RemoteError("evidence", f"part {part} of {num_parts(num_values)}")
+    where = part_slice(part, num_values)
+    size: int = where.stop - where.start
+    return size
+
+
+def _hop_shape(evidence: Evidence) -> tuple[int, int, int]:
+    settings = evidence.settings
+    hidden_size: int = validate_config(settings.model.config_json).hidden_size
+    return (settings.batch.microbatch_size, settings.data.sequence_length, hidden_size)
+
+
+_JUDGES: dict[Kind, Callable[[Evidence], Verdict]] = {
+    Equivocation.KIND: _judge_equivocation,
+    ProtocolViolation.KIND: _judge_violation,
+    ReducerFraud.KIND: _judge_reducer,
+    ReplayMismatch.KIND: _judge_replay,
+}

@@ -1,0 +1,55 @@
+"""This is where what a replay stands on is checked and rebuilt: commitments first, then the weights."""
+
+import hashlib
+from dataclasses import replace
+
+from swarm.checkpoint.state import state_from_chunks
+from swarm.core.errors import RemoteError
+from swarm.identity import verify
+from verification.evidence import Evidence
+from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.replay.stage_replay import StageReplay
+
+
+def check_commitments(case: ReplayMismatch, evidence: Evidence) -> None:
+    """Raises RemoteError unless parts and exhibits are those that the accused's signed contribution commits to.
+
+    With parts, exhibits are of all its work, in order; without, of one entry.
+    """
+    made, accused = case.contribution, case.accused
+    if (made.run_id, made.stage) != (evidence.run_id, evidence.stage):
+        raise RemoteError("evidence", f"contribution of another run, or to stage {made.stage}")
+    if not verify(accused, made.signed_bytes(), made.signature):
+        raise RemoteError("signature", f"the contribution is not signed by {accused}")
+    if case.parts and tuple(hashlib.sha256(part).digest() for part in case.parts) != made.part_digests:
+        raise RemoteError("digest", f"{len(case.parts)} parts are not those that the contribution commits to")
+    wanted = made.work
+    if not case.parts:
+        shown = {exhibit.papers.birth.microbatch_id for exhibit in case.exhibits}
+        wanted = tuple(work for work in made.work if work.microbatch_id in shown)
+    if not wanted or len(wanted) != len(case.exhibits) or (not case.parts and len(wanted) != 1):
+        raise RemoteError("papers", f"{len(case.exhibits)} exhibits of {len(made.work)} microbatches")
+    num_stages = evidence.settings.model.num_stages
+    for exhibit, work in zip(case.exhibits, wanted, strict=True):
+        exhibit.check(accused, run_id=evidence.run_id, stage=made.stage, num_stages=num_stages)
+        exhibit.check_work(work, accused)
+
+
+def replay_of(case: ReplayMismatch, evidence: Evidence) -> StageReplay:
+    """A replay that stands at the version the contribution's round starts from.
+
+    Raises RemoteError unless the run key's word and certified results lead there, by its name.
+    """
+    past, made, settings = case.past, case.contribution, evidence.settings
+    chain = past.first_chain(settings, run_id=evidence.run_id, run_key=evidence.run.run_key)
+    if chain.stage != made.stage:
+        raise RemoteError("evidence", f"a past of stage {chain.stage}, a contribution to stage {made.stage}")
+    replay = StageReplay(settings, int(made.stage))
+    state = state_from_chunks(replay.layout, case.state_chunks, past.beginning.state_digest)
+    # The first state of a stage has no name of its own yet; the run key's signature binds it to the chain.
+    replay.begin(replace(state, name=chain.name), chain)
+    for result, bodies in zip(past.results, case.bodies, strict=True):
+        replay.advance(result, bodies)
+    if replay.version != int(made.step) or replay.chain.name != made.previous_name:
+        raise RemoteError("fork", f"the past leads to another version {replay.version} than step {made.step} began at")
+    return replay

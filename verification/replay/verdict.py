@@ -1,0 +1,23 @@
+"""This is where a judgement is put into words and figures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from swarm.core.ids import PeerId
+from verification.evidence import Evidence, Kind
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the evidence shows; the same on every machine for the exact kinds."""
+
+    kind: Kind
+    accused: PeerId
+    guilty: bool
+    reason: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """What was measured, by name."""
+
+    @classmethod
+    def of(cls, evidence: Evidence, guilty: bool, reason: str, **figures: float) -> "Verdict":
+        return cls(evidence.kind, evidence.accused, guilty, reason, figures)
