@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,13 @@ from bootstrap.demo.request import (
     Kill,
     check,
     manifest_text,
+    parse_attackers,
     parse_kill,
     prepare,
 )
+from bootstrap.demo.run import Demo, Ending
 from bootstrap.demo.view import LiveView, PlainView, shown_path
+from swarm.attacks import Attack
 from swarm.cli import ExitCode, run
 from swarm.data.bigram import bigram_loss
 from swarm.manifest import assumed_data, freeze, parse_manifest
@@ -66,6 +70,12 @@ def _request(**changes: Any) -> DemoRequest:
         (["--kill", "1@240"], ["--kill 1@240", "240 steps", "1 to 239"]),
         (["--kill", "one"], ["--kill one", "N@STEP"]),
         (["--peers", "2", "--kill", "1@5"], ["--kill 1@5", "add peers"]),
+        (["--attack", "sign_flip"], ["--attack sign_flip", "KIND:COUNT@STEP"]),
+        (["--attack", "sign_flop:1@10"], ["--attack sign_flop", "choose sign_flip, sign_flip_1000"]),
+        (["--attack", "zeros:1@240"], ["--attack zeros:1@240", "240 steps", "0 to 239"]),
+        (["--attack", "zeros:2@5"], ["--attack zeros:2@5", "no peer for 1 of them", "add --peers"]),
+        (["--peers", "2", "--attack", "zeros:1@5"], ["no peer for 1 of them", "honest peer"]),
+        (["--kill", "0@0", "--attack", "activation_zeros:2@5"], ["no peer for 1 of them", "some stages only"]),
         (["--peers", "0"], ["0 is not in the range"]),
         (["--steps", "many"], ["many is not a valid integer"]),
     ],
@@ -99,6 +109,36 @@ def test_victims_leave_a_peer_in_every_stage(stages: int, peers: int) -> None:
         assert len(set(victims)) == count
         left = {request.stage_of(peer) for peer in range(peers) if peer not in victims}
         assert left == set(range(stages))
+
+
+def _attacks(*texts: str) -> dict[str, Any]:
+    return {"attacks": tuple(map(parse_attackers, texts))}
+
+
+def test_attackers_are_the_last_peers_spread_over_the_stages_and_none_of_those_killed() -> None:
+    request = check(_request(peers=8, **_attacks("sign_flip:1@10")))
+    assert request.peers_per_stage == 4
+    assert request.victims() == [7]
+    assert request.attackers() == {6: Attack("sign_flip", 10)}
+    several = check(_request(peers=8, **_attacks("sign_flip:3@10", "zeros:2@3"))).attackers()
+    assert sorted(several) == [2, 3, 4, 5, 6]
+    assert [several[peer].kind for peer in sorted(several)] == ["zeros", "zeros", "sign_flip", "sign_flip", "sign_flip"]
+
+
+@pytest.mark.parametrize(("stages", "peers", "killed"), [(2, 4, 1), (2, 8, 1), (3, 7, 2), (4, 8, 0)])
+def test_attackers_leave_an_honest_peer_that_lives_in_every_stage(stages: int, peers: int, killed: int) -> None:
+    for count in range(peers - stages - killed + 1):
+        kill = Kill(peers=killed, step=5)
+        request = check(_request(stages=stages, peers=peers, kill=kill, **_attacks(f"alie:{count}@3")))
+        bad = {*request.attackers(), *request.victims()}
+        assert len(bad) == count + killed
+        assert {request.stage_of(peer) for peer in range(peers) if peer not in bad} == set(range(stages))
+
+
+def test_attackers_are_of_stages_where_their_kind_does_something() -> None:
+    request = check(_request(peers=8, **_attacks("activation_negate:2@1", "gradient_negate:2@1")))
+    found = {(attack.kind, request.stage_of(peer)) for peer, attack in request.attackers().items()}
+    assert found == {("activation_negate", 0), ("gradient_negate", 1)}
 
 
 def test_kill_is_at_two_fifths_of_the_run_unless_asked_otherwise() -> None:
@@ -175,6 +215,59 @@ def test_peer_that_left_is_shown_as_such_and_comes_back_when_it_joins() -> None:
     assert "unreachable" in observed.news[-1].text
     observed.take({"event": "joined", "peer_id": peer_id, "stage": 1}, now=30.0)
     assert observed.peers[peer_id].state == "training"
+
+
+def test_ban_is_told_at_once_and_kept_for_the_report() -> None:
+    observed = _observed(num_peers=4, num_steps=3)
+    peer_id = "12D3KooWpeer00000001"
+    ban = {"peer_id": peer_id, "stage": 1, "kind": "replay_mismatch", "step": 2, "evidence": "run/evidence/1.bin"}
+    observed.take({"event": "banned", **ban}, now=20.0)
+    assert observed.bans == [ban]
+    assert observed.news[-1].text == "banned: 00000001 of stage 1 for replay_mismatch at step 2"
+    observed.take({"event": "left", "peer_id": peer_id, "stage": 1, "reason": "banned"}, now=21.0)
+    observed.take({"event": "goodbye", "peer_id": peer_id, "stage": 1}, now=22.0)
+    assert observed.peers[peer_id].state == "banned"
+
+
+@pytest.mark.parametrize("from_step", [0, 1, 3])
+def test_attack_is_told_once_when_it_begins(from_step: int) -> None:
+    observed = Observed(100, 2048, started_at=0.0)
+    observed.expect("12D3KooWpeer00000007", 1, 7, Attack("zeros", from_step))
+    told = []
+    observed.take({"event": "genesis", "version": 0}, now=1.0)
+    for version in range(1, 6):
+        told.append(sum("misbehaves" in item.text for item in observed.news))
+        observed.take({"event": "version", "version": version}, now=1.0 + version)
+    assert told == [int(from_step < version) for version in range(1, 6)]
+    console = Console(width=80, height=24, force_terminal=True, file=io.StringIO(), record=True)
+    console.print(LiveView(console, Live(console=console), "swarm demo", Path("address")).picture(observed, now=9.0))
+    assert f"zeros@{from_step}" in console.export_text()
+
+
+def _program(exit: int | None, *, killed: bool = False) -> Any:
+    return SimpleNamespace(name="peer", exit=exit, killed=killed, log=Path("log"))
+
+
+@pytest.mark.parametrize(
+    ("attack", "is_banned", "exit", "ending"),
+    [
+        (None, False, 0, Ending.DONE),
+        (None, False, 1, Ending.FAILED),
+        (None, True, 1, Ending.DONE),
+        (Attack("zeros"), True, 1, Ending.DONE),
+        (Attack("zeros"), False, 1, Ending.DONE),
+    ],
+)
+def test_run_is_judged_by_its_honest_peers(attack: Attack | None, is_banned: bool, exit: int, ending: Ending) -> None:
+    observed = Observed(10, 2048, started_at=0.0)
+    demo = Demo(SimpleNamespace(), observed, host=_program(0))  # type: ignore[arg-type]
+    for number, status in enumerate((0, exit)):
+        observed.expect(f"peer{number}", number, number, attack if number else None)
+        demo.peers[f"peer{number}"] = _program(status)
+    if is_banned:
+        ban = {"peer_id": "peer1", "stage": 1, "kind": "step_fraud", "step": 2, "evidence": "file"}
+        observed.take({"event": "banned", **ban}, now=1.0)
+    assert demo._judged(Ending.DONE) is ending
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (60, 16)])

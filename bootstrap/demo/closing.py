@@ -76,6 +76,8 @@ async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export:
             "plot": str(kept.plot) if kept.plot is not None else None,
             "checkpoint": str(kept.checkpoint) if kept.checkpoint is not None else None,
             "wall_seconds": wall_s,
+            "attacks": _attacks(demo),
+            "bans": demo.observed.bans,
             "host_exit": demo.host.exit if demo.host is not None else None,
         },
     )
@@ -135,6 +137,10 @@ def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[st
                 f"{report['lost_microbatches']} lost; {_count(report['lost_contributions'], 'gradient sum')} lost",
             )
         )
+    for attack in report["attacks"]:
+        rows.append(("misbehaved", f"{short(attack['peer_id'])}: {attack['kind']} from step {attack['step']}"))
+    for ban in report["bans"]:
+        rows.append(("banned", f"{short(ban['peer_id'])} for {ban['kind']} at step {ban['step']}: {ban['evidence']}"))
     for stage, digests in report.get("state_digests", {}).items():
         values = sorted(set(digests.values()))
         if len(values) == 1:
@@ -147,9 +153,20 @@ def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[st
     return rows
 
 
+def _attacks(demo: Demo) -> list[dict[str, Any]]:
+    return [
+        {"peer_id": peer_id, "stage": peer.stage, "kind": peer.attack.kind, "step": peer.attack.from_step}
+        for peer_id, peer in sorted(demo.observed.peers.items())
+        if peer.attack is not None
+    ]
+
+
 def _commands(demo: Demo, kept: Kept) -> list[tuple[str, str]]:
     folder = demo.prepared.folder
     found = []
+    proofs = [ban["evidence"] for ban in demo.observed.bans if isinstance(ban["evidence"], str)]
+    if proofs:
+        found.append(("judge a ban yourself, with no network", f"swarm evidence verify {shown_path(Path(proofs[0]))}"))
     if kept.model is not None:
         found.append(("let the model write", f"swarm generate {shown_path(kept.model)} {shlex.quote(kept.prompt)}"))
     elif kept.checkpoint is not None:

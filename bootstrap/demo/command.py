@@ -35,6 +35,13 @@ DEFAULT_STEPS = 240
     "--kill", metavar="N@STEP", help="Kill N peers (kill -9) at STEP. Default: 1 at 40 % of the run; 0@0 kills none."
 )
 @click.option(
+    "--attack",
+    "attacks",
+    multiple=True,
+    metavar="KIND:COUNT@STEP",
+    help="Let COUNT peers misbehave from STEP on, such as sign_flip:1@10. May be given several times.",
+)
+@click.option(
     "--delay",
     type=click.IntRange(min=0, max=1),
     default=0,
@@ -52,6 +59,7 @@ def command(
     more_texts: tuple[Path, ...],
     seed: int,
     kill: str | None,
+    attacks: tuple[str, ...],
     delay: int,
     threads: int,
     out: Path | None,
@@ -73,6 +81,7 @@ def command(
             peers=peers,
             steps=steps,
             kill=asked.parse_kill(kill if kill is not None or has_default_kill else "0@0", steps),
+            attacks=tuple(map(asked.parse_attackers, attacks)),
             text=texts + more_texts,
             seed=seed,
             delay=delay,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from swarm.attacks import Attack
+
 RATE_WINDOW_S = 15.0
 """Speed and load are those of the last seconds."""
 RECENT_STEPS = 10
@@ -20,7 +22,9 @@ class Peer:
     number: int | None
     """Which of the demo's own peers; None for one that joined by itself."""
     state: str = "starting"
-    """starting, ready, training, killed, left, failed, done"""
+    """starting, ready, training, killed, banned, left, failed, done"""
+    attack: Attack | None = None
+    """How the demo makes it misbehave."""
     microbatches: int = 0
     sent_bytes: int = 0
     reassigned: int = 0
@@ -31,6 +35,11 @@ class Peer:
     @property
     def is_live(self) -> bool:
         return self.state in ("starting", "ready", "training")
+
+    @property
+    def is_outcast(self) -> bool:
+        """Whether it was made to misbehave, or was banned: however it ends, the run is none the worse."""
+        return self.attack is not None or self.state == "banned"
 
     def busy_share(self) -> float:
         """Share of the last seconds in which it computed."""
@@ -72,14 +81,16 @@ class Observed:
     news: deque[News] = field(default_factory=lambda: deque(maxlen=MAX_NEWS))
     kills: list[int] = field(default_factory=list)
     """Versions at which the demo killed peers."""
+    bans: list[dict[str, Any]] = field(default_factory=list)
+    """peer_id, stage, kind, step and evidence of each, in order."""
     last_heard_at: float = 0.0
     finished: bool = False
     _loss_sums: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: (0.0, 0)))
     _reached: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def expect(self, peer_id: str, stage: int, number: int) -> None:
-        """One of the demo's own peers."""
-        self.peers[peer_id] = Peer(peer_id, stage, number)
+    def expect(self, peer_id: str, stage: int, number: int, attack: Attack | None = None) -> None:
+        """One of the demo's own peers, which misbehaves if there is an `attack`."""
+        self.peers[peer_id] = Peer(peer_id, stage, number, attack=attack)
 
     def take(self, event: dict[str, Any], *, now: float) -> None:
         """One event of the host."""
@@ -100,9 +111,11 @@ class Observed:
                 for peer in self.peers.values():
                     if peer.state == "ready":
                         peer.state = "training"
+                self._tell_attacks(range(1), now)
             case {"event": "step"}:
                 self._take_step(event, now)
             case {"event": "version", "version": version}:
+                self._tell_attacks(range(self.version + 1, version + 1), now)
                 self.version = max(self.version, version)
                 self._reached.append((now, version))
                 while self._reached[-1][0] - self._reached[0][0] > RATE_WINDOW_S and len(self._reached) > 2:
@@ -126,6 +139,11 @@ class Observed:
                     peer.state = "done" if self.version >= self.num_steps else "left"
                     if peer.state == "left":
                         self.tell(f"{short(peer_id)} said goodbye to stage {stage}", now=now)
+            case {"event": "banned", "peer_id": peer_id, "stage": stage, "kind": kind, "step": step}:
+                ban = {"peer_id": peer_id, "stage": stage, "kind": kind, "step": step}
+                self.bans.append({**ban, "evidence": event.get("evidence")})
+                self._peer(peer_id, stage).state = "banned"
+                self.tell(f"banned: {short(peer_id)} of stage {stage} for {kind} at step {step}", now=now, is_bad=True)
             case {"event": "finished"}:
                 self.finished = True
 
@@ -173,6 +191,12 @@ class Observed:
             peer.busy.popleft()
         total, count = self._loss_sums[event["step"]]
         self._loss_sums[event["step"]] = (total + event["loss_sum"], count + event["num_targets"])
+
+    def _tell_attacks(self, steps: range, now: float) -> None:
+        for peer in self.peers.values():
+            if peer.attack is not None and peer.attack.from_step in steps:
+                begins = f"{short(peer.peer_id)} of stage {peer.stage} misbehaves: {peer.attack}"
+                self.tell(begins, now=now, is_bad=True)
 
     def _lost(self, peer: Peer, what: str, now: float) -> None:
         if peer.is_live:

@@ -5,8 +5,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from bootstrap.demo import child
 from swarm.core.errors import LocalError
@@ -29,9 +30,15 @@ class Program:
 
     @classmethod
     async def start(
-        cls, name: str, arguments: Sequence[str], *, log: Path, on_line: Callable[[str], None] | None = None
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        on_line: Callable[[str], None] | None = None,
+        more_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> "Program":
-        """Start `swarm ARGUMENTS`. Raises LocalError when the system cannot."""
+        """Start `swarm ARGUMENTS` in our environment and more. Raises LocalError when the system cannot."""
         # -P keeps modules of the folder we stand in from passing for ours.
         tie = (sys.executable, "-I", "-S", child.__file__, str(os.getpid()))
         with log.open("ab") as file:
@@ -43,6 +50,7 @@ class Program:
                     stderr=file,
                     # A session of its own: Ctrl-C reaches the demo alone, which then ends the others in order.
                     start_new_session=True,
+                    env={**os.environ, **more_environment},
                     limit=LINE_BYTES,
                 )
             except OSError as error:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from swarm.attacks import Attack
 from swarm.core.data_order import DataOrder
 from swarm.core.errors import SettingsError
 from swarm.data.prepare import PreparedData, prepare_data
@@ -41,6 +42,17 @@ class Kill:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attackers:
+    """So many peers misbehave in one way from a step on."""
+
+    attack: Attack
+    peers: int
+
+    def __str__(self) -> str:
+        return f"{self.attack.kind}:{self.peers}@{self.attack.from_step}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemoRequest:
     """A demo, as asked for. `checked` makes one that can be run."""
 
@@ -48,6 +60,7 @@ class DemoRequest:
     peers: int
     steps: int
     kill: Kill
+    attacks: tuple[Attackers, ...] = ()
     text: tuple[Path, ...] = ()
     seed: int = 0
     delay: int = 0
@@ -65,13 +78,44 @@ class DemoRequest:
 
     def victims(self) -> list[int]:
         """Peers to kill: each time the last of the stage that has most left, the last such stage."""
-        left: dict[int, list[int]] = {stage: [] for stage in range(self.stages)}
-        for peer in range(self.peers):
-            left[self.stage_of(peer)].append(peer)
+        left = self._peers_by_stage()
         found = []
         for _ in range(self.kill.peers):
             stage = max(left, key=lambda stage: (len(left[stage]), stage))
             found.append(left[stage].pop())
+        return found
+
+    def attackers(self) -> dict[int, Attack]:
+        """Peers that misbehave, chosen as victims are among those that are not killed.
+
+        Raises SettingsError if a stage would be without an honest peer that lives.
+        """
+        killed = set(self.victims())
+        left = {
+            stage: [peer for peer in peers if peer not in killed] for stage, peers in self._peers_by_stage().items()
+        }
+        found: dict[int, Attack] = {}
+        for asked in self.attacks:
+            for done in range(asked.peers):
+                stages = [
+                    stage
+                    for stage, peers in left.items()
+                    if len(peers) > 1 and asked.attack.works_in(stage, self.stages)
+                ]
+                if not stages:
+                    raise SettingsError(
+                        f"--attack {asked}: there is no peer for {asked.peers - done} of them: a stage must keep an "
+                        "honest peer that is not killed, and some kinds attack some stages only; add --peers, or "
+                        "give fewer"
+                    )
+                stage = max(stages, key=lambda stage: (len(left[stage]), stage))
+                found[left[stage].pop()] = asked.attack
+        return found
+
+    def _peers_by_stage(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {stage: [] for stage in range(self.stages)}
+        for peer in range(self.peers):
+            found[self.stage_of(peer)].append(peer)
         return found
 
 
@@ -151,6 +195,17 @@ def parse_kill(text: str | None, steps: int) -> Kill:
     return Kill(peers=int(match[1]), step=int(match[2]))
 
 
+def parse_attackers(text: str) -> Attackers:
+    """`KIND:COUNT@STEP`. Raises SettingsError."""
+    match = re.fullmatch(r"([a-z0-9_]+):(\d{1,6})@(\d{1,9})", text)
+    if match is None:
+        raise SettingsError(f"--attack {text}: give KIND:COUNT@STEP, such as sign_flip:1@10")
+    try:
+        return Attackers(attack=Attack(match[1], int(match[3])), peers=int(match[2]))
+    except SettingsError as error:
+        raise SettingsError(f"--attack {error}") from error
+
+
 def default_out() -> Path:
     """A folder that is not there yet."""
     return DEFAULT_OUT / time.strftime("%Y%m%d-%H%M%S")
@@ -169,6 +224,7 @@ def check(request: DemoRequest) -> DemoRequest:
             "or more, or fewer --stages"
         )
     _check_kill(request)
+    _check_attacks(request)
     for path in request.text:
         if not path.exists():
             raise SettingsError(f"--text {path}: is neither a file nor a folder; correct the path")
@@ -291,6 +347,15 @@ def _check_kill(request: DemoRequest) -> None:
         )
     if not 1 <= kill.step < request.steps:
         raise SettingsError(f"{asked}: the run has {request.steps} steps; give a step from 1 to {request.steps - 1}")
+
+
+def _check_attacks(request: DemoRequest) -> None:
+    for asked in request.attacks:
+        if asked.attack.from_step >= request.steps:
+            raise SettingsError(
+                f"--attack {asked}: the run has {request.steps} steps; give a step from 0 to {request.steps - 1}"
+            )
+    request.attackers()
 
 
 def _check_out(out: Path) -> None:

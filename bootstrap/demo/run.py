@@ -15,6 +15,7 @@ from bootstrap.demo.processes import Program, end_all
 from bootstrap.demo.report import held_out_bigram_loss
 from bootstrap.demo.request import PreparedDemo
 from bootstrap.demo.view import View
+from swarm.attacks import DEVELOPER_VARIABLE
 from swarm.network.identity_file import load_or_create_identity
 
 log = logging.getLogger(__name__)
@@ -92,15 +93,21 @@ class Demo:
             await self._change()
         self.observed.phase = "starting the peers"
         request, folder = self.prepared.request, self.prepared.folder
+        attackers = request.attackers()
         for number in range(request.peers):
-            stage = request.stage_of(number)
+            stage, attack = request.stage_of(number), attackers.get(number)
             # Made here, so that processes and the ids in the host's events can be matched.
             peer_id = load_or_create_identity(folder.peer(number) / "identity.key").peer_id
-            self.observed.expect(peer_id, stage, number)
+            self.observed.expect(peer_id, stage, number, attack)
             arguments = ["join", *self.observed.addresses, "--dir", str(folder.peer(number)), "--stage", str(stage)]
             arguments += ["--threads", str(request.threads), "--listen", "127.0.0.1:0", "--verbose"]
-            log_path = folder.logs / f"peer-{number}.log"
-            self.peers[peer_id] = await Program.start(f"peer {number}", arguments, log=log_path)
+            arguments += ["--adversary", str(attack)] if attack is not None else []
+            self.peers[peer_id] = await Program.start(
+                f"peer {number}",
+                arguments,
+                log=folder.logs / f"peer-{number}.log",
+                more_environment={DEVELOPER_VARIABLE: "1"} if attack is not None else {},
+            )
 
     async def _learn_bigram(self) -> None:
         data = self.prepared.data
@@ -202,7 +209,7 @@ class Demo:
     def _has_live_peer(self, stage: int) -> bool:
         def is_there(peer: Peer) -> bool:
             own = self.peers.get(peer.peer_id)
-            return peer.is_live or (own is not None and own.exit is None)
+            return peer.is_live or (own is not None and own.exit is None and peer.state != "banned")
 
         return any(is_there(peer) for peer in self.observed.peers.values() if peer.stage == stage)
 
@@ -240,6 +247,8 @@ class Demo:
 
     async def _end_host_then_peers(self, ending: Ending) -> None:
         assert self.host is not None
+        banned = [program for peer_id, program in self.peers.items() if self.observed.peers[peer_id].state == "banned"]
+        await end_all(banned, patience_s=GIVE_UP_S)  # nobody tells them anything any more
         if ending is Ending.DONE:  # the host has told everyone
             waits = [asyncio.ensure_future(program.wait()) for program in self._programs()]
             _, late = await asyncio.wait(waits, timeout=FAREWELL_S)
@@ -252,10 +261,13 @@ class Demo:
         await end_all([*self.peers.values()], patience_s=patience_s)
 
     def _judged(self, ending: Ending) -> Ending:
-        """A run that finished has failed all the same if a program of ours broke."""
+        """A run that finished has failed all the same if a program of ours broke, but for liars and the banned."""
         if ending is not Ending.DONE:
             return ending
+        outcasts = [self.peers[id] for id, peer in self.observed.peers.items() if id in self.peers and peer.is_outcast]
         for program in self._programs():
+            if program in outcasts:
+                continue
             if program.exit != 0 and not program.killed and not _killed_by_someone(program):
                 self.culprit = program
                 self.failure = f"the run finished, but {program.name} {died(program)}"

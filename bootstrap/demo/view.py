@@ -15,11 +15,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.demo.observed import News, Observed, short
+from bootstrap.demo.observed import News, Observed, Peer, short
 
 PLAIN_EVERY_S = 10.0
 BARS = "▁▂▃▄▅▆▇█"
-STATE_STYLES = {"training": "green", "killed": "red", "failed": "red", "left": "yellow", "ready": "cyan"}
+STATE_STYLES = {
+    "training": "green",
+    "killed": "red",
+    "banned": "red",
+    "failed": "red",
+    "left": "yellow",
+    "ready": "cyan",
+}
 
 
 class View(Protocol):
@@ -195,13 +202,20 @@ def _peers(observed: Observed, most: int) -> Table:
         table.add_row(
             Text(short(peer.peer_id)),
             str(peer.stage),
-            Text(peer.state, style=STATE_STYLES.get(peer.state, "")),
+            _state(peer),
             f"{peer.microbatches:,}",
             "" if gone or observed.began_at is None else f"{peer.busy_share():.0%}",
             f"{peer.sent_bytes / 1e6:.1f}",
             style="dim" if gone else "",
         )
     return table
+
+
+def _state(peer: Peer) -> Text:
+    text = Text(peer.state, style=STATE_STYLES.get(peer.state, ""), no_wrap=True)
+    if peer.attack is not None:
+        text.append(f" {peer.attack}", style="red")
+    return text
 
 
 def _worth_a_line(observed: Observed) -> list[News]:
