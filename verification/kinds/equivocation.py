@@ -1,6 +1,9 @@
-"""This is where two statements by one peer stand side by side that no honest peer signs both of."""
+"""This is where two statements by one peer stand side by side that no honest peer signs both of.
 
-from dataclasses import dataclass
+Signatures alone show it, but for activations: computed twice they may differ by rounding, so both bodies come along.
+"""
+
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 from swarm.core.canonical import Value, signed_bytes
@@ -11,7 +14,8 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.voting import Election, Phase, Reconfiguration, Vote, phase_of
 from swarm.host_protocol import SignedRun
 from swarm.identity import verify
-from verification.evidence import Evidence, Kind, check_head
+from verification.evidence import Bytes, Evidence, Kind, check_head
+from verification.headers import HopHeader
 from verification.reduction import Reduction
 
 
@@ -86,10 +90,10 @@ class CastVote:
         return made
 
 
-Statement: TypeAlias = Contribution | Roster | Reduction | CastVote
+Statement: TypeAlias = Contribution | Roster | Reduction | CastVote | HopHeader
 
-_STATEMENTS: dict[str, type[Contribution] | type[Roster] | type[Reduction] | type[CastVote]] = {
-    made.DOMAIN: made for made in (Contribution, Roster, Reduction, CastVote)
+_STATEMENTS: dict[str, type[Contribution] | type[Roster] | type[Reduction] | type[CastVote] | type[HopHeader]] = {
+    made.DOMAIN: made for made in (Contribution, Roster, Reduction, CastVote, HopHeader)
 }
 
 
@@ -100,6 +104,8 @@ class Equivocation:
     KIND: ClassVar[Kind] = "equivocation"
     one: Statement
     other: Statement
+    bodies: tuple[Bytes, ...] = ()
+    """Of two hop headers; none else."""
 
     @property
     def accused(self) -> PeerId:
@@ -111,7 +117,8 @@ class Equivocation:
             if made.run_id != run_id:
                 raise RemoteError("evidence", f"a {made.DOMAIN} of run {made.run_id[:12]}, not {run_id[:12]}")
             signature = made.vote.signature if isinstance(made, CastVote) else made.signature
-            if maker_of(made) != self.accused or not verify(self.accused, made.signed_bytes(), signature):
+            signs = _signs(made)
+            if maker_of(made) != self.accused or not verify(self.accused, signs, signature):
                 raise RemoteError("signature", f"a {made.DOMAIN} is not signed by {self.accused}")
 
     @property
@@ -120,18 +127,22 @@ class Equivocation:
         one, other = self.one, self.other
         if subject_of(one) != subject_of(other) or _claim_of(one) == _claim_of(other):
             return None
-        return f"two {_PLURALS[one.DOMAIN]} for step {one.step} of stage {one.stage}"
+        if isinstance(one, HopHeader) and one.direction == "gradient":
+            return None  # a microbatch that is sent on again may come back with another gradient
+        return f"two {_PLURALS[one.DOMAIN]} at version {version_of(one)} of stage {one.stage}"
 
     def to_evidence(self, run: SignedRun) -> Evidence:
         one = self.one
-        facts: Value = {"of": one.DOMAIN, "one": one.to_value(), "other": self.other.to_value()}
+        bare = [replace(made, certificate=None) if isinstance(made, Roster) else made for made in (one, self.other)]
+        facts: Value = {"of": one.DOMAIN, "one": bare[0].to_value(), "other": bare[1].to_value()}
         return Evidence(
             kind=self.KIND,
             accused=self.accused,
             stage=one.stage,
-            version=Version(one.step),
+            version=version_of(one),
             run=run,
             facts=facts,
+            blobs=self.bodies,
         )
 
     @classmethod
@@ -139,13 +150,17 @@ class Equivocation:
         """Raises RemoteError if it is malformed."""
         fields = Fields("equivocation", evidence.facts)
         of = fields.text("of")
-        if of not in _STATEMENTS or evidence.blobs:
+        if of not in _STATEMENTS or len(evidence.blobs) != (2 if of == HopHeader.DOMAIN else 0):
             raise RemoteError("malformed", f"equivocation of {of[:20]!r} with {len(evidence.blobs)} blobs")
         read = _STATEMENTS[of].from_value
-        made = cls(one=read(fields.message("one")), other=read(fields.message("other")))
+        made = cls(one=read(fields.message("one")), other=read(fields.message("other")), bodies=evidence.blobs)
         fields.done()
-        version = Version(made.one.step)
-        check_head(evidence, cls.KIND, accused=made.accused, stage=made.one.stage, version=version)
+        if any(isinstance(roster, Roster) and roster.certificate is not None for roster in (made.one, made.other)):
+            raise RemoteError("malformed", "a leader signs for its rosters without their certificates")
+        named = [hop.body_digest for hop in (made.one, made.other) if isinstance(hop, HopHeader)]
+        if named != list(evidence.blob_digests):
+            raise RemoteError("digest", "the bodies are not those that the headers name")
+        check_head(evidence, cls.KIND, accused=made.accused, stage=made.one.stage, version=version_of(made.one))
         return made
 
 
@@ -155,11 +170,21 @@ def maker_of(made: Statement) -> PeerId:
         return made.peer_id
     if isinstance(made, Roster):
         return made.leader
+    if isinstance(made, HopHeader):
+        return made.producer
     return made.reducer if isinstance(made, Reduction) else made.vote.voter
+
+
+def version_of(made: Statement) -> Version:
+    """Of the stage, that it is about."""
+    return made.version if isinstance(made, HopHeader) else Version(made.step)
 
 
 def subject_of(made: Statement) -> tuple[object, ...]:
     """What an honest peer makes one such statement about."""
+    if isinstance(made, HopHeader):
+        what = (made.microbatch_id, made.attempt, made.direction, made.parents, made.codec, made.numeric_class)
+        return (made.DOMAIN, made.run_id, made.stage, made.version, *what)
     common = (made.DOMAIN, made.run_id, made.stage, made.step, made.previous_name)
     if isinstance(made, Contribution):
         return common
@@ -173,7 +198,13 @@ def subject_of(made: Statement) -> tuple[object, ...]:
 def _claim_of(made: Statement) -> bytes:
     if isinstance(made, Reduction):
         return made.digest
+    if isinstance(made, HopHeader):
+        return made.body_digest
     return made.value if isinstance(made, CastVote) else made.signed_bytes()
+
+
+def _signs(made: Statement) -> bytes:
+    return signed_bytes(made.DOMAIN, made.signed_value()) if isinstance(made, HopHeader) else made.signed_bytes()
 
 
 _PLURALS = {
@@ -181,4 +212,5 @@ _PLURALS = {
     Roster.DOMAIN: "rosters in one view",
     Reduction.DOMAIN: "reductions of one part from the same inputs",
     CastVote.DOMAIN: "votes in one phase of one view",
+    HopHeader.DOMAIN: "activations of one microbatch from the same input",
 }

@@ -62,7 +62,21 @@ def _judge_equivocation(evidence: Evidence) -> Verdict:
     found = case.contradiction
     if found is None:
         return Verdict.of(evidence, False, "the two statements do not contradict each other")
+    if isinstance(case.one, HopHeader):
+        return _judge_two_activations(evidence, case, found)
     return Verdict.of(evidence, True, f"signed {found}")
+
+
+def _judge_two_activations(evidence: Evidence, case: Equivocation, what: str) -> Verdict:
+    """They differ by more than rounding, each seen from the other."""
+    settings = evidence.settings
+    if settings.optimizer.correction == "extrapolate":  # after a restart a version's weights are not extrapolated
+        return Verdict.of(evidence, False, "in an extrapolating run a version may be computed on in two ways")
+    codec = activation_codec(settings.codecs.activations)
+    one, other = (codec.decode(body, _hop_shape(evidence)).numpy() for body in case.bodies)
+    bounds = bounds_for(settings.model.compute_dtype, codec.name, "activation")
+    nearer = min(compare(one, other, bounds), compare(other, one, bounds), key=lambda found: found.measured)
+    return _graded(evidence, {what: nearer})
 
 
 def _judge_violation(evidence: Evidence) -> Verdict:
