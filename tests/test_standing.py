@@ -306,6 +306,7 @@ def test_a_debt_puts_a_member_back_on_probation() -> None:
     debt = _events(AuditDebt, 50)
     assert _standing(debt) is Standing.PROBATION
     assert _standing([*debt, *_agreements(41, 10)]) is Standing.PROBATION  # not after the debt
+    assert _standing([*debt, *_agreements(50, 10)]) is Standing.PROBATION  # the first is as old as the debt
     assert _standing([*debt, *_agreements(51, 9)]) is Standing.PROBATION
     assert _standing([*debt, *_agreements(51, 10)]) is Standing.MEMBER
     assert _standing([*_agreements(0, 10), *debt], founder=False) is Standing.PROBATION
