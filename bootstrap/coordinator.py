@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bootstrap.followed_stage import FollowedStage
+from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.lost_quorum import LostQuorum
 from bootstrap.progress import PeerFigures, RunProgress
@@ -25,8 +27,6 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.leases import LeaseTable
-from swarm.core.round_basis import RoundBasis
-from swarm.core.round_facts import RoundFacts
 from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import (
     ADMIT,
@@ -43,6 +43,7 @@ from swarm.host_protocol import (
 from swarm.identity import verify
 from swarm.manifest import settings_to_value
 from swarm.network.loop import happened
+from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import VoteLog, WitnessService
 
@@ -92,7 +93,7 @@ class Coordinator:
         emit: Callable[[dict[str, Any]], None],
     ) -> None:
         self.run = run
-        self._transport = transport
+        self._transport = GuardedTransport(transport)
         self._ledger = ledger
         self._settings = settings
         self._emit = emit
@@ -108,8 +109,9 @@ class Coordinator:
             run.settings.data.train_digest: run.data.train_path,
             run.settings.data.held_out_digest: run.data.held_out_path,
         }
-        self._bases: dict[int, RoundBasis] = {}
-        """What each stage's next round starts from, where this host has followed its results."""
+        self._followed: dict[int, FollowedStage] = {}
+        """The stages whose results this process has had from the genesis on."""
+        self.justice = Justice(run, self._transport, ledger, emit, self._present)
         self._witness = WitnessService(
             run.run_id,
             run.host_key,
@@ -120,7 +122,7 @@ class Coordinator:
         )
         lease_s = run.settings.deadlines.lease_s
         self._watched = [
-            LostQuorum(StageIndex(stage), transport, run.host_key.peer_id, run.run_key, lease_s)
+            LostQuorum(StageIndex(stage), self._transport, run.host_key.peer_id, run.run_key, lease_s)
             for stage in range(run.settings.model.num_stages)
         ]
         self.held_out: dict[int, float] = {}
@@ -142,6 +144,10 @@ class Coordinator:
         ):
             self._transport.serve(method, handler, max_body_bytes=0)
         self._witness.serve(self._transport)
+        self.justice.serve()
+
+    def _present(self) -> list[PeerId]:
+        return [peer for peer, figures in self.progress.peers.items() if not figures.left]
 
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         figures = self.progress.peers.get(peer)
@@ -159,7 +165,10 @@ class Coordinator:
         for watched in self._watched:
             watched.heard()
         evaluation = asyncio.ensure_future(self._evaluate_and_tell(first))
-        mending = asyncio.ensure_future(self._mend_lost_quorums())
+        services = [
+            asyncio.ensure_future(self._mend_lost_quorums()),
+            asyncio.ensure_future(self.justice.run()),
+        ]
         try:
             for version in due:
                 await self._reached(version)
@@ -172,7 +181,8 @@ class Coordinator:
                 await self._evaluate_and_tell(settings.optimizer.total_steps)
         finally:
             evaluation.cancel()
-            mending.cancel()
+            for service in services:
+                service.cancel()
         await self.farewell()
 
     async def _mend_lost_quorums(self) -> None:
@@ -224,7 +234,7 @@ class Coordinator:
             with contextlib.suppress(TransientError, RemoteError):
                 await self._transport.call(peer, FINISH, Message(), timeout_s=5.0, max_body_bytes=0)
 
-        await asyncio.gather(*(tell(peer) for peer, figures in self.progress.peers.items() if not figures.left))
+        await asyncio.gather(*(tell(peer) for peer in self._present()))
 
     def _is_due(self, version: int) -> bool:
         settings = self.run.settings
@@ -272,7 +282,7 @@ class Coordinator:
         while True:
             if self._is_gone(stage, version):
                 raise VersionGone(f"no peer of stage {stage} holds version {version} any more")
-            for peer in sorted(self.progress.digests[version][stage]):
+            for peer in sorted(self.progress.digests[version].get(stage, {})):
                 if self.progress.peers[peer].left:
                     continue
                 try:
@@ -338,6 +348,7 @@ class Coordinator:
     async def _on_admit(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("admission request", request.meta)
         num_stages = self.run.settings.model.num_stages
+        chain_anchor = fields.octets("chain_anchor", length=32)
         wish = fields.integer("stage", high=num_stages - 1) if fields.optional("stage") else None
         known = self.progress.peers.get(sender)
         if known is not None and wish is None:
@@ -348,11 +359,13 @@ class Coordinator:
                 for stage in range(num_stages)
             ]
             wish = counts.index(min(counts))
+        ticket = self.justice.admit(sender, StageIndex(wish), chain_anchor)
         now = time.time()
         self.progress.peers[sender] = PeerFigures(wish, now, now)
         self._ledger.append("admitted", {"peer": sender, "stage": wish})
         self._emit({"event": "admitted", "peer_id": sender, "stage": wish})
-        return Message({"stage": wish})
+        bans: list[Value] = [ban.to_value() for ban in self.justice.bans.values()]
+        return Message({"stage": wish, "ticket": ticket.to_value(), "bans": bans})
 
     def _is_live(self, figures: PeerFigures) -> bool:
         return not figures.left
@@ -386,7 +399,9 @@ class Coordinator:
         self.progress.first_version = self.run.version
         self._genesis = [self._sign_genesis(stage, start) for stage, start in enumerate(self._stages)]
         for genesis in self._genesis:
-            self._bases[genesis.stage] = genesis.basis
+            self._followed[genesis.stage] = FollowedStage(genesis, self.run.settings)
+            found = _named_digest(self._stages[genesis.stage], genesis.name)
+            self.justice.anchor_genesis(genesis.stage, self._followed[genesis.stage], found)
             self._ledger.append("genesis", genesis.to_value())
         self._emit({"event": "genesis", "version": self.run.version})
         self._genesis_made.set()
@@ -444,6 +459,8 @@ class Coordinator:
         self.progress.take(sender, report)
         self.progress.peers[sender].left = False
         self._tell_step(sender, report)
+        if report.state_digest:
+            self._anchor(StageIndex(report.stage))
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids
         return Message({"wants_result": not known})
@@ -453,13 +470,13 @@ class Coordinator:
         roster = result.roster
         if roster.run_id != self.run.run_id or not verify(result.leader, result.signed_bytes(), result.signature):
             raise RemoteError("signature", "the result is not signed by its leader", sender)
-        basis = self._bases.get(roster.stage)
-        if basis is not None and basis.name == roster.previous_name:
-            self._check_outcome(result, basis)
+        followed = self._followed.get(roster.stage)
+        if followed is not None:
+            followed.take(result)
+            self._anchor(roster.stage)
         before = self.progress.done_versions()
         if not self.progress.take_result(result):
             return Message()
-        self._bases[roster.stage] = result.basis
         self._watched[roster.stage].heard()
         facts: Value = {
             "stage": roster.stage,
@@ -484,19 +501,12 @@ class Coordinator:
         self._changed.set()
         return Message()
 
-    def _check_outcome(self, result: Result, basis: RoundBasis) -> None:
-        """Raises RemoteError unless the result is certified."""
-        facts = RoundFacts.of_basis(
-            basis,
-            run_id=self.run.run_id,
-            stage=result.roster.stage,
-            step=result.roster.step,
-            coordinator=self.run.host_key.peer_id,
-            run_key=self.run.run_key.peer_id,
-            num_parts=len(result.parts),
-            phase_s=self.run.settings.deadlines.round_phase_s,
-        )
-        facts.check_result(result, verify, certified=True)
+    def _anchor(self, stage: StageIndex) -> None:
+        """Anchor what the stage's members agree on by now."""
+        followed = self._followed.get(stage)
+        if followed is not None:
+            for version in sorted(self.progress.digests)[-HELD_SNAPSHOTS:]:
+                self.justice.anchor_if_agreed(stage, followed, version, self.progress.digests[version].get(stage, {}))
 
     def _mark(self, peer: PeerId, *, left: bool) -> None:
         if peer in self.progress.peers:
@@ -548,6 +558,12 @@ def _stage_start(stage: int, state: StageState) -> _StageStart:
     total = sum(len(chunk) for chunk in chunks)
     assert merkle_root(hashes, total) == state_digest(state)
     return _StageStart(state, chunks, Offer(stage, state.version, state_digest(state), hashes, total, None))
+
+
+def _named_digest(start: _StageStart, name: bytes) -> bytes:
+    """Digest of the state once it bears the name of the version that the genesis makes it: its first chunk differs."""
+    chunks = state_chunks(replace(start.state, name=name))
+    return merkle_root([chunk_hash(chunks[0]), *start.offer.hashes[1:]], start.offer.total_bytes)
 
 
 def _json(value: Value) -> Any:

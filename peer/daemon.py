@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from peer.adversary import HONEST, adversary_of
+from peer.audit_desk import AuditDesk
+from peer.auditor import Auditor
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
 from peer.downstream import Downstream, HopCounters, numeric_class
@@ -33,7 +35,7 @@ from peer.step_state import Applied
 from swarm import PROTOCOL
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state
-from swarm.core.canonical import Value, unpack
+from swarm.core.canonical import Value, signed_bytes, unpack
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
 from swarm.core.fields import Fields
@@ -45,11 +47,13 @@ from swarm.core.wiring import EarliestFinishWiring
 from swarm.data.token_file import TokenFile
 from swarm.host_protocol import (
     ADMIT,
+    BAN,
     FILE,
     FILE_PIECE_BYTES,
     FINISH,
     GENESIS,
     GOODBYE,
+    MAX_BANS,
     MAX_SETTINGS_BYTES,
     REPORT,
     RESULT,
@@ -62,10 +66,14 @@ from swarm.manifest import run_id, settings_from_value
 from swarm.model.families import stage_layout, validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
+from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message, Transport
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.rehearsal import rehearse
 from swarm.witness_service import VoteLog, WitnessService
+from verification.draws import HashChain
+from verification.standing import Ban
+from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +125,9 @@ class Joined(NamedTuple):
 
     settings: RunSettings
     run_id: RunId
+    signed_run: SignedRun
+    ticket: Ticket
+    draws: HashChain
     model: StageModel
     state: StageState
     chain: StageChain
@@ -140,8 +151,8 @@ class PeerDaemon:
     ) -> None:
         self.volunteer = volunteer
         self.identity = identity
-        self.transport: Transport = LimitedTransport(
-            transport, upload_mbit=volunteer.upload_mbit, download_mbit=volunteer.download_mbit
+        self.transport = GuardedTransport(
+            LimitedTransport(transport, upload_mbit=volunteer.upload_mbit, download_mbit=volunteer.download_mbit)
         )
         self.directory = directory
         self.host = Host(self.transport, host)
@@ -150,7 +161,10 @@ class PeerDaemon:
         self._host_id = host
         self._reports: deque[tuple[StepReport, Result]] = deque(maxlen=MAX_UNSENT_REPORTS)
         self._report_ready = asyncio.Event()
+        self._banned: Ban | None = None
+        """This peer's own ban."""
         self.rounds: StageRounds | None = None
+        self.auditor: Auditor | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Join, train until the run is over or `stop`, then drain and leave.
@@ -166,6 +180,11 @@ class PeerDaemon:
             await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if joining.done():
                 await self._live(*joining.result(), stop)
+            if self._banned is not None:
+                raise LocalError(
+                    f"this peer is banned from the run: {self._banned.kind} at step {self._banned.version} of stage "
+                    f"{self._banned.stage}; the host keeps the evidence {self._banned.evidence_digest.hex()[:16]}"
+                )
         finally:
             stopping.cancel()
             if not joining.done():
@@ -174,8 +193,12 @@ class PeerDaemon:
 
     async def _join(self) -> Joined:
         """Everything this peer needs before it can take part."""
-        settings, run_key, name = await self._fetch_run()
-        stage = await self._admitted_stage()
+        signed_run, settings, name = await self._fetch_run()
+        run_key = signed_run.run_key
+        self.transport.serve(BAN, lambda sender, request: self._on_ban(request, name, run_key), max_body_bytes=0)
+        draws = await asyncio.to_thread(HashChain, self._draw_seed(name))
+        ticket = await self._admitted(draws.anchor, name, run_key)
+        stage = ticket.stage
         layout = stage_layout(settings.model, stage)
         device = stage_device(self.volunteer.gpu)
         self._check_memory(settings, stage, layout, device)
@@ -185,11 +208,11 @@ class PeerDaemon:
         model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
         await asyncio.to_thread(rehearse, settings)
         state, chain = await self._first_state(settings, name, run_key, stage, layout)
-        return Joined(settings, name, model, state, chain, folder, files)
+        return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, files)
 
     # -- joining ------------------------------------------------------------------------------------------
 
-    async def _fetch_run(self) -> tuple[RunSettings, PeerId, RunId]:
+    async def _fetch_run(self) -> tuple[SignedRun, RunSettings, RunId]:
         reply = await self.host.call(RUN, {}, tries=20, max_body_bytes=0)
         signed_run = SignedRun.from_value(reply.meta)
         settings = settings_from_value(unpack(signed_run.settings, max_bytes=MAX_SETTINGS_BYTES))
@@ -198,12 +221,40 @@ class PeerDaemon:
                 f"protocol = {settings.protocol}: this is homeswarm protocol {PROTOCOL}; install the release "
                 "the run's host names"
             )
-        return settings, signed_run.run_key, run_id(settings)
+        return signed_run, settings, run_id(settings)
 
-    async def _admitted_stage(self) -> StageIndex:
-        meta: dict[str, Value] = {"stage": self.volunteer.stage}
+    def _draw_seed(self, name: RunId) -> bytes:
+        """Secret, and the same whenever this identity joins the run."""
+        return hashlib.sha256(self.identity.sign(signed_bytes("draw-seed", [name]))).digest()
+
+    async def _admitted(self, chain_anchor: bytes, name: RunId, run_key: PeerId) -> Ticket:
+        """This peer's ticket; who is banned by now is shut out."""
+        meta: dict[str, Value] = {"stage": self.volunteer.stage, "chain_anchor": chain_anchor}
         reply = await self.host.call(ADMIT, meta, tries=20)
-        return StageIndex(Fields("admission", reply.meta).integer("stage", high=1 << 16))
+        fields = Fields("admission", reply.meta)
+        ticket = Ticket.from_value(fields.message("ticket"))
+        ticket.check(run_id=name, run_key=run_key)
+        if (ticket.peer_id, ticket.chain_anchor) != (self.identity.peer_id, chain_anchor):
+            raise RemoteError("ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host_id)
+        for ban in fields.items("bans", Ban.from_value, max_items=MAX_BANS):
+            self._shut_out(ban, name, run_key)
+        return ticket
+
+    async def _on_ban(self, request: Message, name: RunId, run_key: PeerId) -> Message:
+        """Whoever brings the run key's word does not matter."""
+        self._shut_out(Ban.from_value(Fields("ban call", request.meta).message("ban")), name, run_key)
+        return Message()
+
+    def _shut_out(self, ban: Ban, name: RunId, run_key: PeerId) -> None:
+        ban.check(run_id=name, run_key=run_key)
+        log.warning("%s of stage %d is banned: %s at step %d", ban.peer_id, ban.stage, ban.kind, ban.version)
+        if ban.peer_id == self.identity.peer_id:
+            self._banned = ban
+            self.finished.set()
+            return
+        self.transport.shut_out(ban.peer_id)
+        if self.rounds is not None:
+            self.rounds.peer_lost(ban.peer_id)
 
     def _check_memory(self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str) -> None:
         hidden_size = validate_config(settings.model.config_json).hidden_size
@@ -309,6 +360,9 @@ class PeerDaemon:
         self,
         settings: RunSettings,
         name: RunId,
+        signed_run: SignedRun,
+        ticket: Ticket,
+        draws: HashChain,
         model: StageModel,
         state: StageState,
         chain: StageChain,
@@ -420,6 +474,12 @@ class PeerDaemon:
         ]
         if source is not None:
             services.append(asyncio.ensure_future(source.run(draining)))
+        if settings.replays:
+            desk = AuditDesk(rounds, exhibits)
+            desk.serve(self.transport)
+            self.auditor = auditor = Auditor(rounds, signed_run, ticket, draws, self._host_id)
+            rounds.on_applied += [auditor.applied, desk.applied]
+            services.append(asyncio.ensure_future(auditor.run()))
         try:
             await self._until_over(stop, rounds, services)
             if not self.finished.is_set():

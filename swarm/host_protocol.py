@@ -12,7 +12,7 @@ from swarm.identity import verify
 RUN = "run"
 """{} -> {settings, run_key, signature}: the run, signed by its key."""
 ADMIT = "admit"
-"""{stage | None} -> {stage}: which stage this peer is to serve."""
+"""{stage | None, chain_anchor} -> {stage, ticket, bans}: which stage this peer is to serve, and who is banned."""
 GENESIS = "genesis"
 """{stage, ready, wait_s} -> {genesis | None, waiting_for}: where the stage begins, once enough peers are ready."""
 FILE = "file"
@@ -25,6 +25,12 @@ STANDING = "standing"
 """Host to peer: {} -> {version, view, closing, basis}: where the peer's stage is; whether its step is closing."""
 RECONFIGURE = "reconfigure"
 """Host to peer: {reconfiguration} -> {}: other voters for the present round, signed by the run key."""
+ANCHOR = "anchor"
+"""{stage, version} -> {anchor}: the run key's word on a state of the stage, the latest up to the version."""
+ACCUSE = "accuse"
+"""{} with an evidence file as body -> {}: it is judged soon after."""
+BAN = "ban"
+"""Host to peer: {ban} -> {}: signed by the run key."""
 FINISH = "finish"
 """Host to peer: {} -> {}: the run is over, go."""
 GOODBYE = "goodbye"
@@ -32,7 +38,8 @@ GOODBYE = "goodbye"
 
 FILE_PIECE_BYTES = 1 << 20
 MAX_SETTINGS_BYTES = 1 << 20
-MAX_REPORT_BYTES = 8 << 20
+MAX_ACCUSATION_BYTES = 1 << 30
+MAX_BANS = 4096
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from bootstrap.run_folder import PreparedRun, prepare_run
 from peer.daemon import PeerDaemon
 from peer.limits import VolunteerSettings
 from peer.rounds import StageRounds
+from swarm.attacks import parse_attack
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.manifest import parse_manifest
@@ -120,6 +121,7 @@ class SwarmPeer:
     stop: asyncio.Event
     task: asyncio.Task[None]
     killed: bool = False
+    """Or banned: it may end as it will."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -142,6 +144,7 @@ class InProcessSwarm:
     network: MemoryNetwork
     real_network: bool
     wrap: Wrap
+    attacks: Mapping[tuple[int, int], str]
     peers: list[SwarmPeer] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     on_event: list[Callable[[Event], None]] = field(default_factory=list)
@@ -169,7 +172,13 @@ class InProcessSwarm:
         identity = identity_of(number, seed=self.seed)
         transport, directory = await self._connected(identity)
         index = sum(1 for peer in self.peers if peer.stage == stage)
-        volunteer = VolunteerSettings(folder=self.folder / f"peer{number}", threads=1, stage=stage)
+        attack = self.attacks.get((stage, index))
+        volunteer = VolunteerSettings(
+            folder=self.folder / f"peer{number}",
+            threads=1,
+            stage=stage,
+            attack=parse_attack(attack) if attack is not None else None,
+        )
         daemon = PeerDaemon(
             volunteer,
             identity,
@@ -246,6 +255,8 @@ class InProcessSwarm:
 
     def _emit(self, event: Event) -> None:
         self.events.append(event)
+        if event["event"] == "banned":
+            next(peer for peer in self.peers if peer.peer_id == event["peer_id"]).killed = True
         for listener in self.on_event:
             listener(event)
         self._event_came.set()
@@ -278,15 +289,17 @@ async def swarm_in_process(
     delay_s: float = 0.0,
     loss: float = 0.0,
     real_network: bool = False,
+    attacks: Mapping[tuple[int, int], str] | None = None,
 ) -> AsyncIterator[InProcessSwarm]:
     """A swarm with `peers[stage]` peers in each stage, from a manifest's text or a run made ready by `prepare`.
 
+    `attacks` says what peers do, by stage and index within it, as `swarm join --adversary` has it.
     `delay_s` and `loss` are the memory network's. The run begins once `limits.founders_per_stage` peers of every
     stage are there.
     """
     run = manifest if isinstance(manifest, PreparedRun) else prepare(manifest, folder, seed=seed)
     network = MemoryNetwork(random.Random(f"{seed}/network"), delay_s=delay_s, loss=loss)
-    swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap)
+    swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap, attacks or {})
     if on_event is not None:
         swarm.on_event.append(on_event)
     await swarm.start(evaluate_tokens)

@@ -1,0 +1,316 @@
+"""This is where a peer audits the other replicas of its stage: what it drew is fetched, replayed and compared.
+
+A draw is revealed two versions after the contribution it is of. Replays are the least urgent of this peer's work.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from peer.audit_desk import EXHIBIT, PART, audit_budget
+from peer.compute import Urgency
+from peer.rounds import StageRounds
+from peer.step_state import Applied
+from swarm.averaging.codecs import leaves_residual
+from swarm.checkpoint.state import state_from_chunks
+from swarm.core.canonical import Value
+from swarm.core.contribution import Contribution, Work
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields, integer_item
+from swarm.core.ids import PeerId
+from swarm.host_protocol import ACCUSE, ANCHOR, SignedRun
+from swarm.network.transport import Message
+from verification.anchor import Anchor
+from verification.draws import HashChain, contribution_rate, draw, hop_rate
+from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.papers import Bytes, Exhibit, Papers
+from verification.past import Past
+from verification.replay.stage_replay import StageReplay
+from verification.ticket import Ticket
+from verification.tolerance import Comparison, Grade, bounds_for, compare
+
+log = logging.getLogger(__name__)
+
+REVEALED_AFTER = 2
+"""Versions after the one that a contribution made."""
+MAX_DUE = 256
+ACCUSE_S = 60.0
+MAX_ACCUSE_TRIES = 5
+
+
+@dataclass
+class AuditCounters:
+    """What this peer's audits came to; for status and reports."""
+
+    hops: int = 0
+    contributions: int = 0
+    suspicious: int = 0
+    frauds: int = 0
+    debts: int = 0
+    """Audits that were not served."""
+    skipped: int = 0
+    """Drawn, but too late or not replayable here."""
+    largest_honest_share: float = 0.0
+    """Of the fraud bound, over all audits that found nothing."""
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Due:
+    """An audit that was drawn."""
+
+    contribution: Contribution
+    reveal: bytes
+    work: tuple[Work, ...]
+    whole: bool
+
+
+@dataclass
+class Auditor:
+    """Audits contributions of the other members as chance has it."""
+
+    rounds: StageRounds
+    signed_run: SignedRun
+    ticket: Ticket
+    draws: HashChain
+    coordinator: PeerId
+    counters: AuditCounters = field(default_factory=AuditCounters)
+
+    def __post_init__(self) -> None:
+        self._budget = audit_budget(self.rounds.settings.audits)
+        self._due: deque[_Due] = deque(maxlen=MAX_DUE)
+        self._replay: StageReplay | None = None
+        self._accused: set[PeerId] = set()
+        self._into: torch.Tensor | None = None
+
+    async def applied(self, applied: Applied) -> None:
+        """A round is over: draw on every other member's contribution."""
+        roster, me = applied.result.roster, self.rounds.me
+        if me not in roster.members:
+            return
+        reveal = self.draws.reveal(int(roster.step))
+        replicas = len(roster.members)
+        for contribution in roster.contributions:
+            if contribution.peer_id == me or not contribution.work:
+                continue
+            drawn = draw(reveal, contribution.digest(), auditor=me, target=contribution.peer_id)
+            number = len(contribution.work)
+            if drawn.hits_contribution(contribution_rate(replicas, self._budget)) and self._can_replay_sums:
+                self._due.append(_Due(contribution, reveal, contribution.work, whole=True))
+            elif drawn.hits_hop(hop_rate(replicas, number, self._budget)):
+                work = contribution.work[drawn.microbatch(number)]
+                self._due.append(_Due(contribution, reveal, (work,), whole=False))
+
+    @property
+    def _can_replay_sums(self) -> bool:
+        return not leaves_residual(self.rounds.settings.codecs.averaging)
+
+    async def run(self) -> None:
+        """Audit what is due, one after another, for ever."""
+        settings = self.rounds.settings
+        while True:
+            if not self._due:
+                await self.rounds.wait_for_version(self.rounds.version + 1, timeout_s=1.0)
+                continue
+            due = self._due.popleft()
+            step = int(due.contribution.step)
+            if not await self.rounds.wait_for_version(step + REVEALED_AFTER, timeout_s=settings.deadlines.step_s):
+                self._due.appendleft(due)
+                continue
+            if (
+                self.rounds.version > step + settings.audits.retained_versions
+                or due.contribution.peer_id in self._accused
+            ):
+                self.counters.skipped += 1
+                continue
+            try:
+                await self._audit(due)
+            except (TransientError, TimeoutError) as error:
+                self.counters.debts += 1
+                log.info("audit of %s at step %d is owed: %s", due.contribution.peer_id, step, error)
+            except RemoteError as error:
+                self.counters.debts += 1
+                log.warning("audit of %s at step %d: %s", due.contribution.peer_id, step, error)
+            except LocalError as error:
+                self.counters.skipped += 1
+                log.info("audit of %s at step %d is left out: %s", due.contribution.peer_id, step, error)
+
+    # -- one audit ----------------------------------------------------------------------------------------
+
+    async def _audit(self, due: _Due) -> None:
+        contribution, rounds = due.contribution, self.rounds
+        exhibits = [await self._fetch_exhibit(due, work) for work in due.work]
+        parts = (
+            [await self._fetch_part(due, index) for index in range(len(contribution.part_digests))] if due.whole else []
+        )
+        replay = await rounds.exact.run(Urgency.AUDIT, lambda: self._replay_at(due))
+        found = await rounds.compute.run(Urgency.AUDIT, lambda: self._compare(replay, due, exhibits, parts))
+        worst = max(found, key=lambda one: one.measured / one.fraud)
+        if due.whole:
+            self.counters.contributions += 1
+        else:
+            self.counters.hops += 1
+        if worst.grade is Grade.HONEST:
+            share = worst.measured / worst.fraud
+            self.counters.largest_honest_share = max(self.counters.largest_honest_share, share)
+            return
+        what = "contribution" if due.whole else f"microbatch {due.work[0].microbatch_id}"
+        log.warning("%s at step %d, %s: %s", contribution.peer_id, contribution.step, what, worst.reason)
+        if worst.grade is Grade.SUSPICIOUS:
+            self.counters.suspicious += 1
+            return
+        self.counters.frauds += 1
+        self._accused.add(contribution.peer_id)
+        await self._accuse(due, exhibits, parts)
+
+    def _compare(
+        self, replay: StageReplay, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]
+    ) -> list[Comparison]:
+        """(compute)"""
+        settings, step = self.rounds.settings, due.contribution.step
+        dtype, codecs = settings.model.compute_dtype, settings.codecs
+        if due.whole:
+            bounds = bounds_for(dtype, codecs.averaging, "gradient")
+            return [compare(replay.decoded_contribution(parts), replay.contribution(exhibits, step), bounds)]
+        if self._into is None:
+            self._into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=replay.model.device)
+        replayed = replay.microbatch(exhibits[0], step, self._into)
+        found = []
+        claimed_y, claimed_grad_x = replay.claimed_y(exhibits[0]), replay.claimed_grad_x(exhibits[0])
+        if claimed_y is not None and replayed.y is not None:
+            found.append(compare(claimed_y, replayed.y, bounds_for(dtype, codecs.activations, "activation")))
+        if claimed_grad_x is not None and replayed.grad_x is not None:
+            bounds = bounds_for(dtype, codecs.activation_gradients, "gradient")
+            found.append(compare(claimed_grad_x, replayed.grad_x, bounds))
+        return found
+
+    # -- fetched ------------------------------------------------------------------------------------------
+
+    async def _fetch_exhibit(self, due: _Due, work: Work) -> Exhibit:
+        contribution, rounds = due.contribution, self.rounds
+        replica, settings = rounds.replica, rounds.settings
+        shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
+        largest = 4 * 4 * shape[0] * shape[1] * shape[2] + 2 * 4 * shape[0] * shape[1]
+        reply = await self._ask(due, EXHIBIT, {"microbatch_id": work.microbatch_id}, max_body_bytes=largest)
+        fields = Fields("exhibit", reply.meta)
+        papers = Papers.from_value(fields.message("papers"))
+        sizes = fields.items("sizes", integer_item, max_items=8)
+        fields.done()
+        if sum(sizes) != len(reply.body):
+            raise RemoteError("malformed", f"bodies of {sum(sizes)} bytes in {len(reply.body)}", contribution.peer_id)
+        bodies, at, view = [], 0, memoryview(reply.body)
+        for size in sizes:
+            bodies.append(view[at : at + size])
+            at += size
+        exhibit = Exhibit.of_bodies(papers, tuple(bodies))
+
+        def check() -> None:
+            exhibit.check(
+                contribution.peer_id,
+                run_id=rounds.run_id,
+                stage=rounds.chain.stage,
+                num_stages=settings.model.num_stages,
+            )
+            exhibit.check_work(work, contribution.peer_id)
+
+        await rounds.exact.run(Urgency.AUDIT, check)
+        return exhibit
+
+    async def _fetch_part(self, due: _Due, index: int) -> Bytes:
+        replica = self.rounds.replica
+        where = replica.parts()[index]
+        largest = replica.codec.encoded_bytes(where.stop - where.start)
+        reply = await self._ask(due, PART, {"part": index}, max_body_bytes=largest)
+        body, contribution = reply.body, due.contribution
+        digest = await self.rounds.exact.run(Urgency.AUDIT, lambda: hashlib.sha256(body).digest())
+        if digest != contribution.part_digests[index]:
+            raise RemoteError("digest", f"part {index} differs from its commitment", contribution.peer_id)
+        return body
+
+    async def _ask(self, due: _Due, method: str, about: dict[str, Value], *, max_body_bytes: int) -> Message:
+        meta: dict[str, Value] = {
+            "step": due.contribution.step,
+            "ticket": self.ticket.to_value(),
+            "reveal": due.reveal,
+            **about,
+        }
+        call_s = self.rounds.settings.deadlines.call_s
+        reply = await self.rounds.transport.call(
+            due.contribution.peer_id, method, Message(meta), timeout_s=call_s, max_body_bytes=max_body_bytes
+        )
+        self.counters.bytes += len(reply.body)
+        return reply
+
+    # -- rebuilt ------------------------------------------------------------------------------------------
+
+    def _replay_at(self, due: _Due) -> StageReplay:
+        """(exact) The stage at the version the contribution's round started from, and at the one before."""
+        step, oldest = int(due.contribution.step), min(int(work.version) for work in due.work)
+        replay = self._replay
+        if replay is None:
+            replay = self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage)
+            self._begin(replay, oldest)
+        elif int(replay.version) > step or (int(replay.version) == step and oldest < step):
+            self._begin(replay, oldest)
+        while int(replay.version) < step:
+            held = self.rounds.results.get(int(replay.version))
+            if held is None:
+                self._replay = None
+                raise LocalError(f"the result of step {replay.version} is not held any more")
+            replay.advance(*held)
+        return replay
+
+    def _begin(self, replay: StageReplay, version: int) -> None:
+        snapshots = self.rounds.snapshots
+        found = max((number for number in snapshots.versions() if number <= version), default=None)
+        held = snapshots.get(found) if found is not None else None
+        if held is None:
+            self._replay = None
+            raise LocalError(f"no snapshot up to version {version} is held")
+        chunks = [held.chunk(index) for index in range(len(held.hashes))]
+        replay.begin(state_from_chunks(replay.layout, chunks, held.digest), held.chain)
+
+    # -- accused ------------------------------------------------------------------------------------------
+
+    async def _accuse(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> None:
+        """Bring it before the run key, with everything that a replay needs."""
+        mismatch = await self._mismatch(due, exhibits, parts)
+        body = await asyncio.to_thread(lambda: mismatch.to_evidence(self.signed_run).to_bytes())
+        for left in range(MAX_ACCUSE_TRIES - 1, -1, -1):
+            try:
+                await self.rounds.transport.call(
+                    self.coordinator, ACCUSE, Message({}, body), timeout_s=ACCUSE_S, max_body_bytes=0
+                )
+                return
+            except TransientError:
+                if not left:
+                    raise
+                await asyncio.sleep(1.0)
+
+    async def _mismatch(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> ReplayMismatch:
+        contribution, rounds = due.contribution, self.rounds
+        step, oldest = int(contribution.step), min(int(work.version) for work in due.work)
+        meta: dict[str, Value] = {"stage": rounds.chain.stage, "version": oldest}
+        call_s = rounds.settings.deadlines.call_s
+        reply = await rounds.transport.call(self.coordinator, ANCHOR, Message(meta), timeout_s=call_s, max_body_bytes=0)
+        anchor = Anchor.from_value(Fields("anchor answer", reply.meta).message("anchor"))
+        anchor.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
+        snapshot = rounds.snapshots.get(int(anchor.version))
+        held = [rounds.results.get(version) for version in range(int(anchor.version), step)]
+        if snapshot is None or snapshot.digest != anchor.state_digest or any(one is None for one in held):
+            raise LocalError(f"version {oldest} cannot be shown from the anchored version {anchor.version} on")
+        results = [one for one in held if one is not None]
+        chunks = await asyncio.to_thread(lambda: [snapshot.chunk(index) for index in range(len(snapshot.hashes))])
+        return ReplayMismatch(
+            contribution=contribution,
+            parts=tuple(parts),
+            exhibits=tuple(exhibits),
+            past=Past(beginning=anchor, results=tuple(result for result, _ in results)),
+            state_chunks=tuple(chunks),
+            bodies=tuple(tuple(bodies) for _, bodies in results),
+        )

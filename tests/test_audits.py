@@ -1,0 +1,75 @@
+"""Replicas audit each other in a running swarm: who lies is found, proved and put out, and nobody else is."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.host_protocol import MAX_ACCUSATION_BYTES
+from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from verification.evidence import Evidence
+from verification.replay.judge import judge
+
+STEPS = 16
+LIAR = identity_of(5).peer_id
+"""The third of stage 1."""
+
+
+def audited(*, hop: float, contribution: float, **tables: dict[str, Any]) -> str:
+    """A run of two stages with three replicas each, in which so much is audited."""
+    named: dict[str, dict[str, Any]] = {
+        "run": {"trust": "public"},
+        "audits": {"hop_budget": hop, "contribution_budget": contribution},
+        "optimizer": {"total_steps": STEPS},
+        "batch": {"target_tokens": 12 * 32},
+        "limits": {"founders_per_stage": 3},
+        "checkpoint": {"every_steps": 8, "snapshot_every": 4},
+    }
+    return manifest_of(**named | tables)
+
+
+def run(manifest: str, folder: Path, attacks: dict[tuple[int, int], str]) -> tuple[InProcessSwarm, dict[str, Any]]:
+    async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
+        async with swarm_in_process(manifest, folder, peers=(3, 3), attacks=attacks) as swarm:
+            return swarm, await swarm.finished()
+
+    return asyncio.run(train())
+
+
+def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
+    return [event for event in swarm.events if event["event"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("stage", "attack", "hop", "contribution"),
+    [(1, "sign_flip@3", 0.0, 8.0), (0, "activation_noise@3", 8.0, 0.0), (1, "gradient_negate@3", 8.0, 0.0)],
+)
+def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
+    tmp_path: Path, stage: int, attack: str, hop: float, contribution: float
+) -> None:
+    manifest = audited(hop=hop, contribution=contribution)
+    swarm, report = run(manifest, tmp_path, {(stage, 2): attack})
+    liar = identity_of(3 * stage + 2).peer_id
+    banned = events(swarm, "banned")
+    assert [event["peer_id"] for event in banned] == [liar], [swarm.events[-1], banned]
+    assert 3 <= banned[0]["step"] <= 6, "it lies from step 3 on, and every step is audited"
+    evidence = Evidence.from_bytes(Path(banned[0]["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    verdict = judge(evidence, run_key=swarm.run.run_key.peer_id)
+    assert verdict.guilty
+    assert verdict.accused == liar
+    assert report["steps"] == STEPS
+    for replicas in report["state_digests"].values():
+        assert len(set(replicas.values())) == 1
+        assert liar not in replicas
+
+
+def test_nobody_is_accused_when_all_are_honest_and_everything_is_audited(tmp_path: Path) -> None:
+    swarm, report = run(audited(hop=24.0, contribution=8.0), tmp_path, {})
+    assert report["steps"] == STEPS
+    assert events(swarm, "banned") == events(swarm, "acquitted") == events(swarm, "dismissed") == []
+    counters = [peer.daemon.auditor.counters for peer in swarm.peers if peer.daemon.auditor is not None]
+    assert len(counters) == len(swarm.peers)
+    assert sum(one.contributions for one in counters) >= 6 * 2 * (STEPS - 6)
+    assert sum(one.frauds + one.suspicious + one.debts for one in counters) == 0
+    assert max(one.largest_honest_share for one in counters) <= 0.3
