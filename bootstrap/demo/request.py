@@ -294,6 +294,7 @@ def manifest_text(request: DemoRequest) -> str:
 
 [run]
 name = "demo"
+trust = "{"public" if request.attacks else "friends"}"
 
 [model]
 preset = "{PRESET}"
