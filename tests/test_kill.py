@@ -11,6 +11,8 @@ import pytest
 from tests.dying import MOMENTS
 from tests.process_swarm import ProcessSwarm, Zygote
 
+pytestmark = pytest.mark.processes
+
 IN_ROUND = ("closing", "closed", "committed", "ballot", "vote", "roster", "part", "aggregated", "result", "step")
 IN_EACH_STAGE = {
     0: ("forward", "backward", *IN_ROUND),

@@ -23,6 +23,8 @@ from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.records import sign_record
 from swarm.network.transport import Directory, Message
 
+pytestmark = pytest.mark.processes
+
 T = TypeVar("T")
 LOCAL = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",))
 

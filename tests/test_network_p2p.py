@@ -22,6 +22,8 @@ from swarm.network.processes import P2PDaemon
 from swarm.network.sockets import prepare, receive
 from swarm.network.transport import MAX_META_BYTES, Message
 
+pytestmark = pytest.mark.processes
+
 T = TypeVar("T")
 PROTOCOL_ID = f"/homeswarm/{PROTOCOL}/call"
 MAGIC = 0x68737731

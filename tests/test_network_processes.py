@@ -29,6 +29,8 @@ import asyncio, sys
 from swarm.identity import Identity
 from swarm.network.processes import P2PDaemon
 
+pytestmark = pytest.mark.processes
+
 async def main():
     arguments = ["-hostAddrs=/ip4/127.0.0.1/tcp/" + sys.argv[1], "-b=0"]
     daemon = await P2PDaemon.start(

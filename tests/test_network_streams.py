@@ -19,6 +19,8 @@ from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.sockets import Sending, receive
 from swarm.network.transport import Message
 
+pytestmark = pytest.mark.processes
+
 T = TypeVar("T")
 LOCAL = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",), max_streams=12)
 SOMEONE = PeerId("someone")

@@ -17,6 +17,8 @@ from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.service import ServiceLimits
 from swarm.network.transport import MAX_META_BYTES, Message, Transport
 
+pytestmark = pytest.mark.processes
+
 T = TypeVar("T")
 MIB = 1 << 20
 LIMITS = ServiceLimits(max_calls_per_method=3, max_calls_per_peer=5)

@@ -15,6 +15,8 @@ from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from tests.process_swarm import ProcessSwarm, Zygote
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_stage_that_does_not_fit_is_refused_with_the_sum() -> None:
     with pytest.raises(SettingsError, match=r"needs .* GiB and --memory is .* GiB .*weights 1\.00 GiB.*--stage"):

@@ -6,7 +6,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.process_swarm import ProcessSwarm, Zygote
+
+pytestmark = pytest.mark.processes
 
 
 def ids_by_step(swarm: ProcessSwarm) -> dict[int, list[int]]:

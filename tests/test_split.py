@@ -18,6 +18,8 @@ from bootstrap.ledger import Ledger
 from swarm.core.stage_chain import Genesis
 from tests.process_swarm import ProcessSwarm, Zygote
 
+pytestmark = pytest.mark.processes
+
 PEERS = ("p0a", "p0b", "p1a", "p1b")
 LEASE_S = 4.0
 """As in the manifest: after this long the host names new voters for a stage that is silent."""

@@ -14,6 +14,8 @@ import pytest
 
 from tests.process_swarm import ProcessSwarm, Zygote
 
+pytestmark = pytest.mark.processes
+
 PHASE_S = 2.0
 ROUND_DEADLINE_S = 8 * PHASE_S
 """Four phases until a silent leader is given up, three until a member is, one for parts."""
