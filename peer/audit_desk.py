@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 
+from peer.adversary import HONEST, Adversary
 from peer.exhibits import ExhibitStore
 from peer.rounds import StageRounds
 from peer.step_state import Applied
@@ -12,16 +13,12 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.settings import AuditSettings
+from swarm.host_protocol import EXHIBIT, PART
 from swarm.network.transport import Message, Transport
 from verification.draws import AuditBudget, Draw, check_reveal, contribution_rate, draw, hop_rate
 from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
-
-EXHIBIT = "audit_exhibit"
-"""{step, ticket, reveal, microbatch_id} -> {papers, sizes} with the five bodies of the exhibit, end to end."""
-PART = "audit_part"
-"""{step, ticket, reveal, part} -> body: an encoded part of the contribution."""
 
 MOST_TIMES = 2
 LARGEST_FACTOR = 5.0
@@ -36,7 +33,8 @@ def audit_budget(audits: AuditSettings) -> AuditBudget:
 class AuditDesk:
     """Answers auditors."""
 
-    def __init__(self, rounds: StageRounds, exhibits: ExhibitStore) -> None:
+    def __init__(self, rounds: StageRounds, exhibits: ExhibitStore, *, adversary: Adversary = HONEST) -> None:
+        self._adversary = adversary
         self._rounds = rounds
         self._exhibits = exhibits
         self._budget = audit_budget(rounds.settings.audits)
@@ -67,36 +65,42 @@ class AuditDesk:
         exhibit = self._exhibits.exhibit(step, number)
         if exhibit is None:
             raise TransientError(f"microbatch {number} of step {step} is not here any more")
-        self._count(step, sender, "exhibit", number)
+        self._count(step, sender, f"exhibit for {drawn.auditor}", number)
         sizes: list[Value] = [len(body) for body in exhibit.bodies]
         return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(exhibit.bodies))
 
     async def _on_part(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("part request", request.meta)
         index = fields.integer("part", high=1 << 20)
-        step, _, _, whole, _ = self._drawn(sender, fields)
+        step, _, drawn, whole, _ = self._drawn(sender, fields)
         if not whole:
             raise RemoteError("draw", f"the contribution to step {step} was not drawn", sender)
         part = self._exhibits.part(step, index)
         if part is None:
             raise TransientError(f"part {index} of step {step} is not here any more")
-        self._count(step, sender, "part", index)
+        self._count(step, sender, f"part for {drawn.auditor}", index)
         return Message({}, part)
 
     def _drawn(self, sender: PeerId, fields: Fields) -> tuple[Step, Contribution, Draw, bool, bool]:
-        """The draw that the request rests on, and whether it hits the contribution, or one microbatch of it."""
+        """The draw that the request rests on, and whether it hits the contribution, or one microbatch of it.
+
+        An auditor that this peer did not answer comes through the host, which brings the auditor's ticket.
+        """
+        if self._adversary.withholds:
+            raise TransientError("not now")
         rounds = self._rounds
         step, reveal = Step(fields.integer("step")), fields.octets("reveal", length=32)
         ticket = Ticket.from_value(fields.message("ticket"))
         fields.done()
         ticket.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
-        if ticket.peer_id != sender or ticket.stage != rounds.chain.stage:
+        auditor = ticket.peer_id
+        if sender not in (auditor, rounds.chain.coordinator) or ticket.stage != rounds.chain.stage:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         self._check_reveal(ticket, int(step), reveal)
         roster, contribution = self._contributed(step)
-        if sender not in roster.members:
-            raise RemoteError("standing", f"{sender} was no member at step {step}", sender)
-        drawn = draw(reveal, contribution.digest(), auditor=sender, target=rounds.me)
+        if auditor not in roster.members:
+            raise RemoteError("standing", f"{auditor} was no member at step {step}", auditor)
+        drawn = draw(reveal, contribution.digest(), auditor=auditor, target=rounds.me)
         replicas, budget = len(roster.members), self._budget
         whole = drawn.hits_contribution(contribution_rate(replicas, budget, factor=LARGEST_FACTOR))
         hop = drawn.hits_hop(hop_rate(replicas, len(contribution.work), budget, factor=LARGEST_FACTOR))

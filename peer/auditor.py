@@ -4,15 +4,15 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 """
 
 import asyncio
-import hashlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
 import torch
 
-from peer.audit_desk import EXHIBIT, PART, audit_budget
+from peer.audit_desk import audit_budget
 from peer.compute import Urgency
 from peer.rounds import StageRounds
 from peer.step_state import Applied
@@ -21,14 +21,15 @@ from swarm.checkpoint.state import state_from_chunks
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.fields import Fields, integer_item
-from swarm.core.ids import PeerId
-from swarm.host_protocol import ACCUSE, ANCHOR, SignedRun
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, Version
+from swarm.host_protocol import ACCUSE, ANCHOR, EXHIBIT, OWED, PART, SignedRun, max_exhibit_bytes
 from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.draws import HashChain, contribution_rate, draw, hop_rate
 from verification.kinds.replay_mismatch import ReplayMismatch
-from verification.papers import Bytes, Exhibit, Papers
+from verification.owed import MAX_REASON, OwedAudit, read_exhibit, read_part
+from verification.papers import Bytes, Exhibit
 from verification.past import Past
 from verification.replay.stage_replay import StageReplay
 from verification.ticket import Ticket
@@ -36,9 +37,12 @@ from verification.tolerance import Comparison, Grade, bounds_for, compare
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 REVEALED_AFTER = 2
 """Versions after the one that a contribution made."""
 MAX_DUE = 256
+OWED_S = 30.0
 ACCUSE_S = 60.0
 MAX_ACCUSE_TRIES = 5
 
@@ -79,6 +83,10 @@ class Auditor:
     ticket: Ticket
     draws: HashChain
     coordinator: PeerId
+    budget_factor: Callable[[PeerId, Version], float] = lambda peer, version: 1.0
+    """By what a peer's standing multiplies what is spent on auditing it."""
+    suspect: Callable[[PeerId, Version], None] = lambda peer, version: None
+    """Something short of fraud was found at a version of the stage: look closer."""
     counters: AuditCounters = field(default_factory=AuditCounters)
 
     def __post_init__(self) -> None:
@@ -99,10 +107,13 @@ class Auditor:
             if contribution.peer_id == me or not contribution.work:
                 continue
             drawn = draw(reveal, contribution.digest(), auditor=me, target=contribution.peer_id)
-            number = len(contribution.work)
-            if drawn.hits_contribution(contribution_rate(replicas, self._budget)) and self._can_replay_sums:
+            number, factor = len(contribution.work), self.budget_factor(contribution.peer_id, applied.chain.version)
+            if (
+                drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor))
+                and self._can_replay_sums
+            ):
                 self._due.append(_Due(contribution, reveal, contribution.work, whole=True))
-            elif drawn.hits_hop(hop_rate(replicas, number, self._budget)):
+            elif drawn.hits_hop(hop_rate(replicas, number, self._budget, factor=factor)):
                 work = contribution.work[drawn.microbatch(number)]
                 self._due.append(_Due(contribution, reveal, (work,), whole=False))
 
@@ -135,6 +146,7 @@ class Auditor:
                 log.info("audit of %s at step %d is owed: %s", due.contribution.peer_id, step, error)
             except RemoteError as error:
                 self.counters.debts += 1
+                self.suspect(due.contribution.peer_id, Version(step))
                 log.warning("audit of %s at step %d: %s", due.contribution.peer_id, step, error)
             except LocalError as error:
                 self.counters.skipped += 1
@@ -163,6 +175,7 @@ class Auditor:
         log.warning("%s at step %d, %s: %s", contribution.peer_id, contribution.step, what, worst.reason)
         if worst.grade is Grade.SUSPICIOUS:
             self.counters.suspicious += 1
+            self.suspect(contribution.peer_id, Version(int(contribution.step)))
             return
         self.counters.frauds += 1
         self._accused.add(contribution.peer_id)
@@ -192,59 +205,77 @@ class Auditor:
     # -- fetched ------------------------------------------------------------------------------------------
 
     async def _fetch_exhibit(self, due: _Due, work: Work) -> Exhibit:
-        contribution, rounds = due.contribution, self.rounds
-        replica, settings = rounds.replica, rounds.settings
-        shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
-        largest = 4 * 4 * shape[0] * shape[1] * shape[2] + 2 * 4 * shape[0] * shape[1]
-        reply = await self._ask(due, EXHIBIT, {"microbatch_id": work.microbatch_id}, max_body_bytes=largest)
-        fields = Fields("exhibit", reply.meta)
-        papers = Papers.from_value(fields.message("papers"))
-        sizes = fields.items("sizes", integer_item, max_items=8)
-        fields.done()
-        if sum(sizes) != len(reply.body):
-            raise RemoteError("malformed", f"bodies of {sum(sizes)} bytes in {len(reply.body)}", contribution.peer_id)
-        bodies, at, view = [], 0, memoryview(reply.body)
-        for size in sizes:
-            bodies.append(view[at : at + size])
-            at += size
-        exhibit = Exhibit.of_bodies(papers, tuple(bodies))
+        settings, run_id = self.rounds.settings, self.rounds.run_id
+        num_stages = settings.model.num_stages
 
-        def check() -> None:
-            exhibit.check(
-                contribution.peer_id,
-                run_id=rounds.run_id,
-                stage=rounds.chain.stage,
-                num_stages=settings.model.num_stages,
-            )
-            exhibit.check_work(work, contribution.peer_id)
+        def read(reply: Message) -> Exhibit:
+            return read_exhibit(reply.meta, reply.body, due.contribution, work, run_id=run_id, num_stages=num_stages)
 
-        await rounds.exact.run(Urgency.AUDIT, check)
-        return exhibit
+        number = int(work.microbatch_id)
+        largest = max_exhibit_bytes(settings, self.rounds.replica.model.hidden_size)
+        return await self._served(due, "exhibit", number, read, max_body_bytes=largest)
 
     async def _fetch_part(self, due: _Due, index: int) -> Bytes:
         replica = self.rounds.replica
         where = replica.parts()[index]
         largest = replica.codec.encoded_bytes(where.stop - where.start)
-        reply = await self._ask(due, PART, {"part": index}, max_body_bytes=largest)
-        body, contribution = reply.body, due.contribution
-        digest = await self.rounds.exact.run(Urgency.AUDIT, lambda: hashlib.sha256(body).digest())
-        if digest != contribution.part_digests[index]:
-            raise RemoteError("digest", f"part {index} differs from its commitment", contribution.peer_id)
-        return body
 
-    async def _ask(self, due: _Due, method: str, about: dict[str, Value], *, max_body_bytes: int) -> Message:
+        def read(reply: Message) -> Bytes:
+            return read_part(reply.body, due.contribution, index)
+
+        return await self._served(due, "part", index, read, max_body_bytes=largest)
+
+    async def _served(
+        self,
+        due: _Due,
+        what: Literal["exhibit", "part"],
+        number: int,
+        read: Callable[[Message], T],
+        *,
+        max_body_bytes: int,
+    ) -> T:
+        """What the target shows: to this peer or, if it will not or shows something else, to the host.
+
+        Raises TransientError if nobody reaches it, RemoteError if it owes the audit.
+        """
+        rounds, target = self.rounds, due.contribution.peer_id
+        method, name = (EXHIBIT, "microbatch_id") if what == "exhibit" else (PART, "part")
         meta: dict[str, Value] = {
             "step": due.contribution.step,
             "ticket": self.ticket.to_value(),
             "reveal": due.reveal,
-            **about,
+            name: number,
         }
-        call_s = self.rounds.settings.deadlines.call_s
-        reply = await self.rounds.transport.call(
-            due.contribution.peer_id, method, Message(meta), timeout_s=call_s, max_body_bytes=max_body_bytes
+        call_s = rounds.settings.deadlines.call_s
+        try:
+            reply = await rounds.transport.call(
+                target, method, Message(meta), timeout_s=call_s, max_body_bytes=max_body_bytes
+            )
+            self.counters.bytes += len(reply.body)
+            return await rounds.exact.run(Urgency.AUDIT, lambda: read(reply))
+        except (TransientError, RemoteError) as error:
+            reason = str(error)[:MAX_REASON]
+            log.info("%s %d of %s at step %d: %s", what, number, target, due.contribution.step, error)
+        owed = OwedAudit(
+            run_id=rounds.run_id,
+            stage=rounds.chain.stage,
+            step=due.contribution.step,
+            auditor=rounds.me,
+            target=target,
+            reveal=due.reveal,
+            what=what,
+            number=number,
+            reason=reason,
+        ).signed_by(rounds.identity)
+        relayed = await rounds.transport.call(
+            self.coordinator,
+            OWED,
+            Message({"owed": owed.to_value()}),
+            timeout_s=OWED_S,
+            max_body_bytes=max_body_bytes,
         )
-        self.counters.bytes += len(reply.body)
-        return reply
+        self.counters.bytes += len(relayed.body)
+        return await rounds.exact.run(Urgency.AUDIT, lambda: read(relayed))
 
     # -- rebuilt ------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from swarm.core.canonical import Value, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
 from swarm.identity import verify
 
 RUN = "run"
@@ -29,8 +30,18 @@ ANCHOR = "anchor"
 """{stage, version} -> {anchor}: the run key's word on a state of the stage, the latest up to the version."""
 ACCUSE = "accuse"
 """{} with an evidence file as body -> {}: it is judged soon after."""
+OWED = "owed"
+"""{owed} -> what the target answers the host: an audit that the target did not serve its auditor; refused: a debt."""
+EXHIBIT = "audit_exhibit"
+"""To a peer: {step, ticket, reveal, microbatch_id} -> {papers, sizes} with the exhibit's five bodies, end to end."""
+PART = "audit_part"
+"""To a peer: {step, ticket, reveal, part} -> body: an encoded part of the contribution."""
 BAN = "ban"
 """Host to peer: {ban} -> {}: signed by the run key."""
+QUARANTINE = "quarantine"
+"""Host to peer: {quarantine} -> {}: signed by the run key; the peer is kept out until it is pardoned."""
+PARDON = "pardon"
+"""Host to peer: {pardon} -> {}: signed by the run key; a quarantine ends."""
 FINISH = "finish"
 """Host to peer: {} -> {}: the run is over, go."""
 GOODBYE = "goodbye"
@@ -40,6 +51,12 @@ FILE_PIECE_BYTES = 1 << 20
 MAX_SETTINGS_BYTES = 1 << 20
 MAX_ACCUSATION_BYTES = 1 << 30
 MAX_BANS = 4096
+
+
+def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
+    """Bound on an exhibit's bodies: four encoded tensors of one microbatch, its targets and input ids."""
+    num_tokens = settings.batch.microbatch_size * settings.data.sequence_length
+    return 4 * 4 * num_tokens * hidden_size + 2 * 4 * num_tokens
 
 
 @dataclass(frozen=True)

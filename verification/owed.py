@@ -1,0 +1,120 @@
+"""This is where an audit that was not served is put in writing, and where what is served is held to its commitment.
+
+An auditor that a target does not serve asks through the host. The host asks the target itself and hands on the answer:
+so a target that serves its judge serves its auditors, and an auditor that lies about an honest target gets what it says
+it did not get. Only what the host is refused too is a debt.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, cast
+
+from swarm.core.canonical import Value, signed_bytes
+from swarm.core.contribution import Contribution, Work
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields, integer_item
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.identity import Identity, verify
+from verification.papers import Bytes, Exhibit, Papers
+
+MAX_REASON = 200
+"""Characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwedAudit:
+    """The auditor's word that the target did not serve what it had drawn."""
+
+    DOMAIN: ClassVar[str] = "owed-audit"
+    run_id: str
+    stage: StageIndex
+    step: Step
+    """That the target contributed to."""
+    auditor: PeerId
+    target: PeerId
+    reveal: bytes
+    """Of the auditor's hash chain, for the step."""
+    what: Literal["exhibit", "part"]
+    number: int
+    """The microbatch's id, or the part's index."""
+    reason: str
+    signature: bytes = b""
+
+    def signed_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "step": self.step,
+            "auditor": self.auditor,
+            "target": self.target,
+            "reveal": self.reveal,
+            "what": self.what,
+            "number": self.number,
+            "reason": self.reason,
+        }
+
+    def signed_by(self, auditor: Identity) -> "OwedAudit":
+        return replace(self, signature=auditor.sign(signed_bytes(self.DOMAIN, self.signed_value())))
+
+    def check(self, *, run_id: str) -> None:
+        """Raises RemoteError unless the auditor signed it in this run."""
+        if self.run_id != run_id:
+            raise RemoteError("protocol", f"audit owed in run {self.run_id[:12]}, not {run_id[:12]}", self.auditor)
+        if not verify(self.auditor, signed_bytes(self.DOMAIN, self.signed_value()), self.signature):
+            raise RemoteError("signature", f"audit owed to {self.auditor} is not signed by it", self.auditor)
+
+    def to_value(self) -> Value:
+        return {"value": self.signed_value(), "signature": self.signature}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "OwedAudit":
+        """Raises RemoteError("malformed")."""
+        outer = Fields("owed audit", value)
+        fields = Fields("owed audit", outer.message("value"))
+        what = fields.text("what", max_length=16)
+        if what not in ("exhibit", "part"):
+            raise RemoteError("malformed", f"owed audit of {what!r}, not of an exhibit or a part")
+        made = cls(
+            run_id=fields.text("run_id"),
+            stage=StageIndex(fields.integer("stage", high=1 << 16)),
+            step=Step(fields.integer("step")),
+            auditor=fields.peer("auditor"),
+            target=fields.peer("target"),
+            reveal=fields.octets("reveal", length=32),
+            what=cast(Literal["exhibit", "part"], what),
+            number=fields.integer("number"),
+            reason=fields.text("reason", max_length=MAX_REASON),
+            signature=outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        return made
+
+
+def read_exhibit(
+    meta: Value, body: Bytes, contribution: Contribution, work: Work, *, run_id: str, num_stages: int
+) -> Exhibit:
+    """The exhibit in an answer. Raises RemoteError unless it is whole and what the contribution was made from."""
+    fields = Fields("exhibit", meta)
+    papers = Papers.from_value(fields.message("papers"))
+    sizes = fields.items("sizes", integer_item, max_items=8)
+    fields.done()
+    if sum(sizes) != len(body):
+        raise RemoteError("malformed", f"bodies of {sum(sizes)} bytes in {len(body)}", contribution.peer_id)
+    bodies, at, view = [], 0, memoryview(body)
+    for size in sizes:
+        bodies.append(view[at : at + size])
+        at += size
+    exhibit = Exhibit.of_bodies(papers, tuple(bodies))
+    exhibit.check(contribution.peer_id, run_id=run_id, stage=contribution.stage, num_stages=num_stages)
+    exhibit.check_work(work, contribution.peer_id)
+    return exhibit
+
+
+def read_part(body: Bytes, contribution: Contribution, index: int) -> Bytes:
+    """The encoded part in an answer. Raises RemoteError unless it is the one the contribution names."""
+    if not index < len(contribution.part_digests):
+        raise RemoteError("malformed", f"part {index} of {len(contribution.part_digests)}", contribution.peer_id)
+    if hashlib.sha256(body).digest() != contribution.part_digests[index]:
+        raise RemoteError("digest", f"part {index} differs from its commitment", contribution.peer_id)
+    return body
