@@ -11,9 +11,7 @@ from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swa
 from verification.evidence import Evidence
 from verification.replay.judge import judge
 
-STEPS = 16
-LIAR = identity_of(5).peer_id
-"""The third of stage 1."""
+STEPS = 12
 
 
 def audited(*, hop: float, contribution: float, **tables: dict[str, Any]) -> str:
@@ -65,11 +63,12 @@ def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
 
 
 def test_nobody_is_accused_when_all_are_honest_and_everything_is_audited(tmp_path: Path) -> None:
-    swarm, report = run(audited(hop=24.0, contribution=8.0), tmp_path, {})
+    swarm, report = run(audited(hop=24.0, contribution=1.0), tmp_path, {})  # half of it whole, the rest by microbatch
     assert report["steps"] == STEPS
     assert events(swarm, "banned") == events(swarm, "acquitted") == events(swarm, "dismissed") == []
     counters = [peer.daemon.auditor.counters for peer in swarm.peers if peer.daemon.auditor is not None]
     assert len(counters) == len(swarm.peers)
-    assert sum(one.contributions for one in counters) >= 6 * 2 * (STEPS - 6)
+    assert sum(one.contributions for one in counters) >= 20
+    assert sum(one.hops for one in counters) >= 20
     assert sum(one.frauds + one.suspicious + one.debts for one in counters) == 0
     assert max(one.largest_honest_share for one in counters) <= 0.3
