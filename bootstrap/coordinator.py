@@ -348,7 +348,7 @@ class Coordinator:
     async def _on_admit(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("admission request", request.meta)
         num_stages = self.run.settings.model.num_stages
-        chain_anchor = fields.octets("chain_anchor", length=32)
+        chain_end = fields.octets("chain_end", length=32)
         wish = fields.integer("stage", high=num_stages - 1) if fields.optional("stage") else None
         known = self.progress.peers.get(sender)
         if known is not None and wish is None:
@@ -359,7 +359,7 @@ class Coordinator:
                 for stage in range(num_stages)
             ]
             wish = counts.index(min(counts))
-        ticket = self.justice.admit(sender, StageIndex(wish), chain_anchor)
+        ticket = self.justice.admit(sender, StageIndex(wish), chain_end)
         now = time.time()
         self.progress.peers[sender] = PeerFigures(wish, now, now)
         self._ledger.append("admitted", {"peer": sender, "stage": wish})

@@ -70,13 +70,13 @@ class Justice:
 
     # -- admission ----------------------------------------------------------------------------------------
 
-    def admit(self, peer: PeerId, stage: StageIndex, chain_anchor: bytes) -> Ticket:
+    def admit(self, peer: PeerId, stage: StageIndex, chain_end: bytes) -> Ticket:
         """The peer's ticket. Raises RemoteError if it has one with another hash chain: its draws would be two."""
         held = self._tickets.get(peer)
-        if held is not None and held.chain_anchor != chain_anchor:
+        if held is not None and held.chain_end != chain_end:
             raise RemoteError("standing", f"{peer} was admitted with another hash chain; use a new identity", peer)
         if held is None or held.stage != stage:
-            held = Ticket(self._run.run_id, peer, stage, chain_anchor).signed_by(self._run.run_key)
+            held = Ticket(self._run.run_id, peer, stage, chain_end).signed_by(self._run.run_key)
             self._tickets[peer] = held
             self._ledger.append("ticket", held.to_value())
         return held

@@ -40,7 +40,7 @@ class AuditDesk:
         self._budget = audit_budget(rounds.settings.audits)
         self._served: Counter[tuple[int, PeerId, str, int]] = Counter()
         self._revealed: dict[PeerId, tuple[bytes, int, bytes]] = {}
-        """Of each auditor: the chain's anchor, and the last value that was checked."""
+        """Of each auditor: the chain's end, and the last value that was checked."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -116,10 +116,10 @@ class AuditDesk:
         return held[0].roster, contribution
 
     def _check_reveal(self, ticket: Ticket, version: int, reveal: bytes) -> None:
-        anchor, known = ticket.chain_anchor, self._revealed.get(ticket.peer_id)
-        before = known[1:] if known is not None and known[0] == anchor else None
-        check_reveal(anchor, version, reveal, known=before)
-        self._revealed[ticket.peer_id] = (anchor, version, reveal)
+        end, known = ticket.chain_end, self._revealed.get(ticket.peer_id)
+        before = known[1:] if known is not None and known[0] == end else None
+        check_reveal(end, version, reveal, known=before)
+        self._revealed[ticket.peer_id] = (end, version, reveal)
 
     def _count(self, step: Step, sender: PeerId, what: str, number: int) -> None:
         """Bytes leave twice at most for an auditor, whose line may break: more would be an attack on this uplink."""

@@ -197,7 +197,7 @@ class PeerDaemon:
         run_key = signed_run.run_key
         self.transport.serve(BAN, lambda sender, request: self._on_ban(request, name, run_key), max_body_bytes=0)
         draws = await asyncio.to_thread(HashChain, self._draw_seed(name))
-        ticket = await self._admitted(draws.anchor, name, run_key)
+        ticket = await self._admitted(draws.end, name, run_key)
         stage = ticket.stage
         layout = stage_layout(settings.model, stage)
         device = stage_device(self.volunteer.gpu)
@@ -227,14 +227,14 @@ class PeerDaemon:
         """Secret, and the same whenever this identity joins the run."""
         return hashlib.sha256(self.identity.sign(signed_bytes("draw-seed", [name]))).digest()
 
-    async def _admitted(self, chain_anchor: bytes, name: RunId, run_key: PeerId) -> Ticket:
+    async def _admitted(self, chain_end: bytes, name: RunId, run_key: PeerId) -> Ticket:
         """This peer's ticket; who is banned by now is shut out."""
-        meta: dict[str, Value] = {"stage": self.volunteer.stage, "chain_anchor": chain_anchor}
+        meta: dict[str, Value] = {"stage": self.volunteer.stage, "chain_end": chain_end}
         reply = await self.host.call(ADMIT, meta, tries=20)
         fields = Fields("admission", reply.meta)
         ticket = Ticket.from_value(fields.message("ticket"))
         ticket.check(run_id=name, run_key=run_key)
-        if (ticket.peer_id, ticket.chain_anchor) != (self.identity.peer_id, chain_anchor):
+        if (ticket.peer_id, ticket.chain_end) != (self.identity.peer_id, chain_end):
             raise RemoteError("ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host_id)
         for ban in fields.items("bans", Ban.from_value, max_items=MAX_BANS):
             self._shut_out(ban, name, run_key)

@@ -13,7 +13,7 @@ from swarm.identity import verify
 RUN = "run"
 """{} -> {settings, run_key, signature}: the run, signed by its key."""
 ADMIT = "admit"
-"""{stage | None, chain_anchor} -> {stage, ticket, bans}: which stage this peer is to serve, and who is banned."""
+"""{stage | None, chain_end} -> {stage, ticket, bans}: which stage this peer is to serve, and who is banned."""
 GENESIS = "genesis"
 """{stage, ready, wait_s} -> {genesis | None, waiting_for}: where the stage begins, once enough peers are ready."""
 FILE = "file"

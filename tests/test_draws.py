@@ -51,15 +51,15 @@ def _assert_binomial(hits: int, trials: int, rate: float) -> None:
 
 def test_the_chain_never_changes() -> None:
     chain = HashChain(SEED, 10)
-    assert chain.anchor.hex() == "e2eb5b2bcba87c11d58a808630f32bdc9a6f7cc0dcd3d9689ba8807d0ec76ab6"
+    assert chain.end.hex() == "e2eb5b2bcba87c11d58a808630f32bdc9a6f7cc0dcd3d9689ba8807d0ec76ab6"
     assert chain.reveal(0).hex() == "2a7b2f95b4913e8eee4c006bd002e94e004a6357ddf01a085d6ab5a8452ccd06"
     assert chain.reveal(9).hex() == "47f85fe154ab20321a33271503552ee201d8c151455373cb6f6088754af4aad6"
-    # The same by the words of docs: value 9 is H(seed), each value is hashed to the one before, value 0 to the anchor.
+    # The same by the words of docs: value 9 is H(seed), each value is hashed to the one before, value 0 to the end.
     value = hashlib.sha256(b"homeswarm/draw-chain-seed\0\xc4\x20" + SEED).digest()
     for version in reversed(range(10)):
         assert chain.reveal(version) == value
         value = hashlib.sha256(b"homeswarm/draw-chain\0\xc4\x20" + value).digest()
-    assert chain.anchor == value
+    assert chain.end == value
 
 
 def test_a_draw_never_changes() -> None:
@@ -71,21 +71,21 @@ def test_a_draw_never_changes() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 15, 16, 17, 100])
-def test_every_reveal_is_checked_against_the_anchor_and_against_any_other(length: int) -> None:
+def test_every_reveal_is_checked_against_the_end_and_against_any_other(length: int) -> None:
     chain = HashChain(SEED, length)
     values = [chain.reveal(version) for version in range(length)]
     assert len(set(values)) == length
     for version, value in enumerate(values):
-        check_reveal(chain.anchor, version, value)
+        check_reveal(chain.end, version, value)
         for other in range(0, length, 7):
-            check_reveal(chain.anchor, version, value, known=(other, values[other]))
+            check_reveal(chain.end, version, value, known=(other, values[other]))
 
 
 def test_a_long_chain_keeps_few_values() -> None:
     chain = HashChain(SEED)
     assert len(chain._kept) <= 257
-    check_reveal(chain.anchor, 65_535, chain.reveal(65_535))
-    check_reveal(chain.anchor, 40_000, chain.reveal(40_000), known=(39_998, chain.reveal(39_998)))
+    check_reveal(chain.end, 65_535, chain.reveal(65_535))
+    check_reveal(chain.end, 40_000, chain.reveal(40_000), known=(39_998, chain.reveal(39_998)))
     for version in (-1, 1 << 16):
         with pytest.raises(LocalError):
             chain.reveal(version)
@@ -102,21 +102,21 @@ def test_a_wrong_reveal_is_refused() -> None:
         (5, value[:-1]),
         (5, b""),
         (5, value[:-1] + bytes([value[-1] ^ 1])),
-        (-1, chain.anchor),
+        (-1, chain.end),
         (20, bytes(32)),
         (1 << 62, value),  # and no hash is computed
     ):
         for known in (None, (2, chain.reveal(2)), (5, value), (9, chain.reveal(9))):
             with pytest.raises(RemoteError) as caught:
-                check_reveal(chain.anchor, version, wrong, known=known, length=20)
+                check_reveal(chain.end, version, wrong, known=known, length=20)
             assert caught.value.kind == "draw"
 
 
-def test_a_known_value_is_enough_without_the_anchor() -> None:
+def test_a_known_value_is_enough_without_the_end() -> None:
     chain = HashChain(SEED, 20)
     check_reveal(bytes(32), 7, chain.reveal(7), known=(3, chain.reveal(3)))
     with pytest.raises(RemoteError):
-        check_reveal(chain.anchor, 7, chain.reveal(7), known=(3, bytes(32)))
+        check_reveal(chain.end, 7, chain.reveal(7), known=(3, bytes(32)))
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.08, 0.5, 0.93])
@@ -156,7 +156,7 @@ def test_a_rate_of_one_always_hits_and_of_zero_never() -> None:
     assert not any(made.hits_hop(0.0) or made.hits_contribution(0.0) for made in draws)
 
 
-def test_whoever_copies_an_anchor_draws_otherwise() -> None:
+def test_whoever_copies_an_end_draws_otherwise() -> None:
     one, other = (draw(SEED, bytes(32), auditor=auditor, target=TARGET) for auditor in AUDITORS[:2])
     assert one.value != other.value
     assert draw(SEED, bytes(32), auditor=AUDITORS[0], target=PeerId("another")).value != one.value

@@ -1,6 +1,6 @@
 """This is where it is drawn who audits whom, and what: chance that nobody can know before the target has committed.
 
-Each auditor commits the anchor of a hash chain when it is admitted, and reveals one value a version. Its draw on a
+Each auditor commits the end of a hash chain when it is admitted, and reveals one value a version. Its draw on a
 contribution hashes the value of that version with the contribution's digest; the value is revealed two versions later.
 So nobody else can know the draw when the contribution is signed, the auditor cannot choose it, and all can check it.
 
@@ -25,7 +25,7 @@ _LINK = signed_bytes("draw-chain", bytes(32))[:-32]
 class HashChain:
     """An auditor's own chance, fixed before the run: one value a version, each the hash of the next.
 
-    Hashing value v v + 1 times gives the anchor. A revealed value tells the earlier ones and none of the later.
+    Hashing value v v + 1 times gives the chain's end. A revealed value tells the earlier ones and none of the later.
     `seed` is secret and serves one chain only. One value in sqrt(length) is kept, the others are hashed again.
     """
 
@@ -41,7 +41,7 @@ class HashChain:
             if version % self._spacing == self._spacing - 1:
                 kept[version] = value
         self._kept = kept
-        self.anchor = _links(value, 1)
+        self.end = _links(value, 1)
         """32 bytes, committed on admission."""
 
     def reveal(self, version: int) -> bytes:
@@ -53,14 +53,14 @@ class HashChain:
 
 
 def check_reveal(
-    anchor: bytes,
+    end: bytes,
     version: int,
     value: bytes,
     *,
     known: tuple[int, bytes] | None = None,
     length: int = CHAIN_LENGTH,
 ) -> None:
-    """Raises RemoteError("draw") unless `value` is the one of `version` on the chain under `anchor`.
+    """Raises RemoteError("draw") unless `value` is the one of `version` on the chain that ends in `end`.
 
     `known` is a version and its value, checked before: only the links between are hashed, one a version.
     """
@@ -69,13 +69,13 @@ def check_reveal(
     if len(value) != 32:
         raise RemoteError("draw", f"reveal of {len(value)} bytes, not 32")
     if known is None:
-        matches = _links(value, version + 1) == anchor
+        matches = _links(value, version + 1) == end
     elif known[0] <= version:
         matches = _links(value, version - known[0]) == known[1]
     else:
         matches = _links(known[1], known[0] - version) == value
     if not matches:
-        raise RemoteError("draw", f"reveal of version {version} is not on the chain under {anchor.hex()[:16]}")
+        raise RemoteError("draw", f"reveal of version {version} is not on the chain that ends in {end.hex()[:16]}")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Draw:
 def draw(chain_value: bytes, contribution_digest: bytes, *, auditor: PeerId, target: PeerId) -> Draw:
     """The auditor's draw on a contribution, from its chain's value at the version the contribution starts from.
 
-    The auditor's name is hashed too: who commits another's anchor as his own gets other draws.
+    The auditor's name is hashed too: who commits another's chain end as his own gets other draws.
     """
     return Draw(auditor, target, digest("draw", [chain_value, contribution_digest, auditor, target]))
 

@@ -21,7 +21,7 @@ class Ticket:
     run_id: str
     peer_id: PeerId
     stage: StageIndex
-    chain_anchor: bytes
+    chain_end: bytes
     """End of the peer's hash chain (verification/draws.py)."""
     signature: bytes = b""
 
@@ -30,7 +30,7 @@ class Ticket:
             "run_id": self.run_id,
             "peer_id": self.peer_id,
             "stage": self.stage,
-            "chain_anchor": self.chain_anchor,
+            "chain_end": self.chain_end,
         }
 
     def signed_by(self, run_key: Identity) -> "Ticket":
@@ -55,7 +55,7 @@ class Ticket:
             fields.text("run_id"),
             fields.peer("peer_id"),
             StageIndex(fields.integer("stage", high=1 << 16)),
-            fields.octets("chain_anchor", length=32),
+            fields.octets("chain_end", length=32),
             outer.octets("signature", length=64),
         )
         fields.done()
