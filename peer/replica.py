@@ -24,7 +24,7 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.stage_step import StageStep, weights_ahead
+from swarm.optim.stage_step import StageStep, extrapolates, weights_ahead
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,15 @@ class StageReplica:
         if self._extrapolated is not None and int(step) > self.version:
             return self.version, self._extrapolated
         return self.version, self._weights
+
+    def can_compute(self, step: Step) -> bool:
+        """Whether the weights that every replica computes the step on are known here.
+
+        An extrapolating run's are not where a state was loaded: they also need the version before.
+        """
+        if int(step) <= self.version or not extrapolates(self.settings, self.version):
+            return True
+        return self._extrapolated is not None
 
     def has_done(self, step: Step, microbatch_id: MicrobatchId) -> bool:
         held = self._sums.get(step)

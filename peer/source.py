@@ -129,6 +129,8 @@ class Source:
         def forward() -> tuple[Activation, Saved]:
             if not replica.accepts(ticket.step):
                 raise Refused("closed", f"step {ticket.step} is closed here")
+            if not replica.can_compute(ticket.step):
+                raise TransientError(f"version {replica.version} was loaded here: step {ticket.step} needs the next")
             version, weights = replica.weights_for(ticket.step)
             weights = adversary.weights(at, replica.model, version, weights)
             tokens = torch.from_numpy(tokens_BL)

@@ -329,3 +329,22 @@ def test_contribution_is_of_one_peer() -> None:
     for mixed in (exhibits, []):
         with pytest.raises(LocalError, match="of one"):
             begun(run, 0).contribution(mixed, Step(0))
+
+
+def test_a_replica_that_loaded_a_state_waits_for_a_step_before_it_computes_ahead() -> None:
+    """Others compute the next step on extrapolated weights, which also need the version before: it would seem to lie."""
+    optimizer = OptimizerSettings(learning_rate=0.01, warmup_steps=2, total_steps=50, correction="extrapolate")
+    run = SmallRun(small_settings(2, optimizer=optimizer, averaging=AveragingSettings(delay=1, sync_steps=0)))
+    for number in range(3):
+        run.microbatch(number)
+        for stage in (0, 1):
+            run.step(stage)
+    replica = run.replicas[0][0]
+    ahead = Step(replica.version + 1)
+    assert replica.can_compute(ahead)
+    replica.restore(replica.frozen_state())
+    assert replica.can_compute(Step(replica.version))
+    assert not replica.can_compute(ahead)
+    run.microbatch(3)
+    run.step(0)
+    assert replica.can_compute(Step(replica.version + 1))
