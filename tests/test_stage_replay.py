@@ -332,7 +332,7 @@ def test_contribution_is_of_one_peer() -> None:
 
 
 def test_a_replica_that_loaded_a_state_waits_for_a_step_before_it_computes_ahead() -> None:
-    """Others compute the next step on extrapolated weights, which also need the version before: it would seem to lie."""
+    """Others compute the next step on extrapolated weights, which need the version before too: it would look guilty."""
     optimizer = OptimizerSettings(learning_rate=0.01, warmup_steps=2, total_steps=50, correction="extrapolate")
     run = SmallRun(small_settings(2, optimizer=optimizer, averaging=AveragingSettings(delay=1, sync_steps=0)))
     for number in range(3):
