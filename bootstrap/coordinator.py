@@ -111,7 +111,7 @@ class Coordinator:
         }
         self._followed: dict[int, FollowedStage] = {}
         """The stages whose results this process has had from the genesis on."""
-        self.justice = Justice(run, self._transport, ledger, emit, self._present)
+        self.justice = Justice(run, self._transport, ledger, emit, self._present, self._followed)
         self._witness = WitnessService(
             run.run_id,
             run.host_key,
@@ -365,7 +365,9 @@ class Coordinator:
         self._ledger.append("admitted", {"peer": sender, "stage": wish})
         self._emit({"event": "admitted", "peer_id": sender, "stage": wish})
         bans: list[Value] = [ban.to_value() for ban in self.justice.bans.values()]
-        return Message({"stage": wish, "ticket": ticket.to_value(), "bans": bans})
+        quarantines: list[Value] = [quarantine.to_value() for quarantine in self.justice.quarantines.values()]
+        answer: dict[str, Value] = {"stage": wish, "ticket": ticket.to_value()}
+        return Message({**answer, "bans": bans, "quarantines": quarantines})
 
     def _is_live(self, figures: PeerFigures) -> bool:
         return not figures.left

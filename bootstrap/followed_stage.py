@@ -1,6 +1,6 @@
 """This is where the host folds a stage's certified results itself: it believes no peer about the past."""
 
-from swarm.core.contribution import Result
+from swarm.core.contribution import Result, Roster
 from swarm.core.ids import Version
 from swarm.core.round_facts import RoundFacts
 from swarm.core.settings import RunSettings
@@ -10,6 +10,7 @@ from swarm.identity import verify
 MAX_EARLY = 64
 """Results that came before those they follow from."""
 KEPT_CHAINS = 4
+KEPT_ROSTERS = 16
 
 
 class FollowedStage:
@@ -20,10 +21,15 @@ class FollowedStage:
         self._early: dict[int, Result] = {}
         self.chain = StageChain.begin(genesis, settings)
         self._kept: dict[int, StageChain] = {int(self.chain.version): self.chain}
+        self._rosters: dict[int, Roster] = {}
 
     def at(self, version: int) -> StageChain | None:
         """What was certified of a version that had a snapshot; None if it is too long ago, or not known yet."""
         return self._kept.get(version)
+
+    def roster(self, step: int) -> Roster | None:
+        """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
+        return self._rosters.get(step)
 
     def take(self, result: Result) -> None:
         """A result that somebody sent. Raises RemoteError if it is not certified; one that is early is kept."""
@@ -48,6 +54,8 @@ class FollowedStage:
         facts.check_result(result, verify, certified=True)
         self.chain = chain.advance(result, self._settings)
         version = int(self.chain.version)
+        self._rosters[version - 1] = result.roster
+        self._rosters.pop(version - 1 - KEPT_ROSTERS, None)
         if version % self._settings.checkpoint.snapshot_every == 0:
             self._kept[version] = self.chain
             for old in sorted(self._kept)[:-KEPT_CHAINS]:

@@ -1,26 +1,47 @@
-"""This is where the host judges: it anchors states, replays what a peer is accused of, and bans under the run key."""
+"""This is where the host judges: it anchors states, replays what a peer is accused of, and bans under the run key.
+
+It also asks, for an auditor that was not served, what the target owes, and keeps out who owes too much.
+"""
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bootstrap.followed_stage import FollowedStage
 from bootstrap.ledger import Ledger
 from bootstrap.run_folder import PreparedRun
+from swarm.averaging.codecs import result_codec
+from swarm.averaging.parts import num_parts, part_slice
+from swarm.core.canonical import Value, digest
+from swarm.core.contribution import Contribution, Roster
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
-from swarm.host_protocol import ACCUSE, ANCHOR, BAN, MAX_ACCUSATION_BYTES
+from swarm.host_protocol import (
+    ACCUSE,
+    ANCHOR,
+    BAN,
+    EXHIBIT,
+    MAX_ACCUSATION_BYTES,
+    OWED,
+    PARDON,
+    PART,
+    QUARANTINE,
+    max_exhibit_bytes,
+)
+from swarm.model.families import validate_config
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.evidence import SUFFIX, Evidence
+from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
 from verification.replay.judge import judge
-from verification.standing import Ban
+from verification.standing import AuditDebt, Ban, Pardon, Quarantine, Standing, StandingTable
+from verification.strikes import Strikes
 from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -29,6 +50,15 @@ KEPT_ANCHORS = 6
 MAX_WAITING = 8
 """Accusations on disk that are not judged yet; whoever brings one more is asked to come again."""
 TELL_S = 5.0
+ASK_FOR_AUDITORS_AT_ONCE = 4
+REVEALED_AFTER = 2
+"""Versions after the one that a contribution made, as auditors have it."""
+REVEAL_WAITS = 50
+"""Of 0.1 s."""
+PING_S = 3.0
+RESTART_VERSIONS = 10
+"""A peer that is admitted again owes nothing from before, for what it kept died with its process; once in so many
+versions, or whoever withholds would be admitted again and again."""
 
 
 class Justice:
@@ -41,32 +71,66 @@ class Justice:
         ledger: Ledger,
         emit: Callable[[dict[str, Any]], None],
         peers: Callable[[], Iterable[PeerId]],
+        followed: Mapping[int, FollowedStage],
     ) -> None:
-        """`peers` are those to tell of a ban."""
+        """`peers` are those to tell of a verdict; `followed` the stages whose certified past is known here."""
         self._run = run
         self._transport = transport
         self._ledger = ledger
         self._emit = emit
         self._peers = peers
+        self._followed = followed
         self._folder = run.folder.root / "evidence"
+        self._largest_exhibit, self._largest_part = _largest_answers(run)
         self._anchors: list[dict[int, Anchor]] = [{} for _ in range(run.settings.model.num_stages)]
         """Of each stage, by version."""
         self._tickets: dict[PeerId, Ticket] = {}
         self._waiting: asyncio.Queue[tuple[PeerId, Path]] = asyncio.Queue(MAX_WAITING)
+        self._begun_at: dict[PeerId, int] = {}
+        """Version of its stage when the peer's process began, as far as is believed."""
+        self._asking = asyncio.Semaphore(ASK_FOR_AUDITORS_AT_ONCE)
+        self._table = StandingTable(agreements_to_promote=0)
+        self._strikes = Strikes()
+        self._pardoned_at: dict[PeerId, int] = {}
         self.bans: dict[PeerId, Ban] = {}
-        for event in ledger.events("ban", "ticket"):
-            if event.kind == "ban":
-                ban = Ban.from_value(event.facts)
-                self.bans[ban.peer_id] = ban
-                transport.shut_out(ban.peer_id)
-            else:
-                ticket = Ticket.from_value(event.facts)
+        self.quarantines: dict[PeerId, Quarantine] = {}
+        """Those in force."""
+        for event in ledger.events("ban", "ticket", "debt", "strike", "quarantine", "pardon"):
+            self._remember(event.kind, event.facts)
+
+    def _remember(self, kind: str, facts: Value) -> None:
+        """What the ledger says, in its order."""
+        match kind:
+            case "ticket":
+                ticket = Ticket.from_value(facts)
                 self._tickets[ticket.peer_id] = ticket
+            case "ban":
+                ban = Ban.from_value(facts)
+                self.bans[ban.peer_id] = ban
+                self._shut_out(ban)
+            case "quarantine":
+                quarantine = Quarantine.from_value(facts)
+                self.quarantines[quarantine.peer_id] = quarantine
+                self._shut_out(quarantine)
+            case "pardon":
+                self._lift(Pardon.from_value(facts))
+            case "debt":
+                fields = Fields("debt", facts)
+                self._owe(fields.peer("peer_id"), Version(fields.integer("version")))
+            case "strike":
+                fields = Fields("strike", facts)
+                accuser, version = fields.peer("peer_id"), Version(fields.integer("version"))
+                self._strikes = self._strikes.after(accuser, version, fields.octets("evidence_digest", length=32))
+
+    def _shut_out(self, verdict: Ban | Quarantine) -> None:
+        self._table = self._table.after(verdict, verdict.version)
+        self._transport.shut_out(verdict.peer_id)
 
     def serve(self) -> None:
         """Begin to answer."""
         self._transport.serve(ANCHOR, self._on_anchor, max_body_bytes=0)
         self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_BYTES)
+        self._transport.serve(OWED, self._on_owed, max_body_bytes=0)
 
     # -- admission ----------------------------------------------------------------------------------------
 
@@ -79,7 +143,15 @@ class Justice:
             held = Ticket(self._run.run_id, peer, stage, chain_end).signed_by(self._run.run_key)
             self._tickets[peer] = held
             self._ledger.append("ticket", held.to_value())
+        version = int(self._version(stage))
+        if version >= self._begun_at.get(peer, -RESTART_VERSIONS) + RESTART_VERSIONS:
+            self._begun_at[peer] = version
         return held
+
+    def _version(self, stage: StageIndex) -> Version:
+        """Of the stage, as far as its certified results are here."""
+        followed = self._followed.get(stage)
+        return followed.version if followed is not None else Version(0)
 
     # -- anchors ------------------------------------------------------------------------------------------
 
@@ -160,6 +232,7 @@ class Justice:
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
             )
+            await self._strike(accuser, evidence)
             return
         ban = Ban(
             self._run.run_id,
@@ -183,19 +256,164 @@ class Justice:
                 "reason": verdict.reason,
             }
         )
-        await self._tell(ban)
+        await self._tell(BAN, "ban", ban)
+        self._shut_out(ban)
 
-    async def _tell(self, ban: Ban) -> None:
-        """Everyone, the banned peer too: then it is shut out."""
+    async def _strike(self, accuser: PeerId, evidence: Evidence) -> None:
+        """The accusation was untrue."""
+        stage = self._tickets[accuser].stage
+        version, found = self._version(stage), evidence.digest()
+        self._ledger.append("strike", {"peer_id": accuser, "version": version, "evidence_digest": found})
+        self._strikes = self._strikes.after(accuser, version, found)
+        if self._strikes.are_too_many(accuser, pardoned_at=self._pardoned_at.get(accuser, -1)):
+            reason = "its accusations were untrue, three in 100 versions"
+            await self._keep_out(accuser, stage, version, "false_accusation", found, reason)
+
+    # -- debts --------------------------------------------------------------------------------------------
+
+    async def _on_owed(self, sender: PeerId, request: Message) -> Message:
+        """Ask for an auditor what a target did not serve it: the answer, or RemoteError("debt") if it owes it now."""
+        fields = Fields("owed call", request.meta)
+        owed = OwedAudit.from_value(fields.message("owed"))
+        fields.done()
+        ticket, followed = self._tickets.get(sender), self._followed.get(owed.stage)
+        if ticket is None or owed.auditor != sender or owed.target == sender:
+            raise RemoteError("standing", f"{sender} has no ticket for that audit", sender)
+        roster = followed.roster(int(owed.step)) if followed is not None else None
+        if roster is None or owed.target in self.bans or owed.target in self.quarantines:
+            raise TransientError(f"step {owed.step} of stage {owed.stage}, or {owed.target}, is not known here")
+        await self._revealed(owed)
+        self._check_in_time(owed)
+        async with self._asking:
+            contribution = await asyncio.to_thread(self._check_owed, owed, ticket, roster)
+            try:
+                return await self._ask(owed, ticket, contribution)
+            except (TransientError, RemoteError) as error:
+                reason = str(error)
+            # A target that is gone has crashed, which is no fault.
+            await self._transport.call(owed.target, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+        self._check_in_time(owed)
+        await self._indebted(owed, reason)
+        raise RemoteError("debt", f"{owed.target} owes {owed.what} {owed.number} of step {owed.step}: {reason}")
+
+    def _check_owed(self, owed: OwedAudit, ticket: Ticket, roster: Roster) -> Contribution:
+        owed.check(run_id=self._run.run_id)
+        return check_owed(owed, ticket, roster, self._run.settings.audits)
+
+    async def _revealed(self, owed: OwedAudit) -> None:
+        """Results come here a little later than to the auditor: wait for what it must have seen."""
+        for _ in range(REVEAL_WAITS):
+            if self._version(owed.stage) >= int(owed.step) + REVEALED_AFTER:
+                return
+            await asyncio.sleep(0.1)
+
+    def _check_in_time(self, owed: OwedAudit) -> None:
+        """Raises TransientError for what an honest target need not have: not yet, not any more, or lost in a crash."""
+        step, version = int(owed.step), int(self._version(owed.stage))
+        begun = self._begun_at.get(owed.target)
+        if begun is None or step <= begun:
+            raise TransientError(f"{owed.target} has begun at version {begun}: it owes nothing of step {step}")
+        if not step + REVEALED_AFTER <= version <= step + self._run.settings.audits.retained_versions:
+            raise TransientError(f"stage {owed.stage} is at version {version}: nobody is owed anything of step {step}")
+
+    async def _ask(self, owed: OwedAudit, ticket: Ticket, contribution: Contribution) -> Message:
+        """The target's answer, if it is what its contribution was made from."""
+        settings = self._run.settings
+        name = "microbatch_id" if owed.what == "exhibit" else "part"
+        meta: dict[str, Value] = {
+            "step": owed.step,
+            "ticket": ticket.to_value(),
+            "reveal": owed.reveal,
+            name: owed.number,
+        }
+        largest = self._largest_part if owed.what == "part" else self._largest_exhibit
+        reply = await self._transport.call(
+            owed.target,
+            EXHIBIT if owed.what == "exhibit" else PART,
+            Message(meta),
+            timeout_s=settings.deadlines.call_s,
+            max_body_bytes=largest,
+        )
+
+        def check() -> None:
+            if owed.what == "part":
+                read_part(reply.body, contribution, owed.number)
+                return
+            work = next(item for item in contribution.work if item.microbatch_id == owed.number)
+            stages = settings.model.num_stages
+            read_exhibit(reply.meta, reply.body, contribution, work, run_id=self._run.run_id, num_stages=stages)
+
+        await asyncio.to_thread(check)
+        return reply
+
+    async def _indebted(self, owed: OwedAudit, reason: str) -> None:
+        peer, version = owed.target, Version(int(owed.step))
+        if peer in self.quarantines:
+            return
+        log.info("%s owes %s %d of step %d to %s: %s", peer, owed.what, owed.number, version, owed.auditor, reason)
+        self._ledger.append("debt", {"peer_id": peer, "version": version, "owed": owed.to_value()})
+        self._owe(peer, version)
+        if self._table.standing(peer, version) is Standing.QUARANTINED:
+            found = digest("owed-audit", owed.to_value())
+            reason = f"three audits in 100 versions were not served, to the host neither; the last: {reason}"
+            await self._keep_out(peer, owed.stage, self._version(owed.stage), "withholding", found, reason)
+
+    def _owe(self, peer: PeerId, version: Version) -> None:
+        self._table = self._table.after(AuditDebt(peer, version), version)
+
+    # -- kept out -----------------------------------------------------------------------------------------
+
+    async def _keep_out(
+        self, peer: PeerId, stage: StageIndex, version: Version, kind: str, evidence_digest: bytes, reason: str
+    ) -> None:
+        """Quarantine: until the run key pardons."""
+        if peer in self.quarantines or peer in self.bans:
+            return
+        made = Quarantine(self._run.run_id, peer, stage, version, kind, evidence_digest).signed_by(self._run.run_key)
+        self._ledger.append("quarantine", made.to_value())
+        self.quarantines[peer] = made
+        self._emit(
+            {
+                "event": "quarantined",
+                "peer_id": peer,
+                "stage": stage,
+                "kind": kind,
+                "step": version,
+                "reason": reason,
+            }
+        )
+        await self._tell(QUARANTINE, "quarantine", made)
+        self._shut_out(made)
+
+    async def pardon(self, peer: PeerId, *, acquitted: bool) -> None:
+        """End a quarantine; `acquitted` as in `Pardon`. A ban stays. Raises LocalError if the peer is not in one."""
+        held = self.quarantines.get(peer)
+        if held is None:
+            raise LocalError(f"{peer} is not quarantined")
+        version = max(held.version, self._version(held.stage))
+        made = Pardon(self._run.run_id, peer, version, acquitted).signed_by(self._run.run_key)
+        self._ledger.append("pardon", made.to_value())
+        self._lift(made)
+        self._emit({"event": "pardoned", "peer_id": peer, "stage": held.stage, "step": version})
+        await self._tell(PARDON, "pardon", made)
+
+    def _lift(self, pardon: Pardon) -> None:
+        self._table = self._table.after(pardon, pardon.version)
+        self._pardoned_at[pardon.peer_id] = int(pardon.version)
+        self.quarantines.pop(pardon.peer_id, None)
+        if pardon.peer_id not in self.bans:
+            self._transport.let_in(pardon.peer_id)
+
+    async def _tell(self, method: str, name: str, verdict: Ban | Quarantine | Pardon) -> None:
+        """Everyone, and the peer it is about too."""
 
         async def tell(peer: PeerId) -> None:
             with contextlib.suppress(TransientError, RemoteError):
                 await self._transport.call(
-                    peer, BAN, Message({"ban": ban.to_value()}), timeout_s=TELL_S, max_body_bytes=0
+                    peer, method, Message({name: verdict.to_value()}), timeout_s=TELL_S, max_body_bytes=0
                 )
 
-        await asyncio.gather(*(tell(peer) for peer in sorted({*self._peers(), ban.peer_id})))
-        self._transport.shut_out(ban.peer_id)
+        await asyncio.gather(*(tell(peer) for peer in sorted({*self._peers(), verdict.peer_id})))
 
 
 def _write_new(path: Path, body: bytes | bytearray | memoryview) -> bool:
@@ -210,3 +428,14 @@ def _write_new(path: Path, body: bytes | bytearray | memoryview) -> bool:
         os.fsync(file.fileno())
     os.replace(partial, path)
     return True
+
+
+def _largest_answers(run: PreparedRun) -> tuple[int, int]:
+    """Bytes of the largest exhibit and of the largest encoded part that a peer may show."""
+    settings = run.settings
+    hidden_size = validate_config(settings.model.config_json).hidden_size
+    values = max(state.layout.num_values for state in run.states)
+    parts = [part_slice(index, values) for index in range(num_parts(values))]
+    codec = result_codec(settings.codecs.averaging)
+    largest = max(codec.encoded_bytes(where.stop - where.start) for where in parts)
+    return max_exhibit_bytes(settings, hidden_size), largest

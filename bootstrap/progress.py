@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,7 @@ class RunProgress:
             "reassigned_microbatches": sum(p.last.reassigned for p in self.peers.values() if p.last),
             "lost_contributions": sum(self.steps[number].departures for number in steps),
             "wire_bytes": sum(p.last.sent_bytes for p in self.peers.values() if p.last),
+            "screens": self.screens(),
             "peers": [
                 {
                     "peer_id": peer,
@@ -149,6 +150,13 @@ class RunProgress:
                 for peer, figures in sorted(self.peers.items())
             ],
         }
+
+    def screens(self) -> dict[str, int]:
+        """How often each kind of screen tripped, at all peers together."""
+        found: Counter[str] = Counter()
+        for figures in self.peers.values():
+            found.update(dict(figures.last.screens) if figures.last else {})
+        return dict(sorted(found.items()))
 
     def last_common_digests(self) -> dict[int, dict[PeerId, str]]:
         """Digests at the last version for which every stage reported one."""

@@ -8,7 +8,7 @@ import os
 import random
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_memory, 
 from peer.neighbours import Neighbours, stage_topic
 from peer.replica import StageReplica, stage_device
 from peer.rounds import StageRounds
+from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.source import Source, StepLoss
@@ -54,7 +55,10 @@ from swarm.host_protocol import (
     GENESIS,
     GOODBYE,
     MAX_BANS,
+    MAX_SCREENS,
     MAX_SETTINGS_BYTES,
+    PARDON,
+    QUARANTINE,
     REPORT,
     RESULT,
     RUN,
@@ -72,7 +76,7 @@ from swarm.optim.stage_step import stage_clip_norm
 from swarm.rehearsal import rehearse
 from swarm.witness_service import VoteLog, WitnessService
 from verification.draws import HashChain
-from verification.standing import Ban
+from verification.standing import Ban, Pardon, Quarantine
 from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -161,8 +165,9 @@ class PeerDaemon:
         self._host_id = host
         self._reports: deque[tuple[StepReport, Result]] = deque(maxlen=MAX_UNSENT_REPORTS)
         self._report_ready = asyncio.Event()
-        self._banned: Ban | None = None
-        """This peer's own ban."""
+        self._shut_out_by: Ban | Quarantine | None = None
+        """What is said of this peer itself."""
+        self.standing = KnownStanding()
         self.rounds: StageRounds | None = None
         self.auditor: Auditor | None = None
 
@@ -180,10 +185,11 @@ class PeerDaemon:
             await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if joining.done():
                 await self._live(*joining.result(), stop)
-            if self._banned is not None:
+            verdict = self._shut_out_by
+            if verdict is not None:
                 raise LocalError(
-                    f"this peer is banned from the run: {self._banned.kind} at step {self._banned.version} of stage "
-                    f"{self._banned.stage}; the host keeps the evidence {self._banned.evidence_digest.hex()[:16]}"
+                    f"this peer is {_what(verdict)} from the run: {verdict.kind} at step {verdict.version} of stage "
+                    f"{verdict.stage}; the host keeps the evidence {verdict.evidence_digest.hex()[:16]}"
                 )
         finally:
             stopping.cancel()
@@ -195,7 +201,7 @@ class PeerDaemon:
         """Everything this peer needs before it can take part."""
         signed_run, settings, name = await self._fetch_run()
         run_key = signed_run.run_key
-        self.transport.serve(BAN, lambda sender, request: self._on_ban(request, name, run_key), max_body_bytes=0)
+        self._serve_verdicts(name, run_key)
         draws = await asyncio.to_thread(HashChain, self._draw_seed(name))
         ticket = await self._admitted(draws.end, name, run_key)
         stage = ticket.stage
@@ -238,23 +244,49 @@ class PeerDaemon:
             raise RemoteError("ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host_id)
         for ban in fields.items("bans", Ban.from_value, max_items=MAX_BANS):
             self._shut_out(ban, name, run_key)
+        for quarantine in fields.items("quarantines", Quarantine.from_value, max_items=MAX_BANS):
+            self._shut_out(quarantine, name, run_key)
         return ticket
 
-    async def _on_ban(self, request: Message, name: RunId, run_key: PeerId) -> Message:
-        """Whoever brings the run key's word does not matter."""
-        self._shut_out(Ban.from_value(Fields("ban call", request.meta).message("ban")), name, run_key)
-        return Message()
+    def _serve_verdicts(self, name: RunId, run_key: PeerId) -> None:
+        """Hear the run key's verdicts. Whoever brings its word does not matter."""
 
-    def _shut_out(self, ban: Ban, name: RunId, run_key: PeerId) -> None:
-        ban.check(run_id=name, run_key=run_key)
-        log.warning("%s of stage %d is banned: %s at step %d", ban.peer_id, ban.stage, ban.kind, ban.version)
-        if ban.peer_id == self.identity.peer_id:
-            self._banned = ban
+        async def on_ban(sender: PeerId, request: Message) -> Message:
+            self._shut_out(Ban.from_value(Fields("ban call", request.meta).message("ban")), name, run_key)
+            return Message()
+
+        async def on_quarantine(sender: PeerId, request: Message) -> Message:
+            value = Fields("quarantine call", request.meta).message("quarantine")
+            self._shut_out(Quarantine.from_value(value), name, run_key)
+            return Message()
+
+        async def on_pardon(sender: PeerId, request: Message) -> Message:
+            pardon = Pardon.from_value(Fields("pardon call", request.meta).message("pardon"))
+            pardon.check(run_id=name, run_key=run_key)
+            self.standing.take(pardon)
+            if self.standing.table.may_train(pardon.peer_id):
+                self.transport.let_in(pardon.peer_id)
+            return Message()
+
+        for method, handler in ((BAN, on_ban), (QUARANTINE, on_quarantine), (PARDON, on_pardon)):
+            self.transport.serve(method, handler, max_body_bytes=0)
+
+    def _shut_out(self, verdict: Ban | Quarantine, name: RunId, run_key: PeerId) -> None:
+        peer = verdict.peer_id
+        verdict.check(run_id=name, run_key=run_key)
+        self.standing.take(verdict)
+        if self.standing.table.may_train(peer):  # an old quarantine, pardoned since
+            return
+        log.warning(
+            "%s of stage %d is %s: %s at step %d", peer, verdict.stage, _what(verdict), verdict.kind, verdict.version
+        )
+        if peer == self.identity.peer_id:
+            self._shut_out_by = verdict
             self.finished.set()
             return
-        self.transport.shut_out(ban.peer_id)
+        self.transport.shut_out(peer)
         if self.rounds is not None:
-            self.rounds.peer_lost(ban.peer_id)
+            self.rounds.peer_lost(peer)
 
     def _check_memory(self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str) -> None:
         hidden_size = validate_config(settings.model.config_json).hidden_size
@@ -391,6 +423,7 @@ class PeerDaemon:
             vote_log,
         )
         self.rounds = rounds
+        rounds.screening = Screening(self.standing, lambda: rounds.version)
         counters = HopCounters()
         neighbours = Neighbours(settings, name, self.transport, self.directory, stage, lambda: rounds.version)
         kind = numeric_class(str(model.device), settings.model.compute_dtype)
@@ -424,6 +457,7 @@ class PeerDaemon:
             counters,
             kind,
             exhibits,
+            rounds.screening,
             adversary=adversary,
         )
         source = None
@@ -475,9 +509,17 @@ class PeerDaemon:
         if source is not None:
             services.append(asyncio.ensure_future(source.run(draining)))
         if settings.replays:
-            desk = AuditDesk(rounds, exhibits)
+            desk = AuditDesk(rounds, exhibits, adversary=adversary)
             desk.serve(self.transport)
-            self.auditor = auditor = Auditor(rounds, signed_run, ticket, draws, self._host_id)
+            self.auditor = auditor = Auditor(
+                rounds,
+                signed_run,
+                ticket,
+                draws,
+                self._host_id,
+                budget_factor=self.standing.budget_factor,
+                suspect=self.standing.suspect,
+            )
             rounds.on_applied += [auditor.applied, desk.applied]
             services.append(asyncio.ensure_future(auditor.run()))
         try:
@@ -582,6 +624,7 @@ class PeerDaemon:
             sent_bytes=sent,
             received_bytes=received,
             busy_s=compute.busy_s,
+            screens=_screens(counters, rounds.screening) if (rounds := self.rounds) is not None else (),
             state_digest=snapshot.digest if snapshot is not None else b"",
         )
         self._reports.append((report, applied.result))
@@ -610,6 +653,17 @@ class PeerDaemon:
             raise RemoteError("standing", "only the host ends a run", sender)
         self.finished.set()
         return Message()
+
+
+def _what(verdict: Ban | Quarantine) -> str:
+    return "banned" if isinstance(verdict, Ban) else "quarantined"
+
+
+def _screens(counters: HopCounters, screening: Screening) -> tuple[tuple[str, int], ...]:
+    """All screens that tripped, of norms and of form, by kind."""
+    found = Counter[str](screening.tripped)
+    found.update(counters.bad_messages)
+    return tuple(sorted(found.items())[:MAX_SCREENS])
 
 
 async def _ping(sender: PeerId, request: Message) -> Message:

@@ -17,6 +17,7 @@ from peer.compute import Urgency, WorkThread
 from peer.downstream import METHOD, Activation, Answer, Downstream, HopCounters, Refused
 from peer.exhibits import ExhibitStore
 from peer.replica import StageReplica
+from peer.screening import Screening
 from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.core.canonical import Value
 from swarm.core.contribution import Work
@@ -73,6 +74,7 @@ class HopServer:
         counters: HopCounters,
         numeric_class: str,
         exhibits: ExhibitStore,
+        screening: Screening,
         *,
         adversary: Adversary = HONEST,
     ) -> None:
@@ -86,6 +88,7 @@ class HopServer:
         self._counters = counters
         self._numeric_class = numeric_class
         self._exhibits = exhibits
+        self._screening = screening
         self.adversary = adversary
         self._codec: ActivationCodec = activation_codec(settings.codecs.activations)
         self._gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
@@ -177,7 +180,9 @@ class HopServer:
             if hashlib.sha256(view[activation_bytes:]).digest() != birth.targets_digest:
                 raise RemoteError("digest", "targets differ from the birth record", sender)
             targets = np.frombuffer(view[activation_bytes:], dtype="<i4").astype(np.int64).reshape(self._shape[:2])
-            return self._codec.decode(view[:activation_bytes], self._shape), torch.from_numpy(targets)
+            x = self._codec.decode(view[:activation_bytes], self._shape)
+            self._screening.check("activation_norm", sender, float(torch.linalg.vector_norm(x)))
+            return x, torch.from_numpy(targets)
 
         if evaluate:
             return await self._evaluate(birth, header, view, activation_bytes, open_up)
@@ -297,13 +302,14 @@ class HopServer:
         replica, step = self._replica, birth.step
         assert answer.grad_y is not None
         assert answer.header is not None
-        grad_y, output_header = answer.grad_y, answer.header.digest()
+        grad_y, output_header, downstream = answer.grad_y, answer.header.digest(), answer.header.producer
         adversary, at = self.adversary, At(step, birth.microbatch_id)
 
         def compute() -> tuple[torch.Tensor | None, bool]:
             if not replica.accepts(step):
                 self._counters.stragglers += 1
                 raise Refused("closed", f"step {step} closed before the gradient came back")
+            self._screening.check("gradient_norm", downstream, float(torch.linalg.vector_norm(grad_y)))
             known = replica.has_done(step, birth.microbatch_id)
             into = replica.scratch() if known else replica.sum_of(step).gradient.flat
             adversary.adding(at, into)

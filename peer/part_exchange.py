@@ -122,7 +122,7 @@ class PartExchange:
         wrong = await self._stage.exact.run(
             Urgency.ROUND,
             lambda: [
-                self._what_is_wrong(part, body, wanted)
+                self._what_is_wrong(sender, part, body, wanted)
                 for (part, _), body, wanted in zip(parts, bodies, expected, strict=True)
             ],
         )
@@ -140,15 +140,16 @@ class PartExchange:
         numbers = [part for part, _ in parts]
         self._carry_out_each(state, map(partial, repeat(came), numbers, bodies, wrong))
 
-    def _what_is_wrong(self, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
+    def _what_is_wrong(self, sender: PeerId, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
         """(exact) With a contribution's part."""
         if hashlib.sha256(body).digest() != expected:
             return RemoteError("digest", "its bytes differ from its commitment")
-        where = self._stage.replica.parts()[part]
+        where, codec = self._stage.replica.parts()[part], self._stage.replica.contribution_codec
         try:
-            check_encoded(self._stage.replica.contribution_codec, body, num_values=where.stop - where.start)
+            check_encoded(codec, body, num_values=where.stop - where.start)
         except RemoteError as error:
             return error
+        self._stage.screening.check_part(sender, part, codec, body, num_values=where.stop - where.start)
         return None
 
     async def _receive_reduced(

@@ -16,6 +16,7 @@ from peer.compute import Urgency, WorkThread
 from peer.grants import StepGrants, Ticket, take_next
 from peer.replica import StageReplica
 from peer.round_driver import RoundDriver
+from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.step_state import Applied, Bytes, StepState
@@ -101,6 +102,7 @@ class StageRounds:
         """Told of the encoded parts of this peer's contribution before they are committed to."""
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
         self.adversary: Adversary = HONEST
+        self.screening = Screening(KnownStanding(), lambda: self.version)
         self.neighbours: Callable[[], set[PeerId]] = set
         """Live peers of the neighbouring stages."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ from swarm.identity import verify
 RUN = "run"
 """{} -> {settings, run_key, signature}: the run, signed by its key."""
 ADMIT = "admit"
-"""{stage | None, chain_end} -> {stage, ticket, bans}: which stage this peer is to serve, and who is banned."""
+"""{stage | None, chain_end} -> {stage, ticket, bans, quarantines}: this peer's stage, and who is shut out."""
 GENESIS = "genesis"
 """{stage, ready, wait_s} -> {genesis | None, waiting_for}: where the stage begins, once enough peers are ready."""
 FILE = "file"
@@ -51,6 +51,8 @@ FILE_PIECE_BYTES = 1 << 20
 MAX_SETTINGS_BYTES = 1 << 20
 MAX_ACCUSATION_BYTES = 1 << 30
 MAX_BANS = 4096
+MAX_SCREENS = 64
+"""Kinds in a report."""
 
 
 def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
@@ -116,11 +118,14 @@ class StepReport:
     received_bytes: int
     busy_s: float
     """Seconds the compute thread has worked so far."""
+    screens: tuple[tuple[str, int], ...]
+    """How often each kind of screen tripped here so far, sorted."""
     state_digest: bytes
     """Of the version, where a snapshot was made; else empty."""
 
     def to_value(self) -> dict[str, Value]:
-        return dict(self.__dict__)
+        screens: list[Value] = [[kind, count] for kind, count in self.screens]
+        return {**self.__dict__, "screens": screens}
 
     @classmethod
     def from_value(cls, value: Value) -> "StepReport":
@@ -144,7 +149,13 @@ class StepReport:
             sent_bytes=fields.integer("sent_bytes"),
             received_bytes=fields.integer("received_bytes"),
             busy_s=fields.number("busy_s"),
+            screens=fields.items("screens", _screen_count, max_items=MAX_SCREENS),
             state_digest=fields.octets("state_digest", max_length=32),
         )
         fields.done()
         return made
+
+
+def _screen_count(value: Value) -> tuple[str, int]:
+    fields = Fields.of_list("screen", value, "kind", "count")
+    return fields.text("kind", max_length=32), fields.integer("count")

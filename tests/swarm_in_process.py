@@ -255,7 +255,7 @@ class InProcessSwarm:
 
     def _emit(self, event: Event) -> None:
         self.events.append(event)
-        if event["event"] == "banned":
+        if event["event"] in ("banned", "quarantined"):
             next(peer for peer in self.peers if peer.peer_id == event["peer_id"]).killed = True
         for listener in self.on_event:
             listener(event)

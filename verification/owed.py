@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 from swarm.core.canonical import Value, signed_bytes
-from swarm.core.contribution import Contribution, Work
+from swarm.core.contribution import Contribution, Roster, Work
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.settings import AuditSettings
 from swarm.identity import Identity, verify
+from verification.draws import AuditBudget, check_reveal, contribution_rate, draw, hop_rate
 from verification.papers import Bytes, Exhibit, Papers
+from verification.standing import SUSPICION_FACTOR
+from verification.ticket import Ticket
 
 MAX_REASON = 200
 """Characters."""
@@ -89,6 +93,28 @@ class OwedAudit:
         fields.done()
         outer.done()
         return made
+
+
+def check_owed(owed: OwedAudit, ticket: Ticket, roster: Roster, audits: AuditSettings) -> Contribution:
+    """The target's contribution, if the auditor has drawn what it asks for. Raises RemoteError if it has not."""
+    if (ticket.peer_id, ticket.stage, owed.stage) != (owed.auditor, owed.stage, roster.stage):
+        raise RemoteError("ticket", f"audit of stage {owed.stage} owed to {owed.auditor}", owed.auditor)
+    contribution = roster.contribution_of(owed.target)
+    if contribution is None or not contribution.work or owed.auditor not in roster.members:
+        raise RemoteError("draw", f"{owed.target} owes {owed.auditor} nothing of step {owed.step}", owed.auditor)
+    check_reveal(ticket.chain_end, int(owed.step), owed.reveal)
+    drawn = draw(owed.reveal, contribution.digest(), auditor=owed.auditor, target=owed.target)
+    budget = AuditBudget(hop=audits.hop_budget, contribution=audits.contribution_budget)
+    replicas, ids = len(roster.members), [item.microbatch_id for item in contribution.work]
+    whole = drawn.hits_contribution(contribution_rate(replicas, budget, factor=SUSPICION_FACTOR))
+    hop = drawn.hits_hop(hop_rate(replicas, len(ids), budget, factor=SUSPICION_FACTOR))
+    one = ids[drawn.microbatch(len(ids))]
+    may_see_exhibit = (whole and owed.number in ids) or (hop and owed.number == one)
+    may_see_part = whole and owed.number < len(contribution.part_digests)
+    may = may_see_exhibit if owed.what == "exhibit" else may_see_part
+    if not may:
+        raise RemoteError("draw", f"{owed.what} {owed.number} of step {owed.step} was not drawn", owed.auditor)
+    return contribution
 
 
 def read_exhibit(

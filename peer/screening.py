@@ -1,0 +1,70 @@
+"""This is where a peer remembers what it knows of the others' standing, and screens what they send.
+
+The run key's verdicts are everyone's; suspicions are this peer's own, and make it audit the suspicious more often.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from kernels.norms import tree_norm
+from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.core.ids import PeerId, Version
+from verification.screens import NormScreen, ScreenKind
+from verification.standing import Event, StandingTable, Suspicion
+
+log = logging.getLogger(__name__)
+
+
+class KnownStanding:
+    """The table of standings as this peer has it. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.table = StandingTable(agreements_to_promote=0)
+
+    def take(self, event: Event) -> None:
+        """A verdict whose signature was checked, or a suspicion of this peer's own."""
+        with self._lock:
+            self.table = self.table.after(event, event.version)
+
+    def suspect(self, peer: PeerId, version: Version) -> None:
+        """Something of the peer's at that version of its stage asks for a closer look."""
+        self.take(Suspicion(peer, version))
+
+    def budget_factor(self, peer: PeerId, version: Version) -> float:
+        return self.table.budget_factor(peer, version)
+
+
+class Screening:
+    """Screens of the norms of all that this peer receives."""
+
+    def __init__(self, standing: KnownStanding, version: Callable[[], Version]) -> None:
+        """`version` is the stage's now."""
+        self._standing = standing
+        self._version = version
+        self._screens: dict[tuple[ScreenKind, int], NormScreen] = {}
+        self.tripped: Counter[ScreenKind] = Counter()
+        self._values = np.empty(0, dtype=np.float32)
+
+    def check(self, kind: ScreenKind, sender: PeerId, norm: float, *, part: int = 0) -> None:
+        """A norm that came from `sender`. Parts of a contribution have an average each. One thread for each kind."""
+        screen = self._screens.get((kind, part))
+        if screen is None:
+            screen = self._screens[kind, part] = NormScreen.of_kind(kind)
+        screened = screen.check(norm)
+        if not screened.ok:
+            self.tripped[kind] += 1
+            log.warning("%s from %s: %s", kind, sender, screened.reason)
+            self._standing.suspect(sender, self._version())
+
+    def check_part(self, sender: PeerId, part: int, codec: VectorCodec, body: Encoded, *, num_values: int) -> None:
+        """(exact) A part of a contribution, whose encoding was found valid."""
+        if self._values.size < num_values:
+            self._values = np.empty(num_values, dtype=np.float32)
+        values = self._values[:num_values]
+        codec.decode(body, values)
+        self.check("contribution_norm", sender, tree_norm(values), part=part)
