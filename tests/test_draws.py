@@ -21,6 +21,8 @@ from verification.draws import (
     detection,
     draw,
     expected_time_to_ban,
+    found_by_one,
+    found_within,
     hop_rate,
     reducer_rate,
     source_rate,
@@ -217,6 +219,20 @@ def test_draws_find_a_liar_by_the_geometric_law() -> None:
     assert abs(sum(times) / len(times) - mean) <= 3.9 * deviation / math.sqrt(len(times))
     late = sum(time > bound_99(rate, len(AUDITORS)) for time in times)
     assert late <= 0.01 * len(times) + 3.9 * math.sqrt(0.01 * len(times))
+
+
+def test_one_auditor_finds_a_lie_by_either_of_its_audits_where_it_shows() -> None:
+    assert found_by_one(0.2, 0.1) == pytest.approx(1 - 0.8 * 0.9)
+    assert found_by_one(0.2, 0.1, in_hops=0.0) == pytest.approx(0.1)
+    assert found_by_one(0.2, 0.1, in_hops=0.5, in_contributions=0.0) == pytest.approx(0.9 * 0.1)
+    assert found_by_one(0.2, 0.1, in_hops=0.0, in_contributions=0.0) == 0.0
+
+
+def test_ninety_nine_percent_are_found_within_the_bound_and_not_a_version_earlier() -> None:
+    for rate, auditors in ((0.01, 7), (0.05, 3), (0.3, 2)):
+        bound = int(bound_99(rate, auditors))
+        assert found_within(rate, auditors, bound - 1) < 0.99 <= found_within(rate, auditors, bound)
+        assert found_within(rate, auditors, 1) == pytest.approx(detection(rate, auditors))
 
 
 def test_the_digest_of_a_contribution_changes_with_every_field_but_the_signature() -> None:

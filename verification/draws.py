@@ -172,6 +172,15 @@ def source_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, fact
     return _rate(budget.source * factor, num_replicas)
 
 
+def found_by_one(hop: float, contribution: float, *, in_hops: float = 1.0, in_contributions: float = 1.0) -> float:
+    """Chance that one auditor at these two rates finds a lie in a version: the `rate` of the three functions below.
+
+    `in_hops` is the share of microbatches, `in_contributions` that of contributions, of which a replay shows the lie.
+    Whoever has drawn a whole contribution makes no hop audit of it.
+    """
+    return contribution * in_contributions + (1.0 - contribution) * hop * in_hops
+
+
 def detection(rate: float, num_honest_auditors: int) -> float:
     """Chance that a lie in every version is found in a given one: p = 1 - (1 - q)^h."""
     return 1.0 - (1.0 - rate) ** num_honest_auditors
@@ -191,6 +200,11 @@ def bound_99(rate: float, num_honest_auditors: int) -> float:
     if missed <= 0.01:
         return 1.0
     return float(math.ceil(math.log(0.01) / math.log(missed) - 1e-9))  # 1e-9: (0.1)^2 is 0.01, whatever floats say
+
+
+def found_within(rate: float, num_honest_auditors: int, versions: int) -> float:
+    """Share of such liars that are found within so many versions: the geometric law itself."""
+    return 1.0 - (1.0 - detection(rate, num_honest_auditors)) ** versions
 
 
 def _rate(audits: float, num_replicas: int) -> float:

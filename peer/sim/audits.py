@@ -1,0 +1,278 @@
+"""This is where replicas of a simulated stage audit each other: real draws, replays, evidence and judgements.
+
+Decisions are those of `peer.auditor` and the host's. What several auditors drew is replayed once for all, from states
+that are kept where a peer would rebuild them from a snapshot. Peers that misbehave audit nobody.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from peer.audit_desk import audit_budget
+from peer.sim.pipeline import SimulatedPeer
+from peer.sim.stages import Round, SimulatedStage
+from swarm.checkpoint.state import state_chunks, state_digest
+from swarm.core.contribution import Contribution, Work
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.host_protocol import MAX_ACCUSATION_BYTES, SignedRun
+from swarm.identity import Identity
+from verification.anchor import Anchor
+from verification.draws import check_reveal, contribution_rate, draw, hop_rate
+from verification.evidence import Evidence
+from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.papers import Bytes, Exhibit
+from verification.past import Past
+from verification.replay.judge import judge
+from verification.replay.stage_replay import StageReplay
+from verification.standing import AuditDebt, Ban, Standing, StandingTable, Suspicion
+from verification.tolerance import Comparison, Grade, bounds_for, compare
+
+REVEALED_AFTER = 2
+"""Versions after the one that a contribution started from: audits come, and bans act, so much later."""
+
+
+@dataclass(frozen=True)
+class Banned:
+    """One that was found out."""
+
+    peer_id: PeerId
+    stage: StageIndex
+    index: int
+    """Among the first peers of its stage."""
+    step: Step
+    """Of the contribution in which the lie was."""
+    kind: str
+    """Of the evidence."""
+    whole: bool
+    """Whether its contribution was wrong, or what it sent on of a microbatch."""
+
+    @property
+    def version(self) -> Version:
+        """From which on nobody takes anything from it."""
+        return Version(self.step + REVEALED_AFTER)
+
+
+@dataclass
+class AuditCounts:
+    """What all audits came to."""
+
+    hops: int = 0
+    contributions: int = 0
+    honest: int = 0
+    """Of work that was done as it should be."""
+    largest_honest_share: float = 0.0
+    """Of the fraud bound, in those."""
+    suspicious: int = 0
+    frauds: int = 0
+    acquitted: int = 0
+    debts: int = 0
+    """Audits that were not served."""
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a replay of all of a contribution's work shows, drawn or not."""
+
+    contribution: Contribution
+    is_wrong: bool
+    """The contribution is."""
+    wrong_microbatches: tuple[bool, ...]
+    """In the order of its work: whether what was sent on of each is."""
+
+
+@dataclass
+class StageAudits:
+    """Audits in one stage."""
+
+    stage: SimulatedStage
+    signed_run: SignedRun
+    run_id: str
+    run_key: Identity
+    counts: AuditCounts
+    _found: dict[tuple[Step, PeerId, int | None], Comparison] = field(default_factory=dict)
+    """By step, target, and place of the microbatch in its work; None: of the contribution."""
+
+    def __post_init__(self) -> None:
+        settings = self.stage.settings
+        self._budget = audit_budget(settings.audits)
+        self._replay = StageReplay(settings, self.stage.stage)
+        self._into = torch.zeros(self._replay.layout.num_values, dtype=torch.float32)
+        self._stands_at: Step | None = None
+        self._known: dict[PeerId, tuple[int, bytes]] = {}
+
+    def due(self, table: StandingTable) -> tuple[StandingTable, list[Banned]]:
+        """Audit what is revealed at the stage's present version: the table after it, and who is banned by it."""
+        version = self.stage.chain.version
+        step = Step(version - REVEALED_AFTER)
+        held, banned = self.stage.rounds.get(step), list[Banned]()
+        self._found = {key: found for key, found in self._found.items() if key[0] >= step}
+        if held is None:
+            return table, banned
+        for auditor in (self.stage.peers[peer] for peer in held.roster.members):
+            if not auditor.is_honest or is_out(table, auditor.peer_id, version):
+                continue
+            reveal = self._revealed(auditor, step)
+            for made in held.roster.contributions:
+                target = self.stage.peers[made.peer_id]
+                if target is not auditor and not is_out(table, target.peer_id, version):
+                    table, found = self._audit(table, held, auditor, reveal, made, target)
+                    banned += found
+        return table, banned
+
+    def shown(self, step: Step, peer: PeerId) -> Shown:
+        """What audits of the peer's contribution to `step` would find. The step is one of the stage's last."""
+        held = self.stage.rounds[step]
+        made = held.roster.contribution_of(peer)
+        assert made is not None, f"{peer} contributed nothing to step {step}"
+        target = self.stage.peers[peer]
+        found = [self._compared(held, target, made, place) for place in (None, *range(len(made.work)))]
+        wrong = [one.grade is Grade.FRAUD for one in found]
+        return Shown(made, wrong[0], tuple(wrong[1:]))
+
+    # -- one audit ----------------------------------------------------------------------------------------
+
+    def _audit(
+        self,
+        table: StandingTable,
+        held: Round,
+        auditor: SimulatedPeer,
+        reveal: bytes,
+        made: Contribution,
+        target: SimulatedPeer,
+    ) -> tuple[StandingTable, list[Banned]]:
+        replicas, number, version = len(held.roster.members), len(made.work), self.stage.chain.version
+        drawn = draw(reveal, made.digest(), auditor=auditor.peer_id, target=target.peer_id)
+        factor = table.budget_factor(target.peer_id, Version(made.step))
+        whole = drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor))
+        if not whole and not drawn.hits_hop(hop_rate(replicas, number, self._budget, factor=factor)):
+            return table, []
+        place = None if whole else drawn.microbatch(number)
+        counts = self.counts
+        try:
+            found = self._compared(held, target, made, place)
+        except (TransientError, RemoteError):
+            counts.debts += 1
+            return table.after(AuditDebt(target.peer_id, Version(made.step)), version), []
+        except LocalError:
+            counts.skipped += 1
+            return table, []
+        counts.contributions += whole
+        counts.hops += not whole
+        if self._is_honest_work(target, made.step):
+            counts.honest += 1
+            counts.largest_honest_share = max(counts.largest_honest_share, found.measured / found.fraud)
+        if found.grade is Grade.SUSPICIOUS:
+            counts.suspicious += 1
+            return table.after(Suspicion(target.peer_id, version), version), []
+        if found.grade is Grade.HONEST:
+            return table, []
+        counts.frauds += 1
+        return self._accuse(table, held, target, made, place)
+
+    def _compared(self, held: Round, target: SimulatedPeer, made: Contribution, place: int | None) -> Comparison:
+        """What a replay shows. Raises TransientError for what is not served, else as the replay does."""
+        key = (made.step, target.peer_id, place)
+        if key not in self._found:
+            self._stand_at(held)
+            if place is None:
+                self._found[key] = self._compare_whole(target, made)
+            else:
+                exhibit = self._exhibit(target, made, made.work[place])
+                self._found[key] = self._compare_hop(exhibit, made.step)
+        return self._found[key]
+
+    def _compare_whole(self, target: SimulatedPeer, made: Contribution) -> Comparison:
+        settings = self.stage.settings
+        exhibits = [self._exhibit(target, made, work) for work in made.work]
+        replayed = self._replay.contribution(exhibits, made.step)
+        claimed = self._replay.decoded_contribution(self._parts(target, made))
+        return compare(
+            claimed, replayed, bounds_for(settings.model.compute_dtype, settings.codecs.averaging, "gradient")
+        )
+
+    def _compare_hop(self, exhibit: Exhibit, step: Step) -> Comparison:
+        """The worse of what was sent on and what was sent back."""
+        replay, dtype, codecs = self._replay, self.stage.settings.model.compute_dtype, self.stage.settings.codecs
+        replayed, found = replay.microbatch(exhibit, step, self._into), []
+        claimed_y, claimed_grad_x = replay.claimed_y(exhibit), replay.claimed_grad_x(exhibit)
+        if claimed_y is not None and replayed.y is not None:
+            found.append(compare(claimed_y, replayed.y, bounds_for(dtype, codecs.activations, "activation")))
+        if claimed_grad_x is not None and replayed.grad_x is not None:
+            bounds = bounds_for(dtype, codecs.activation_gradients, "gradient")
+            found.append(compare(claimed_grad_x, replayed.grad_x, bounds))
+        return max(found, key=lambda one: one.measured / one.fraud)
+
+    def _is_honest_work(self, target: SimulatedPeer, step: Step) -> bool:
+        attack = target.adversary.attack
+        return attack is None or int(step) < attack.from_step
+
+    # -- fetched ------------------------------------------------------------------------------------------
+
+    def _revealed(self, auditor: SimulatedPeer, step: Step) -> bytes:
+        """The auditor's value of that version, checked as the audited do."""
+        value = auditor.draws.reveal(int(step))
+        known, length = self._known.get(auditor.peer_id), auditor.draws.length
+        check_reveal(auditor.draws.end, int(step), value, known=known, length=length)
+        self._known[auditor.peer_id] = (int(step), value)
+        return value
+
+    def _exhibit(self, target: SimulatedPeer, made: Contribution, work: Work) -> Exhibit:
+        exhibit = target.exhibits.exhibit(made.step, work.microbatch_id)
+        if exhibit is None or target.adversary.withholds:
+            raise TransientError(f"microbatch {work.microbatch_id} of step {made.step} is not shown")
+        num_stages = self.stage.settings.model.num_stages
+        exhibit.check(target.peer_id, run_id=self.run_id, stage=self.stage.stage, num_stages=num_stages)
+        exhibit.check_work(work, target.peer_id)
+        return exhibit
+
+    def _parts(self, target: SimulatedPeer, made: Contribution) -> list[Bytes]:
+        parts = [target.exhibits.part(made.step, index) for index in range(len(made.part_digests))]
+        shown = [part for part in parts if part is not None]
+        if len(shown) != len(parts) or target.adversary.withholds:
+            raise TransientError(f"parts of the contribution to step {made.step} are not shown")
+        return shown
+
+    def _stand_at(self, held: Round) -> None:
+        if self._stands_at != held.roster.step:
+            self._replay.begin(held.state, held.chain)
+            self._stands_at = held.roster.step
+
+    # -- accused ------------------------------------------------------------------------------------------
+
+    def _accuse(
+        self, table: StandingTable, held: Round, target: SimulatedPeer, made: Contribution, place: int | None
+    ) -> tuple[StandingTable, list[Banned]]:
+        """Before the run key, with a file that is all it looks at."""
+        shown = made.work if place is None else (made.work[place],)
+        anchor = Anchor.of_chain(held.chain, state_digest(held.state)).signed_by(self.run_key)
+        mismatch = ReplayMismatch(
+            contribution=made,
+            parts=tuple(self._parts(target, made)) if place is None else (),
+            exhibits=tuple(self._exhibit(target, made, work) for work in shown),
+            past=Past(beginning=anchor),
+            state_chunks=tuple(state_chunks(held.state)),
+            bodies=(),
+        )
+        data = mismatch.to_evidence(self.signed_run).to_bytes()
+        evidence = Evidence.from_bytes(data, max_bytes=MAX_ACCUSATION_BYTES)
+        if not judge(evidence, run_key=self.run_key.peer_id).guilty:
+            self.counts.acquitted += 1
+            return table, []
+        charge = (self.run_id, evidence.accused, evidence.stage, evidence.version, evidence.kind, evidence.digest())
+        ban = Ban(*charge).signed_by(self.run_key)
+        ban.check(self.run_id, self.run_key.peer_id)
+        banned = Banned(ban.peer_id, ban.stage, target.index, made.step, ban.kind, whole=place is None)
+        return table.after(ban, self.stage.chain.version), [banned]
+
+
+def is_out(table: StandingTable, peer: PeerId, version: Version) -> bool:
+    """Whether nobody takes anything from the peer. Probation is not simulated: whoever owes an audit goes on."""
+    return table.standing(peer, version) in (Standing.BANNED, Standing.QUARANTINED)
+
+
+def put_out(table: StandingTable, peers: Sequence[PeerId], version: Version) -> frozenset[PeerId]:
+    """Those of them who are out."""
+    return frozenset(peer for peer in peers if is_out(table, peer, version))

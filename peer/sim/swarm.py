@@ -1,0 +1,233 @@
+"""This is where the stages of a simulated swarm take their steps, one after another; a run is a function of its seed.
+
+A virtual step: what is due is audited, bans act, the step's microbatches pass through the peers that are left, each
+stage ends its round. The order of arrival is drawn, for sums depend on it.
+"""
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from peer.adversary import HONEST, parse
+from peer.exhibits import ExhibitStore
+from peer.replica import StageReplica
+from peer.sim.audits import AuditCounts, Banned, Shown, StageAudits, is_out, put_out
+from peer.sim.pipeline import Pipeline, SimulatedPeer
+from peer.sim.stages import SimulatedStage
+from peer.sim.tiny_run import HELD_OUT, TinyRun
+from swarm.checkpoint.state import StageState, state_digest
+from swarm.core.errors import LocalError, SettingsError
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.leases import LeaseTable
+from swarm.core.settings import ModelSettings, RunSettings
+from swarm.core.stage_chain import Genesis, StageChain
+from swarm.host_protocol import SignedRun
+from swarm.identity import Identity
+from swarm.manifest_value import run_id, settings_bytes
+from swarm.model.initial import initial_weights
+from swarm.model.stage import StageModel
+from swarm.optim.exact import ExactOptimizer
+from swarm.optim.stage_step import stage_clip_norm
+from verification.draws import HashChain
+from verification.standing import StandingTable
+
+EVALUATED_EVERY = 10
+"""Steps."""
+EVALUATED_MICROBATCHES = 32
+NOT_SIMULATED = ("wrong_reducer",)
+"""Each part is reduced once for all, and nobody audits that."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a simulated run."""
+
+    steps: int
+    losses: Mapping[int, float]
+    """Training loss by step, in nats a token."""
+    held_out: Mapping[int, float]
+    """By version: every 10, and the last."""
+    bans: tuple[Banned, ...]
+    quarantined: tuple[PeerId, ...]
+    audits: AuditCounts
+    lost_microbatches: int
+    """A peer on the way could make no finite message of them."""
+    state_digests: tuple[bytes, ...] = field(repr=False)
+    """Of each stage."""
+
+
+class SimulatedSwarm:
+    """`num_replicas` peers in each stage, some of whom misbehave."""
+
+    def __init__(self, tiny: TinyRun, *, attacks: Mapping[tuple[int, int], str] | None = None, seed: int) -> None:
+        """`attacks` by stage and index of the peer, each `KIND@STEP`. Raises SettingsError for one that does nothing
+        there, or that is not simulated."""
+        self._tiny, self._seed = tiny, seed
+        states = _first_states(tiny.settings(), seed)
+        digests = tuple(state_digest(state) for state in states)
+        self.settings = settings = replace(tiny.settings(), initial_state_digests=digests)
+        self.run_id = run_id(settings)
+        run_key = _identity(f"{seed}/run key")
+        signed_run = SignedRun(settings_bytes(settings), run_key.peer_id)
+        signed_run = replace(signed_run, signature=run_key.sign(signed_run.signed_bytes()))
+        self.counts = AuditCounts()
+        self.stages = [self._stage(stage, state, attacks or {}, run_key) for stage, state in enumerate(states)]
+        self.audits = [StageAudits(stage, signed_run, self.run_id, run_key, self.counts) for stage in self.stages]
+        hidden_size = _stage_model(settings.model, 0).hidden_size
+        self._pipeline = Pipeline(settings, self.run_id, hidden_size)
+        founders = frozenset(peer for stage in self.stages for peer in stage.peers)
+        self.standing = StandingTable(founders=founders)
+        self.bans: list[Banned] = []
+        self._losses: dict[int, float] = {}
+        self._held_out: dict[int, float] = {}
+        self._lost = 0
+
+    @property
+    def version(self) -> Version:
+        return self.stages[0].chain.version
+
+    def run(self, steps: int) -> Outcome:
+        """Take so many steps."""
+        for _ in range(steps):
+            if self.version % EVALUATED_EVERY == 0:
+                self._evaluate()
+            self.step()
+        self._evaluate()
+        return self.outcome()
+
+    def step(self) -> list[Banned]:
+        """Take one step; who was banned before its first microbatch."""
+        step, banned = Step(self.version), list[Banned]()
+        for audits in self.audits:
+            self.standing, found = audits.due(self.standing)
+            banned += found
+        self.bans += banned
+        self._losses[step] = self._work(step)
+        for stage in self.stages:
+            stage.round(put_out(self.standing, stage.chain.members, stage.chain.version))
+        return banned
+
+    def outcome(self) -> Outcome:
+        """Of the steps so far."""
+        peers = sorted(peer for stage in self.stages for peer in stage.peers)
+        banned = {ban.peer_id for ban in self.bans}
+        return Outcome(
+            steps=self.version,
+            losses=dict(self._losses),
+            held_out=dict(self._held_out),
+            bans=tuple(self.bans),
+            quarantined=tuple(sorted(put_out(self.standing, peers, self.version) - banned)),
+            audits=replace(self.counts),
+            lost_microbatches=self._lost,
+            state_digests=tuple(state_digest(stage.members[0].replica.state) for stage in self.stages),
+        )
+
+    def shown(self, stage: int, index: int, step: int) -> Shown:
+        """What audits of a peer's contribution to one of the last steps would find."""
+        return self.audits[stage].shown(Step(step), self.peer(stage, index).peer_id)
+
+    def peer(self, stage: int, index: int) -> SimulatedPeer:
+        return next(peer for peer in self.stages[stage].peers.values() if peer.index == index)
+
+    # -- within -------------------------------------------------------------------------------------------
+
+    def _work(self, step: Step) -> float:
+        """The step's microbatches, by the peers that are left; nats a token."""
+        rng = random.Random(f"{self._seed}/{step}")
+        live = [self._live(stage) for stage in self.stages]
+        each = self.settings.microbatches_per_step
+        orders = [rng.sample(peers, len(peers)) for peers in live]
+        lines = [[order[number % len(order)] for order in orders] for number in range(each)]
+        loss_sum, done = 0.0, 0
+        for number in rng.sample(range(each), each):
+            microbatch = MicrobatchId(step * each + number)
+            batch = self._tiny.batch(microbatch, seed=self._seed)
+            found = self._pipeline.carry(lines[number], microbatch, step, batch)
+            if found is None:
+                self._lost += 1
+            else:
+                loss_sum, done = loss_sum + found, done + 1
+        return loss_sum / max(1, done * self.settings.microbatch_tokens)
+
+    def _live(self, stage: SimulatedStage) -> list[SimulatedPeer]:
+        """Of the first peers, in order."""
+        version = stage.chain.version
+        live = [peer for peer in stage.members if not is_out(self.standing, peer.peer_id, version)]
+        if not live:
+            raise LocalError(f"stage {stage.stage} has no peer left at version {version}")
+        return sorted(live, key=lambda peer: peer.index)
+
+    def _evaluate(self) -> None:
+        batches = [
+            self._tiny.batch(MicrobatchId(HELD_OUT + number), seed=0) for number in range(EVALUATED_MICROBATCHES)
+        ]
+        line = [self._live(stage)[0] for stage in self.stages]
+        self._held_out[self.version] = self._pipeline.held_out_loss(line, batches)
+
+    def _stage(
+        self, stage: int, state: StageState, attacks: Mapping[tuple[int, int], str], run_key: Identity
+    ) -> SimulatedStage:
+        settings, tiny = self.settings, self._tiny
+        names = [f"{self._seed}/{stage}/{index}" for index in range(tiny.num_replicas)]
+        everyone = [_identity(name) for name in names]
+        genesis = Genesis(
+            run_id=self.run_id,
+            stage=StageIndex(stage),
+            version=Version(0),
+            state_digest=settings.initial_state_digests[stage],
+            members=tuple(sorted(identity.peer_id for identity in everyone)),
+            leases=LeaseTable(),
+            coordinator=_identity(f"{self._seed}/coordinator").peer_id,
+            run_key=run_key.peer_id,
+            neighbours=(),
+        )
+        chain = StageChain.begin(genesis, settings)
+        named, model = replace(state, name=chain.name), _stage_model(settings.model, stage)
+        clip_norm = stage_clip_norm(settings, stage)
+        peers = []
+        for index, (identity, name) in enumerate(zip(everyone, names, strict=True)):
+            adversary = HONEST
+            if (stage, index) in attacks:
+                adversary = parse(attacks[stage, index], seed=identity.peer_id)
+                attack = adversary.attack
+                assert attack is not None
+                if attack.plain_kind in NOT_SIMULATED or not attack.works_in(stage, settings.model.num_stages):
+                    raise SettingsError(f"{attack}: has nothing to attack at stage {stage} of this simulation")
+            peers.append(
+                SimulatedPeer(
+                    identity=identity,
+                    stage=StageIndex(stage),
+                    index=index,
+                    replica=StageReplica(settings, model, named, clip_norm=clip_norm),
+                    adversary=adversary,
+                    draws=HashChain(_seed_of(f"{name}/draws"), tiny.total_steps + 1),
+                    exhibits=ExhibitStore.of_run(settings),
+                )
+            )
+        return SimulatedStage(settings, peers, chain)
+
+
+def _first_states(settings: RunSettings, seed: int) -> list[StageState]:
+    """Of version 0, without a name."""
+    states = []
+    for stage, flat in enumerate(initial_weights(settings.model, seed, None)):
+        layout = _stage_model(settings.model, stage).layout
+        optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        states.append(StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars)))
+    return states
+
+
+@cache
+def _stage_model(model: ModelSettings, stage: int) -> StageModel:
+    """It holds no weights."""
+    return StageModel(model, stage)
+
+
+def _identity(name: str) -> Identity:
+    return Identity.from_seed(_seed_of(name))
+
+
+def _seed_of(name: str) -> bytes:
+    return hashlib.sha256(f"simulated/{name}".encode()).digest()
