@@ -329,7 +329,8 @@ def main(preset: str, target_tokens: int, replicas: int, pairs: int, seconds: fl
     click.echo(f"papers: {result['papers_share']:.1%} of the computing of a microbatch (goal {PAPERS_GOAL:.0%})")
     for one in result["audits"]:
         click.echo(
-            f"audits at {one['replicas']:2} replicas, {one['microbatches_each']} microbatches each: {one['share_of_compute']:.1%} of a replica's own computing "
+            f"audits at {one['replicas']:2} replicas of {one['microbatches_each']} microbatches each: "
+            f"{one['share_of_compute']:.1%} of a replica's own computing "
             f"(goal {AUDITS_GOAL:.0%}), {one['replays_a_step']:.2f} replays a step"
         )
     if pairs:
