@@ -1,0 +1,435 @@
+"""The host's justice: owed audits and untrue accusations end in quarantine; crashes and answers given late do not."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from bootstrap.followed_stage import FollowedStage
+from bootstrap.justice import Justice
+from bootstrap.ledger import Ledger
+from bootstrap.run_folder import PreparedRun, RunFolder
+from swarm.checkpoint.state import state_chunks, state_digest
+from swarm.core.canonical import Value
+from swarm.core.contribution import Contribution
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.leases import LeaseTable
+from swarm.core.settings import AuditSettings
+from swarm.core.stage_chain import Genesis
+from swarm.host_protocol import ACCUSE, EXHIBIT, OWED, PARDON, QUARANTINE, SignedRun
+from swarm.identity import Identity
+from swarm.manifest_value import run_id, settings_bytes
+from swarm.network.memory import MemoryNetwork, MemoryTransport
+from swarm.network.outcasts import GuardedTransport
+from swarm.network.transport import Message
+from tests import exhibits
+from tests.exhibits import Done, SmallRun, small_settings
+from tests.round_world import run_key, witness_identities
+from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
+from verification.anchor import Anchor
+from verification.draws import HashChain
+from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.owed import OwedAudit, read_exhibit
+from verification.papers import Exhibit
+from verification.past import Past
+from verification.standing import Pardon, Quarantine
+from verification.strikes import STRIKE_VERSIONS, Strikes
+
+STAGE = StageIndex(1)
+ROUNDS = 6
+SEEDS = {"auditor": b"a" * 32, "target": b"t" * 32}
+Served = Callable[[int], Message]
+"""What the target answers the host about a step."""
+
+
+@dataclass(frozen=True)
+class Past6:
+    """A run of two stages with three peers each, everything in it audited, after six rounds of stage 1."""
+
+    prepared: Callable[[Path], PreparedRun]
+    signed: SignedRun
+    genesis: Genesis
+    rounds: Sequence[Done]
+    shown: Sequence[dict[PeerId, Exhibit]]
+    """Of each round: of the one microbatch that each peer did in it."""
+    anchor: Anchor
+    state: tuple[bytes, ...]
+    auditor: Identity
+    target: Identity
+
+    def contribution(self, step: int) -> Contribution:
+        return self.rounds[step].contributions[self.target.peer_id]
+
+    def untrue(self, step: int) -> bytes:
+        """An accusation of the honest target: all it shows is genuine, and nothing in it is wrong."""
+        contribution = self.contribution(step)
+        mismatch = ReplayMismatch(
+            contribution=contribution,
+            parts=tuple(self.rounds[step].parts[self.target.peer_id]),
+            exhibits=(self.shown[step][self.target.peer_id],),
+            past=Past(beginning=self.anchor, results=tuple(done.result for done in self.rounds[:step])),
+            state_chunks=self.state,
+            bodies=tuple(tuple(done.bodies) for done in self.rounds[:step]),
+        )
+        return mismatch.to_evidence(self.signed).to_bytes()
+
+    def served(self, step: int) -> Message:
+        """The honest answer to an auditor."""
+        exhibit = self.shown[step][self.target.peer_id]
+        sizes: list[Value] = [len(body) for body in exhibit.bodies]
+        return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(exhibit.bodies))
+
+
+@pytest.fixture(scope="module")
+def past() -> Iterator[Past6]:
+    audits = AuditSettings(hop_budget=4.0, contribution_budget=4.0, retained_versions=8)
+    settings = SmallRun(small_settings(2, audits=audits, trust="public")).settings
+    unsigned = SignedRun(settings_bytes(settings), run_key().peer_id)
+    signed = replace(unsigned, signature=run_key().sign(unsigned.signed_bytes()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exhibits, "RUN_ID", run_id(settings))
+        run = SmallRun(settings, num_peers=3)
+        state, chain = run.snapshot(STAGE)
+        anchor = Anchor.of_chain(chain, state_digest(state)).signed_by(run_key())
+        chunks = tuple(bytes(chunk) for chunk in state_chunks(state))
+        rounds, shown = [], []
+        for number in range(ROUNDS):
+            peers = enumerate(run.peers[STAGE])
+            shown.append({one.peer_id: run.microbatch(10 * number + at, index=at)[STAGE] for at, one in peers})
+            run.step(0)
+            rounds.append(run.step(STAGE))
+        genesis = Genesis(
+            run_id=run_id(settings),
+            stage=STAGE,
+            version=Version(0),
+            state_digest=settings.initial_state_digests[STAGE],
+            members=chain.members,
+            leases=LeaseTable(),
+            coordinator=witness_identities(1)[0].peer_id,
+            run_key=run_key().peer_id,
+            neighbours=(),
+        )
+
+        def prepared(root: Path) -> PreparedRun:
+            data, host = cast(Any, None), witness_identities(1)[0]
+            folder, name = RunFolder(root), run_id(settings)
+            return PreparedRun(folder, settings, name, host, run_key(), signed, data, run.states, LeaseTable())
+
+        auditor, target, _ = run.peers[STAGE]
+        yield Past6(prepared, signed, genesis, rounds, shown, anchor, chunks, auditor, target)
+
+
+@dataclass
+class Court:
+    """A host with its justice, an auditor, and a target that answers as it likes."""
+
+    past: Past6
+    folder: Path
+    network: MemoryNetwork = field(default_factory=lambda: MemoryNetwork(random.Random(0)))
+    events: list[dict[str, Any]] = field(default_factory=list)
+    told: list[Quarantine | Pardon] = field(default_factory=list)
+    """What the auditor heard from the host."""
+    serve: Served = lambda step: Message()
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        """(in a loop) Begin, or begin again with the ledger of before."""
+        self.prepared = self.past.prepared(self.folder)
+        self.ledger = Ledger(self.folder / "ledger.sqlite")
+        self.host = GuardedTransport(self.network.transport(self.prepared.host_key))
+        self.followed: dict[int, FollowedStage] = {}
+        self.chains = {name: HashChain(seed, 64) for name, seed in SEEDS.items()}
+        peers = (self.past.auditor, self.past.target)
+        present = [identity.peer_id for identity in peers]
+        self.justice = Justice(self.prepared, self.host, self.ledger, self.emit, lambda: present, self.followed)
+        self.justice.serve()
+        self.auditor, self.target = (self.network.transport(identity) for identity in peers)
+        self.auditor.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
+        self.auditor.serve(PARDON, self._on_pardon, max_body_bytes=0)
+        self.start_target()
+        for name, identity in zip(SEEDS, peers, strict=True):
+            self.justice.admit(identity.peer_id, STAGE, self.chains[name].end)
+        self.followed[STAGE] = stage = FollowedStage(self.past.genesis, self.prepared.settings)
+        for done in self.past.rounds:
+            stage.take(done.result)
+
+    def start_target(self) -> MemoryTransport:
+        self.target = self.network.transport(self.past.target)
+        self.target.serve("ping", self._on_ping, max_body_bytes=0)
+        self.target.serve(EXHIBIT, self._on_exhibit, max_body_bytes=0)
+        return self.target
+
+    async def owed(self, step: int, /, **changed: Any) -> Message:
+        """The auditor's call about what the target did in a step."""
+        owed = OwedAudit(
+            run_id=self.prepared.run_id,
+            stage=STAGE,
+            step=Step(step),
+            auditor=self.past.auditor.peer_id,
+            target=self.past.target.peer_id,
+            reveal=self.chains["auditor"].reveal(step),
+            what="exhibit",
+            number=int(self.past.contribution(step).work[0].microbatch_id),
+            reason="no answer",
+        )
+        signed = replace(owed, **changed).signed_by(self.past.auditor)
+        request = Message({"owed": signed.to_value()})
+        return await self.auditor.call(self.host.peer_id, OWED, request, timeout_s=30.0, max_body_bytes=1 << 24)
+
+    async def accuse(self, *evidence: bytes) -> None:
+        """The auditor's accusations, each until it is judged and everyone has been told."""
+        for body in evidence:
+            judging = asyncio.ensure_future(self.justice.run())
+            self.heard.clear()
+            request = Message({}, body)
+            await self.auditor.call(self.host.peer_id, ACCUSE, request, timeout_s=30.0, max_body_bytes=0)
+            await asyncio.wait_for(self.heard.wait(), 10.0)
+            for _ in range(100):  # a message of a MemoryNetwork takes some turns of the loop
+                await asyncio.sleep(0)
+            judging.cancel()
+            await asyncio.gather(judging, return_exceptions=True)
+
+    def emit(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        self.heard.set()
+
+    @property
+    def judged(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] in ("acquitted", "dismissed", "banned")]
+
+    @property
+    def quarantined(self) -> list[tuple[PeerId, str]]:
+        return [(event["peer_id"], event["kind"]) for event in self.events if event["event"] == "quarantined"]
+
+    def debts(self) -> int:
+        return sum(1 for _ in self.ledger.events("debt"))
+
+    async def _on_ping(self, sender: PeerId, request: Message) -> Message:
+        return Message()
+
+    async def _on_exhibit(self, sender: PeerId, request: Message) -> Message:
+        assert sender == self.host.peer_id
+        return self.serve(Fields("exhibit request", request.meta).integer("step"))
+
+    async def _on_quarantine(self, sender: PeerId, request: Message) -> Message:
+        self.told.append(Quarantine.from_value(request.meta["quarantine"]))
+        return Message()
+
+    async def _on_pardon(self, sender: PeerId, request: Message) -> Message:
+        self.told.append(Pardon.from_value(request.meta["pardon"]))
+        return Message()
+
+
+def withheld(step: int) -> Message:
+    raise TransientError("not now")
+
+
+@pytest.fixture
+def court(past: Past6, tmp_path: Path) -> Court:
+    return Court(past, tmp_path)
+
+
+# -- audits owed ------------------------------------------------------------------------------------------
+
+
+def test_what_the_target_shows_the_host_reaches_the_auditor_and_is_no_debt(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.serve = court.past.served
+        for step in (1, 2, 3, 4):
+            reply = await court.owed(step)
+            contribution = court.past.contribution(step)
+            name = court.prepared.run_id
+            found = read_exhibit(reply.meta, reply.body, contribution, contribution.work[0], run_id=name, num_stages=2)
+            assert found.papers == court.past.shown[step][contribution.peer_id].papers
+        assert court.debts() == 0
+        assert court.quarantined == []
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("lie", ["silence", "junk", "another step's"])
+def test_three_steps_that_are_not_shown_to_the_host_either_end_in_quarantine(court: Court, lie: str) -> None:
+    answers: dict[str, Served] = {
+        "silence": withheld,
+        "junk": lambda step: Message({"papers": 7, "sizes": []}),
+        "another step's": lambda step: court.past.served(step + 1),
+    }
+
+    async def play() -> None:
+        court.open()
+        court.serve = answers[lie]
+        for step in (1, 1, 2):
+            with pytest.raises(RemoteError, match="owes exhibit") as raised:
+                await court.owed(step)
+            assert raised.value.kind == "debt"
+        assert court.quarantined == [], "two steps, one of them twice, are not three"
+        with pytest.raises(RemoteError, match="owes exhibit"):
+            await court.owed(3)
+        target = court.past.target.peer_id
+        assert court.quarantined == [(target, "withholding")]
+        assert [one.peer_id for one in court.told] == [target]
+        assert isinstance(court.told[0], Quarantine)
+        court.told[0].check(court.prepared.run_id, run_key().peer_id)
+        with pytest.raises(RemoteError, match="banned"):
+            await court.target.call(court.host.peer_id, OWED, Message(), timeout_s=5.0, max_body_bytes=0)
+
+    asyncio.run(play())
+
+
+def test_a_quarantine_outlasts_the_host_and_ends_with_a_pardon(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        target = court.past.target.peer_id
+        for step in (1, 2, 3):
+            with pytest.raises(RemoteError):
+                await court.owed(step)
+        court.ledger.close()
+
+        court.open()
+        assert set(court.justice.quarantines) == {target}
+        await court.justice.pardon(target, acquitted=False)
+        assert [type(one) for one in court.told] == [Quarantine, Pardon]
+        court.serve = court.past.served
+        await court.owed(4)
+        with pytest.raises(LocalError, match="is not quarantined"):
+            await court.justice.pardon(target, acquitted=False)
+        court.ledger.close()
+        court.open()
+        assert court.justice.quarantines == {}
+
+    asyncio.run(play())
+
+
+def test_a_crash_is_no_debt(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.network.kill(court.past.target.peer_id)
+        for step in (1, 2, 3):
+            with pytest.raises(TransientError):
+                await court.owed(step)
+        assert court.debts() == 0
+
+    asyncio.run(play())
+
+
+def test_what_was_lost_in_a_crash_is_no_debt_but_being_admitted_again_and_again_does_not_help(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        peer, end = court.past.target.peer_id, court.chains["target"].end
+        court.justice.admit(peer, STAGE, end)  # at version 6, soon after its first admission
+        with pytest.raises(RemoteError, match="owes"):
+            await court.owed(1)
+        late = Justice(court.prepared, court.host, court.ledger, court.events.append, list, court.followed)
+        late.serve()
+        late.admit(peer, STAGE, end)  # the first admission that this process of the host sees
+        with pytest.raises(TransientError, match="has begun at version 6"):
+            await court.owed(2)
+        assert court.debts() == 1
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"reveal": bytes(32)}, RemoteError, "not on the chain"),
+        ({"number": 999}, RemoteError, "not drawn"),
+        ({"what": "part", "number": 99}, RemoteError, "not drawn"),
+        ({"run_id": "another"}, RemoteError, "another"),
+        ({"step": Step(40)}, TransientError, "not known here"),
+        ({"target": "nobody"}, TransientError, "nobody has begun at version None"),
+        ({"stage": StageIndex(0)}, TransientError, "not known here"),
+    ],
+)
+def test_what_was_not_drawn_is_no_debt(
+    court: Court, changed: dict[str, Any], error: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bootstrap.justice.REVEAL_WAITS", 1)
+
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        with pytest.raises(error, match=match):
+            await court.owed(1, **changed)
+        assert court.debts() == 0
+
+    asyncio.run(play())
+
+
+# -- untrue accusations -----------------------------------------------------------------------------------
+
+
+def test_three_untrue_accusations_keep_the_accuser_out(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        first, second, third = (court.past.untrue(step) for step in (1, 2, 3))
+        await court.accuse(first, first, second)
+        assert [event["event"] for event in court.judged] == ["acquitted"] * 3
+        assert court.quarantined == [], "one of them was brought twice"
+        await court.accuse(third)
+        assert court.quarantined == [(court.past.auditor.peer_id, "false_accusation")]
+        assert court.justice.bans == {}
+        with pytest.raises(RemoteError, match="banned"):
+            await court.accuse(first)
+
+    asyncio.run(play())
+
+
+def test_strikes_count_within_a_hundred_versions_and_until_the_pardon() -> None:
+    accuser = PeerId("accuser")
+    evidence = [hashlib.sha256(bytes([number])).digest() for number in range(6)]
+
+    def struck(*versions: int) -> Strikes:
+        strikes = Strikes()
+        for version, found in zip(versions, evidence, strict=False):
+            strikes = strikes.after(accuser, Version(version), found)
+        return strikes
+
+    assert not struck(1, 2).are_too_many(accuser)
+    assert struck(1, 1, 1).are_too_many(accuser)
+    assert struck(1, 50, STRIKE_VERSIONS).are_too_many(accuser)
+    assert not struck(1, 50, STRIKE_VERSIONS + 1).are_too_many(accuser)
+    assert struck(1, 90, 150, 180).are_too_many(accuser)
+    assert not struck(1, 50, 60).are_too_many(accuser, pardoned_at=1)
+    assert not struck(1, 2, 3).are_too_many(PeerId("another"))
+
+
+# -- in a running swarm -----------------------------------------------------------------------------------
+
+
+def test_a_peer_that_withholds_is_quarantined_and_the_others_train_on(tmp_path: Path) -> None:
+    manifest = manifest_of(
+        run={"trust": "public"},
+        audits={"hop_budget": 8.0, "contribution_budget": 0.0, "retained_versions": 12},
+        optimizer={"total_steps": 10},
+        batch={"target_tokens": 6 * 32},
+        limits={"founders_per_stage": 3},
+        checkpoint={"every_steps": 10, "snapshot_every": 5},
+    )
+    liar = identity_of(5).peer_id
+
+    async def train() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        async with swarm_in_process(
+            manifest, tmp_path, peers=(3, 3), attacks={(1, 2): "withholding@1"}, evaluate_tokens=64
+        ) as swarm:
+            report = await swarm.finished()
+            return swarm.events, report
+
+    events, report = asyncio.run(train())
+    verdicts = [event for event in events if event["event"] in ("quarantined", "banned", "acquitted", "dismissed")]
+    assert [(event["event"], event["peer_id"]) for event in verdicts] == [("quarantined", liar)]
+    assert verdicts[0]["kind"] == "withholding"
+    assert verdicts[0]["stage"] == 1
+    assert report["steps"] == 10
+    assert set(report["screens"]) <= {"activation_norm", "gradient_norm", "contribution_norm", "banned"}
+    assert liar not in report["state_digests"]["1"]
