@@ -15,11 +15,13 @@ from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.settings import AuditSettings
 from swarm.host_protocol import EXHIBIT, PART
 from swarm.network.transport import Message, Transport
-from verification.draws import AuditBudget, Draw, check_reveal, contribution_rate, draw, hop_rate
+from verification.draws import AuditBudget, Draw, check_reveal, contribution_rate, draw, hop_rate, reducer_rate
 from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
+INPUT = "audit_input"
+"""{step, ticket, reveal, part, of} -> body: the encoded part of the contribution of `of`, one of the part's inputs."""
 MOST_TIMES = 2
 LARGEST_FACTOR = 5.0
 """Whoever is suspicious is audited at five times the rate; the audited cannot know, and answers up to that."""
@@ -46,6 +48,7 @@ class AuditDesk:
         """Begin to answer."""
         transport.serve(EXHIBIT, self._on_exhibit, max_body_bytes=0)
         transport.serve(PART, self._on_part, max_body_bytes=0)
+        transport.serve(INPUT, self._on_input, max_body_bytes=0)
 
     async def applied(self, applied: Applied) -> None:
         """A step is over: what is too old to be asked for goes."""
@@ -81,8 +84,40 @@ class AuditDesk:
         self._count(step, sender, f"part for {drawn.auditor}", index)
         return Message({}, part)
 
+    async def _on_input(self, sender: PeerId, request: Message) -> Message:
+        """What went into a reduced part: this peer's own, or another's if this peer reduced it."""
+        fields = Fields("input request", request.meta)
+        index, of = fields.integer("part", high=1 << 20), fields.peer("of")
+        step, auditor, reveal = self._revealed_by(sender, fields)
+        rounds, roster = self._rounds, self._roster(step, auditor)
+        made = rounds.driver.parts.reductions.reduction(step, index)
+        if made is None:
+            raise TransientError(f"who reduced part {index} of step {step} is not known here")
+        drawn = draw(reveal, made.statement_digest, auditor=auditor, target=made.reducer)
+        if not drawn.hits_part(index, reducer_rate(len(roster.members), self._budget, factor=LARGEST_FACTOR)):
+            raise RemoteError("draw", f"part {index} of step {step} was not drawn", sender)
+        store = rounds.driver.parts.reductions
+        body = self._exhibits.part(step, index) if of == rounds.me else store.input(step, index, of)
+        if body is None:
+            raise TransientError(f"part {index} of {of} at step {step} is not here")
+        self._count(step, sender, f"input of {of} for {auditor}", index)
+        return Message({}, body)
+
     def _drawn(self, sender: PeerId, fields: Fields) -> tuple[Step, Contribution, Draw, bool, bool]:
-        """The draw that the request rests on, and whether it hits the contribution, or one microbatch of it.
+        """The draw that the request rests on, and whether it hits the contribution, or one microbatch of it."""
+        step, auditor, reveal = self._revealed_by(sender, fields)
+        rounds, roster = self._rounds, self._roster(step, auditor)
+        contribution = roster.contribution_of(rounds.me)
+        if contribution is None:
+            raise TransientError(f"this peer is not in the roster of step {step}")
+        drawn = draw(reveal, contribution.digest(), auditor=auditor, target=rounds.me)
+        replicas, budget = len(roster.members), self._budget
+        whole = drawn.hits_contribution(contribution_rate(replicas, budget, factor=LARGEST_FACTOR))
+        hop = drawn.hits_hop(hop_rate(replicas, len(contribution.work), budget, factor=LARGEST_FACTOR))
+        return step, contribution, drawn, whole, hop
+
+    def _revealed_by(self, sender: PeerId, fields: Fields) -> tuple[Step, PeerId, bytes]:
+        """Step, auditor and what it reveals of its hash chain; nothing else is in the request.
 
         An auditor that this peer did not answer comes through the host, which brings the auditor's ticket.
         """
@@ -97,23 +132,15 @@ class AuditDesk:
         if sender not in (auditor, rounds.chain.coordinator) or ticket.stage != rounds.chain.stage:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         self._check_reveal(ticket, int(step), reveal)
-        roster, contribution = self._contributed(step)
-        if auditor not in roster.members:
-            raise RemoteError("standing", f"{auditor} was no member at step {step}", auditor)
-        drawn = draw(reveal, contribution.digest(), auditor=auditor, target=rounds.me)
-        replicas, budget = len(roster.members), self._budget
-        whole = drawn.hits_contribution(contribution_rate(replicas, budget, factor=LARGEST_FACTOR))
-        hop = drawn.hits_hop(hop_rate(replicas, len(contribution.work), budget, factor=LARGEST_FACTOR))
-        return step, contribution, drawn, whole, hop
+        return step, auditor, reveal
 
-    def _contributed(self, step: Step) -> tuple[Roster, Contribution]:
+    def _roster(self, step: Step, auditor: PeerId) -> Roster:
         held = self._rounds.results.get(int(step))
         if held is None:
             raise TransientError(f"the result of step {step} is not here")
-        contribution = held[0].roster.contribution_of(self._rounds.me)
-        if contribution is None:
-            raise TransientError(f"this peer is not in the roster of step {step}")
-        return held[0].roster, contribution
+        if auditor not in held[0].roster.members:
+            raise RemoteError("standing", f"{auditor} was no member at step {step}", auditor)
+        return held[0].roster
 
     def _check_reveal(self, ticket: Ticket, version: int, reveal: bytes) -> None:
         end, known = ticket.chain_end, self._revealed.get(ticket.peer_id)

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 
 import torch
 
+from peer.accuser import Accuser
 from peer.audit_desk import audit_budget
 from peer.compute import Urgency
 from peer.rounds import StageRounds
@@ -23,7 +24,7 @@ from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
-from swarm.host_protocol import ACCUSE, ANCHOR, EXHIBIT, OWED, PART, SignedRun, max_exhibit_bytes
+from swarm.host_protocol import ANCHOR, EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.draws import HashChain, contribution_rate, draw, hop_rate
@@ -43,8 +44,6 @@ REVEALED_AFTER = 2
 """Versions after the one that a contribution made."""
 MAX_DUE = 256
 OWED_S = 30.0
-ACCUSE_S = 60.0
-MAX_ACCUSE_TRIES = 5
 
 
 @dataclass
@@ -79,9 +78,9 @@ class Auditor:
     """Audits contributions of the other members as chance has it."""
 
     rounds: StageRounds
-    signed_run: SignedRun
     ticket: Ticket
     draws: HashChain
+    accuser: Accuser
     coordinator: PeerId
     budget_factor: Callable[[PeerId, Version], float] = lambda peer, version: 1.0
     """By what a peer's standing multiplies what is spent on auditing it."""
@@ -93,7 +92,6 @@ class Auditor:
         self._budget = audit_budget(self.rounds.settings.audits)
         self._due: deque[_Due] = deque(maxlen=MAX_DUE)
         self._replay: StageReplay | None = None
-        self._accused: set[PeerId] = set()
         self._into: torch.Tensor | None = None
 
     async def applied(self, applied: Applied) -> None:
@@ -135,7 +133,7 @@ class Auditor:
                 continue
             if (
                 self.rounds.version > step + settings.audits.retained_versions
-                or due.contribution.peer_id in self._accused
+                or due.contribution.peer_id in self.accuser.accused
             ):
                 self.counters.skipped += 1
                 continue
@@ -178,7 +176,6 @@ class Auditor:
             self.suspect(contribution.peer_id, Version(int(contribution.step)))
             return
         self.counters.frauds += 1
-        self._accused.add(contribution.peer_id)
         await self._accuse(due, exhibits, parts)
 
     def _compare(
@@ -310,18 +307,7 @@ class Auditor:
 
     async def _accuse(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> None:
         """Bring it before the run key, with everything that a replay needs."""
-        mismatch = await self._mismatch(due, exhibits, parts)
-        body = await asyncio.to_thread(lambda: mismatch.to_evidence(self.signed_run).to_bytes())
-        for left in range(MAX_ACCUSE_TRIES - 1, -1, -1):
-            try:
-                await self.rounds.transport.call(
-                    self.coordinator, ACCUSE, Message({}, body), timeout_s=ACCUSE_S, max_body_bytes=0
-                )
-                return
-            except TransientError:
-                if not left:
-                    raise
-                await asyncio.sleep(1.0)
+        await self.accuser.accuse(await self._mismatch(due, exhibits, parts))
 
     async def _mismatch(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> ReplayMismatch:
         contribution, rounds = due.contribution, self.rounds

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from peer.accuser import Accuser
 from peer.adversary import HONEST, adversary_of
 from peer.audit_desk import AuditDesk
+from peer.audit_reducers import ReducerAuditor
 from peer.auditor import Auditor
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
@@ -170,6 +172,7 @@ class PeerDaemon:
         self.standing = KnownStanding()
         self.rounds: StageRounds | None = None
         self.auditor: Auditor | None = None
+        self.reducer_auditor: ReducerAuditor | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Join, train until the run is over or `stop`, then drain and leave.
@@ -508,19 +511,26 @@ class PeerDaemon:
         ]
         if source is not None:
             services.append(asyncio.ensure_future(source.run(draining)))
+        desk = AuditDesk(rounds, exhibits, adversary=adversary)
+        desk.serve(self.transport)
+        accuser = Accuser(self.transport, self._host_id, signed_run)
+        rounds.on_equivocation = lambda one, other: rounds.spawn(accuser.accuse_of_both(one, other))
+        self.reducer_auditor = reducer_auditor = ReducerAuditor(
+            rounds, ticket, draws, accuser, exhibits, budget_factor=self.standing.budget_factor
+        )
+        rounds.on_applied += [desk.applied, reducer_auditor.applied]
+        services.append(asyncio.ensure_future(reducer_auditor.run()))
         if settings.replays:
-            desk = AuditDesk(rounds, exhibits, adversary=adversary)
-            desk.serve(self.transport)
             self.auditor = auditor = Auditor(
                 rounds,
-                signed_run,
                 ticket,
                 draws,
+                accuser,
                 self._host_id,
                 budget_factor=self.standing.budget_factor,
                 suspect=self.standing.suspect,
             )
-            rounds.on_applied += [auditor.applied, desk.applied]
+            rounds.on_applied.append(auditor.applied)
             services.append(asyncio.ensure_future(auditor.run()))
         try:
             await self._until_over(stop, rounds, services)

@@ -18,7 +18,7 @@ class ExhibitStore:
 
     @classmethod
     def of_run(cls, settings: RunSettings) -> "ExhibitStore":
-        """Large enough for a peer that does all of its stage's work; empty where nothing is replayed."""
+        """Large enough for a peer that does all of its stage's work; without exhibits where nothing is replayed."""
         kept = settings.audits.retained_versions
         most = settings.microbatches_per_step * (kept + 2) if settings.replays else 0
         return cls(retained_versions=kept, max_exhibits=most)
@@ -35,8 +35,7 @@ class ExhibitStore:
 
     def keep_parts(self, step: Step, parts: Sequence[Bytes]) -> None:
         """The encoded parts of what this peer contributed to `step`."""
-        if self._max_exhibits:
-            self._parts[step] = parts
+        self._parts[step] = parts
 
     def exhibit(self, step: Step, microbatch_id: MicrobatchId) -> Exhibit | None:
         return self._exhibits.get(step, {}).get(microbatch_id)

@@ -1,12 +1,13 @@
 """This is where the parts of a round move: contributions to their reducers, reduced parts to everyone.
 
-Parts travel several to a message; all of a message are hashed, checked and decoded in one job of the exact thread.
+Parts travel several to a message; all of a message are hashed, checked and decoded in one job of the exact thread. A
+reduced part goes with the signature of whoever reduced it, whoever hands it on: nobody votes for a part without.
 """
 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from peer.compute import Urgency
 from peer.outbox import MESSAGE_BYTES, Outbox, Parcel
 from peer.receive_rates import ReceiveRates
+from peer.reductions import ReductionStore, SignedPart
 from peer.replica import NewVersion
 from peer.round_work import reduce_part
 from peer.step_state import Bytes, StepState
@@ -29,6 +31,7 @@ from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, Step
 from swarm.network.loop import happened
 from swarm.network.transport import Message
+from verification.reduction import Reduction
 
 if TYPE_CHECKING:
     from peer.rounds import StageRounds
@@ -58,6 +61,7 @@ class PartExchange:
         self._outbox = Outbox(stage.spawn, self._send)
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
+        self.reductions = ReductionStore(stage.settings.audits.retained_versions)
 
     @property
     def max_message_bytes(self) -> int:
@@ -76,7 +80,8 @@ class PartExchange:
 
     def send_reduced(self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart) -> None:
         """A part that was aggregated here."""
-        parcel = Parcel(state, "reduced", {"reduced": reduced.to_value()}, state.reduced[reduced.part, reduced.digest])
+        head = SignedPart.of(reduced, state.reductions[reduced]).to_value()
+        parcel = Parcel(state, "reduced", head, state.reduced[reduced.part, reduced.digest])
         for peer in to:
             self._outbox.put(peer, parcel)
 
@@ -104,8 +109,7 @@ class PartExchange:
             parts = [(head.integer("part", high=1 << 20), head.integer("view", high=1 << 20)) for head in heads]
             await self._receive_contributed(state, machine, sender, parts, bodies)
         elif kind == "reduced":
-            reduced = [ReducedPart.from_value(head.message("reduced")) for head in heads]
-            await self._receive_reduced(state, machine, sender, reduced, bodies)
+            await self._receive_reduced(state, machine, sender, list(map(SignedPart.from_fields, heads)), bodies)
         else:
             raise RemoteError("protocol", f"parts of kind {kind[:20]!r}", sender)
 
@@ -117,7 +121,10 @@ class PartExchange:
         parts: list[tuple[int, int]],
         bodies: list[memoryview],
     ) -> None:
-        await self._roster_known(state, machine, max((view for _, view in parts), default=0))
+        view = max((view for _, view in parts), default=0)
+        await self._roster_known(state, machine, lambda: machine.roster is not None and machine.roster.view >= view)
+        if machine.result is None and (machine.roster is None or machine.roster.view < view):
+            raise TransientError(f"no roster of step {state.step} here yet")
         expected = [machine.expected_digest(part, sender) for part, _ in parts]
         wrong = await self._stage.exact.run(
             Urgency.ROUND,
@@ -157,20 +164,25 @@ class PartExchange:
         state: StepState,
         machine: AveragingRound,
         sender: PeerId,
-        reduced: list[ReducedPart],
+        said: list[SignedPart],
         bodies: list[memoryview],
     ) -> None:
-        await self._roster_known(state, machine, 0)
         machine.facts.check_member(sender)
-        digests = await self._take_reduced(state, [part.part for part in reduced], bodies)
+        await self._roster_known(state, machine, lambda: all(machine.roster_of(one.reduced) for one in said))
+        if machine.result is None and machine.roster is None:
+            raise TransientError(f"no roster of step {state.step} here yet")
+        rosters = [machine.roster_of(one.reduced) for one in said]
+        taken = await self._take_signed(state, said, rosters, bodies)
 
-        def came(part: ReducedPart, body: memoryview, found: bytes) -> list[Instruction]:
-            if found != part.digest:
-                raise RemoteError("digest", f"reduced part {part.part} of {sender} differs from its digest", sender)
-            state.reduced[part.part, found] = body
-            return machine.on_reduced(sender, part, now=time.monotonic())
+        def came(reduced: ReducedPart, body: memoryview, found: Reduction | RemoteError) -> list[Instruction]:
+            if isinstance(found, RemoteError):
+                raise RemoteError(found.kind, f"reduced part {reduced.part} from {sender}: {found}", sender)
+            out = machine.on_reduced(sender, reduced, now=time.monotonic())
+            state.reduced[reduced.part, reduced.digest] = body
+            state.reductions.setdefault(reduced, found)
+            return out
 
-        self._carry_out_each(state, map(partial, repeat(came), reduced, bodies, digests))
+        self._carry_out_each(state, map(partial, repeat(came), [one.reduced for one in said], bodies, taken))
 
     def _carry_out_each(self, state: StepState, stimuli: Iterable[Callable[[], list[Instruction]]]) -> None:
         """What all of them lead to, together. Raises the first RemoteError once the others have been heard."""
@@ -185,28 +197,51 @@ class PartExchange:
         if failure is not None:
             raise failure
 
-    async def _take_reduced(self, state: StepState, parts: Sequence[int], bodies: Sequence[memoryview]) -> list[bytes]:
-        """The digests of reduced parts, each of which is decoded while it is in cache."""
-        if self._stage.open_step(state.step) is not state:
-            raise TransientError(f"step {state.step} is over")
+    async def _take_signed(
+        self,
+        state: StepState,
+        said: Sequence[SignedPart],
+        rosters: Sequence[Roster | None],
+        bodies: Sequence[Bytes],
+    ) -> list[Reduction | RemoteError]:
+        """What each part's reducer signed, or what is wrong with it; each good one is decoded while it is in cache."""
+        self._check_open(state)
+        weights = [self._weights(roster) if roster is not None else {} for roster in rosters]
+        cap = self._stage.replica.norm_cap()
 
-        def take() -> list[bytes]:
-            digests = []
-            for part, body in zip(parts, bodies, strict=True):
-                digests.append(hashlib.sha256(body).digest())
-                if part < self._stage.replica.num_parts:
-                    self._decoder(state).take(part, digests[-1], body)
-            return digests
+        def take() -> list[Reduction | RemoteError]:
+            found: list[Reduction | RemoteError] = []
+            for one, roster, counted, body in zip(said, rosters, weights, bodies, strict=True):
+                try:
+                    found.append(one.checked(roster, counted, body, norm_cap=cap))
+                    self._decoder(state).take(one.reduced.part, one.reduced.digest, body)
+                except RemoteError as error:
+                    found.append(error)
+            return found
 
         return await self._stage.exact.run(Urgency.ROUND, take)
 
-    async def _roster_known(self, state: StepState, machine: AveragingRound, view: int) -> None:
-        """Wait for a roster of the view or a later one; what was sent under it may be ahead of it."""
+    async def _take_certified(self, state: StepState, part: int, wanted: bytes, body: Bytes) -> bool:
+        """Whether these are the bytes of the outcome's part, which are decoded, whoever reduced it."""
+        self._check_open(state)
+
+        def take() -> bool:
+            if hashlib.sha256(body).digest() != wanted:
+                return False
+            self._decoder(state).take(part, wanted, body)
+            return True
+
+        return await self._stage.exact.run(Urgency.ROUND, take)
+
+    def _check_open(self, state: StepState) -> None:
+        stage = self._stage
+        if stage.open_step(state.step) is not state or int(stage.chain.version) != int(state.step):
+            raise TransientError(f"step {state.step} is over")
+
+    async def _roster_known(self, state: StepState, machine: AveragingRound, is_known: Callable[[], bool]) -> None:
+        """Wait for a roster for some time: what was sent under it may be ahead of it."""
         give_up_at = time.monotonic() + self._stage.settings.deadlines.call_s / 2
-        while machine.result is None and (machine.roster is None or machine.roster.view < view):
-            left_s = give_up_at - time.monotonic()
-            if left_s <= 0:
-                raise TransientError(f"no roster of step {state.step} here yet")
+        while machine.result is None and not is_known() and (left_s := give_up_at - time.monotonic()) > 0:
             await happened(state.changed, within_s=left_s)
 
     # -- computed -----------------------------------------------------------------------------------------
@@ -215,17 +250,16 @@ class PartExchange:
         """Aggregate and encode these parts, of which this peer is the roster's reducer."""
         stage, replica, chain, machine = self._stage, self._stage.replica, self._stage.chain, state.round
         assert machine is not None
-        if self._counted is None or self._counted[0] is not roster:
-            self._counted = (roster, chain.weights_of(Result(roster, (), stage.me)))
-        counted = self._counted[1]
+        self._check_open(state)  # of a step that is over, it would be signed by the wrong seed
+        counted = self._weights(roster)
         bodies = [
             [(counted[peer], state.received[one.part, peer]) for peer in one.contributors if counted[peer] > 0]
             for one in asked
         ]
         cap, rule = replica.norm_cap(), stage.settings.averaging.rule
 
-        def reduce() -> list[tuple[Bytes, bytes]]:
-            made: list[tuple[Bytes, bytes]] = []
+        def reduce() -> list[tuple[ReducedPart, Reduction, Bytes]]:
+            made: list[tuple[ReducedPart, Reduction, Bytes]] = []
             for one, held in zip(asked, bodies, strict=True):
                 seed = reduced_seed(stage.run_id, chain.stage, chain.version, one.part)
                 right = reduce_part(replica, one.part, held, rule=rule, norm_cap=cap, seed=seed)
@@ -234,16 +268,24 @@ class PartExchange:
                     state.step, right, replica.codec, num_values=where.stop - where.start, seed=seed
                 )
                 self._decoder(state).take(one.part, found, encoded)
-                made.append((encoded, found))
+                reduced = ReducedPart(one.part, found, one.contributors, one.excluded)
+                reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=stage.me)
+                made.append((reduced, reduction.signed_by(stage.identity), encoded))
             return made
 
         out: list[Instruction] = []
         made = await stage.exact.run(Urgency.ROUND, reduce)
-        for one, (encoded, found) in zip(asked, made, strict=True):
-            state.reduced[one.part, found] = encoded
-            reduced = ReducedPart(one.part, found, one.contributors, one.excluded)
+        for reduced, reduction, encoded in made:
+            state.reduced[reduced.part, reduced.digest] = encoded
+            state.reductions[reduced] = reduction
             out += machine.aggregated(reduced, now=time.monotonic())
         self._driver.carry_out(state, out)
+
+    def _weights(self, roster: Roster) -> Mapping[PeerId, int]:
+        """Of the contributions to the present step."""
+        if self._counted is None or self._counted[0] is not roster:
+            self._counted = (roster, self._stage.chain.weights_of(Result(roster, (), self._stage.me)))
+        return self._counted[1]
 
     def _decoder(self, state: StepState) -> ResultDecoder:
         """(exact)"""
@@ -256,8 +298,10 @@ class PartExchange:
         self.rates.end_round()
         self._outbox.keep(self._stage.chain.members)
         replica = self._stage.replica
+        weights, cap = self._weights(result.roster), replica.norm_cap()
 
         def make() -> NewVersion:
+            self.reductions.keep(state, result, weights, norm_cap=cap, me=self._stage.me)
             found = self._decoder(state).gradient(result.parts, bodies)
             gradient, norm = found if found is not None else (None, None)
             return replica.next_version(gradient, name, gradient_norm=norm)
@@ -270,9 +314,10 @@ class PartExchange:
         """Get a part of the result from whoever holds it."""
         if (asked.part, asked.digest) not in state.fetching:
             state.fetching.add((asked.part, asked.digest))
-            self._stage.spawn(self._fetch(state, asked.part, asked.digest, asked.holders))
+            self._stage.spawn(self._fetch(state, asked))
 
-    async def _fetch(self, state: StepState, part: int, wanted: bytes, holders: tuple[PeerId, ...]) -> None:
+    async def _fetch(self, state: StepState, asked: act.FetchPart) -> None:
+        part, wanted, holders = asked.part, asked.digest, asked.holders
         meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
         call_s = self._stage.settings.deadlines.call_s
         for holder in holders:
@@ -283,7 +328,7 @@ class PartExchange:
             except (TransientError, RemoteError) as error:
                 log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
                 continue
-            if await self._take_reduced(state, [part], [memoryview(reply.body)]) == [wanted]:
+            if await self._is_fetched(state, asked, holder, reply):
                 state.reduced[part, wanted] = reply.body
                 assert state.round is not None
                 self._driver.carry_out(state, state.round.part_fetched(part, wanted, now=time.monotonic()))
@@ -293,16 +338,35 @@ class PartExchange:
         for holder in holders[:1]:
             self._stage.on_behind(holder)
 
+    async def _is_fetched(self, state: StepState, asked: act.FetchPart, holder: PeerId, reply: Message) -> bool:
+        """Whether a part came that counts. Before the outcome is certified it must come with its reducer's word."""
+        try:
+            said = SignedPart.from_answer(asked.reduced, reply.meta)
+        except RemoteError as error:
+            log.info("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], error)
+            return False
+        if said is not None:
+            (found,) = await self._take_signed(state, [said], [asked.roster], [reply.body])
+            if isinstance(found, Reduction):
+                state.reductions.setdefault(asked.reduced, found)
+                return True
+            log.warning("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], found)
+        is_certified = state.round is not None and state.round.result is not None
+        return is_certified and await self._take_certified(state, asked.part, asked.digest, reply.body)
+
     async def _on_part_bytes(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("part request", request.meta)
         step, part = fields.integer("step"), fields.integer("part", high=1 << 20)
         wanted = fields.octets("digest", length=32)
         state = self._stage.open_step(Step(step))
         if state is not None and (part, wanted) in state.reduced:
-            return Message({}, state.reduced[part, wanted])
+            said = (
+                made for reduced, made in state.reductions.items() if (reduced.part, reduced.digest) == (part, wanted)
+            )
+            return Message(SignedPart.answer(next(said, None)), state.reduced[part, wanted])
         held = self._stage.results.get(step)
         if held is not None and part < len(held[1]) and held[0].parts[part].digest == wanted:
-            return Message({}, held[1][part])
+            return Message(SignedPart.answer(self.reductions.reduction(Step(step), part)), held[1][part])
         raise TransientError(f"part {part} of step {step} is not here")
 
     def _encoded_bytes(self, part: int) -> int:

@@ -25,6 +25,7 @@ from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round_ballots import Proposal
+from swarm.core.round_facts import EquivocationError
 from swarm.core.voting import Promise, Vote
 from swarm.network.transport import Message
 from swarm.witness_service import ask_witness
@@ -67,7 +68,11 @@ class RoundDriver:
             roster = fields.maybe("roster", Roster.from_value)
             result = fields.maybe("result", Result.from_value)
             promise = fields.maybe("promise", Promise.from_value)
-            out = machine.on_commit(sender, view, contribution, promise, roster, result, now=now)
+            try:
+                out = machine.on_commit(sender, view, contribution, promise, roster, result, now=now)
+            except EquivocationError as error:
+                self._stage.on_equivocation(error.one, error.other)
+                raise
         elif kind == "ballot":
             proposal = Proposal.from_value(fields.message("proposal"))
             self._check_neighbours(proposal)
@@ -147,6 +152,8 @@ class RoundDriver:
                     self._send_all(state, inside, {"kind": "result", "result": result.to_value()})
                 case act.FetchPart():
                     self.parts.fetch(state, instruction)
+                case act.Accuse(one, other):
+                    self._stage.on_equivocation(one, other)
                 case act.Finish(result):
                     self._stage.spawn(self._stage.finish(state, result))
         if to_aggregate:

@@ -23,7 +23,7 @@ from peer.step_state import Applied, Bytes, StepState
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value
-from swarm.core.contribution import Result
+from swarm.core.contribution import Contribution, Result
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, peer_item
@@ -101,6 +101,8 @@ class StageRounds:
         self.on_contributed: Callable[[Step, Sequence[Bytes]], None] = lambda step, parts: None
         """Told of the encoded parts of this peer's contribution before they are committed to."""
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
+        self.on_equivocation: Callable[[Contribution, Contribution], None] = lambda one, other: None
+        """Told of two contributions to one round that one member has signed."""
         self.adversary: Adversary = HONEST
         self.screening = Screening(KnownStanding(), lambda: self.version)
         self.neighbours: Callable[[], set[PeerId]] = set

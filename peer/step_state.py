@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from peer.grants import StepGrants
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.core.averaging_round import AveragingRound, RoundFacts
-from swarm.core.contribution import Result
+from swarm.core.contribution import ReducedPart, Result
 from swarm.core.ids import PeerId, Step
 from swarm.core.stage_chain import StageChain
 from swarm.core.step_progress import StepProgress
+from verification.reduction import Reduction
 
 Bytes = bytes | bytearray | memoryview
 
@@ -48,6 +49,8 @@ class StepState:
     own_parts: list[bytearray] = field(default_factory=list)
     received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
     reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
+    reductions: dict[ReducedPart, Reduction] = field(default_factory=dict)
+    """Their reducers' signed words for the reduced parts that came or were made here; checked."""
     decoder: ResultDecoder | None = None
     """What of the result is decoded already; None before its first part is here."""
     fetching: set[tuple[int, bytes]] = field(default_factory=set)

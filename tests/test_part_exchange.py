@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,15 +12,25 @@ import pytest
 
 from peer.compute import WorkThread
 from peer.part_exchange import PartExchange
+from peer.reductions import SignedPart
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.result_decoder import ResultDecoder
+from swarm.core import averaging_round as act
 from swarm.core.canonical import Value
 from swarm.core.contribution import ReducedPart
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, Step
+from swarm.core.ids import PeerId
+from swarm.network.transport import Message
+from tests.round_members import roster_of
+from tests.round_world import contribution, facts_of, identity_of
+from verification.reduction import Reduction
 
-SENDER = PeerId("sender")
+FACTS = facts_of(3, num_parts=4)
+ROSTER = roster_of(FACTS, commits={peer: contribution(peer, num_parts=4) for peer in FACTS.members})
+SENDER, OTHER, _ = FACTS.members
+CAP = 2.5
+WEIGHTS = {peer: 10 * number for number, peer in enumerate(FACTS.members, 1)}
 SIZE = 300
 CODEC = vector_codec("int8")
 PARTS = [slice(start, start + SIZE) for start in range(0, 4 * SIZE, SIZE)]
@@ -30,7 +41,7 @@ class Machine:
     """Takes what it is told, and refuses the part of the number 3."""
 
     def __init__(self, digests: list[bytes]) -> None:
-        self.roster = SimpleNamespace(view=0)
+        self.roster = ROSTER
         self.result = None
         self.facts = SimpleNamespace(check_member=lambda peer: None)
         self.heard: list[tuple[str, int]] = []
@@ -40,6 +51,9 @@ class Machine:
         if part >= len(self._digests):
             raise RemoteError("protocol", f"part {part} is not on the roster", sender)
         return self._digests[part]
+
+    def roster_of(self, reduced: ReducedPart) -> Any:
+        return ROSTER if reduced.part < 4 and reduced.contributors == FACTS.members else None
 
     def _take(self, what: str, part: int) -> list[Any]:
         self.heard.append((what, part))
@@ -61,7 +75,13 @@ class Scene:
     def __init__(self) -> None:
         self.out: list[Any] = []
         self.state: Any = SimpleNamespace(
-            step=Step(0), received={}, reduced={}, decoder=None, changed=None, own_parts=GOOD
+            step=FACTS.step,
+            received={},
+            reduced={},
+            reductions={},
+            decoder=None,
+            changed=asyncio.Event(),
+            own_parts=GOOD,
         )
         self.exact = WorkThread("exact")
         replica = SimpleNamespace(
@@ -69,14 +89,19 @@ class Scene:
             num_parts=len(PARTS),
             contribution_codec=CODEC,
             codec=CODEC,
+            norm_cap=lambda: CAP,
             result_decoder=lambda: ResultDecoder(CODEC, PARTS, np.zeros(4 * SIZE, dtype=np.float32)),
         )
         stage: Any = SimpleNamespace(
             replica=replica,
             exact=self.exact,
             spawn=lambda work: work.close(),
-            settings=SimpleNamespace(deadlines=SimpleNamespace(call_s=1.0)),
-            chain=SimpleNamespace(stage=0),
+            settings=SimpleNamespace(
+                deadlines=SimpleNamespace(call_s=0.002), audits=SimpleNamespace(retained_versions=2)
+            ),
+            chain=SimpleNamespace(stage=0, version=FACTS.step, weights_of=lambda result: WEIGHTS),
+            me=OTHER,
+            screening=SimpleNamespace(check_part=lambda *args, **named: None),
             open_step=lambda step: self.state,
         )
         self.machine = Machine([hashlib.sha256(body).digest() for body in GOOD])
@@ -108,11 +133,23 @@ def contributed(parts: list[int], bodies: list[Any]) -> dict[str, Any]:
     return {"of": "contributed", "heads": heads, "sizes": [len(body) for body in bodies], "bodies": bodies}
 
 
-def reduced(parts: list[int], bodies: list[Any], digests: list[bytes] | None = None) -> dict[str, Any]:
+def reduced(
+    parts: list[int],
+    bodies: list[Any],
+    digests: list[bytes] | None = None,
+    *,
+    reducer: PeerId = SENDER,
+    cap: float = CAP,
+    signature: bytes | None = None,
+) -> dict[str, Any]:
     digests = digests or [hashlib.sha256(body).digest() for body in bodies]
-    heads = [ReducedPart(part, found, (SENDER,)).to_value() for part, found in zip(parts, digests, strict=True)]
-    sizes = [len(body) for body in bodies]
-    return {"of": "reduced", "heads": [{"reduced": head} for head in heads], "sizes": sizes, "bodies": bodies}
+    heads = []
+    for part, found in zip(parts, digests, strict=True):
+        made = ReducedPart(part, found, FACTS.members)
+        reduction = Reduction.of(ROSTER, replace(made, part=min(part, 3)), WEIGHTS, norm_cap=cap, reducer=reducer)
+        signed = signature or reduction.signed_by(identity_of(reducer)).signature
+        heads.append(SignedPart(made, reducer, signed).to_value())
+    return {"of": "reduced", "heads": heads, "sizes": [len(body) for body in bodies], "bodies": bodies}
 
 
 def test_parts_of_a_message_are_heard_in_order_and_carried_out_together(scene: Scene) -> None:
@@ -182,6 +219,54 @@ def test_message_that_contradicts_itself_is_refused_whole(scene: Scene, change: 
     assert scene.state.received == {}
 
 
-def test_reduced_part_past_the_last_is_left_to_the_round_to_refuse(scene: Scene) -> None:
-    scene.receive(**reduced([4000], [b"whatever"]))
-    assert scene.machine.heard == [("reduced", 4000)]
+def test_reduced_part_past_the_last_is_refused(scene: Scene) -> None:
+    with pytest.raises(RemoteError, match="no roster"):
+        scene.receive(**reduced([4000], [b"whatever"]))
+    assert scene.machine.heard == []
+
+
+@pytest.mark.parametrize("signed_otherwise", [{"cap": CAP / 2}, {"signature": bytes(64)}, {"reducer": "stranger"}])
+def test_reduced_part_that_its_reducer_did_not_sign_as_it_is_is_refused(
+    scene: Scene, signed_otherwise: dict[str, Any]
+) -> None:
+    if "reducer" in signed_otherwise:
+        good = reduced([0, 1], GOOD[:2])
+        message = {**good, "heads": [{**head, "reducer": identity_of(OTHER).peer_id[::-1]} for head in good["heads"]]}
+    else:
+        message = reduced([0, 1], GOOD[:2], **signed_otherwise)
+    with pytest.raises(RemoteError) as info:
+        scene.receive(**message)
+    assert info.value.kind in ("signature", "standing")
+    assert scene.machine.heard == []
+    assert scene.state.reduced == scene.state.reductions == {}
+
+
+def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> None:
+    scene.receive(**reduced([1], GOOD[1:2], reducer=OTHER))
+    ((made, reduction),) = scene.state.reductions.items()
+    assert (made.part, reduction.reducer, reduction.norm_cap) == (1, OTHER, CAP)
+    assert [one.num_tokens for one in reduction.inputs] == [10, 20, 30]
+    reduction.check()
+
+
+def answer(reducer: PeerId = SENDER) -> tuple[act.FetchPart, Message]:
+    """What is fetched, and what a holder answers."""
+    made = ReducedPart(0, hashlib.sha256(GOOD[0]).digest(), FACTS.members)
+    reduction = Reduction.of(ROSTER, made, WEIGHTS, norm_cap=CAP, reducer=reducer).signed_by(identity_of(reducer))
+    return act.FetchPart(0, made.digest, (OTHER,), made, ROSTER), Message(SignedPart.answer(reduction), GOOD[0])
+
+
+@pytest.mark.parametrize("certified", [False, True])
+def test_fetched_part_needs_its_reducers_word_until_the_outcome_is_certified(scene: Scene, certified: bool) -> None:
+    asked, signed = answer()
+    scene.state.round = SimpleNamespace(result=object() if certified else None)
+
+    def counts(reply: Message) -> bool:
+        return asyncio.run(scene.exchange._is_fetched(scene.state, asked, OTHER, reply))
+
+    assert not counts(Message(signed.meta, GOOD[1]))
+    assert counts(Message({}, GOOD[0])) is certified
+    assert counts(Message({**signed.meta, "signature": bytes(64)}, GOOD[0])) is certified
+    assert scene.state.reductions == {}
+    assert counts(signed)
+    assert [one.reducer for one in scene.state.reductions.values()] == [SENDER]

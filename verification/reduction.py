@@ -6,12 +6,13 @@ certified roster and the chain: only the signature need travel with it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.contribution import MAX_MEMBERS, MAX_PARTS, ReducedPart, Roster
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, number_item
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.identity import Identity, verify
 
@@ -94,6 +95,11 @@ class Reduction:
     def signed_bytes(self) -> bytes:
         return signed_bytes(self.DOMAIN, self.signed_value())
 
+    @cached_property
+    def statement_digest(self) -> bytes:
+        """What an audit's draw on the reduction is made from: digest of all that its maker signed."""
+        return digest(self.DOMAIN, self.signed_value())
+
     def signed_by(self, reducer: Identity) -> "Reduction":
         return replace(self, signature=reducer.sign(self.signed_bytes()))
 
@@ -118,7 +124,7 @@ class Reduction:
             reducer=fields.peer("reducer"),
             part=fields.integer("part", high=MAX_PARTS - 1),
             inputs=fields.items("inputs", ReductionInput.from_value, max_items=MAX_MEMBERS),
-            norm_cap=fields.number("norm_cap") if fields.optional("norm_cap") else None,
+            norm_cap=fields.maybe("norm_cap", number_item),
             digest=fields.octets("digest", length=32),
             signature=outer.octets("signature", length=64),
         )

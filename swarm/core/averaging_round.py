@@ -17,8 +17,9 @@ from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Ballots, Proposal
-from swarm.core.round_facts import MAX_VIEWS_AHEAD, RoundFacts, is_of
+from swarm.core.round_facts import MAX_VIEWS_AHEAD, EquivocationError, RoundFacts, is_of
 from swarm.core.round_instructions import (
+    Accuse,
     AggregatePart,
     AskPromise,
     FetchPart,
@@ -41,6 +42,7 @@ from swarm.core.round_voter import RoundVoter
 from swarm.core.voting import Promise, Proof, Reconfiguration, Sign, Verify, Vote
 
 __all__ = [
+    "Accuse",
     "AggregatePart",
     "AskPromise",
     "AveragingRound",
@@ -232,7 +234,7 @@ class AveragingRound:
         if not self._knows(contribution):
             facts.check_contribution(contribution, self.verify)
         if self._seen.get(sender, contribution) != contribution:
-            raise RemoteError("equivocation", f"two contributions of {sender} in step {facts.step}", sender)
+            raise EquivocationError(self._seen[sender], contribution)
         if sender not in facts.election.voters_in(view, self._voter.changed):
             promise = None  # the run key has left it out, of which it may not know: it contributes all the same
         if promise is not None:
@@ -273,14 +275,18 @@ class AveragingRound:
         """Take what is certified from whoever shows it. Raises RemoteError if it is not genuine."""
         self._voter.learn(roster, result)
         shown = self._voter.roster
-        self._see(shown.contributions if shown is not None else ())
+        out = self._see(shown.contributions if shown is not None else ())
         outcome = self._voter.outcome
-        return self._accept(outcome, now) if outcome is not None and self.result is None else []
+        return out + (self._accept(outcome, now) if outcome is not None and self.result is None else [])
 
-    def _see(self, contributions: Iterable[Contribution]) -> None:
-        """They were checked: they need not be again."""
+    def _see(self, contributions: Iterable[Contribution]) -> Instructions:
+        """They were checked: they need not be again. Whoever is known to have signed another is accused."""
+        out: Instructions = []
         for made in contributions:
-            self._seen.setdefault(made.peer_id, made)
+            known = self._seen.setdefault(made.peer_id, made)
+            if known != made and known.signed_bytes() != made.signed_bytes():
+                out.append(Accuse(known, made))
+        return out
 
     def _commit(self, now: float) -> Instructions:
         if self._contribution is None:
@@ -411,17 +417,16 @@ class AveragingRound:
         self.facts.check_view(sender, proposal.view)
         self._check_not_far(sender, proposal.view)
         self._voter.check(proposal)
-        if proposal.roster is not None:
-            self._see(proposal.roster.contributions)
+        roster = proposal.roster or (proposal.result.roster if proposal.result is not None else None)
+        accused = self._see(roster.contributions if roster is not None else ())
         self._gone.pop(sender, None)
         if self.result is not None or proposal.view < self._promised:
-            return self._news_for(sender, proposal.view)
+            return accused + self._news_for(sender, proposal.view)
         self._enter(proposal.view)
         out: Instructions = []
         owes = False
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
-            self._see(proposal.result.roster.contributions)
             owes = bool(self._parts.lacking(proposal.result))
             out = self._fetch_missing(proposal.result, but_coming=self._owed is None)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
@@ -432,7 +437,7 @@ class AveragingRound:
         if out or owes or not self._voter.votes or self._due is None:
             self._num_turns = 0
             self._wait_for_leader(now)
-        return out
+        return accused + out
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
         self._owed = None
@@ -510,7 +515,7 @@ class AveragingRound:
         self.roster = roster
         self._closing = True
         self._voter.remember(roster)
-        self._see(roster.contributions)
+        accused = self._see(roster.contributions)
         if earlier is not None and earlier.facts_digest() != roster.facts_digest():
             self._parts.keep_what_fits(earlier, roster)
         mine = self._own_contribution(roster)
@@ -535,7 +540,7 @@ class AveragingRound:
         self._parts_due = now + self.facts.phase_s if self.me in roster.reducers else None
         self._wait_for_leader(now)
         self._parts.accept_offers(roster)
-        return out + self._conclude(now)
+        return accused + out + self._conclude(now)
 
     def _own_contribution(self, roster: Roster) -> Contribution | None:
         """The own contribution, if it is on the roster and the bytes it commits to are here."""
@@ -550,6 +555,14 @@ class AveragingRound:
         if contribution is None or not 0 <= part < len(contribution.part_digests):
             raise RemoteError("protocol", f"part {part} of {sender} is not on the roster", sender)
         return contribution.part_digests[part]
+
+    def roster_of(self, reduced: ReducedPart) -> Roster | None:
+        """The certified roster that a part was made under; None if none that is known here fits."""
+        if reduced.is_empty or not 0 <= reduced.part < self.facts.num_parts:
+            return None
+        outcome = self.result.roster if self.result is not None else None
+        known = (self.roster, outcome, *self._voter.rosters.values())
+        return next((roster for roster in known if roster is not None and is_of(reduced, roster)), None)
 
     def on_part(self, sender: PeerId, part: int, *, now: float) -> Instructions:
         """A contributor's part is here and matches its committed digest."""
@@ -669,7 +682,7 @@ class AveragingRound:
             # Whoever seems gone is asked last: it may be back.
             holders = sorted((peer for peer in (reducer, *others) if peer != self.me), key=self._gone.__contains__)
             if holders:
-                out.append(FetchPart(reduced.part, reduced.digest, tuple(holders)))
+                out.append(FetchPart(reduced.part, reduced.digest, tuple(holders), reduced, result.roster))
         return out
 
     def part_fetched(self, part: int, digest: bytes, *, now: float) -> Instructions:

@@ -109,7 +109,7 @@ def stage_memory_bytes(
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
-    On the CPU everything is the host's. About 40 bytes of host memory a parameter under int8, and activations. Without
+    On the CPU everything is the host's. About 50 bytes of host memory a parameter under int8, and activations. Without
     `stage`, an upper bound for any stage of that many parameters. See `total_bytes`.
     """
     on_device = "host" if device == "cpu" else "device"
@@ -128,12 +128,14 @@ def stage_memory_bytes(
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage),
         "disk.two snapshots": 2 * (weights + moments),
     }
+    kept = settings.audits.retained_versions + 1
+    # A step's own contribution, and what the others sent to this peer to reduce.
+    items["host.encoded parts kept for audits"] = round(kept * 2 * CONTRIBUTION_BYTES[codec] * num_parameters)
     if settings.replays:
-        kept = settings.audits.retained_versions + 1
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
-        items["host.kept for audits"] = round(kept * (exhibits + CONTRIBUTION_BYTES[codec] * num_parameters))
+        items["host.exhibits kept for audits"] = round(kept * exhibits)
         items["host.a version rebuilt and replayed"] = 4 * weights + moments
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights

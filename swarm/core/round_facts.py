@@ -17,6 +17,15 @@ MAX_VIEWS_AHEAD = 1024
 """A message of a view further ahead than this is refused, so that one member cannot use up all views."""
 
 
+class EquivocationError(RemoteError):
+    """A member signed two contributions to one round, of which it commits to one."""
+
+    def __init__(self, one: Contribution, other: Contribution) -> None:
+        super().__init__("equivocation", f"two contributions of {one.peer_id} in step {one.step}", one.peer_id)
+        self.one = one
+        self.other = other
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundFacts:
     """What a round starts from: the same at every member."""

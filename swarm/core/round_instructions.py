@@ -108,6 +108,9 @@ class FetchPart:
     part: int
     digest: bytes
     holders: tuple[PeerId, ...]
+    reduced: ReducedPart
+    roster: Roster
+    """That the part was made under."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,14 @@ class Finish:
     """The result is certified and all its bytes are here: apply it."""
 
     result: Result
+
+
+@dataclass(frozen=True)
+class Accuse:
+    """Two contributions to this round with the signature of one member. The round goes on with what is certified."""
+
+    one: Contribution
+    other: Contribution
 
 
 Instruction: TypeAlias = (
@@ -131,5 +142,6 @@ Instruction: TypeAlias = (
     | SendResult
     | FetchPart
     | Finish
+    | Accuse
 )
 Instructions: TypeAlias = list[Instruction]

@@ -1,0 +1,183 @@
+"""This is where a peer audits the reducers of its stage: a part is aggregated again from its committed inputs.
+
+Aggregation is exact: one differing bit is a lie. Inputs come from their contributors or, where one is gone or silent,
+from the reducer, which had to have them.
+"""
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from peer.accuser import Accuser
+from peer.audit_desk import INPUT, audit_budget
+from peer.compute import Urgency
+from peer.exhibits import ExhibitStore
+from peer.rounds import StageRounds
+from peer.step_state import Applied
+from swarm.averaging.reduce import reduce_part
+from swarm.averaging.seeds import reduced_seed
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.ids import PeerId, Version
+from swarm.network.transport import Message
+from verification.draws import HashChain, draw, reducer_rate
+from verification.kinds.reducer_fraud import ReducerFraud
+from verification.papers import Bytes
+from verification.reduction import Reduction, ReductionInput
+from verification.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+REVEALED_AFTER = 2
+"""Versions after the one that a reduction went into."""
+MAX_DUE = 1024
+
+
+@dataclass
+class ReducerAuditCounters:
+    """What this peer's audits of reducers came to; for status and reports."""
+
+    parts: int = 0
+    """Aggregated again."""
+    frauds: int = 0
+    debts: int = 0
+    """Parts of which neither contributor nor reducer showed an input."""
+    skipped: int = 0
+    """Drawn, but too late."""
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Due:
+    """An audit that was drawn."""
+
+    reduction: Reduction
+    reveal: bytes
+
+
+@dataclass
+class ReducerAuditor:
+    """Audits parts of the results that other members reduced, as chance has it."""
+
+    rounds: StageRounds
+    ticket: Ticket
+    draws: HashChain
+    accuser: Accuser
+    exhibits: ExhibitStore
+    """Of this peer: its own contributions' parts are inputs too."""
+    budget_factor: Callable[[PeerId, Version], float] = lambda peer, version: 1.0
+    """By what a peer's standing multiplies what is spent on auditing it."""
+    counters: ReducerAuditCounters = field(default_factory=ReducerAuditCounters)
+
+    def __post_init__(self) -> None:
+        self._budget = audit_budget(self.rounds.settings.audits)
+        self._due: deque[_Due] = deque(maxlen=MAX_DUE)
+
+    async def applied(self, applied: Applied) -> None:
+        """A round is over: draw on every part that another member reduced."""
+        roster, me = applied.result.roster, self.rounds.me
+        if me not in roster.members:
+            return
+        reveal = self.draws.reveal(int(roster.step))
+        for part, made in sorted(self.rounds.driver.parts.reductions.of_step(roster.step).items()):
+            if made.reducer == me:
+                continue
+            factor = self.budget_factor(made.reducer, applied.chain.version)
+            drawn = draw(reveal, made.statement_digest, auditor=me, target=made.reducer)
+            if drawn.hits_part(part, reducer_rate(len(roster.members), self._budget, factor=factor)):
+                self._due.append(_Due(made, reveal))
+
+    async def run(self) -> None:
+        """Audit what is due, one after another, for ever."""
+        rounds, settings = self.rounds, self.rounds.settings
+        while True:
+            if not self._due:
+                await rounds.wait_for_version(rounds.version + 1, timeout_s=1.0)
+                continue
+            due = self._due[0]
+            step, reducer = int(due.reduction.step), due.reduction.reducer
+            if not await rounds.wait_for_version(step + REVEALED_AFTER, timeout_s=settings.deadlines.step_s):
+                continue
+            self._due.popleft()
+            if rounds.version > step + settings.audits.retained_versions or reducer in self.accuser.accused:
+                self.counters.skipped += 1
+                continue
+            try:
+                await self._audit(due)
+            except (TransientError, RemoteError, TimeoutError) as error:
+                self.counters.debts += 1
+                log.info("part %d of %s at step %d is owed: %s", due.reduction.part, reducer, step, error)
+            except LocalError as error:
+                self.counters.skipped += 1
+                log.info("part %d of %s at step %d is left out: %s", due.reduction.part, reducer, step, error)
+
+    async def _audit(self, due: _Due) -> None:
+        made, rounds = due.reduction, self.rounds
+        bodies = [await self._input(due, one) for one in made.inputs]
+        again = await rounds.exact.run(Urgency.AUDIT, lambda: self._digest_again(made, bodies))
+        self.counters.parts += 1
+        if again == made.digest:
+            return
+        self.counters.frauds += 1
+        log.warning(
+            "%s reduced part %d of step %d to %s, not %s",
+            *(made.reducer, made.part, made.step, made.digest.hex()[:16], again.hex()[:16]),
+        )
+        await self.accuser.accuse(ReducerFraud(reduction=made, bodies=tuple(bodies)))
+
+    def _digest_again(self, made: Reduction, bodies: list[Bytes]) -> bytes:
+        """(exact)"""
+        replica = self.rounds.replica
+        where = replica.parts()[made.part]
+        return reduce_part(
+            replica.contribution_codec,
+            replica.codec,
+            where.stop - where.start,
+            [(one.num_tokens, body) for one, body in zip(made.inputs, bodies, strict=True)],
+            rule=self.rounds.settings.averaging.rule,
+            norm_cap=made.norm_cap,
+            seed=reduced_seed(made.run_id, made.stage, Version(made.step), made.part),
+        ).digest
+
+    async def _input(self, due: _Due, one: ReductionInput) -> Bytes:
+        """The encoded part that the contribution commits to. Raises what the last one asked had to say."""
+        made, me = due.reduction, self.rounds.me
+        if one.peer_id == me:
+            own = self.exhibits.part(made.step, made.part)
+            if own is None:
+                raise LocalError(f"the own part {made.part} of step {made.step} is not here any more")
+            return own
+        holders = [one.peer_id, made.reducer] if one.peer_id != made.reducer else [made.reducer]
+        for holder in holders:
+            try:
+                return await self._fetch(due, one, holder)
+            except (TransientError, RemoteError, TimeoutError) as error:
+                if holder == holders[-1]:
+                    raise
+                log.info("part %d of step %d from %s: %s", made.part, made.step, holder, error)
+        raise AssertionError("unreachable")
+
+    async def _fetch(self, due: _Due, one: ReductionInput, holder: PeerId) -> Bytes:
+        made, rounds = due.reduction, self.rounds
+        where = rounds.replica.parts()[made.part]
+        meta: dict[str, Value] = {
+            "step": made.step,
+            "ticket": self.ticket.to_value(),
+            "reveal": due.reveal,
+            "part": made.part,
+            "of": one.peer_id,
+        }
+        reply = await rounds.transport.call(
+            holder,
+            INPUT,
+            Message(meta),
+            timeout_s=rounds.settings.deadlines.call_s,
+            max_body_bytes=rounds.replica.codec.encoded_bytes(where.stop - where.start),
+        )
+        self.counters.bytes += len(reply.body)
+        found = await rounds.exact.run(Urgency.AUDIT, lambda: hashlib.sha256(reply.body).digest())
+        if found != one.digest:
+            raise RemoteError("digest", f"part {made.part} of {one.peer_id} differs from its commitment", holder)
+        return reply.body
