@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.core.canonical import MAX_DEPTH, Value, digest, pack, signed_bytes, unpack
+from swarm.core.canonical import MAX_DEPTH, MAX_VALUES, Value, digest, pack, signed_bytes, unpack
 from swarm.core.errors import RemoteError
 
 LIMIT = 1 << 20
@@ -167,3 +167,10 @@ def test_nesting_is_bounded_both_ways() -> None:
 def test_pack_refuses_what_has_no_canonical_form(value: object) -> None:
     with pytest.raises(TypeError):
         pack(value)  # type: ignore[arg-type]
+
+
+def test_a_message_of_too_many_values_is_refused_before_they_are_made() -> None:
+    half = b"\xdd" + struct.pack(">I", MAX_VALUES // 2)
+    nested = b"\x92" + 2 * (half + b"\xc0" * (MAX_VALUES // 2))
+    with pytest.raises(RemoteError, match=f"more than {MAX_VALUES} values"):
+        unpack(nested, max_bytes=len(nested))

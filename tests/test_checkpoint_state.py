@@ -213,6 +213,7 @@ def with_header(state: StageState, **changes: object) -> tuple[list[bytes], byte
         {"moments": [["first", "object", 10]]},
         {"moments": [["first", "float32", 10], ["first", "float32", 10]]},
         {"moments": [["first", "float32"]]},
+        {"moments": [["first", "float32", True]]},
         {"moments": [[f"m{index}", "int8", 0] for index in range(9)]},
     ],
 )

@@ -76,6 +76,14 @@ def test_every_field_is_asked_for_and_no_other_is_there() -> None:
         fields.integer("e")
 
 
+def test_a_field_that_may_be_none_may_not_be_absent() -> None:
+    fields = Fields("message", {"a": 1, "b": None})
+    assert fields.maybe("a", integer_item) == 1
+    assert fields.maybe("b", integer_item) is None
+    with pytest.raises(RemoteError, match="message lacks c"):
+        fields.maybe("c", integer_item)
+
+
 def test_booleans_are_no_integers() -> None:
     with pytest.raises(RemoteError):
         Fields("message", {"x": True}).integer("x")

@@ -186,7 +186,10 @@ def _state_of_header(layout: ParameterLayout, value: Value) -> StageState:
     for entry in moments:
         match entry:
             case [str(moment), str(dtype), int(length)] if (
-                dtype in MOMENT_DTYPES and 0 <= length <= layout.num_values and moment not in state.moments
+                type(length) is int
+                and dtype in MOMENT_DTYPES
+                and 0 <= length <= layout.num_values
+                and moment not in state.moments
             ):
                 state.moments[moment] = np.empty(length, dtype)
             case _:

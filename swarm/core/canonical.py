@@ -14,6 +14,8 @@ from swarm.core.errors import RemoteError
 Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value]"
 
 MAX_DEPTH = 16
+MAX_VALUES = 1 << 20
+"""In one message from a stranger: 8 MiB of empty lists would else take half a gigabyte, and seconds."""
 
 
 def pack(value: Value) -> bytes:
@@ -138,6 +140,7 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
+        self.announced = 0
 
     def read(self, depth: int) -> Value:
         if depth > MAX_DEPTH:
@@ -210,3 +213,6 @@ class _Reader:
         # Each element takes at least a byte: an announced length can never make us allocate more than came.
         if length > len(self.data) - self.at:
             raise RemoteError("malformed", f"{length} elements announced, {len(self.data) - self.at} bytes left")
+        self.announced += length
+        if self.announced > MAX_VALUES:
+            raise RemoteError("malformed", f"a message of more than {MAX_VALUES} values")

@@ -76,8 +76,9 @@ class Fields:
         return self._take(name)
 
     def maybe(self, name: str, read: Callable[[Value], T]) -> T | None:
-        """A nested value that `read` accepts; None for an absent or None field."""
-        return read(self._take(name)) if self.optional(name) else None
+        """A nested value that `read` accepts, or None; an absent field would be another way to write None."""
+        value = self._take(name)
+        return None if value is None else read(value)
 
     def optional(self, name: str) -> bool:
         """Whether the field is there and not None; an absent or None field is taken."""
@@ -125,6 +126,11 @@ def peer_item(value: Value) -> PeerId:
 def digest_item(value: Value) -> bytes:
     """Reader of a list element that is a SHA-256 digest."""
     return Fields("digest", {"value": value}).octets("value", length=32)
+
+
+def number_item(value: Value) -> float:
+    """Reader of a nested value that is a finite float."""
+    return Fields("number", {"value": value}).number("value")
 
 
 def integer_item(value: Value) -> int:
