@@ -11,8 +11,9 @@ import random
 import time
 from collections.abc import Callable
 
+from peer.joining_state import JoiningState
 from peer.rounds import StageRounds
-from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_state
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.canonical import Value
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -188,13 +189,20 @@ class CatchUp:
         rounds = self._rounds
         started = time.monotonic()
         replica = rounds.replica
-        state, offer = await fetch_state(self._transport, donor, rounds.chain.stage, replica.layout, rounds.settings)
-        chain = offer.chain
-        if chain is None or chain.version <= rounds.version or chain.run_id != rounds.chain.run_id:
-            raise RemoteError("protocol", f"snapshot of version {offer.version} is of no use here", donor)
+        own = rounds.chain
+        wanted = JoiningState(
+            self._transport, rounds.settings, own.run_id, own.run_key, own.coordinator, own.stage, replica.layout
+        )
+        others = sorted((self._peers_of_stage() | set(own.members)) - {self._me, donor})
+        self._rng.shuffle(others)
+        # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
+        members = own.members if rounds.settings.trust == "public" else self._peers_of_stage() or own.members
+        state, chain = await wanted.fetch([donor, *others], members, newer_than=int(rounds.version))
+        if chain.version <= rounds.version:  # meanwhile
+            return
         rounds.replica.restore(state)
         rounds.rebase(chain)
-        log.info("took version %d from %s in %.1f s", chain.version, donor[-6:], time.monotonic() - started)
+        log.info("took version %d in %.1f s", chain.version, time.monotonic() - started)
         self._behind.add(donor)
 
     async def _ask_to_join(self) -> None:

@@ -26,6 +26,7 @@ from peer.compute import Urgency, WorkThread
 from peer.downstream import Downstream, HopCounters, numeric_class
 from peer.exhibits import ExhibitStore
 from peer.hops import HopServer
+from peer.joining_state import JoiningState
 from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_memory, used_bytes
 from peer.neighbours import Neighbours, stage_topic
 from peer.replica import StageReplica, stage_device
@@ -47,6 +48,7 @@ from swarm.core.plan import stage_memory_bytes
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import Genesis, StageChain
 from swarm.core.wiring import EarliestFinishWiring
+from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile
 from swarm.host_protocol import (
     ADMIT,
@@ -350,7 +352,7 @@ class PeerDaemon:
                 if not (ready and self.identity.peer_id in chain.members):
                     # The stage began without this process: its present state is with the peers that went on.
                     with contextlib.suppress(TransientError):
-                        return await self._state_of_donor(settings, name, stage, layout)
+                        return await self._present_state(settings, chain, layout)
                 if state is None:
                     state = await self._fetch_initial_state(settings, stage, layout)
                 if state.version == genesis.version:  # nobody has gone on yet, or nobody is left
@@ -370,24 +372,25 @@ class PeerDaemon:
                 await asyncio.sleep(HOST_RETRY_S)
         raise TransientError(f"the host does not give the state of stage {stage}")
 
-    async def _state_of_donor(
-        self, settings: RunSettings, name: RunId, stage: StageIndex, layout: ParameterLayout
+    async def _present_state(
+        self, settings: RunSettings, beginning: StageChain, layout: ParameterLayout
     ) -> tuple[StageState, StageChain]:
-        found = await self.directory.lookup(stage_topic(name, stage))
+        """The stage's state by now, from whoever went on from its `beginning`. Raises TransientError."""
+        stage = beginning.stage
+        found = await self.directory.lookup(stage_topic(beginning.run_id, stage))
         donors = sorted(set(found) - {self.identity.peer_id})
         self._rng.shuffle(donors)
         for donor in donors:
             addresses = found[donor].get("addresses")
-            try:
-                known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
+            known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
+            with contextlib.suppress(TransientError, RemoteError, TimeoutError):
                 await self.transport.connect(donor, known)
-                state, offer = await fetch_state(self.transport, donor, stage, layout, settings)
-            except (TransientError, RemoteError, TimeoutError) as error:
-                log.info("donor %s: %s", donor[-6:], error)
-                continue
-            if offer.chain is not None and offer.chain.run_id == name:
-                return state, offer.chain
-        raise TransientError(f"no donor of stage {stage} among {len(donors)} peers")
+        # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
+        members = beginning.members if settings.trust == "public" else donors
+        wanted = JoiningState(
+            self.transport, settings, beginning.run_id, beginning.run_key, beginning.coordinator, stage, layout
+        )
+        return await wanted.fetch(donors, members)
 
     # -- living -------------------------------------------------------------------------------------------
 
@@ -529,6 +532,7 @@ class PeerDaemon:
                 self._host_id,
                 budget_factor=self.standing.budget_factor,
                 suspect=self.standing.suspect,
+                reader=BatchReader(settings, files[0]) if files is not None else None,
             )
             rounds.on_applied.append(auditor.applied)
             services.append(asyncio.ensure_future(auditor.run()))

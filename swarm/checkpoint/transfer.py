@@ -5,17 +5,28 @@ and CHUNK {stage, version, index} with one chunk.
 """
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm.checkpoint.state import StageState, num_chunks_of, state_from_chunks, verify_chunk, verify_hashes
+from swarm.checkpoint.state import (
+    CHUNK_BYTES,
+    StageState,
+    num_chunks_of,
+    state_from_chunks,
+    verify_chunk,
+    verify_hashes,
+)
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import StageChain
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
 
 SNAPSHOT, CHUNK = "snapshot", "snapshot_chunk"
 PARALLEL_CHUNKS = 4
@@ -55,31 +66,74 @@ async def fetch_state(
     version: int | None = None,
 ) -> tuple[StageState, Offer]:
     """The donor's latest state of the stage, or that of `version`. Raises TransientError or RemoteError."""
-    call_s = settings.deadlines.call_s
-    request: dict[str, Value] = {"stage": stage, "version": version}
-    reply = await transport.call(donor, SNAPSHOT, Message(request), timeout_s=call_s, max_body_bytes=MAX_HASH_BYTES)
-    offer = _read_offer(reply, layout)
-    if offer.stage != stage or (version is not None and offer.version != version):
-        raise RemoteError("protocol", f"stage {offer.stage} version {offer.version} offered, not asked for", donor)
-    verify_hashes(offer.digest, offer.hashes, offer.total_bytes)
-    places = asyncio.Semaphore(PARALLEL_CHUNKS)
-
-    async def chunk(index: int) -> bytes:
-        async with places:
-            meta: dict[str, Value] = {"stage": stage, "version": offer.version, "index": index}
-            answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=call_s * 3, max_body_bytes=1 << 20)
-        data = bytes(answer.body)
-        await asyncio.to_thread(verify_chunk, offer.hashes, index, data)
-        return data
-
-    async with asyncio.timeout(settings.deadlines.state_transfer_s):
-        chunks = await asyncio.gather(*(chunk(index) for index in range(num_chunks_of(offer.total_bytes))))
+    offer = await fetch_offer(transport, donor, stage, layout, settings, version=version)
+    chunks = await fetch_chunks(transport, [donor], offer, settings)
     state = await asyncio.to_thread(state_from_chunks, layout, chunks, offer.digest)
     if state.version != offer.version:
         raise RemoteError("protocol", f"the state is of version {state.version}, offered as {offer.version}", donor)
     if offer.chain is not None and (offer.chain.version != state.version or offer.chain.name != state.name):
         raise RemoteError("fork", f"state of version {state.version} with the facts of {offer.chain.version}", donor)
     return state, offer
+
+
+async def fetch_offer(
+    transport: Transport,
+    donor: PeerId,
+    stage: int,
+    layout: ParameterLayout,
+    settings: RunSettings,
+    *,
+    version: int | None = None,
+) -> Offer:
+    """What the donor says it has, latest or at `version`; its hashes are those under its digest, the rest its word.
+
+    Raises TransientError or RemoteError.
+    """
+    request: dict[str, Value] = {"stage": stage, "version": version}
+    call_s = settings.deadlines.call_s
+    reply = await transport.call(donor, SNAPSHOT, Message(request), timeout_s=call_s, max_body_bytes=MAX_HASH_BYTES)
+    offer = _read_offer(reply, layout)
+    if offer.stage != stage or (version is not None and offer.version != version):
+        raise RemoteError("protocol", f"stage {offer.stage} version {offer.version} offered, not asked for", donor)
+    verify_hashes(offer.digest, offer.hashes, offer.total_bytes)
+    return offer
+
+
+async def fetch_chunks(
+    transport: Transport, donors: Sequence[PeerId], offer: Offer, settings: RunSettings
+) -> list[bytes]:
+    """All chunks of the offered state, from whichever donors give them, in turn; each has its hash in the offer.
+
+    A donor that fails once, or gives another chunk, is asked no more. Raises the last one's TransientError or
+    RemoteError, or TimeoutError.
+    """
+    call_s, places = settings.deadlines.call_s, asyncio.Semaphore(PARALLEL_CHUNKS)
+    failed: set[PeerId] = set()
+
+    async def from_donor(donor: PeerId, index: int) -> bytes:
+        meta: dict[str, Value] = {"stage": offer.stage, "version": offer.version, "index": index}
+        answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=call_s * 3, max_body_bytes=CHUNK_BYTES)
+        data = bytes(answer.body)
+        await asyncio.to_thread(verify_chunk, offer.hashes, index, data)
+        return data
+
+    async def chunk(index: int) -> bytes:
+        last: TransientError | RemoteError = TransientError(f"chunk {index}: no donor of {len(donors)} is left")
+        async with places:
+            for turn in range(len(donors)):
+                donor = donors[(index + turn) % len(donors)]
+                if donor in failed:
+                    continue
+                try:
+                    return await from_donor(donor, index)
+                except (TransientError, RemoteError) as error:
+                    log.warning("chunk %d of version %d from %s: %s", index, offer.version, donor, error)
+                    failed.add(donor)
+                    last = error
+        raise last
+
+    async with asyncio.timeout(settings.deadlines.state_transfer_s):
+        return await asyncio.gather(*(chunk(index) for index in range(num_chunks_of(offer.total_bytes))))
 
 
 def _read_offer(reply: Message, layout: ParameterLayout) -> Offer:
