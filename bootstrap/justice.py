@@ -225,7 +225,9 @@ class Justice:
         if evidence.accused in self.bans:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             return
-        verdict = await asyncio.to_thread(judge, evidence, run_key=self._run.run_key.peer_id)
+        verdict = await asyncio.to_thread(
+            judge, evidence, run_key=self._run.run_key.peer_id, data=self._run.data.train_path
+        )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         if not verdict.guilty:
             await asyncio.to_thread(path.unlink, missing_ok=True)

@@ -4,10 +4,12 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 """
 
 import asyncio
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
@@ -24,10 +26,12 @@ from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
+from swarm.data.batches import BatchReader
 from swarm.host_protocol import ANCHOR, EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.draws import HashChain, contribution_rate, draw, hop_rate
+from verification.kinds.data_fraud import DataFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import MAX_REASON, OwedAudit, read_exhibit, read_part
 from verification.papers import Bytes, Exhibit
@@ -86,6 +90,8 @@ class Auditor:
     """By what a peer's standing multiplies what is spent on auditing it."""
     suspect: Callable[[PeerId, Version], None] = lambda peer, version: None
     """Something short of fraud was found at a version of the stage: look closer."""
+    reader: BatchReader | None = None
+    """At stage 0: what every microbatch must hold."""
     counters: AuditCounters = field(default_factory=AuditCounters)
 
     def __post_init__(self) -> None:
@@ -155,6 +161,13 @@ class Auditor:
     async def _audit(self, due: _Due) -> None:
         contribution, rounds = due.contribution, self.rounds
         exhibits = [await self._fetch_exhibit(due, work) for work in due.work]
+        for exhibit in exhibits:
+            if await rounds.exact.run(Urgency.AUDIT, partial(self._is_of_the_data, exhibit)):
+                continue
+            log.warning("%s at step %d: a microbatch of other data", contribution.peer_id, contribution.step)
+            self.counters.frauds += 1
+            await self.accuser.accuse(DataFraud(birth=exhibit.papers.birth))
+            return
         parts = (
             [await self._fetch_part(due, index) for index in range(len(contribution.part_digests))] if due.whole else []
         )
@@ -273,6 +286,15 @@ class Auditor:
         )
         self.counters.bytes += len(relayed.body)
         return await rounds.exact.run(Urgency.AUDIT, lambda: read(relayed))
+
+    def _is_of_the_data(self, exhibit: Exhibit) -> bool:
+        """(exact) Whether the source read what the data order says."""
+        birth = exhibit.papers.birth
+        if self.reader is None:
+            return True
+        tokens_BL, targets_BL = self.reader.batch(birth.microbatch_id)
+        wanted = [hashlib.sha256(ids.astype("<i4").tobytes()).digest() for ids in (tokens_BL, targets_BL)]
+        return wanted == [birth.tokens_digest, birth.targets_digest]
 
     # -- rebuilt ------------------------------------------------------------------------------------------
 

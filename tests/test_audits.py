@@ -41,7 +41,12 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("stage", "attack", "hop", "contribution"),
-    [(1, "sign_flip@3", 0.0, 8.0), (0, "activation_noise@3", 8.0, 0.0), (1, "gradient_negate@3", 8.0, 0.0)],
+    [
+        (1, "sign_flip@3", 0.0, 8.0),
+        (0, "activation_noise@3", 8.0, 0.0),
+        (1, "gradient_negate@3", 8.0, 0.0),
+        (0, "label_flip@3", 8.0, 0.0),
+    ],
 )
 def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
     tmp_path: Path, stage: int, attack: str, hop: float, contribution: float
@@ -53,7 +58,7 @@ def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
     assert [event["peer_id"] for event in banned] == [liar], [swarm.events[-1], banned]
     assert 3 <= banned[0]["step"] <= 6, "it lies from step 3 on, and every step is audited"
     evidence = Evidence.from_bytes(Path(banned[0]["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
-    verdict = judge(evidence, run_key=swarm.run.run_key.peer_id)
+    verdict = judge(evidence, run_key=swarm.run.run_key.peer_id, data=swarm.run.data.train_path)
     assert verdict.guilty
     assert verdict.accused == liar
     assert report["steps"] == STEPS

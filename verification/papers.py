@@ -118,6 +118,8 @@ class Exhibit:
                 raise RemoteError("papers", f"{name} is {'missing' if wanted else 'not of this stage'}", peer)
         if hashlib.sha256(self.targets).digest() != birth.targets_digest:
             raise RemoteError("papers", "targets differ from the birth record", peer)
+        if first and birth.source != peer:
+            raise RemoteError("papers", f"a source shows the birth record of {birth.source}", peer)
         if first and hashlib.sha256(self.x).digest() != birth.tokens_digest:
             raise RemoteError("papers", "input ids differ from the birth record", peer)
         if papers.input_header is not None:
