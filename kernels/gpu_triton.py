@@ -14,6 +14,9 @@ SMALLEST_BITS = tl.constexpr(0x00800000)
 SMALLEST_INT8_SCALE = tl.constexpr(0x0880)
 LARGEST_INT8_SCALE = tl.constexpr(0x7B02)
 HALF_BLOCK = tl.constexpr(64)
+SMALLEST_INT4_SCALE = tl.constexpr(0x0080)
+LARGEST_INT4_SCALE = tl.constexpr(0x7D13)
+INT4_BLOCK = tl.constexpr(64)
 
 
 @triton.jit
@@ -37,6 +40,38 @@ def draw(lane, low, high):
 @triton.jit
 def flush_bits(bits):
     return tl.where((bits & MAGNITUDE) >= SMALLEST_BITS, bits, 0)
+
+
+@triton.jit
+def round_to_bfloat16(bits):
+    """Upper halves, rounded to nearest even, flushed."""
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return tl.where((bits & MAGNITUDE) >= SMALLEST_BITS, rounded, 0).to(tl.int16)
+
+
+@triton.jit
+def scale_and_inverse(largest, LARGEST_CODE: tl.constexpr):
+    """bf16 bits of largest / `LARGEST_CODE`, rounded up, and 1 / scale; both 0 where the first is below 2^-126."""
+    divisor = tl.full(largest.shape, LARGEST_CODE, tl.float32)
+    exact = tl.div_rn(largest.to(tl.float32, bitcast=True), divisor).to(tl.int32, bitcast=True)
+    is_zero = exact < SMALLEST_BITS
+    scale = tl.where(is_zero, 0, (exact + 0xFFFF) >> 16)
+    divisor = tl.where(is_zero, 1.0, (scale << 16).to(tl.float32, bitcast=True))
+    return scale, tl.where(is_zero, 0.0, tl.div_rn(tl.full(largest.shape, 1.0, tl.float32), divisor))
+
+
+@triton.jit
+def pack(code, NUM_ROWS: tl.constexpr, ROW_VALUES: tl.constexpr):
+    """Codes of 4 bits, two a byte, the first in the low half."""
+    low, high = tl.split(tl.reshape(code & 15, [NUM_ROWS, ROW_VALUES // 2, 2]))
+    return (low | (high << 4)).to(tl.uint8)
+
+
+@triton.jit
+def load_int4(packed, at, num_values):
+    """Codes at `at`, the half past an odd last one among them."""
+    byte = tl.load(packed + (at >> 1), mask=((at >> 1) << 1) < num_values, other=0).to(tl.int32)
+    return (((byte >> ((at & 1) * 4).to(tl.int32)) & 15) ^ 8) - 8
 
 
 @triton.jit
@@ -89,14 +124,48 @@ def decode_int8_blocks(scales, codes, values, valid, num_values, BLOCKS: tl.cons
 
 
 @triton.jit
+def encode_int4_blocks(values, seed, scales, packed, valid, num_values, BLOCKS: tl.constexpr):
+    """`BLOCKS` blocks of 64 a program; `seed` is four words; `valid` as above."""
+    block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    lane = tl.arange(0, INT4_BLOCK)
+    at = block[:, None] * INT4_BLOCK + lane[None, :]
+    value = tl.load(values + at, mask=at < num_values, other=0.0)
+    largest = tl.max(value.to(tl.int32, bitcast=True) & MAGNITUDE, axis=1)
+    tl.store(valid + tl.program_id(0), (tl.max(largest, axis=0) < LIMIT_BITS).to(tl.int8))
+    scale, inverse = scale_and_inverse(largest, 7.0)
+    tl.store(scales + block, scale.to(tl.int16), mask=block * INT4_BLOCK < num_values)
+
+    key = block.to(tl.uint64) * 0x9E3779B97F4A7C15
+    for word in tl.static_range(4):
+        key = mix64(key ^ tl.load(seed + word).to(tl.uint64, bitcast=True))
+    low, high = key.to(tl.uint32)[:, None], (key >> 32).to(tl.uint32)[:, None]
+    chance = (draw(lane.to(tl.uint32)[None, :], low, high) >> 16).to(tl.int32)
+    # Zeros, and all of a block with scale 0, stay 0 whatever the chance.
+    fixed = (value * inverse[:, None] * 65536.0 + 524288.0).to(tl.int32)
+    code = tl.maximum(tl.minimum(((fixed + chance) >> 16) - 8, 7), -7)
+    byte_at = block[:, None] * (INT4_BLOCK // 2) + tl.arange(0, INT4_BLOCK // 2)[None, :]
+    tl.store(packed + byte_at, pack(code, BLOCKS, INT4_BLOCK), mask=byte_at * 2 < num_values)
+
+
+@triton.jit
+def decode_int4_blocks(scales, packed, values, valid, num_values, SIZE: tl.constexpr):
+    """`valid`, one a program, is 1 if no scale, code or last half is one that is never written."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    code = load_int4(packed, at, num_values)
+    scale = tl.load(scales + at // INT4_BLOCK, mask=at < num_values, other=0).to(tl.int32) & 0xFFFF
+    bad_scale = (scale != 0) & ((scale < SMALLEST_INT4_SCALE) | (scale > LARGEST_INT4_SCALE))
+    bad = bad_scale | (code == -8) | ((scale == 0) & (code != 0))
+    tl.store(valid + tl.program_id(0), (tl.max(bad.to(tl.int32), axis=0) == 0).to(tl.int8))
+    tl.store(values + at, code.to(tl.float32) * (scale << 16).to(tl.float32, bitcast=True), mask=at < num_values)
+
+
+@triton.jit
 def encode_bfloat16(values, halves, valid, num_values, SIZE: tl.constexpr):
-    """Upper halves, rounded to nearest even, flushed; `valid` as above."""
+    """`valid`, one a program, is 1 if all its values are below 2^126."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     bits = tl.load(values + at, mask=at < num_values, other=0)
     tl.store(valid + tl.program_id(0), (tl.max(bits & MAGNITUDE, axis=0) < LIMIT_BITS).to(tl.int8))
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    kept = tl.where((bits & MAGNITUDE) >= SMALLEST_BITS, rounded, 0)
-    tl.store(halves + at, kept.to(tl.int16), mask=at < num_values)
+    tl.store(halves + at, round_to_bfloat16(bits), mask=at < num_values)
 
 
 @triton.jit
