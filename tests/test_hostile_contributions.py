@@ -58,8 +58,8 @@ def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
     liars: list[StageReplica] = []
     honest_encode = round_work.encode_contribution
 
-    def encode(replica: StageReplica, accumulation: Accumulation, seeds: Sequence[bytes]) -> Encoded:
-        parts, digests = honest_encode(replica, accumulation, seeds)
+    def encode(replica: StageReplica, accumulation: Accumulation, seeds: Sequence[bytes], *said: Any) -> Encoded:
+        parts, digests = honest_encode(replica, accumulation, seeds, *said)
         if replica in liars and parts:
             made = [nonsense(part) for part in parts]
             parts, digests = [part for part, _ in made], [digest for _, digest in made]
