@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -118,7 +119,7 @@ def past() -> Iterator[Past6]:
         )
 
         def prepared(root: Path) -> PreparedRun:
-            data, host = cast(Any, None), witness_identities(1)[0]
+            data, host = cast(Any, SimpleNamespace(train_path=root / "train.tokens")), witness_identities(1)[0]
             folder, name = RunFolder(root), run_id(settings)
             return PreparedRun(folder, settings, name, host, run_key(), signed, data, run.states, LeaseTable())
 
@@ -431,5 +432,5 @@ def test_a_peer_that_withholds_is_quarantined_and_the_others_train_on(tmp_path: 
     assert verdicts[0]["kind"] == "withholding"
     assert verdicts[0]["stage"] == 1
     assert report["steps"] == 10
-    assert set(report["screens"]) <= {"activation_norm", "gradient_norm", "contribution_norm", "banned"}
+    assert {"signature", "digest", "malformed"}.isdisjoint(report["screens"]), report["screens"]
     assert liar not in report["state_digests"]["1"]
