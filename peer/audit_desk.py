@@ -14,6 +14,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.settings import AuditSettings
 from swarm.host_protocol import EXHIBIT, PART
+from swarm.identity import verify
 from swarm.network.transport import Message, Transport
 from verification.draws import AuditBudget, Draw, check_reveal, contribution_rate, draw, hop_rate, reducer_rate
 from verification.ticket import Ticket
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 INPUT = "audit_input"
 """{step, ticket, reveal, part, of} -> body: the encoded part of the contribution of `of`, one of the part's inputs."""
+ANSWER = "audit_answer"
+"""{step, ticket, reveal, contribution, microbatch_id} -> {header}, body: the gradient that this peer got from the
+contributor, a peer of the next stage whom the auditor drew."""
 MOST_TIMES = 2
 LARGEST_FACTOR = 5.0
 """Whoever is suspicious is audited at five times the rate; the audited cannot know, and answers up to that."""
@@ -49,6 +53,7 @@ class AuditDesk:
         transport.serve(EXHIBIT, self._on_exhibit, max_body_bytes=0)
         transport.serve(PART, self._on_part, max_body_bytes=0)
         transport.serve(INPUT, self._on_input, max_body_bytes=0)
+        transport.serve(ANSWER, self._on_answer, max_body_bytes=0)
 
     async def applied(self, applied: Applied) -> None:
         """A step is over: what is too old to be asked for goes."""
@@ -103,6 +108,36 @@ class AuditDesk:
         self._count(step, sender, f"input of {of} for {auditor}", index)
         return Message({}, body)
 
+    async def _on_answer(self, sender: PeerId, request: Message) -> Message:
+        """What a peer of the next stage really answered: it may show its auditor something better."""
+        fields = Fields("answer request", request.meta)
+        number = MicrobatchId(fields.integer("microbatch_id"))
+        contribution = Contribution.from_value(fields.message("contribution"))
+        rounds, made_by = self._rounds, contribution.peer_id
+        step, auditor, reveal = self._revealed_by(sender, fields, stage=rounds.chain.stage + 1)
+        if (contribution.run_id, contribution.stage, contribution.step) != (
+            rounds.run_id,
+            rounds.chain.stage + 1,
+            step,
+        ):
+            raise RemoteError(
+                "draw", f"a contribution to step {contribution.step} of stage {contribution.stage}", sender
+            )
+        if not verify(made_by, contribution.signed_bytes(), contribution.signature):
+            raise RemoteError("signature", f"the contribution is not signed by {made_by}", sender)
+        drawn = draw(reveal, contribution.digest(), auditor=auditor, target=made_by)
+        # How many replicas the next stage has is not known here: at least two, or nobody would audit.
+        hop = hop_rate(2, len(contribution.work), self._budget, factor=LARGEST_FACTOR)
+        whole = contribution_rate(2, self._budget, factor=LARGEST_FACTOR)
+        if not drawn.hits_hop(hop) and not drawn.hits_contribution(whole):
+            raise RemoteError("draw", f"microbatch {number} of step {step} was not drawn", sender)
+        exhibit = self._exhibits.exhibit(step, number)
+        header = exhibit.papers.gradient_in if exhibit is not None else None
+        if exhibit is None or header is None or header.producer != made_by:
+            raise TransientError(f"microbatch {number} of step {step} did not count here by way of {made_by}")
+        self._count(step, sender, f"answer for {auditor}", number)
+        return Message({"header": header.to_value()}, exhibit.grad_y)
+
     def _drawn(self, sender: PeerId, fields: Fields) -> tuple[Step, Contribution, Draw, bool, bool]:
         """The draw that the request rests on, and whether it hits the contribution, or one microbatch of it."""
         step, auditor, reveal = self._revealed_by(sender, fields)
@@ -116,8 +151,8 @@ class AuditDesk:
         hop = drawn.hits_hop(hop_rate(replicas, len(contribution.work), budget, factor=LARGEST_FACTOR))
         return step, contribution, drawn, whole, hop
 
-    def _revealed_by(self, sender: PeerId, fields: Fields) -> tuple[Step, PeerId, bytes]:
-        """Step, auditor and what it reveals of its hash chain; nothing else is in the request.
+    def _revealed_by(self, sender: PeerId, fields: Fields, *, stage: int | None = None) -> tuple[Step, PeerId, bytes]:
+        """Step, auditor of this stage (or of `stage`) and what it reveals of its hash chain: all else has been read.
 
         An auditor that this peer did not answer comes through the host, which brings the auditor's ticket.
         """
@@ -129,7 +164,8 @@ class AuditDesk:
         fields.done()
         ticket.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
         auditor = ticket.peer_id
-        if sender not in (auditor, rounds.chain.coordinator) or ticket.stage != rounds.chain.stage:
+        audited = rounds.chain.stage if stage is None else stage
+        if sender not in (auditor, rounds.chain.coordinator) or ticket.stage != audited:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         self._check_reveal(ticket, int(step), reveal)
         return step, auditor, reveal

@@ -8,14 +8,14 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
 
 import torch
 
 from peer.accuser import Accuser
-from peer.audit_desk import audit_budget
+from peer.audit_desk import ANSWER, audit_budget
 from peer.compute import Urgency
 from peer.rounds import StageRounds
 from peer.step_state import Applied
@@ -31,6 +31,7 @@ from swarm.host_protocol import ANCHOR, EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.draws import HashChain, contribution_rate, draw, hop_rate
+from verification.headers import HopHeader
 from verification.kinds.data_fraud import DataFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import MAX_REASON, OwedAudit, read_exhibit, read_part
@@ -161,6 +162,8 @@ class Auditor:
     async def _audit(self, due: _Due) -> None:
         contribution, rounds = due.contribution, self.rounds
         exhibits = [await self._fetch_exhibit(due, work) for work in due.work]
+        if not due.whole:
+            exhibits = [await self._with_real_answer(due, due.work[0], exhibits[0])]
         for exhibit in exhibits:
             if await rounds.exact.run(Urgency.AUDIT, partial(self._is_of_the_data, exhibit)):
                 continue
@@ -224,6 +227,42 @@ class Auditor:
         number = int(work.microbatch_id)
         largest = max_exhibit_bytes(settings, self.rounds.replica.model.hidden_size)
         return await self._served(due, "exhibit", number, read, max_body_bytes=largest)
+
+    async def _with_real_answer(self, due: _Due, work: Work, shown: Exhibit) -> Exhibit:
+        """The exhibit with the gradient that the stage before really got: nothing binds the target to show that one.
+
+        As the target shows it where the peer before is gone, or has nothing that the target signed.
+        """
+        if shown.papers.input_header is None:
+            return shown
+        rounds, contribution = self.rounds, due.contribution
+        meta: dict[str, Value] = {
+            "step": contribution.step,
+            "ticket": self.ticket.to_value(),
+            "reveal": due.reveal,
+            "contribution": contribution.to_value(),
+            "microbatch_id": work.microbatch_id,
+        }
+        before, call_s = shown.papers.input_header.producer, rounds.settings.deadlines.call_s
+        try:
+            reply = await rounds.transport.call(
+                before, ANSWER, Message(meta), timeout_s=call_s, max_body_bytes=len(shown.grad_x)
+            )
+            self.counters.bytes += len(reply.body)
+            header = HopHeader.from_value(Fields("audit answer", reply.meta).message("header"))
+            got = replace(shown, papers=replace(shown.papers, gradient_out=header), grad_x=reply.body)
+            await rounds.exact.run(Urgency.AUDIT, partial(self._check_exhibit, got, contribution, work))
+        except (TransientError, RemoteError) as error:
+            log.info("microbatch %d as %s got it: %s", work.microbatch_id, before, error)
+            return shown
+        return got
+
+    def _check_exhibit(self, exhibit: Exhibit, contribution: Contribution, work: Work) -> None:
+        """(exact)"""
+        rounds = self.rounds
+        num_stages = rounds.settings.model.num_stages
+        exhibit.check(contribution.peer_id, run_id=rounds.run_id, stage=contribution.stage, num_stages=num_stages)
+        exhibit.check_work(work, contribution.peer_id)
 
     async def _fetch_part(self, due: _Due, index: int) -> Bytes:
         replica = self.rounds.replica

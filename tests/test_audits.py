@@ -1,14 +1,21 @@
 """Replicas audit each other in a running swarm: who lies is found, proved and put out, and nobody else is."""
 
 import asyncio
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarm.averaging.activations import activation_codec
+from swarm.core.ids import PeerId
 from swarm.host_protocol import MAX_ACCUSATION_BYTES
-from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from swarm.identity import Identity
+from swarm.network.transport import Handler, Message, Transport
+from tests.swarm_in_process import InProcessSwarm, Wrap, identity_of, manifest_of, swarm_in_process
 from verification.evidence import Evidence
+from verification.headers import BirthRecord, HopHeader, signed
 from verification.replay.judge import judge
 
 STEPS = 12
@@ -27,9 +34,12 @@ def audited(*, hop: float, contribution: float, **tables: dict[str, Any]) -> str
     return manifest_of(**named | tables)
 
 
-def run(manifest: str, folder: Path, attacks: dict[tuple[int, int], str]) -> tuple[InProcessSwarm, dict[str, Any]]:
+def run(
+    manifest: str, folder: Path, attacks: dict[tuple[int, int], str], wrap: Wrap | None = None
+) -> tuple[InProcessSwarm, dict[str, Any]]:
     async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
-        async with swarm_in_process(manifest, folder, peers=(3, 3), attacks=attacks) as swarm:
+        wrapped = {"wrap": wrap} if wrap is not None else {}
+        async with swarm_in_process(manifest, folder, peers=(3, 3), attacks=attacks, **wrapped) as swarm:
             return swarm, await swarm.finished()
 
     return asyncio.run(train())
@@ -65,6 +75,41 @@ def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
     for replicas in report["state_digests"].values():
         assert len(set(replicas.values())) == 1
         assert liar not in replicas
+
+
+class TwoFaced:
+    """A transport whose owner answers with the negated gradient from step 3 on, and keeps the true one to show."""
+
+    def __init__(self, inner: Transport, identity: Identity) -> None:
+        self._inner = inner
+        self._identity = identity
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        async def lying(sender: PeerId, request: Message) -> Message:
+            reply = await handler(sender, request)
+            if "header" not in reply.meta or BirthRecord.from_value(request.meta["birth"]).step < 3:
+                return reply
+            header, codec = HopHeader.from_value(reply.meta["header"]), activation_codec("int8")
+            shape = (header.shape[0], header.shape[1], header.shape[2])
+            body = codec.encode(-codec.decode(reply.body, shape))
+            own = signed(replace(header, body_digest=hashlib.sha256(body).digest()), self._identity)
+            return Message({**reply.meta, "header": own.to_value()}, body)
+
+        self._inner.serve(method, lying if method == "forward" else handler, max_body_bytes=max_body_bytes)
+
+
+def test_a_liar_that_shows_its_auditors_another_gradient_is_banned(tmp_path: Path) -> None:
+    def wrap(stage: int, index: int, transport: Transport) -> Transport:
+        return TwoFaced(transport, identity_of(5)) if (stage, index) == (1, 2) else transport
+
+    swarm, _ = run(audited(hop=8.0, contribution=0.0), tmp_path, {}, wrap)
+    banned = events(swarm, "banned")
+    assert [event["peer_id"] for event in banned] == [identity_of(5).peer_id]
+    evidence = Evidence.from_bytes(Path(banned[0]["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    assert judge(evidence, run_key=swarm.run.run_key.peer_id).guilty
 
 
 def test_nobody_is_accused_when_all_are_honest_and_everything_is_audited(tmp_path: Path) -> None:
