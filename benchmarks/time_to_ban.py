@@ -15,8 +15,8 @@ wrong has been established by replaying every one of them. A run longer than wha
 
 The prediction knows the rates and, from the replays, in what share of contributions and of microbatches the lie shows.
 
-With --damage several peers of a stage lie at once, from step 30 on: held-out loss before, at its worst, and 100 steps
-after the last ban, beside a run without liars.
+With --damage several peers of a stage lie at once, from step 30 on: held-out loss, and its share of that of a run
+without liars, until 10 versions after the last ban and 100 after it.
 """
 
 import hashlib
@@ -241,21 +241,28 @@ def damage(kind: str | None, seed: int = 0) -> dict[str, Any]:
     attacks = {(stage, index): f"{kind}@{DAMAGE_FROM}" for index in range(1, 1 + liars)}
     outcome = SimulatedSwarm(tiny_run(1.0, total_steps=DAMAGE_STEPS), attacks=attacks, seed=seed).run(DAMAGE_STEPS)
     bans = [ban for ban in outcome.bans if (ban.stage, ban.index) in attacks]
-    last = max((int(ban.version) for ban in bans), default=DAMAGE_FROM)
-    during = [loss for version, loss in outcome.held_out.items() if DAMAGE_FROM <= version <= last + 10]
-    after = min((version for version in outcome.held_out if version >= last + 100), default=None)
     return {
         "attack": kind,
         "liars": liars,
         "banned": [int(ban.version) for ban in bans],
         "others_banned": len(outcome.bans) - len(bans),
-        "loss_before": outcome.held_out[DAMAGE_FROM],
-        "worst_until_10_after_last_ban": max(during),
-        "version_100_after": after,
-        "loss_100_after": None if after is None else outcome.held_out[after],
         "held_out": dict(outcome.held_out),
         "lost_microbatches": outcome.lost_microbatches,
         "audits": asdict(outcome.audits),
+    }
+
+
+def beside(row: dict[str, Any], calm: dict[str, Any]) -> dict[str, Any]:
+    """The losses of a run with liars as shares of those of the run without, `calm`, at the same versions."""
+    last = max(row["banned"], default=DAMAGE_STEPS)
+    over = {version: loss / calm["held_out"][version] for version, loss in row["held_out"].items()}
+    return {
+        "loss_before": row["held_out"][DAMAGE_FROM],
+        "largest_loss_after": max(loss for version, loss in row["held_out"].items() if version > DAMAGE_FROM),
+        "largest_share_until_10_after_last_ban": max(
+            share for version, share in over.items() if DAMAGE_FROM < version <= last + 10
+        ),
+        "share_100_after_last_ban": next((share for version, share in over.items() if version >= last + 100), None),
     }
 
 
@@ -362,7 +369,8 @@ def main(
     if is_damage:
         rows = []
         for kind in (None, *(attacks or DAMAGE)):
-            rows.append(damage(kind))
+            row = damage(kind)
+            rows.append(row | beside(row, (rows or [row])[0]))
             click.echo(f"{kind or 'nobody'}: {time.monotonic() - begun:.0f} s", err=True)
         click.echo(json.dumps(rows) if as_json else "\n".join(json.dumps(row) for row in rows))
         return

@@ -33,9 +33,9 @@ def test_nobody_is_banned_when_all_are_honest_and_everything_is_audited() -> Non
     assert outcome.held_out[30] < 0.6 * outcome.held_out[0], outcome.held_out
 
 
-@pytest.mark.parametrize(("stage", "attack"), [(1, "sign_flip@4"), (0, "stale_weights@6"), (0, "activation_noise@4")])
+@pytest.mark.parametrize(("stage", "attack"), [(1, "sign_flip@4"), (0, "stale_weights@5"), (0, "activation_noise@4")])
 def test_a_liar_is_banned_and_nobody_else_when_replicas_look(stage: int, attack: str) -> None:
-    outcome = outcome_of({(stage, 2): attack}, steps=14)
+    outcome = outcome_of({(stage, 2): attack}, steps=11)
     assert banned(outcome) == [(stage, 2)], outcome
     assert outcome.bans[0].step >= int(attack.partition("@")[2]), outcome.bans
     assert outcome.audits.acquitted == 0
@@ -44,7 +44,7 @@ def test_a_liar_is_banned_and_nobody_else_when_replicas_look(stage: int, attack:
 
 def test_liars_in_both_stages_are_banned_when_honest_peers_hear_them() -> None:
     attacks = {(0, 1): "activation_negate@3", (0, 3): "zeros@3", (1, 0): "gradient_negate@3", (1, 2): "label_flip@5"}
-    outcome = outcome_of(attacks, steps=20)
+    outcome = outcome_of(attacks, steps=13)
     assert sorted(banned(outcome)) == sorted(attacks)
     assert [ban.whole for ban in outcome.bans if (ban.stage, ban.index) == (0, 3)] == [True]
     assert [ban.whole for ban in outcome.bans if (ban.stage, ban.index) == (0, 1)] == [False]
@@ -52,7 +52,7 @@ def test_liars_in_both_stages_are_banned_when_honest_peers_hear_them() -> None:
 
 def test_who_shows_nothing_is_quarantined_after_three_debts() -> None:
     swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(0, 3): "withholding@3"}, seed=0)
-    outcome = swarm.run(12)
+    outcome = swarm.run(9)
     assert outcome.bans == ()
     assert outcome.quarantined == (swarm.peer(0, 3).peer_id,)
 
@@ -75,7 +75,7 @@ def test_replay_of_a_lie_shows_it_where_it_is_and_nothing_before() -> None:
 
 
 def test_noise_within_tolerance_is_not_found() -> None:
-    outcome = outcome_of({(0, 2): "in_tolerance_noise@2"}, steps=12)
+    outcome = outcome_of({(0, 2): "in_tolerance_noise@2"}, steps=11)
     assert outcome.bans == outcome.quarantined == ()
     assert outcome.audits.frauds == 0
     assert outcome.audits.hops > 50, outcome.audits
