@@ -8,7 +8,8 @@ DEFAULT_MANIFEST = """\
 [run]
 # What people call the run: letters, digits, dot, dash, underscore.
 name = "my-run"
-# "friends" or "public": how much peers are audited. Both are alike so far: every message is signed and checked.
+# How much peers are audited. "friends": all is signed and screened, reducers are recomputed. "public": replicas also
+# replay each other's work (see [audits]).
 trust = "friends"
 
 [model]
