@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bootstrap.followed_stage import FollowedStage
+from bootstrap.following import Following
 from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.lost_quorum import LostQuorum
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
 EVALUATE_AT_ONCE = 4
+KEEP_UP_S = 1.0
 LONGEST_GENESIS_WAIT_S = 10.0
 HELD_SNAPSHOTS = 3
 """Snapshots a peer keeps."""
@@ -109,8 +110,7 @@ class Coordinator:
             run.settings.data.train_digest: run.data.train_path,
             run.settings.data.held_out_digest: run.data.held_out_path,
         }
-        self._followed: dict[int, FollowedStage] = {}
-        """The stages whose results this process has had from the genesis on."""
+        self._followed = Following(run.settings, ledger, self._transport)
         self.justice = Justice(run, self._transport, ledger, emit, self._present, self._followed)
         self._witness = WitnessService(
             run.run_id,
@@ -168,6 +168,7 @@ class Coordinator:
         services = [
             asyncio.ensure_future(self._mend_lost_quorums()),
             asyncio.ensure_future(self.justice.run()),
+            asyncio.ensure_future(self._keep_up()),
         ]
         try:
             for version in due:
@@ -201,6 +202,19 @@ class Coordinator:
             await asyncio.sleep(1.0)
             await asyncio.gather(*(mend(stage, watched) for stage, watched in enumerate(self._watched)))
 
+    async def _keep_up(self) -> None:
+        """Follow the stages also where a result did not come."""
+        while True:
+            await asyncio.sleep(KEEP_UP_S)
+            for stage in list(self._followed):
+                reported = [
+                    (figures.last.version, peer)
+                    for peer, figures in self.progress.peers.items()
+                    if figures.stage == stage and not figures.left and figures.last is not None
+                ]
+                await self._followed.catch_up(stage, reported)
+                self._anchor(StageIndex(stage))
+
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""
         genesis: list[Genesis] = []
@@ -224,6 +238,7 @@ class Coordinator:
     def _take_up(self) -> None:
         """Peers of an earlier process of this host are at work: go on with their run."""
         self._genesis = self._earlier
+        self._followed.take_up()
         self._emit({"event": "recovered", "version": self.progress.done_versions()})
         self._genesis_made.set()
 
@@ -401,9 +416,9 @@ class Coordinator:
         self.progress.first_version = self.run.version
         self._genesis = [self._sign_genesis(stage, start) for stage, start in enumerate(self._stages)]
         for genesis in self._genesis:
-            self._followed[genesis.stage] = FollowedStage(genesis, self.run.settings)
+            followed = self._followed.begin(genesis)
             found = _named_digest(self._stages[genesis.stage], genesis.name)
-            self.justice.anchor_genesis(genesis.stage, self._followed[genesis.stage], found)
+            self.justice.anchor_genesis(genesis.stage, followed, found)
             self._ledger.append("genesis", genesis.to_value())
         self._emit({"event": "genesis", "version": self.run.version})
         self._genesis_made.set()
@@ -472,10 +487,8 @@ class Coordinator:
         roster = result.roster
         if roster.run_id != self.run.run_id or not verify(result.leader, result.signed_bytes(), result.signature):
             raise RemoteError("signature", "the result is not signed by its leader", sender)
-        followed = self._followed.get(roster.stage)
-        if followed is not None:
-            followed.take(result)
-            self._anchor(roster.stage)
+        self._followed.take(result)
+        self._anchor(roster.stage)
         before = self.progress.done_versions()
         if not self.progress.take_result(result):
             return Message()

@@ -4,7 +4,7 @@ from swarm.core.contribution import Result, Roster
 from swarm.core.ids import Version
 from swarm.core.round_facts import RoundFacts
 from swarm.core.settings import RunSettings
-from swarm.core.stage_chain import Genesis, StageChain
+from swarm.core.stage_chain import StageChain
 from swarm.identity import verify
 
 MAX_EARLY = 64
@@ -14,12 +14,12 @@ KEPT_ROSTERS = 16
 
 
 class FollowedStage:
-    """The chain of one stage from its genesis on, and as it was at the versions of the last snapshots."""
+    """The chain of one stage from one that is certified on, and as it was at the versions of the last snapshots."""
 
-    def __init__(self, genesis: Genesis, settings: RunSettings) -> None:
+    def __init__(self, chain: StageChain, settings: RunSettings) -> None:
         self._settings = settings
         self._early: dict[int, Result] = {}
-        self.chain = StageChain.begin(genesis, settings)
+        self.chain = chain
         self._kept: dict[int, StageChain] = {int(self.chain.version): self.chain}
         self._rosters: dict[int, Roster] = {}
 

@@ -19,13 +19,15 @@ from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId
+from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
+from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
-RESULTS, JOIN = "results", "join"
-MAX_RESULTS_PER_CALL = 4
+JOIN = "join"
+"""{ticket} -> {member}: a peer that has caught up asks to be put on the next roster of its stage."""
 LONGEST_WAIT_S = 5.0
 
 
@@ -48,6 +50,7 @@ class StateDonor:
         """Results from a version on, at most a few; waits for the next one if the caller is up to date."""
         fields = Fields("results request", request.meta)
         start, wait_s = fields.integer("from"), min(fields.number("wait_s"), LONGEST_WAIT_S)
+        with_bodies = fields.boolean("bodies")
         rounds = self._rounds
         if start >= rounds.version and not rounds.is_over:
             await rounds.wait_for_version(start + 1, timeout_s=wait_s)
@@ -59,8 +62,9 @@ class StateDonor:
             if held is None:
                 break
             values.append(held[0].to_value())
-            sizes.append([len(body) for body in held[1]])
-            bodies += held[1]
+            if with_bodies:
+                sizes.append([len(body) for body in held[1]])
+                bodies += held[1]
         oldest = min(rounds.results, default=int(rounds.version))
         meta: dict[str, Value] = {"version": rounds.version, "oldest": oldest, "results": values, "sizes": sizes}
         return Message(meta, b"".join(bodies))
@@ -87,8 +91,12 @@ class StateDonor:
         return Message({}, await asyncio.to_thread(snapshot.chunk, index))
 
     async def _on_join(self, sender: PeerId, request: Message) -> Message:
-        """A caught-up peer asks to be put on the next roster."""
-        rounds = self._rounds
+        rounds, fields = self._rounds, Fields("join request", request.meta)
+        ticket = Ticket.from_value(fields.message("ticket"))
+        fields.done()
+        ticket.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
+        if ticket.peer_id != sender or ticket.stage != rounds.chain.stage:
+            raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         limit = rounds.settings.limits.max_peers_per_stage
         if sender in rounds.chain.members:
             return Message({"member": True})
@@ -106,9 +114,11 @@ class CatchUp:
         rounds: StageRounds,
         transport: Transport,
         peers_of_stage: Callable[[], set[PeerId]],
+        ticket: Ticket,
         rng: random.Random,
     ) -> None:
         self._rounds = rounds
+        self._ticket = ticket
         self._transport = transport
         self._peers_of_stage = peers_of_stage
         self._rng = rng
@@ -155,7 +165,7 @@ class CatchUp:
         reply = await self._transport.call(
             donor,
             RESULTS,
-            Message({"from": int(started_at), "wait_s": wait_s}),
+            Message({"from": int(started_at), "wait_s": wait_s, "bodies": True}),
             timeout_s=rounds.settings.deadlines.call_s + wait_s,
             max_body_bytes=MAX_RESULTS_PER_CALL * (layout_bytes + (1 << 20)),
         )
@@ -208,9 +218,10 @@ class CatchUp:
     async def _ask_to_join(self) -> None:
         asked = sorted((set(self._rounds.chain.members) | self._peers_of_stage()) - {self._me})
         call_s = self._rounds.settings.deadlines.call_s
+        request = Message({"ticket": self._ticket.to_value()})
 
         async def ask(peer: PeerId) -> None:
             with contextlib.suppress(TransientError, RemoteError):
-                await self._transport.call(peer, JOIN, Message(), timeout_s=call_s, max_body_bytes=0)
+                await self._transport.call(peer, JOIN, request, timeout_s=call_s, max_body_bytes=0)
 
         await asyncio.gather(*(ask(peer) for peer in asked))

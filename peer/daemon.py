@@ -496,7 +496,7 @@ class PeerDaemon:
         neighbours.serve()
         if source is not None:
             source.serve(self.transport)
-        catch_up = CatchUp(rounds, self.transport, lambda: neighbours.of_stage(stage), self._rng)
+        catch_up = CatchUp(rounds, self.transport, lambda: neighbours.of_stage(stage), ticket, self._rng)
         with contextlib.suppress(TransientError):  # announced again soon
             await neighbours.announce_once()
         log.info(

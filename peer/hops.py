@@ -154,6 +154,8 @@ class HopServer:
             raise Refused("busy", "this peer is not a member of its stage yet")
         if not self._replica.accepts(step):
             raise Refused("closed", f"step {step} is closed here")
+        if not self._replica.can_compute(step):
+            raise Refused("behind", f"version {gate.version} was loaded here: step {step} needs the next one")
 
     async def _serve_admitted(
         self, sender: PeerId, birth: BirthRecord, header: HopHeader, body: bytes | bytearray | memoryview

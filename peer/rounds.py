@@ -339,9 +339,11 @@ class StageRounds:
         state = await self.step_state(step)
         if sender not in self.chain.members and int(step) == self.chain.version:
             raise RemoteError("standing", f"{sender} is no member of stage {self.chain.stage}", sender)
+        if sender not in self.chain.members and sender not in self.joining:
+            raise TransientError(f"{sender[-6:]} is not known here as a member after step {self.chain.version}")
         if state.leader != self.me:
             await self._take_over(state, view)
-        self.joining.update(joins)
+        self.joining.update(joins[: max(0, self.settings.limits.max_peers_per_stage - len(self.joining))])
         self._gone.pop(sender, None)
         granted, exhausted = self._take_report(state, sender, report)
         return Message({"granted": granted, "exhausted": exhausted, "over": False})

@@ -18,6 +18,10 @@ GENESIS = "genesis"
 """{stage, ready, wait_s} -> {genesis | None, waiting_for}: where the stage begins, once enough peers are ready."""
 FILE = "file"
 """{digest, offset} -> body: a piece of one of the run's files."""
+RESULTS = "results"
+"""To a peer: {from, wait_s, bodies} -> {version, oldest, results, sizes}, body: its stage's certified results from a
+version on, a few at most; with `bodies` the encoded parts too, end to end."""
+MAX_RESULTS_PER_CALL = 4
 REPORT = "report"
 """{report} -> {wants_result}: what a peer did in a step; figures for people."""
 RESULT = "result"

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from bootstrap.followed_stage import FollowedStage
+from bootstrap.following import Following
 from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.run_folder import PreparedRun, RunFolder
@@ -22,9 +23,9 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
-from swarm.core.settings import AuditSettings
-from swarm.core.stage_chain import Genesis
-from swarm.host_protocol import ACCUSE, EXHIBIT, OWED, PARDON, QUARANTINE, SignedRun
+from swarm.core.settings import AuditSettings, CheckpointSettings, RunSettings
+from swarm.core.stage_chain import Genesis, StageChain
+from swarm.host_protocol import ACCUSE, EXHIBIT, MAX_RESULTS_PER_CALL, OWED, PARDON, QUARANTINE, RESULTS, SignedRun
 from swarm.identity import Identity
 from swarm.manifest_value import run_id, settings_bytes
 from swarm.network.memory import MemoryNetwork, MemoryTransport
@@ -157,7 +158,9 @@ class Court:
         self.start_target()
         for name, identity in zip(SEEDS, peers, strict=True):
             self.justice.admit(identity.peer_id, STAGE, self.chains[name].end)
-        self.followed[STAGE] = stage = FollowedStage(self.past.genesis, self.prepared.settings)
+        self.followed[STAGE] = stage = FollowedStage(
+            StageChain.begin(self.past.genesis, self.prepared.settings), self.prepared.settings
+        )
         for done in self.past.rounds:
             stage.take(done.result)
 
@@ -434,3 +437,46 @@ def test_a_peer_that_withholds_is_quarantined_and_the_others_train_on(tmp_path: 
     assert report["steps"] == 10
     assert {"signature", "digest", "malformed"}.isdisjoint(report["screens"]), report["screens"]
     assert liar not in report["state_digests"]["1"]
+
+
+def test_a_host_that_was_away_follows_on_from_what_it_wrote_down(past: Past6, tmp_path: Path) -> None:
+    settings = replace(past.prepared(tmp_path).settings, checkpoint=CheckpointSettings(every_steps=2, snapshot_every=2))
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    network = MemoryNetwork(random.Random(0))
+    results = [done.result for done in past.rounds]
+
+    async def on_results(sender: PeerId, request: Message) -> Message:
+        start = Fields("results request", request.meta).integer("from")
+        some: list[Value] = [result.to_value() for result in results[start : start + MAX_RESULTS_PER_CALL]]
+        return Message({"version": len(results), "oldest": 0, "results": some, "sizes": []})
+
+    async def follow() -> None:
+        host, peer = network.transport(witness_identities(1)[0]), network.transport(past.auditor)
+        peer.serve(RESULTS, on_results, max_body_bytes=0)
+        before = Following(settings, ledger, host)
+        ledger.append("genesis", replace(past.genesis, signature=bytes(64)).to_value())
+        before.begin(past.genesis)
+        for result in (*results[:2], results[3]):  # one does not come: what is after it waits
+            before.take(result)
+        assert before[STAGE].version == 2
+        again = Following(settings, ledger, host)
+        again.take_up()
+        assert again[STAGE].version == 2, "what was written down at the version of a snapshot"
+        await again.catch_up(STAGE, [(2, peer.peer_id)])
+        assert again[STAGE].version == 2, "what is under way is waited for"
+        await again.catch_up(STAGE, [(len(results), peer.peer_id)])
+        assert again[STAGE].version == len(results)
+        assert again[STAGE].chain == followed_throughout(past, settings)
+        for transport in (host, peer):
+            await transport.close()
+
+    asyncio.run(follow())
+    ledger.close()
+
+
+def followed_throughout(past: Past6, settings: RunSettings) -> StageChain:
+    """The chain that a host has which missed nothing."""
+    stage = FollowedStage(StageChain.begin(past.genesis, settings), settings)
+    for done in past.rounds:
+        stage.take(done.result)
+    return stage.chain
