@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 from swarm.core.errors import TransientError
@@ -15,6 +16,7 @@ log = logging.getLogger(__name__)
 
 ACCUSE_S = 60.0
 MAX_ACCUSE_TRIES = 5
+AGAIN_AFTER_S = 120.0
 
 
 class Case(Protocol):
@@ -27,13 +29,17 @@ class Case(Protocol):
 
 
 class Accuser:
-    """Accuses peers, each once."""
+    """Accuses peers, each once in a while: the host may dismiss what was brought, and there may be more."""
 
     def __init__(self, transport: Transport, coordinator: PeerId, signed_run: SignedRun) -> None:
         self._transport = transport
         self._coordinator = coordinator
         self._signed_run = signed_run
-        self.accused: set[PeerId] = set()
+        self._accused_at: dict[PeerId, float] = {}
+
+    def has_accused(self, peer: PeerId) -> bool:
+        """Whether the peer was accused from here lately: its judgement is not to be hurried by more of the same."""
+        return time.monotonic() < self._accused_at.get(peer, -AGAIN_AFTER_S) + AGAIN_AFTER_S
 
     async def accuse_of_both(self, one: Statement, other: Statement) -> None:
         """Two statements of one peer, each checked by itself: if they contradict each other."""
@@ -44,9 +50,9 @@ class Accuser:
 
     async def accuse(self, case: Case) -> None:
         """Raises TransientError if the host cannot be reached: then it may be done again."""
-        if case.accused in self.accused:
+        if self.has_accused(case.accused):
             return
-        self.accused.add(case.accused)
+        self._accused_at[case.accused] = time.monotonic()
         try:
             body = await asyncio.to_thread(lambda: case.to_evidence(self._signed_run).to_bytes())
             for left in range(MAX_ACCUSE_TRIES - 1, -1, -1):
@@ -60,5 +66,5 @@ class Accuser:
                         raise
                     await asyncio.sleep(1.0)
         except BaseException:
-            self.accused.discard(case.accused)
+            self._accused_at.pop(case.accused, None)
             raise

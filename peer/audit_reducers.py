@@ -101,7 +101,7 @@ class ReducerAuditor:
             if not await rounds.wait_for_version(step + REVEALED_AFTER, timeout_s=settings.deadlines.step_s):
                 continue
             self._due.popleft()
-            if rounds.version > step + settings.audits.retained_versions or reducer in self.accuser.accused:
+            if rounds.version > step + settings.audits.retained_versions or self.accuser.has_accused(reducer):
                 self.counters.skipped += 1
                 continue
             try:

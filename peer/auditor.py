@@ -138,9 +138,8 @@ class Auditor:
             if not await self.rounds.wait_for_version(step + REVEALED_AFTER, timeout_s=settings.deadlines.step_s):
                 self._due.appendleft(due)
                 continue
-            if (
-                self.rounds.version > step + settings.audits.retained_versions
-                or due.contribution.peer_id in self.accuser.accused
+            if self.rounds.version > step + settings.audits.retained_versions or self.accuser.has_accused(
+                due.contribution.peer_id
             ):
                 self.counters.skipped += 1
                 continue

@@ -74,7 +74,7 @@ def test_statement_that_is_signed_twice_is_no_contradiction() -> None:
     accuser = Accuser(cast(Transport, SimpleNamespace()), PeerId("host"), cast(Any, None))
     made = contribution(facts_and_rounds(3)[0].members[0])
     asyncio.run(accuser.accuse_of_both(made, replace(made, signature=bytes(64))))
-    assert accuser.accused == set()
+    assert not accuser.has_accused(made.peer_id)
 
 
 class TwoFaced:
