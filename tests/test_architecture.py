@@ -130,7 +130,8 @@ def _uses(path: str, node: ast.AST) -> Iterator[str]:
         k.arg == "allow_pickle" and not (isinstance(k.value, ast.Constant) and not k.value.value) for k in node.keywords
     ):
         yield "allow_pickle unpickles"
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "import_module" and path != "swarm/cli.py":
+    by_name = isinstance(node.func, ast.Attribute) and node.func.attr == "import_module"
+    if by_name and path != "swarm/cli.py" and room != "tests":  # tests may import everything
         yield "imports by name, where no arrow shows"
     if _is_pure(path) and ast.unparse(node.func) in {"random.Random", "Random"} and not node.args and not node.keywords:
         yield "pure code seeds random.Random from the system"
