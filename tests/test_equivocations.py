@@ -116,7 +116,7 @@ def test_equivocating_peer_is_banned_in_a_running_swarm(tmp_path: Path) -> None:
             def banned() -> list[dict[str, Any]]:
                 return [event for event in swarm.events if event["event"] == "banned"]
 
-            await swarm.until(lambda: bool(banned()))
+            await swarm.until(lambda: bool(banned()), timeout_s=90.0)
             return banned()[0], swarm.run.run_key.peer_id
 
     found, run_key = asyncio.run(train())

@@ -55,8 +55,8 @@ def test_a_wrong_reducer_is_banned_and_the_others_go_on(tmp_path: Path, trust: s
 
     async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
         async with swarm_in_process(manifest, tmp_path, peers=(3, 3), attacks={(1, 2): "wrong_reducer@2"}) as swarm:
-            await swarm.until(lambda: bool(events(swarm, "banned")))
-            await swarm.until_version(swarm.coordinator.progress.done_versions() + 2)
+            await swarm.until(lambda: bool(events(swarm, "banned")), timeout_s=90.0)
+            await swarm.until_version(swarm.coordinator.progress.done_versions() + 2, timeout_s=60.0)
             return swarm, events(swarm, "banned")[0]
 
     swarm, banned = asyncio.run(train())
