@@ -35,7 +35,7 @@ from swarm.identity import Identity
 from swarm.manifest_value import run_id, settings_bytes
 from tests import exhibits
 from tests.exhibits import Done, SmallRun, small_settings
-from tests.round_members import resigned, roster_of, signed, vote_by
+from tests.round_members import resigned, vote_by
 from tests.round_world import identity_of, run_key
 from verification.anchor import Anchor
 from verification.evidence import MAGIC, SUFFIX, Bytes, Evidence
@@ -217,12 +217,6 @@ def _vote(world: World, value: bytes) -> CastVote:
     return CastVote.of(facts.election, "result", 3, value, vote, None)
 
 
-def _rosters(world: World) -> Equivocation:
-    facts = world.rounds[1].chain.facts(num_parts=1, phase_s=1.0, max_tokens=99)
-    one = roster_of(facts, commits=world.rounds[1].contributions)
-    return Equivocation(one=one, other=signed(replace(one, reason="another")))
-
-
 def guilty_cases(world: World) -> Makers:
     """Evidence of every kind, against who did it."""
     lying_reduction, inputs = world.reduction()
@@ -239,7 +233,6 @@ def guilty_cases(world: World) -> Makers:
     return {
         "two contributions": lambda: _equivocation(world).to_evidence(run),
         "two votes": lambda: Equivocation(one=_vote(world, bytes(32)), other=_vote(world, b"1" * 32)).to_evidence(run),
-        "two rosters": lambda: _rosters(world).to_evidence(run),
         "two reductions": lambda: Equivocation(one=world.reduction()[0], other=lying_reduction).to_evidence(run),
         "two activations": lambda: _two_activations(world, 0.5).to_evidence(run),
         "undecodable part": lambda: ProtocolViolation(
@@ -281,7 +274,6 @@ def honest_cases(world: World) -> Makers:
 GUILTY = (
     "two contributions",
     "two votes",
-    "two rosters",
     "two reductions",
     "two activations",
     "undecodable part",

@@ -3,11 +3,11 @@
 Signatures alone show it, but for activations: computed twice they may differ by rounding, so both bodies come along.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from swarm.core.canonical import Value, signed_bytes
-from swarm.core.contribution import Contribution, Roster
+from swarm.core.contribution import Contribution
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
@@ -90,10 +90,11 @@ class CastVote:
         return made
 
 
-Statement: TypeAlias = Contribution | Roster | Reduction | CastVote | HopHeader
+Statement: TypeAlias = Contribution | Reduction | CastVote | HopHeader
+"""Rosters are not among them: a leader that is started again may honestly propose another in the same view."""
 
-_STATEMENTS: dict[str, type[Contribution] | type[Roster] | type[Reduction] | type[CastVote] | type[HopHeader]] = {
-    made.DOMAIN: made for made in (Contribution, Roster, Reduction, CastVote, HopHeader)
+_STATEMENTS: dict[str, type[Contribution] | type[Reduction] | type[CastVote] | type[HopHeader]] = {
+    made.DOMAIN: made for made in (Contribution, Reduction, CastVote, HopHeader)
 }
 
 
@@ -133,8 +134,7 @@ class Equivocation:
 
     def to_evidence(self, run: SignedRun) -> Evidence:
         one = self.one
-        bare = [replace(made, certificate=None) if isinstance(made, Roster) else made for made in (one, self.other)]
-        facts: Value = {"of": one.DOMAIN, "one": bare[0].to_value(), "other": bare[1].to_value()}
+        facts: Value = {"of": one.DOMAIN, "one": one.to_value(), "other": self.other.to_value()}
         return Evidence(
             kind=self.KIND,
             accused=self.accused,
@@ -155,8 +155,6 @@ class Equivocation:
         read = _STATEMENTS[of].from_value
         made = cls(one=read(fields.message("one")), other=read(fields.message("other")), bodies=evidence.blobs)
         fields.done()
-        if any(isinstance(roster, Roster) and roster.certificate is not None for roster in (made.one, made.other)):
-            raise RemoteError("malformed", "a leader signs for its rosters without their certificates")
         named = [hop.body_digest for hop in (made.one, made.other) if isinstance(hop, HopHeader)]
         if named != list(evidence.blob_digests):
             raise RemoteError("digest", "the bodies are not those that the headers name")
@@ -168,8 +166,6 @@ def maker_of(made: Statement) -> PeerId:
     """Who signs it."""
     if isinstance(made, Contribution):
         return made.peer_id
-    if isinstance(made, Roster):
-        return made.leader
     if isinstance(made, HopHeader):
         return made.producer
     return made.reducer if isinstance(made, Reduction) else made.vote.voter
@@ -188,8 +184,6 @@ def subject_of(made: Statement) -> tuple[object, ...]:
     common = (made.DOMAIN, made.run_id, made.stage, made.step, made.previous_name)
     if isinstance(made, Contribution):
         return common
-    if isinstance(made, Roster):
-        return (*common, made.view, made.revision)
     if isinstance(made, Reduction):
         return (*common, made.part, made.inputs, made.norm_cap)
     return (*common, made.under, made.phase, made.view)
@@ -209,7 +203,6 @@ def _signs(made: Statement) -> bytes:
 
 _PLURALS = {
     Contribution.DOMAIN: "contributions",
-    Roster.DOMAIN: "rosters in one view",
     Reduction.DOMAIN: "reductions of one part from the same inputs",
     CastVote.DOMAIN: "votes in one phase of one view",
     HopHeader.DOMAIN: "activations of one microbatch from the same input",
