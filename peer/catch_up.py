@@ -123,6 +123,8 @@ class CatchUp:
         self._peers_of_stage = peers_of_stage
         self._rng = rng
         self._behind: set[PeerId] = set()
+        self._is_wrong = False
+        """This peer's own state is not the stage's."""
         self._wake = asyncio.Event()
         rounds.on_behind = self.behind
 
@@ -131,11 +133,16 @@ class CatchUp:
         self._behind.add(peer)
         self._wake.set()
 
+    def load_anew(self) -> None:
+        """The state that this peer has is wrong, whatever its version."""
+        self._is_wrong = True
+        self._wake.set()
+
     async def run(self) -> None:
         """Watch for falling behind or off the roster, and mend it, for ever."""
         while True:
             rounds = self._rounds
-            if rounds.is_over or (rounds.is_member and not self._behind):
+            if rounds.is_over or (rounds.is_member and not self._behind and not self._is_wrong):
                 self._wake.clear()
                 await happened(self._wake, within_s=0.5)
                 continue
@@ -146,7 +153,10 @@ class CatchUp:
                 continue
             donor = self._rng.choice(donors)
             try:
-                await self._advance(donor)
+                if self._is_wrong:
+                    await self._load_snapshot(donor)
+                else:
+                    await self._advance(donor)
             except (TransientError, RemoteError, TimeoutError, LocalError) as error:
                 log.info("catching up from %s: %s", donor[-6:], error)
                 await asyncio.sleep(0.25)
@@ -207,9 +217,11 @@ class CatchUp:
         self._rng.shuffle(others)
         # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
         members = own.members if rounds.settings.trust == "public" else self._peers_of_stage() or own.members
-        state, chain = await wanted.fetch([donor, *others], members, newer_than=int(rounds.version))
-        if chain.version <= rounds.version:  # meanwhile
+        newer_than = -1 if self._is_wrong else int(rounds.version)
+        state, chain = await wanted.fetch([donor, *others], members, newer_than=newer_than)
+        if chain.version <= rounds.version and not self._is_wrong:  # meanwhile
             return
+        self._is_wrong = False
         rounds.replica.restore(state)
         rounds.rebase(chain)
         log.info("took version %d in %.1f s", chain.version, time.monotonic() - started)

@@ -35,6 +35,7 @@ from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.source import Source, StepLoss
+from peer.state_check import StateCheck
 from peer.step_state import Applied
 from swarm import PROTOCOL
 from swarm.checkpoint.state import StageState
@@ -510,6 +511,7 @@ class PeerDaemon:
         services = [
             asyncio.ensure_future(neighbours.run()),
             asyncio.ensure_future(catch_up.run()),
+            asyncio.ensure_future(StateCheck(rounds, self._host_id, catch_up.load_anew).run()),
             asyncio.ensure_future(self._send_reports()),
         ]
         if source is not None:

@@ -73,6 +73,11 @@ class SnapshotStore:
     def get(self, version: int) -> Snapshot | None:
         return self._held.get(version)
 
+    def drop(self, version: int) -> None:
+        """What is held of this version and later ones is wrong."""
+        for held in [held for held in self._held if held >= version]:
+            self._held.pop(held).path.unlink(missing_ok=True)
+
     def latest(self) -> Snapshot | None:
         return self._held[max(self._held)] if self._held else None
 
