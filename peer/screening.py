@@ -4,6 +4,7 @@ The run key's verdicts are everyone's; suspicions are this peer's own, and make 
 """
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from verification.standing import Event, StandingTable, Suspicion
 
 log = logging.getLogger(__name__)
 
+MOST_SENDERS = 128
 SCREENED_PART = 8
 """Parts whose index is a multiple of this are screened: a vector that is too long is so nearly everywhere."""
 
@@ -50,15 +52,30 @@ class Screening:
         self._standing = standing
         self._version = version
         self._screens: dict[tuple[ScreenKind, int], NormScreen] = {}
+        self._last: dict[tuple[ScreenKind, int], dict[PeerId, float]] = {}
+        """The last norm that each sender sent, latest senders last."""
         self.tripped: Counter[ScreenKind] = Counter()
         self._values = np.empty(0, dtype=np.float32)
 
     def check(self, kind: ScreenKind, sender: PeerId, norm: float, *, part: int = 0) -> None:
-        """A norm that came from `sender`. Parts of a contribution have an average each. One thread for each kind."""
+        """A norm that came from `sender`. Parts of a contribution have an average each. One thread for each kind.
+
+        Early in a run norms grow tenfold in seconds, at all peers: what is far from the average is suspicious only if
+        it is also far from what the others sent last.
+        """
         screen = self._screens.get((kind, part))
         if screen is None:
             screen = self._screens[kind, part] = NormScreen.of_kind(kind)
+        last = self._last.setdefault((kind, part), {})
+        last.pop(sender, None)
+        others = sorted(last.values())
+        if math.isfinite(norm):
+            last[sender] = norm
+        if len(last) > MOST_SENDERS:
+            del last[next(iter(last))]
         screened = screen.check(norm)
+        if not screened.ok and math.isfinite(norm) and (not others or screen.is_near(norm, others[len(others) // 2])):
+            return
         if not screened.ok:
             self.tripped[kind] += 1
             log.warning("%s from %s: %s", kind, sender, screened.reason)

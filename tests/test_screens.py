@@ -88,6 +88,22 @@ def test_a_contribution_a_thousand_times_too_large_makes_its_maker_suspicious_fo
     assert standing.table.may_train(LIAR), "a screen is no verdict"
 
 
+def test_norms_that_grow_at_all_peers_make_nobody_suspicious_and_one_that_grows_alone_does() -> None:
+    """As activations do in the first steps of a run."""
+    standing, version = KnownStanding(), Version(3)
+    screening = Screening(standing, lambda: version)
+    for number in range(40):
+        for sender in (HONEST, LIAR):
+            screening.check("activation_norm", sender, 3.0 * 1.2**number)
+    assert screening.tripped == {}
+    screening.check("activation_norm", LIAR, 3.0 * 1.2**40 * 100)
+    assert screening.tripped == {"activation_norm": 1}
+    assert standing.budget_factor(LIAR, version) == SUSPICION_FACTOR
+    assert standing.budget_factor(HONEST, version) == 1.0
+    screening.check("activation_norm", HONEST, math.nan)
+    assert standing.budget_factor(HONEST, version) == SUSPICION_FACTOR
+
+
 def test_a_quarantined_peer_trains_again_after_its_pardon_and_a_banned_one_never() -> None:
     standing = KnownStanding()
     charge = ("run", LIAR, StageIndex(1), Version(7), "withholding", bytes(32))

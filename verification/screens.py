@@ -49,6 +49,12 @@ class NormScreen:
         """1 before anything was seen."""
         return math.exp(self._log_average)
 
+    def is_near(self, value: float, other: float) -> bool:
+        """Whether the two, both finite, are within the band of each other."""
+        if value <= 0 or other <= 0:
+            return value == other
+        return abs(math.log(value / other)) <= math.log(self.band)
+
     def check(self, value: float) -> Screened:
         """Whether the norm is within the band of those before it. It counts for those after it."""
         if not math.isfinite(value):
