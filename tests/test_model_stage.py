@@ -11,7 +11,7 @@ from torch.nn import functional
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.model import stage as stage_module
-from swarm.model.stage import StageModel, Weights
+from swarm.model.stage import StageModel, Weights, _cross_entropy_gradient
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, stages_of, tiny_model, token_batch, whole_model
 
 SEQUENCE_LENGTH = 40
@@ -258,3 +258,19 @@ def test_stage_is_refused_when_layers_do_not_fit_the_model() -> None:
 def test_gpu_is_asked_for_where_there_is_none() -> None:
     with pytest.raises(SettingsError, match="device = cuda"):
         StageModel(tiny_model("llama", 1), 0, device="cuda")
+
+
+def test_a_memorised_batch_has_an_exact_gradient() -> None:
+    """Its softmax is 1 but for rounding: honest machines would differ by what is left of a difference from 1."""
+    generator = torch.Generator().manual_seed(0)
+    logits_CV = torch.randn(64, 97, generator=generator)
+    targets_C = torch.randint(0, 97, (64,), generator=generator)
+    logits_CV[torch.arange(64), targets_C] += torch.linspace(5.0, 25.0, 64)
+    targets_C[::7] = -100
+    wanted = logits_CV.double().requires_grad_()
+    functional.cross_entropy(wanted, targets_C, reduction="sum").backward()
+    assert wanted.grad is not None
+    found = _cross_entropy_gradient(logits_CV, targets_C)
+    assert bool((found[targets_C == -100] == 0).all())
+    away = (found - wanted.grad).norm(dim=-1) / wanted.grad.norm(dim=-1).clamp(min=1e-30)
+    assert float(away.max()) < 1e-5

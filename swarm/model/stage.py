@@ -227,9 +227,10 @@ class StageModel:
         for y_CD, targets_C in self._chunks(y_BLD.detach(), targets_N):
             leaf_CD = y_CD.requires_grad_()
             with torch.enable_grad():
-                loss = self._chunk_loss(leaf_CD, head_VD, targets_C)
-            grad_y_CD, grad_chunk_VD = torch.autograd.grad(loss, (leaf_CD, head_VD))
-            losses.append(loss.detach())
+                logits_CV = self._logits(leaf_CD, head_VD)
+            losses.append(_cross_entropy(logits_CV.detach(), targets_C))
+            grad_logits_CV = _cross_entropy_gradient(logits_CV.detach(), targets_C)
+            grad_y_CD, grad_chunk_VD = torch.autograd.grad(logits_CV, (leaf_CD, head_VD), grad_logits_CV)
             grads_y_CD.append(grad_y_CD)
             grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.add_(grad_chunk_VD)
         assert grad_head_VD is not None
@@ -241,9 +242,13 @@ class StageModel:
         return list(zip(torch.split(y_ND, self._chunk_tokens), torch.split(targets_N, self._chunk_tokens), strict=True))
 
     def _chunk_loss(self, y_CD: torch.Tensor, head_VD: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+        return _cross_entropy(self._logits(y_CD, head_VD), targets_C)
+
+    def _logits(self, y_CD: torch.Tensor, head_VD: torch.Tensor) -> torch.Tensor:
+        """fp32 (C, V)."""
         with self._autocast():
             logits_CV = functional.linear(y_CD, head_VD)
-        return functional.cross_entropy(logits_CV.float(), targets_C, ignore_index=IGNORED_TARGET, reduction="sum")
+        return logits_CV.float()
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16)
@@ -297,6 +302,23 @@ def _bound(module: nn.Module, prefix: str, parameters: dict[str, nn.Parameter]) 
     }
     result: nn.Module = bound
     return result
+
+
+def _cross_entropy(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits_CV, targets_C, ignore_index=IGNORED_TARGET, reduction="sum")
+
+
+def _cross_entropy_gradient(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+    """Of the sum of cross-entropies: softmax minus one-hot, where the target's own is minus the sum of the others.
+
+    As a difference from 1 it is mere rounding once a batch is memorised, and honest machines differ by 1e-3.
+    """
+    gradient_CV = torch.softmax(logits_CV, dim=-1)
+    counted_C = targets_C != IGNORED_TARGET
+    at_C1 = targets_C.clamp(min=0).unsqueeze(-1)
+    gradient_CV.scatter_(-1, at_C1, 0.0)
+    gradient_CV.scatter_(-1, at_C1, -gradient_CV.sum(dim=-1, keepdim=True))
+    return gradient_CV.mul_(counted_C.unsqueeze(-1))
 
 
 def _num_counted(targets_N: torch.Tensor) -> int:
