@@ -22,6 +22,7 @@ VERBS = {
     "demo": ("bootstrap.demo.command", "Train a small model with a swarm on this machine."),
     "export": ("swarm.commands.export", "Turn a checkpoint into a Hugging Face model folder."),
     "generate": ("swarm.commands.generate", "Continue a prompt with a Hugging Face model folder."),
+    "calibrate": ("swarm.commands.calibrate", "Measure how far this machine's honest results spread."),
     "evidence": ("swarm.commands.evidence", "List, show and verify evidence of misbehaviour."),
 }
 

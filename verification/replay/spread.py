@@ -1,0 +1,362 @@
+"""This is where a machine's honest spread is measured: the same work, computed in every way that honest peers may.
+
+A small model of two stages is computed forward and backward with each instruction set, number of threads and split of
+the batch; what each would have sent is encoded, decoded and compared with what every other would have, as audits do.
+Fresh weights, a memorised batch (loss near 0, so that gradients are small differences) and weights with outlier
+dimensions, which real checkpoints have, take turns.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from swarm.averaging.activations import activation_codec
+from swarm.averaging.codecs import leaves_residual, vector_codec
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, ModelSettings
+from swarm.model.families import canonical_config_json
+from swarm.model.initial import initial_weights
+from swarm.model.stage import StageModel
+from verification.tolerance import Bounds, Kind, bounds_for, relative_error
+
+Floats: TypeAlias = NDArray[np.float32]
+Dtype = Literal["fp32", "bf16"]
+Scene = Literal["fresh", "memorised", "outliers"]
+
+SCENES: tuple[Scene, ...] = get_args(Scene)
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+ACTIVATION_CODECS: tuple[ActivationCodecName, ...] = get_args(ActivationCodecName)
+CONTRIBUTION_CODECS = tuple(name for name in get_args(AveragingCodecName) if not leaves_residual(name))
+"""Of those that can be replayed."""
+THREADS = (1, 2, 4)
+SPLITS = (1, 2)
+"""Into so many pieces the batch is cut."""
+SAMPLES, TOKENS, VOCABULARY = 4, 64, 512
+OUTLIERS, OUTLIER_FACTOR = 4, 60.0
+"""So many hidden dimensions of the embedding are so many times as large."""
+MEMORISED_LOSS = 1e-4
+"""Nats a token."""
+SEED = bytes(32)
+
+
+def model_settings(dtype: Dtype) -> ModelSettings:
+    """A stage of two layers with the embedding, and one with the head."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": TOKENS,
+    }
+    return ModelSettings(config_json=canonical_config_json(config), stage_layers=((0, 2), (2, 4)), compute_dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to compute."""
+
+    instructions: str
+    """Name of an instruction set."""
+    threads: int
+    splits: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """One microbatch at both stages, as bytes on the wire would have brought it."""
+
+    scene: Scene
+    tokens_BL: NDArray[np.int64]
+    targets_BL: NDArray[np.int64]
+    x_BLD: Floats
+    """Of the last stage."""
+    grad_y_BLD: Floats
+    """Of the first stage's output."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a peer of each stage makes of it, before it is encoded."""
+
+    y_BLD: Floats
+    grad_x_BLD: Floats
+    gradients: tuple[Floats, Floats]
+    """Of each stage's parameters."""
+
+    @property
+    def arrays(self) -> tuple[Floats, ...]:
+        return (self.y_BLD, self.grad_x_BLD, *self.gradients)
+
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[Floats]) -> "Outcome":
+        y_BLD, grad_x_BLD, first, last = arrays
+        return cls(y_BLD, grad_x_BLD, (first, last))
+
+
+Weights: TypeAlias = tuple[Floats, Floats]
+
+
+class Bench:
+    """The two stages in one compute dtype, on this thread's settings of PyTorch."""
+
+    def __init__(self, dtype: Dtype) -> None:
+        self.stages = [StageModel(model_settings(dtype), stage) for stage in (0, 1)]
+
+    def compute(self, weights: Weights, work: Work, setting: Setting) -> Outcome:
+        """As a peer with so many threads, which cuts the batch so."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(setting.threads)
+        try:
+            return self._compute(weights, work, setting.splits)
+        finally:
+            torch.set_num_threads(before)
+
+    def _compute(self, weights: Weights, work: Work, splits: int) -> Outcome:
+        first, last = self.stages
+        of_first, of_last = (stage.weights(flat) for stage, flat in zip(self.stages, weights, strict=True))
+        sums = [torch.zeros(stage.layout.num_values) for stage in self.stages]
+        ys, grad_xs = [], []
+        for rows in np.array_split(np.arange(SAMPLES), splits):
+            tokens, targets, x, grad_y = (
+                torch.from_numpy(np.ascontiguousarray(part[rows]))
+                for part in (work.tokens_BL, work.targets_BL, work.x_BLD, work.grad_y_BLD)
+            )
+            y, saved = first.forward(of_first, tokens, keep=True)
+            assert saved is not None
+            first.backward(saved, grad_y, sums[0])
+            _, _, saved_loss = last.loss(of_last, x, targets, keep=True)
+            assert saved_loss is not None
+            grad_x = last.loss_backward(saved_loss, sums[1])
+            assert grad_x is not None
+            ys.append(y)
+            grad_xs.append(grad_x)
+        return Outcome.of_arrays([tensor.numpy() for tensor in (torch.cat(ys), torch.cat(grad_xs), *sums)])
+
+
+# -- what there is to compute -----------------------------------------------------------------------------
+
+
+@dataclass
+class Material:
+    """Weights of each scene, the batch that was memorised, and any number of microbatches."""
+
+    weights: dict[Scene, Weights]
+    memorised: tuple[NDArray[np.int64], NDArray[np.int64]]
+    _bench: Bench = field(default_factory=lambda: Bench("fp32"))
+
+    @classmethod
+    def make(cls, *, scenes: Sequence[Scene] = SCENES) -> "Material":
+        """The same on every machine but for the memorised weights, which are trained here."""
+        first, last = initial_weights(model_settings("fp32"), 0, None)
+        bench = Bench("fp32")
+        batch = _batch(np.random.default_rng(1))
+        weights: dict[Scene, Weights] = {"fresh": (first, last)}
+        if "outliers" in scenes:
+            weights["outliers"] = (_with_outliers(bench.stages[0], first), last)
+        if "memorised" in scenes:
+            weights["memorised"] = _memorised(bench, (first, last), batch)
+        return cls(weights, batch, bench)
+
+    def work(self, number: int, scenes: Sequence[Scene] = SCENES) -> Work:
+        """Microbatch `number`: fp32, from one thread's forward and backward, through int8 on the wire."""
+        scene = scenes[number % len(scenes)]
+        rng = np.random.default_rng([2, number])
+        tokens_BL, targets_BL = self.memorised if scene == "memorised" else _batch(rng)
+        if scene == "memorised":  # the memorised samples in another order: so it stays so
+            order = rng.permutation(SAMPLES)
+            tokens_BL, targets_BL = tokens_BL[order], targets_BL[order]
+        wire = activation_codec("int8")
+        first, last = self._bench.stages
+        of_first, of_last = (
+            stage.weights(flat) for stage, flat in zip(self._bench.stages, self.weights[scene], strict=True)
+        )
+        y, _ = first.forward(of_first, torch.from_numpy(tokens_BL), keep=False)
+        shape = (SAMPLES, TOKENS, first.hidden_size)
+        x = wire.decode(wire.encode(y), shape)
+        _, _, saved = last.loss(of_last, x, torch.from_numpy(targets_BL), keep=True)
+        assert saved is not None
+        grad_x = last.loss_backward(saved, torch.zeros(last.layout.num_values))
+        assert grad_x is not None
+        return Work(scene, tokens_BL, targets_BL, x.numpy(), wire.decode(wire.encode(grad_x), shape).numpy())
+
+
+def _batch(rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ids = rng.integers(0, VOCABULARY, (SAMPLES, TOKENS + 1))
+    return np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
+
+
+def _with_outliers(stage: StageModel, flat: Floats) -> Floats:
+    made = flat.copy()
+    views = stage.layout.views(torch.from_numpy(made))
+    name = next(name for name in views if "embed_tokens" in name)
+    views[name][:, :OUTLIERS] *= OUTLIER_FACTOR
+    return made
+
+
+def _memorised(bench: Bench, weights: Weights, batch: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Weights:
+    """Adam on one batch, until the loss is near 0."""
+    tokens, targets = (torch.from_numpy(part) for part in batch)
+    first, last = bench.stages
+    flats = [torch.from_numpy(flat.copy()) for flat in weights]
+    means, squares = ([torch.zeros_like(flat) for flat in flats] for _ in range(2))
+    for step in range(1, 400):
+        of_first, of_last = first.weights(flats[0].numpy()), last.weights(flats[1].numpy())
+        sums = [torch.zeros_like(flat) for flat in flats]
+        y, saved = first.forward(of_first, tokens, keep=True)
+        loss, num_targets, saved_loss = last.loss(of_last, y, targets, keep=True)
+        assert saved is not None
+        assert saved_loss is not None
+        if loss / num_targets < MEMORISED_LOSS:
+            break
+        grad_x = last.loss_backward(saved_loss, sums[1])
+        assert grad_x is not None
+        first.backward(saved, grad_x, sums[0])
+        for flat, mean, square, total in zip(flats, means, squares, sums, strict=True):
+            gradient = total / num_targets
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient * gradient, 0.05)
+            rate = 3e-3 / (1 - 0.9**step)
+            flat -= rate * mean / ((square / (1 - 0.95**step)).sqrt() + 1e-8)
+    return flats[0].numpy(), flats[1].numpy()
+
+
+# -- what was measured ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compute dtype, codec on the wire, and what it carries."""
+
+    dtype: str
+    codec: str
+    kind: str
+    """activation, gradient or contribution."""
+    comparisons: int
+    differing: int
+    """Those that were not equal to the last bit."""
+    largest: float
+    high: float
+    """The error that 99.9 % do not exceed."""
+    fraud: float
+    """Bound past which a claim is fraud."""
+    exceeded: int
+    report_only: bool
+
+    @property
+    def share(self) -> float:
+        """Of the fraud bound, that the largest error is."""
+        return self.largest / self.fraud
+
+    @property
+    def false_alarm(self) -> float | None:
+        """Upper bound at 95 % on the probability of a false alarm, by the rule of three; None if one was raised."""
+        return 3.0 / self.comparisons if self.comparisons and not self.exceeded else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "share": self.share, "false_alarm": self.false_alarm}
+
+
+class Tally:
+    """All comparisons of one row."""
+
+    def __init__(self, dtype: str, codec: str, kind: str, bounds: Bounds) -> None:
+        self._named = (dtype, codec, kind)
+        self._bounds = bounds
+        self._equal = 0
+        self._errors: list[float] = []
+        self._heavy: list[int] = []
+
+    def add(self, tensors: Iterable[Floats]) -> None:
+        """Compare each with every other, as decoded from the wire."""
+        counts: Counter[bytes] = Counter()
+        distinct: dict[bytes, Floats] = {}
+        for tensor in tensors:
+            found = tensor.tobytes()
+            counts[found] += 1
+            distinct.setdefault(found, tensor)
+        self._equal += sum(count * (count - 1) // 2 for count in counts.values())
+        for one, other in itertools.combinations(distinct, 2):
+            error = max(relative_error(distinct[one], distinct[other]), relative_error(distinct[other], distinct[one]))
+            self._errors.append(error)
+            self._heavy.append(counts[one] * counts[other])
+
+    @property
+    def comparisons(self) -> int:
+        return self._equal + sum(self._heavy)
+
+    def row(self) -> Row:
+        fraud = self._bounds.fraud
+        return Row(
+            *self._named,
+            comparisons=self.comparisons,
+            differing=sum(self._heavy),
+            largest=max(self._errors, default=0.0),
+            high=self._quantile(0.999),
+            fraud=fraud,
+            exceeded=sum(count for error, count in zip(self._errors, self._heavy, strict=True) if error > fraud),
+            report_only=self._bounds.report_only,
+        )
+
+    def _quantile(self, share: float) -> float:
+        rank = math.ceil(share * self.comparisons) - self._equal
+        for error, count in sorted(zip(self._errors, self._heavy, strict=True)):
+            if rank <= 0:
+                break
+            rank -= count
+            if rank <= 0:
+                return error
+        return 0.0
+
+
+class Spread:
+    """The tallies of every compute dtype, codec and kind."""
+
+    def __init__(self, dtypes: Sequence[Dtype] = DTYPES) -> None:
+        self._tallies: dict[tuple[str, str, str], Tally] = {}
+        for dtype in dtypes:
+            for kind in ("activation", "gradient", "contribution"):
+                for codec in CONTRIBUTION_CODECS if kind == "contribution" else ACTIVATION_CODECS:
+                    graded_as: Kind = "activation" if kind == "activation" else "gradient"
+                    bounds = bounds_for(dtype, codec, graded_as)
+                    self._tallies[dtype, codec, kind] = Tally(dtype, codec, kind, bounds)
+
+    def add(self, dtype: Dtype, outcomes: Sequence[Outcome], *, stage: int) -> None:
+        """One microbatch as each setting has computed it; contributions are of this stage."""
+        for codec in ACTIVATION_CODECS:
+            wire = activation_codec(codec)
+            for kind, tensors in (
+                ("activation", [outcome.y_BLD for outcome in outcomes]),
+                ("gradient", [outcome.grad_x_BLD for outcome in outcomes]),
+            ):
+                shape = (SAMPLES, TOKENS, tensors[0].shape[-1])
+                sent = (wire.decode(wire.encode(torch.from_numpy(tensor)), shape).numpy() for tensor in tensors)
+                self._tallies[dtype, codec, kind].add(sent)
+        for name in CONTRIBUTION_CODECS:
+            self._tallies[dtype, name, "contribution"].add(
+                _contributed(name, outcome.gradients[stage]) for outcome in outcomes
+            )
+
+    @property
+    def audits(self) -> int:
+        """Comparisons in each row, at least."""
+        return min(tally.comparisons for tally in self._tallies.values())
+
+    def rows(self) -> list[Row]:
+        return [tally.row() for tally in self._tallies.values()]
+
+
+def _contributed(name: AveragingCodecName, gradient: Floats) -> Floats:
+    codec = vector_codec(name)
+    mean = gradient / np.float32(SAMPLES * TOKENS)
+    decoded = np.empty_like(mean)
+    codec.decode(codec.encode(mean, seed=SEED), decoded)
+    return decoded
