@@ -22,14 +22,14 @@ from swarm.network import processes
 from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.processes import P2PDaemon, runtime_root, sweep
 
+pytestmark = pytest.mark.processes
+
 ARGUMENTS = ["-hostAddrs=/ip4/127.0.0.1/tcp/0", "-b=0"]
 
 DAEMON = """
 import asyncio, sys
 from swarm.identity import Identity
 from swarm.network.processes import P2PDaemon
-
-pytestmark = pytest.mark.processes
 
 async def main():
     arguments = ["-hostAddrs=/ip4/127.0.0.1/tcp/" + sys.argv[1], "-b=0"]
