@@ -8,6 +8,7 @@ import torch
 
 from swarm.cli import ExitCode
 from swarm.cli import run as run_command
+from swarm.core.errors import LocalError
 from verification.replay import calibration
 from verification.replay.calibration import NATIVE, Plan, measure
 from verification.replay.spread import Bench, Material, Row, Setting, Spread, Tally
@@ -57,22 +58,29 @@ def test_an_error_of_five_percent_is_past_the_bound(material: Material) -> None:
 def test_comparisons_are_counted_by_pairs_and_equal_ones_have_no_error() -> None:
     tally = Tally("fp32", "fp32", "gradient", bounds_for("fp32", "fp32", "gradient"))
     ones = np.ones(10, np.float32)
-    tally.add([ones, ones.copy(), ones * np.float32(1.5)])
+    tally.add([ones, ones.copy(), ones * np.float32(2.0)])
     row = tally.row()
     assert (row.comparisons, row.differing, row.exceeded) == (3, 2, 2)
     assert row.largest == row.high == 0.5
-    assert row.share == 500.0
+    assert row.share == 500.0, "half of the larger, which comes last"
 
 
-def test_an_unconfined_process_of_its_own_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(calibration.LESSER, "same", {})
+def test_a_process_of_its_own_computes_with_each_instruction_set() -> None:
     done: list[int] = []
     plan = Plan(
-        audits=1, dtypes=("fp32",), scenes=("fresh",), instruction_sets=(NATIVE, "same"), threads=(1,), splits=(1,)
+        audits=1, dtypes=("fp32",), scenes=("fresh",), instruction_sets=("baseline",), threads=(1, 2), splits=(1, 2)
     )
     rows = measure(plan, done.append)
     assert done == [1, 2]
-    assert [(row.comparisons, row.differing) for row in rows] == [(2, 0)] * len(rows)
+    assert {row.comparisons for row in rows} == {2 * 6}
+    assert any(row.differing for row in rows)
+    assert all(row.share <= 0.3 for row in rows)
+
+
+def test_a_process_that_ends_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration.sys, "executable", "false")
+    with pytest.raises(LocalError, match="native instructions ended"):
+        measure(Plan(audits=1, dtypes=("fp32",), scenes=("fresh",)))
 
 
 def test_the_command_prints_each_row_and_fails_past_a_bound(

@@ -39,11 +39,14 @@ from verification.replay.spread import (
 
 NATIVE = "native"
 """All that this machine has."""
-LESSER: dict[str, dict[str, str]] = {
-    "baseline": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+INSTRUCTION_SETS: dict[str, dict[str, str]] = {
+    NATIVE: {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"},
+    "baseline": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
 }
-"""Instruction sets by name, and the environment that confines PyTorch, oneDNN and MKL to them."""
+"""By name, with the environment that confines PyTorch, oneDNN and MKL to them."""
+NO_SPINNING = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""More threads than cores are wanted here: they must not wait for one another at full speed."""
 ANSWER_S = 300.0
 STOP_S = 10.0
 
@@ -79,44 +82,39 @@ class Plan:
 def available_instruction_sets() -> tuple[str, ...]:
     """Those that this machine can be confined to, the native one first."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return (NATIVE, *(name for name in LESSER if name == "baseline" or capability.startswith("AVX512")))
+    return tuple(name for name in INSTRUCTION_SETS if name != "avx2" or capability.startswith("AVX512"))
 
 
 def measure(plan: Plan, on_progress: Callable[[int], None] = lambda done: None) -> list[Row]:
     """Compare all settings of the plan; `on_progress` gets the microbatches that are done.
 
-    Raises LocalError if a process of another instruction set fails.
+    Raises LocalError if a process fails.
     """
     material = Material.make(scenes=plan.scenes)
     spread = Spread(plan.dtypes)
-    benches = {dtype: Bench(dtype) for dtype in plan.dtypes}
     with tempfile.TemporaryDirectory(prefix="homeswarm-calibrate-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         for scene, weights in material.weights.items():
             np.savez(folder / f"weights-{scene}.npz", *weights)
-        others = [
+        processes = [
             stack.enter_context(_confined(folder, replace(plan, instruction_sets=(instructions,))))
             for instructions in plan.instruction_sets
-            if instructions != NATIVE
         ]
-        for number in range(plan.num_microbatches):
+
+        def begin(number: int) -> None:
             work = material.work(number, plan.scenes)
             _write_work(folder / "work.npz", work)
-            for other in others:
-                other.begin(work.scene)
-            outcomes: dict[Dtype, list[Outcome]] = {
-                dtype: [
-                    bench.compute(material.weights[work.scene], work, setting)
-                    for setting in plan.settings
-                    if setting.instructions == NATIVE
-                ]
-                for dtype, bench in benches.items()
-            }
-            for other in others:
-                for dtype, found in other.outcomes().items():
-                    outcomes[dtype] += found
-            for dtype, found in outcomes.items():
-                spread.add(dtype, found, stage=number // len(plan.scenes) % 2)
+            for process in processes:
+                process.begin(work.scene)
+
+        begin(0)
+        for number in range(plan.num_microbatches):
+            answers = [process.outcomes() for process in processes]
+            if number + 1 < plan.num_microbatches:
+                begin(number + 1)  # computed there while these are compared here
+            for dtype in plan.dtypes:
+                outcomes = [outcome for answer in answers for outcome in answer[dtype]]
+                spread.add(dtype, outcomes, stage=number // len(plan.scenes) % 2)
             on_progress(number + 1)
     return spread.rows()
 
@@ -162,7 +160,7 @@ def _confined(folder: Path, plan: Plan) -> Iterator[_Confined]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **LESSER[name]},
+        env={**os.environ, **INSTRUCTION_SETS[name], **NO_SPINNING},
     )
     with process:
         try:
