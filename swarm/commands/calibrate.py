@@ -74,5 +74,5 @@ def table_of(rows: "Sequence[Row]") -> Table:
             f"{row.exceeded} raised" if row.false_alarm is None else f"under {row.false_alarm:.1e}",
             style="dim" if row.report_only else None,
         )
-    table.caption = "Dim rows are report-only: nothing is graded as fraud. Bounds on false alarms hold at 95 %."
+    table.caption = "Dim rows are report-only. False alarms: 95 % bounds, as if comparisons were independent."
     return table
