@@ -482,6 +482,7 @@ class PeerDaemon:
             return of_stage != stage or peer in rounds.chain.members or peer in neighbours.of_stage(stage)
 
         neighbours.on_change = peers_changed
+        server.is_before = lambda peer: peer in neighbours.of_stage(stage - 1)
         rounds.neighbours = lambda: neighbours.of_stage(stage - 1) | neighbours.of_stage(stage + 1)
         neighbours.on_lost = rounds.peer_lost
         rounds.on_applied.append(

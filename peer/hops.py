@@ -95,6 +95,8 @@ class HopServer:
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
         self._in_flight = 0
         self.draining = False
+        self.is_before: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer is of the stage before, as far as is known: of others' word on steps nothing follows."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to take microbatches."""
@@ -113,7 +115,7 @@ class HopServer:
             header = HopHeader.from_value(fields.message("header"))
             fields.done()
             check_birth(birth, run_id=self._run_id)
-            await self._admit(birth)
+            await self._admit(sender, birth)
         except Refused as refusal:
             self._counters.refused += 1
             return Message({"status": refusal.status, "reason": str(refusal)})
@@ -128,7 +130,7 @@ class HopServer:
         finally:
             self._in_flight -= 1
 
-    async def _admit(self, birth: BirthRecord) -> None:
+    async def _admit(self, sender: PeerId, birth: BirthRecord) -> None:
         gate, step = self._gate, birth.step
         if self.draining:
             raise Refused("busy", "this peer is leaving")
@@ -144,7 +146,8 @@ class HopServer:
             return
         if birth.kind != "train":
             raise RemoteError("protocol", f"kind {birth.kind} is not served", birth.source)
-        gate.saw_step(step)
+        if self.is_before(sender):
+            gate.saw_step(step)
         if int(step) < gate.version:
             raise Refused("closed", f"step {step} is over here: version {gate.version}")
         oldest = int(step) - self._settings.delay_at(step)

@@ -53,8 +53,8 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
     ("stage", "attack", "hop", "contribution"),
     [
         (1, "sign_flip@3", 0.0, 8.0),
-        (0, "activation_noise@3", 8.0, 0.0),
-        (1, "gradient_negate@3", 8.0, 0.0),
+        pytest.param(0, "activation_noise@3", 8.0, 0.0, marks=pytest.mark.soak),
+        pytest.param(1, "gradient_negate@3", 8.0, 0.0, marks=pytest.mark.soak),
         (0, "label_flip@3", 8.0, 0.0),
     ],
 )

@@ -346,6 +346,7 @@ def _until(what: str, condition: Any, timeout_s: float) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.processes
 def test_short_demo_survives_a_kill_and_reports(tmp_path: Path) -> None:
     text, out, report_path = tmp_path / "numbers.txt", tmp_path / "out", tmp_path / "report.json"
     text.write_text(NUMBERS)

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
-STEPS = 40
+STEPS = 24
 
 
 def test_a_peer_with_a_wrong_state_loads_it_anew_and_ends_like_the_others(tmp_path: Path) -> None:

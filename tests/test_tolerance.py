@@ -201,7 +201,9 @@ def test_what_is_not_calibrated_is_reported_only(compute_dtype: str, codec: str,
 )
 def test_the_table_is_the_designs(compute_dtype: str, codec: str, kind: Kind, accept: float, fraud: float) -> None:
     bounds = bounds_for(compute_dtype, codec, kind)
-    assert (bounds.accept, bounds.fraud, bounds.report_only) == (accept, fraud, False)
+    assert (bounds.accept, bounds.fraud) == (accept, fraud)
+    # Calibration found honest bf16 gradients past 0.3 of their bound: nobody is banned by it.
+    assert bounds.report_only == ((compute_dtype, codec, kind) == ("bf16", "bf16", "gradient"))
 
 
 def test_every_row_of_the_table_is_in_order() -> None:

@@ -9,7 +9,7 @@ floor, below which nobody looks closer, and at most a cap, which is all that a l
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
@@ -95,7 +95,8 @@ TABLE: dict[tuple[str, str, Kind], Bounds] = {
     ("fp32", "bf16", "activation"): _BF16_ACTIVATION,
     ("fp32", "bf16", "gradient"): _BF16_GRADIENT,
     ("bf16", "bf16", "activation"): _BF16_ACTIVATION,
-    ("bf16", "bf16", "gradient"): _BF16_GRADIENT,
+    # On a memorised batch honest gradients reach 0.73 of this (docs/calibration.md): nobody is banned by it.
+    ("bf16", "bf16", "gradient"): replace(_BF16_GRADIENT, report_only=True),
     ("bf16", "int8", "activation"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
     ("bf16", "int8", "gradient"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
 }
