@@ -27,7 +27,6 @@ import torch
 
 from benchmarks.training_throughput import READY_S, Events, running
 from bootstrap.run_folder import prepare_run
-from peer.audit_desk import audit_budget
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import num_parts, part_slice
@@ -38,7 +37,7 @@ from swarm.identity import Identity
 from swarm.manifest import parse_manifest
 from swarm.model.stage import StageModel
 from swarm.optim.exact import ExactOptimizer
-from verification.draws import HashChain, contribution_rate, draw, hop_rate
+from verification.draws import AuditBudget, HashChain, draw
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
 
 PAPERS_GOAL, AUDITS_GOAL = 0.05, 0.20
@@ -214,7 +213,7 @@ def measure_units(settings: RunSettings, weights: np.ndarray[Any, np.dtype[np.fl
 def audit_share(settings: RunSettings, units: dict[str, float], replicas: int, each: int) -> dict[str, float]:
     """What one replica spends on audits over many steps of the default draws, as a share of its own work of `each`
     microbatches a step."""
-    budget = audit_budget(settings.audits)
+    budget = AuditBudget.of_run(settings.audits)
     chain = HashChain(bytes(32), STEPS)
     me, others = PeerId("auditor"), [PeerId(f"target {number}") for number in range(replicas - 1)]
     replays = hops = contributions = rebuilt = loaded = 0
@@ -223,9 +222,10 @@ def audit_share(settings: RunSettings, units: dict[str, float], replicas: int, e
         value = chain.reveal(step)
         for target in others:
             drawn = draw(value, digest("benchmark", [step, target]), auditor=me, target=target)
-            if drawn.hits_contribution(contribution_rate(replicas, budget)):
+            whole, hop = drawn.hits_work(replicas, each, budget)
+            if whole:
                 replays, contributions = replays + each, contributions + 1
-            elif drawn.hits_hop(hop_rate(replicas, each, budget)):
+            elif hop:
                 replays, hops = replays + 1, hops + 1
             else:
                 continue

@@ -37,6 +37,7 @@ from swarm.model.families import validate_config
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
 from verification.anchor import Anchor
+from verification.draws import REVEALED_AFTER
 from verification.evidence import SUFFIX, Evidence
 from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
 from verification.replay.judge import judge
@@ -51,8 +52,6 @@ MAX_WAITING = 8
 """Accusations on disk that are not judged yet; whoever brings one more is asked to come again."""
 TELL_S = 5.0
 ASK_FOR_AUDITORS_AT_ONCE = 4
-REVEALED_AFTER = 2
-"""Versions after the one that a contribution made, as auditors have it."""
 REVEAL_WAITS = 50
 """Of 0.1 s."""
 PING_S = 3.0

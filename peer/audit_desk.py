@@ -12,11 +12,11 @@ from swarm.core.contribution import Contribution, Roster
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
-from swarm.core.settings import AuditSettings
 from swarm.host_protocol import EXHIBIT, PART
 from swarm.identity import verify
 from swarm.network.transport import Message, Transport
-from verification.draws import AuditBudget, Draw, check_reveal, contribution_rate, draw, hop_rate, reducer_rate
+from verification.draws import AuditBudget, Draw, check_reveal, draw, reducer_rate
+from verification.standing import SUSPICION_FACTOR
 from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,7 @@ ANSWER = "audit_answer"
 """{step, ticket, reveal, contribution, microbatch_id} -> {header}, body: the gradient that this peer got from the
 contributor, a peer of the next stage whom the auditor drew."""
 MOST_TIMES = 2
-LARGEST_FACTOR = 5.0
-"""Whoever is suspicious is audited at five times the rate; the audited cannot know, and answers up to that."""
-
-
-def audit_budget(audits: AuditSettings) -> AuditBudget:
-    """What the run's manifest allows."""
-    return AuditBudget(hop=audits.hop_budget, contribution=audits.contribution_budget, reducer=audits.reducer_share)
+"""Answers to one auditor for one thing."""
 
 
 class AuditDesk:
@@ -43,7 +37,7 @@ class AuditDesk:
         self._adversary = adversary
         self._rounds = rounds
         self._exhibits = exhibits
-        self._budget = audit_budget(rounds.settings.audits)
+        self._budget = AuditBudget.of_run(rounds.settings.audits)
         self._served: Counter[tuple[int, PeerId, str, int]] = Counter()
         self._revealed: dict[PeerId, tuple[bytes, int, bytes]] = {}
         """Of each auditor: the chain's end, and the last value that was checked."""
@@ -99,7 +93,7 @@ class AuditDesk:
         if made is None:
             raise TransientError(f"who reduced part {index} of step {step} is not known here")
         drawn = draw(reveal, made.statement_digest, auditor=auditor, target=made.reducer)
-        if not drawn.hits_part(index, reducer_rate(len(roster.members), self._budget, factor=LARGEST_FACTOR)):
+        if not drawn.hits_part(index, reducer_rate(len(roster.members), self._budget, factor=SUSPICION_FACTOR)):
             raise RemoteError("draw", f"part {index} of step {step} was not drawn", sender)
         store = rounds.driver.parts.reductions
         body = self._exhibits.part(step, index) if of == rounds.me else store.input(step, index, of)
@@ -127,9 +121,7 @@ class AuditDesk:
             raise RemoteError("signature", f"the contribution is not signed by {made_by}", sender)
         drawn = draw(reveal, contribution.digest(), auditor=auditor, target=made_by)
         # How many replicas the next stage has is not known here: at least two, or nobody would audit.
-        hop = hop_rate(2, len(contribution.work), self._budget, factor=LARGEST_FACTOR)
-        whole = contribution_rate(2, self._budget, factor=LARGEST_FACTOR)
-        if not drawn.hits_hop(hop) and not drawn.hits_contribution(whole):
+        if not any(drawn.hits_work(2, len(contribution.work), self._budget, factor=SUSPICION_FACTOR)):
             raise RemoteError("draw", f"microbatch {number} of step {step} was not drawn", sender)
         exhibit = self._exhibits.exhibit(step, number)
         header = exhibit.papers.gradient_in if exhibit is not None else None
@@ -146,9 +138,8 @@ class AuditDesk:
         if contribution is None:
             raise TransientError(f"this peer is not in the roster of step {step}")
         drawn = draw(reveal, contribution.digest(), auditor=auditor, target=rounds.me)
-        replicas, budget = len(roster.members), self._budget
-        whole = drawn.hits_contribution(contribution_rate(replicas, budget, factor=LARGEST_FACTOR))
-        hop = drawn.hits_hop(hop_rate(replicas, len(contribution.work), budget, factor=LARGEST_FACTOR))
+        # Whoever is suspicious is audited more often; the audited cannot know, and answers up to that.
+        whole, hop = drawn.hits_work(len(roster.members), len(contribution.work), self._budget, factor=SUSPICION_FACTOR)
         return step, contribution, drawn, whole, hop
 
     def _revealed_by(self, sender: PeerId, fields: Fields, *, stage: int | None = None) -> tuple[Step, PeerId, bytes]:

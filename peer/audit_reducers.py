@@ -11,27 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peer.accuser import Accuser
-from peer.audit_desk import INPUT, audit_budget
+from peer.audit_desk import INPUT
 from peer.compute import Urgency
 from peer.exhibits import ExhibitStore
 from peer.rounds import StageRounds
 from peer.step_state import Applied
-from swarm.averaging.reduce import reduce_part
-from swarm.averaging.seeds import reduced_seed
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Version
 from swarm.network.transport import Message
-from verification.draws import HashChain, draw, reducer_rate
+from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, draw, reducer_rate
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.papers import Bytes
 from verification.reduction import Reduction, ReductionInput
+from verification.replay.reduced_again import digest_again
 from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
-REVEALED_AFTER = 2
-"""Versions after the one that a reduction went into."""
 MAX_DUE = 1024
 
 
@@ -72,7 +69,7 @@ class ReducerAuditor:
     counters: ReducerAuditCounters = field(default_factory=ReducerAuditCounters)
 
     def __post_init__(self) -> None:
-        self._budget = audit_budget(self.rounds.settings.audits)
+        self._budget = AuditBudget.of_run(self.rounds.settings.audits)
         self._due: deque[_Due] = deque(maxlen=MAX_DUE)
 
     async def applied(self, applied: Applied) -> None:
@@ -129,17 +126,8 @@ class ReducerAuditor:
 
     def _digest_again(self, made: Reduction, bodies: list[Bytes]) -> bytes:
         """(exact)"""
-        replica = self.rounds.replica
-        where = replica.parts()[made.part]
-        return reduce_part(
-            replica.contribution_codec,
-            replica.codec,
-            where.stop - where.start,
-            [(one.num_tokens, body) for one, body in zip(made.inputs, bodies, strict=True)],
-            rule=self.rounds.settings.averaging.rule,
-            norm_cap=made.norm_cap,
-            seed=reduced_seed(made.run_id, made.stage, Version(made.step), made.part),
-        ).digest
+        where = self.rounds.replica.parts()[made.part]
+        return digest_again(made, bodies, self.rounds.settings, num_values=where.stop - where.start)
 
     async def _input(self, due: _Due, one: ReductionInput) -> Bytes:
         """The encoded part that the contribution commits to. Raises what the last one asked had to say."""

@@ -4,7 +4,6 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 """
 
 import asyncio
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Literal, TypeVar
 import torch
 
 from peer.accuser import Accuser
-from peer.audit_desk import ANSWER, audit_budget
+from peer.audit_desk import ANSWER
 from peer.compute import Urgency
 from peer.rounds import StageRounds
 from peer.step_state import Applied
@@ -30,9 +29,9 @@ from swarm.data.batches import BatchReader
 from swarm.host_protocol import ANCHOR, EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
 from verification.anchor import Anchor
-from verification.draws import HashChain, contribution_rate, draw, hop_rate
+from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, draw
 from verification.headers import HopHeader
-from verification.kinds.data_fraud import DataFraud
+from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import MAX_REASON, OwedAudit, read_exhibit, read_part
 from verification.papers import Bytes, Exhibit
@@ -45,8 +44,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REVEALED_AFTER = 2
-"""Versions after the one that a contribution made."""
 MAX_DUE = 256
 OWED_S = 30.0
 
@@ -96,7 +93,7 @@ class Auditor:
     counters: AuditCounters = field(default_factory=AuditCounters)
 
     def __post_init__(self) -> None:
-        self._budget = audit_budget(self.rounds.settings.audits)
+        self._budget = AuditBudget.of_run(self.rounds.settings.audits)
         self._due: deque[_Due] = deque(maxlen=MAX_DUE)
         self._replay: StageReplay | None = None
         self._into: torch.Tensor | None = None
@@ -113,12 +110,10 @@ class Auditor:
                 continue
             drawn = draw(reveal, contribution.digest(), auditor=me, target=contribution.peer_id)
             number, factor = len(contribution.work), self.budget_factor(contribution.peer_id, applied.chain.version)
-            if (
-                drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor))
-                and self._can_replay_sums
-            ):
+            whole, hop = drawn.hits_work(replicas, number, self._budget, factor=factor)
+            if whole and self._can_replay_sums:
                 self._due.append(_Due(contribution, reveal, contribution.work, whole=True))
-            elif drawn.hits_hop(hop_rate(replicas, number, self._budget, factor=factor)):
+            elif hop:
                 work = contribution.work[drawn.microbatch(number)]
                 self._due.append(_Due(contribution, reveal, (work,), whole=False))
 
@@ -330,9 +325,7 @@ class Auditor:
         birth = exhibit.papers.birth
         if self.reader is None:
             return True
-        tokens_BL, targets_BL = self.reader.batch(birth.microbatch_id)
-        wanted = [hashlib.sha256(ids.astype("<i4").tobytes()).digest() for ids in (tokens_BL, targets_BL)]
-        return wanted == [birth.tokens_digest, birth.targets_digest]
+        return not differences(birth, *self.reader.batch(birth.microbatch_id))
 
     # -- rebuilt ------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from dataclasses import dataclass, field
 
@@ -26,7 +25,7 @@ from swarm.data.token_file import TokenFile
 from swarm.identity import Identity
 from swarm.model.stage import Saved
 from swarm.network.transport import Message, Transport
-from verification.headers import BirthRecord, Kind, signed
+from verification.headers import BirthRecord, Kind, ids_bytes, signed
 
 log = logging.getLogger(__name__)
 
@@ -137,13 +136,13 @@ class Source:
             y, saved = replica.model.forward(weights, tokens, keep=True)
             assert saved is not None
             y = adversary.activation(at, weights, tokens, y)
-            return self.server.pack(birth, version, (birth.digest(),), y, _int32(targets_BL)), saved
+            return self.server.pack(birth, version, (birth.digest(),), y, ids_bytes(targets_BL)), saved
 
         activation, saved = await self.compute.run(Urgency.FORWARD, forward)
         answer = await self.downstream.send(activation, replica.stage, run_id=self.run_id)
         _, counted = await self.server.backward(birth, activation, saved, answer, birth.digest())
         if counted:
-            self.server.keep_exhibit(activation, answer, x=_int32(tokens_BL))
+            self.server.keep_exhibit(activation, answer, x=ids_bytes(tokens_BL))
         loss = self.losses.setdefault(ticket.step, StepLoss())
         loss.loss_sum += answer.loss_sum
         loss.num_targets += answer.num_targets
@@ -160,17 +159,15 @@ class Source:
         targets_BL: NDArray[np.int64],
     ) -> BirthRecord:
         return signed(
-            BirthRecord(
-                run_id=self.run_id,
-                source=self.identity.peer_id,
-                kind=kind,
-                microbatch_id=microbatch_id,
+            BirthRecord.of_batch(
+                self.run_id,
+                self.identity.peer_id,
+                kind,
+                microbatch_id,
                 attempt=attempt,
                 step=step,
-                shape=tokens_BL.shape,
-                num_targets=int((targets_BL >= 0).sum()),
-                tokens_digest=hashlib.sha256(_int32(tokens_BL)).digest(),
-                targets_digest=hashlib.sha256(_int32(targets_BL)).digest(),
+                tokens_BL=tokens_BL,
+                targets_BL=targets_BL,
             ),
             self.identity,
         )
@@ -195,12 +192,8 @@ class Source:
 
         def forward() -> Activation:
             y, _ = self.replica.model.forward(weights, torch.from_numpy(tokens_BL), keep=False)
-            return self.server.pack(birth, Version(version), (birth.digest(),), y, _int32(targets_BL))
+            return self.server.pack(birth, Version(version), (birth.digest(),), y, ids_bytes(targets_BL))
 
         activation = await self.compute.run(Urgency.EVALUATE, forward)
         answer = await self.downstream.send(activation, self.replica.stage, run_id=self.run_id)
         return Message({"loss_sum": answer.loss_sum, "num_targets": answer.num_targets})
-
-
-def _int32(tokens_BL: NDArray[np.int64]) -> bytes:
-    return tokens_BL.astype("<i4").tobytes()

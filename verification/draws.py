@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from swarm.core.canonical import digest, signed_bytes
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
+from swarm.core.settings import AuditSettings
 
+REVEALED_AFTER = 2
+"""Versions after the one that the round in question starts from: then a draw is shown, and the audit made."""
 CHAIN_LENGTH = 1 << 16
 """Versions that one chain lasts for."""
 
@@ -94,6 +97,13 @@ class Draw:
         """Whether the auditor replays the whole contribution."""
         return self._hits("contribution", rate)
 
+    def hits_work(
+        self, num_replicas: int, num_microbatches: int, budget: "AuditBudget", *, factor: float = 1.0
+    ) -> tuple[bool, bool]:
+        """Whether it hits the whole contribution, and whether it hits one microbatch of it, at the budget's rates."""
+        whole = self.hits_contribution(contribution_rate(num_replicas, budget, factor=factor))
+        return whole, self.hits_hop(hop_rate(num_replicas, num_microbatches, budget, factor=factor))
+
     def hits_source(self, rate: float) -> bool:
         """Whether the auditor recomputes the birth records in the contribution."""
         return self._hits("source", rate)
@@ -132,6 +142,11 @@ class AuditBudget:
     """Audits of each part it reduced."""
     source: float = 0.25
     """Audits of its birth records: they take no compute, only a reading of tokens."""
+
+    @classmethod
+    def of_run(cls, audits: AuditSettings) -> "AuditBudget":
+        """What the run's manifest allows."""
+        return cls(hop=audits.hop_budget, contribution=audits.contribution_budget, reducer=audits.reducer_share)
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -8,6 +8,9 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item
@@ -19,6 +22,11 @@ Direction = Literal["forward", "gradient"]
 
 KINDS = ("train", "evaluate", "generate")
 DIRECTIONS = ("forward", "gradient")
+
+
+def ids_bytes(ids_BL: NDArray[np.int64]) -> bytes:
+    """Token or target ids as they are hashed and sent: little-endian int32."""
+    return ids_BL.astype("<i4").tobytes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,33 @@ class BirthRecord:
     document_bounds: tuple[int, ...] = ()
     """Where documents begin inside a sample; positions count from there. Empty: one document."""
     signature: bytes = b""
+
+    @classmethod
+    def of_batch(
+        cls,
+        run_id: str,
+        source: PeerId,
+        kind: Kind,
+        microbatch_id: MicrobatchId,
+        *,
+        attempt: int,
+        step: Step,
+        tokens_BL: NDArray[np.int64],
+        targets_BL: NDArray[np.int64],
+    ) -> "BirthRecord":
+        """Of a microbatch as it was read; not signed yet."""
+        return cls(
+            run_id=run_id,
+            source=source,
+            kind=kind,
+            microbatch_id=microbatch_id,
+            attempt=attempt,
+            step=step,
+            shape=tokens_BL.shape,
+            num_targets=int((targets_BL >= 0).sum()),
+            tokens_digest=hashlib.sha256(ids_bytes(tokens_BL)).digest(),
+            targets_digest=hashlib.sha256(ids_bytes(targets_BL)).digest(),
+        )
 
     def signed_value(self) -> Value:
         return {

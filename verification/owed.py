@@ -16,7 +16,7 @@ from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.settings import AuditSettings
 from swarm.identity import Identity, verify
-from verification.draws import AuditBudget, check_reveal, contribution_rate, draw, hop_rate
+from verification.draws import AuditBudget, check_reveal, draw
 from verification.papers import Bytes, Exhibit, Papers
 from verification.standing import SUSPICION_FACTOR
 from verification.ticket import Ticket
@@ -104,10 +104,8 @@ def check_owed(owed: OwedAudit, ticket: Ticket, roster: Roster, audits: AuditSet
         raise RemoteError("draw", f"{owed.target} owes {owed.auditor} nothing of step {owed.step}", owed.auditor)
     check_reveal(ticket.chain_end, int(owed.step), owed.reveal)
     drawn = draw(owed.reveal, contribution.digest(), auditor=owed.auditor, target=owed.target)
-    budget = AuditBudget(hop=audits.hop_budget, contribution=audits.contribution_budget)
     replicas, ids = len(roster.members), [item.microbatch_id for item in contribution.work]
-    whole = drawn.hits_contribution(contribution_rate(replicas, budget, factor=SUSPICION_FACTOR))
-    hop = drawn.hits_hop(hop_rate(replicas, len(ids), budget, factor=SUSPICION_FACTOR))
+    whole, hop = drawn.hits_work(replicas, len(ids), AuditBudget.of_run(audits), factor=SUSPICION_FACTOR)
     one = ids[drawn.microbatch(len(ids))]
     may_see_exhibit = (whole and owed.number in ids) or (hop and owed.number == one)
     may_see_part = whole and owed.number < len(contribution.part_digests)

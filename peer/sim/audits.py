@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from peer.audit_desk import audit_budget
 from peer.sim.pipeline import SimulatedPeer
 from peer.sim.stages import Round, SimulatedStage
 from swarm.checkpoint.state import state_chunks, state_digest
@@ -19,7 +18,7 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.host_protocol import MAX_ACCUSATION_BYTES, SignedRun
 from swarm.identity import Identity
 from verification.anchor import Anchor
-from verification.draws import check_reveal, contribution_rate, draw, hop_rate
+from verification.draws import REVEALED_AFTER, AuditBudget, check_reveal, draw
 from verification.evidence import Evidence
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.papers import Bytes, Exhibit
@@ -28,9 +27,6 @@ from verification.replay.judge import judge
 from verification.replay.stage_replay import StageReplay
 from verification.standing import AuditDebt, Ban, Standing, StandingTable, Suspicion
 from verification.tolerance import Comparison, Grade, bounds_for, compare
-
-REVEALED_AFTER = 2
-"""Versions after the one that a contribution started from: audits come, and bans act, so much later."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class StageAudits:
 
     def __post_init__(self) -> None:
         settings = self.stage.settings
-        self._budget = audit_budget(settings.audits)
+        self._budget = AuditBudget.of_run(settings.audits)
         self._replay = StageReplay(settings, self.stage.stage)
         self._into = torch.zeros(self._replay.layout.num_values, dtype=torch.float32)
         self._stands_at: Step | None = None
@@ -146,8 +142,8 @@ class StageAudits:
         replicas, number, version = len(held.roster.members), len(made.work), self.stage.chain.version
         drawn = draw(reveal, made.digest(), auditor=auditor.peer_id, target=target.peer_id)
         factor = table.budget_factor(target.peer_id, Version(made.step))
-        whole = drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor))
-        if not whole and not drawn.hits_hop(hop_rate(replicas, number, self._budget, factor=factor)):
+        whole, hop = drawn.hits_work(replicas, number, self._budget, factor=factor)
+        if not whole and not hop:
             return table, []
         place = None if whole else drawn.microbatch(number)
         counts = self.counts

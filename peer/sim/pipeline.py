@@ -24,7 +24,7 @@ from swarm.core.settings import RunSettings
 from swarm.identity import Identity
 from swarm.model.stage import Saved
 from verification.draws import HashChain
-from verification.headers import BirthRecord, Direction, HopHeader, signed
+from verification.headers import BirthRecord, Direction, HopHeader, ids_bytes, signed
 from verification.papers import Bytes, Exhibit, Papers
 
 
@@ -112,7 +112,7 @@ class Pipeline:
         self, line: Sequence[SimulatedPeer], birth: BirthRecord, at: At, tokens_BL: NDArray[np.int64]
     ) -> list[_Sent]:
         sent: list[_Sent] = []
-        x, x_body = torch.from_numpy(tokens_BL), _int32(tokens_BL)
+        x, x_body = torch.from_numpy(tokens_BL), ids_bytes(tokens_BL)
         for peer, consumer in pairwise(line):
             model = peer.replica.model
             version, weights = peer.replica.weights_for(at.step)
@@ -136,7 +136,7 @@ class Pipeline:
         targets_BL: NDArray[np.int64],
         sent: Sequence[_Sent],
     ) -> float:
-        targets, before = _int32(targets_BL), sent[-1]
+        targets, before = ids_bytes(targets_BL), sent[-1]
         last, adversary = line[-1].replica, line[-1].adversary
         version, weights = last.weights_for(at.step)
         weights = adversary.weights(at, last.model, version, weights)
@@ -215,17 +215,15 @@ class Pipeline:
         targets_BL: NDArray[np.int64],
     ) -> BirthRecord:
         return signed(
-            BirthRecord(
-                run_id=self._run_id,
-                source=source.peer_id,
-                kind="train",
-                microbatch_id=number,
+            BirthRecord.of_batch(
+                self._run_id,
+                source.peer_id,
+                "train",
+                number,
                 attempt=0,
                 step=step,
-                shape=tokens_BL.shape,
-                num_targets=int((targets_BL >= 0).sum()),
-                tokens_digest=hashlib.sha256(_int32(tokens_BL)).digest(),
-                targets_digest=hashlib.sha256(_int32(targets_BL)).digest(),
+                tokens_BL=tokens_BL,
+                targets_BL=targets_BL,
             ),
             source.identity,
         )
@@ -268,7 +266,3 @@ def _work(birth: BirthRecord, version: Version, input_header: bytes, output_head
 
 def _now(peer: SimulatedPeer) -> Step:
     return Step(peer.replica.version)
-
-
-def _int32(ids_BL: NDArray[np.int64]) -> bytes:
-    return ids_BL.astype("<i4").tobytes()

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
@@ -10,6 +13,30 @@ from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.host_protocol import SignedRun
 from verification.evidence import Evidence, Kind, check_head
 from verification.headers import BirthRecord
+
+
+def differences(birth: BirthRecord, tokens_BL: NDArray[np.int64], targets_BL: NDArray[np.int64]) -> list[str]:
+    """What the record says otherwise than these, which the data order has for its microbatch."""
+    wanted = BirthRecord.of_batch(
+        birth.run_id,
+        birth.source,
+        birth.kind,
+        birth.microbatch_id,
+        attempt=birth.attempt,
+        step=birth.step,
+        tokens_BL=tokens_BL,
+        targets_BL=targets_BL,
+    )
+    return [
+        name
+        for name, found, due in (
+            ("shape", birth.shape, wanted.shape),
+            ("number of targets", birth.num_targets, wanted.num_targets),
+            ("tokens", birth.tokens_digest, wanted.tokens_digest),
+            ("targets", birth.targets_digest, wanted.targets_digest),
+        )
+        if found != due
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

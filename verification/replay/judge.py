@@ -4,35 +4,31 @@ Nothing is believed because the accuser says so. What decides which run it is, a
 key that signed the settings: whoever acts on a verdict must know that key to be its run's.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from swarm.averaging.activations import activation_codec
-from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.parts import num_parts, part_slice
-from swarm.averaging.reduce import reduce_part
-from swarm.averaging.seeds import reduced_seed
 from swarm.core.canonical import signed_bytes
 from swarm.core.errors import LocalError, RemoteError
-from swarm.core.ids import PeerId, Version
+from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile
 from swarm.identity import verify
 from swarm.model.families import stage_layout, validate_config
 from verification.evidence import Evidence, Kind
 from verification.headers import HopHeader, check_birth
-from verification.kinds.data_fraud import DataFraud
+from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.replay.rebuilt import check_commitments, replay_of
+from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
 from verification.replay.verdict import Verdict
 from verification.tolerance import Comparison, Grade, bounds_for, compare
@@ -110,19 +106,11 @@ def _judge_reducer(evidence: Evidence) -> Verdict:
     if made.run_id != evidence.run_id:
         raise RemoteError("evidence", f"reduction of run {made.run_id[:12]}, not {evidence.run_id[:12]}")
     made.check()
-    again = reduce_part(
-        vector_codec(settings.codecs.averaging),
-        result_codec(settings.codecs.averaging),
-        _part_values(evidence, made.part),
-        [(one.num_tokens, body) for one, body in zip(made.inputs, case.bodies, strict=True)],
-        rule=settings.averaging.rule,
-        norm_cap=made.norm_cap,
-        seed=reduced_seed(made.run_id, made.stage, Version(made.step), made.part),
-    )
+    again = digest_again(made, case.bodies, settings, num_values=_part_values(evidence, made.part))
     what = f"part {made.part} of step {made.step} from {len(made.inputs)} inputs"
-    if again.digest == made.digest:
+    if again == made.digest:
         return Verdict.of(evidence, False, f"{what} is reduced as it should be")
-    reason = f"{what} has SHA-256 {again.digest.hex()[:16]}, the reducer signed {made.digest.hex()[:16]}"
+    reason = f"{what} has SHA-256 {again.hex()[:16]}, the reducer signed {made.digest.hex()[:16]}"
     return Verdict.of(evidence, True, reason)
 
 
@@ -182,25 +170,11 @@ def _judge_data(evidence: Evidence, data: Path | None) -> Verdict:
     tokens = TokenFile(data, settings.data.token_bytes)
     tokens.verify(num_tokens=settings.data.num_train_tokens, digest=settings.data.train_digest)
     tokens_BL, targets_BL = BatchReader(settings, tokens).batch(birth.microbatch_id)
-    wrong = [
-        name
-        for name, found, wanted in (
-            ("shape", birth.shape, tokens_BL.shape),
-            ("number of targets", birth.num_targets, int((targets_BL >= 0).sum())),
-            ("tokens", birth.tokens_digest, _digest_of(tokens_BL)),
-            ("targets", birth.targets_digest, _digest_of(targets_BL)),
-        )
-        if found != wanted
-    ]
+    wrong = differences(birth, tokens_BL, targets_BL)
     what = f"microbatch {birth.microbatch_id}"
     if not wrong:
         return Verdict.of(evidence, False, f"{what} was born as the data order says")
     return Verdict.of(evidence, True, f"{what} was born with other {' and '.join(wrong)} than the data order says")
-
-
-def _digest_of(tokens_BL: NDArray[np.int64]) -> bytes:
-    """As a birth record gives it."""
-    return hashlib.sha256(tokens_BL.astype("<i4").tobytes()).digest()
 
 
 def _part_values(evidence: Evidence, part: int) -> int:

@@ -1,0 +1,24 @@
+"""This is where a part is aggregated again from the inputs that its reducer signed for."""
+
+from collections.abc import Sequence
+
+from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.averaging.reduce import reduce_part
+from swarm.averaging.seeds import reduced_seed
+from swarm.core.ids import Version
+from swarm.core.settings import RunSettings
+from verification.papers import Bytes
+from verification.reduction import Reduction
+
+
+def digest_again(made: Reduction, bodies: Sequence[Bytes], settings: RunSettings, *, num_values: int) -> bytes:
+    """The SHA-256 that an honest reducer signs; `bodies` are the inputs' encoded parts, of so many values each."""
+    return reduce_part(
+        vector_codec(settings.codecs.averaging),
+        result_codec(settings.codecs.averaging),
+        num_values,
+        [(one.num_tokens, body) for one, body in zip(made.inputs, bodies, strict=True)],
+        rule=settings.averaging.rule,
+        norm_cap=made.norm_cap,
+        seed=reduced_seed(made.run_id, made.stage, Version(made.step), made.part),
+    ).digest
