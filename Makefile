@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test lint bench soak clean
+.PHONY: install demo test lint proto bench soak clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
@@ -21,6 +21,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+proto: install
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. swarm/proto/*.proto
 
 # TESTS may name files with tests of one kind only: pytest's 5 says that there were none.
 OR_NONE = || test $$? -eq 5
