@@ -1,7 +1,7 @@
 """This is where the time until a liar is banned is held against the law that predicts it.
 
-    python -m benchmarks.time_to_ban [--json] [--plot docs/time-to-ban.png]
-    python -m benchmarks.time_to_ban --damage [--json]
+    python -m benchmarks.time_to_ban [--keep bans.jsonl] [--json] [--plot docs/time-to-ban.png]
+    python -m benchmarks.time_to_ban --seeds 0 --kit [--keep bans.jsonl] [--json]
 
 One peer of eight in a stage lies from step 5 on; seven honest ones audit it. Counted are the versions it lies in, up to
 and with the first whose lie is found: geometric, with p = 1 - (1 - q)^7. Draws are revealed, and so bans come, two
@@ -15,8 +15,8 @@ wrong has been established by replaying every one of them. A run longer than wha
 
 The prediction knows the rates and, from the replays, in what share of contributions and of microbatches the lie shows.
 
-With --damage several peers of a stage lie at once, from step 30 on: held-out loss, and its share of that of a run
-without liars, until 10 versions after the last ban and 100 after it.
+With --kit every attack that the simulation knows is simulated. What several liars at once do to the loss is for
+`benchmarks.damage_by_liars`.
 """
 
 import hashlib
@@ -24,14 +24,16 @@ import json
 import math
 import os
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from benchmarks.kept_pieces import KeptPieces
+from swarm.core.ids import PeerId
 from verification.draws import (
     AuditBudget,
     HashChain,
@@ -45,7 +47,7 @@ from verification.draws import (
 )
 
 if TYPE_CHECKING:
-    from peer.sim import Shown, TinyRun
+    from peer.sim import TinyRun
 
 ATTACKS = (
     "sign_flip",
@@ -68,11 +70,6 @@ RECORDED_STEPS = 20
 RECORDED_STEPS_SOMETIMES = 60
 LONGEST = 1 << 11
 """Versions that a drawn run may take."""
-
-DAMAGE = {"sign_flip": 3, "alie": 3, "stale_weights": 3, "activation_noise": 4}
-"""Liars in one stage of eight: three where contributions lie, four where what is sent on does."""
-DAMAGE_FROM = 30
-DAMAGE_STEPS = 190
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,16 @@ class Case:
     """Drawn, one a seed."""
     simulated: tuple[int | None, ...]
     """One a seed; None: not banned within the run."""
-    others_banned: int
+    quarantined: tuple[int | None, ...]
+    """One a seed: versions of the attack before the quarantine, if that is how it ended."""
+    steps: int
     """In the simulated runs."""
+    others_banned: int
+    """Or quarantined, in the simulated runs."""
+
+
+Recorded = Mapping[str, Any]
+"""Of one contribution: its target and digest, whether a replay finds it wrong, and which of its microbatches."""
 
 
 def tiny_run(factor: float, *, total_steps: int) -> "TinyRun":
@@ -121,7 +126,7 @@ def stage_of(kind: str) -> int:
     return 1 if Attack(kind).works_in(1, 2) else 0
 
 
-def recorded(kind: str) -> list["Shown"]:
+def recorded(kind: str) -> list[Recorded]:
     """What replays find of each step of a liar whom nobody audits, from its first lie on."""
     from peer.sim import SimulatedSwarm
 
@@ -130,34 +135,47 @@ def recorded(kind: str) -> list["Shown"]:
     steps = RECORDED_STEPS_SOMETIMES if kind.startswith("sometimes_") else RECORDED_STEPS
     stage = stage_of(kind)
     swarm = SimulatedSwarm(tiny_run(0.0, total_steps=150), attacks={(stage, LIAR): f"{kind}@{FROM_STEP}"}, seed=1000)
-    shown = []
+    found = []
     for step in range(FROM_STEP + steps):
         swarm.step()
         if step >= FROM_STEP:
-            shown.append(swarm.shown(stage, LIAR, step))
-    return shown
+            shown = swarm.shown(stage, LIAR, step)
+            made = shown.contribution
+            found.append(
+                {
+                    "target": made.peer_id,
+                    "digest": made.digest().hex(),
+                    "is_wrong": shown.is_wrong,
+                    "wrong_microbatches": list(shown.wrong_microbatches),
+                }
+            )
+    return found
 
 
-def simulated(kind: str, factor: float, seed: int, *, most_steps: int) -> tuple[int | None, int]:
-    """Versions of lying up to the one found, and how many others were banned, in a whole simulated run."""
+def simulated(kind: str, seed: int, *, most_steps: int) -> dict[str, Any]:
+    """A whole run at the manifest's budgets: versions of lying up to the one found (None: not within `most_steps`),
+    or until a quarantine, and how many others were banned."""
     from peer.sim import SimulatedSwarm
 
     stage = stage_of(kind)
-    tiny = tiny_run(factor, total_steps=150)
-    swarm = SimulatedSwarm(tiny, attacks={(stage, LIAR): f"{kind}@{FROM_STEP}"}, seed=seed)
-    others = 0
-    while swarm.version < most_steps:
+    swarm = SimulatedSwarm(tiny_run(1.0, total_steps=150), attacks={(stage, LIAR): f"{kind}@{FROM_STEP}"}, seed=seed)
+    liar, versions, quarantined, others = swarm.peer(stage, LIAR).peer_id, None, None, 0
+    while swarm.version < most_steps and versions is None and quarantined is None:
         for ban in swarm.step():
-            if (ban.stage, ban.index) == (stage, LIAR):
-                return int(ban.step) - FROM_STEP + 1, others
-            others += 1
-    return None, others
+            if ban.peer_id == liar:
+                versions = int(ban.step) - FROM_STEP + 1
+            else:
+                others += 1
+        if liar in swarm.outcome().quarantined:
+            quarantined = int(swarm.version) - FROM_STEP
+    others += len(set(swarm.outcome().quarantined) - {liar})
+    return {"versions": versions, "quarantined": quarantined, "others": others, "steps": int(swarm.version)}
 
 
-def drawn(shown: Sequence["Shown"], factor: float, seed: int) -> int:
+def drawn(shown: Sequence[Recorded], factor: float, seed: int) -> int:
     """Versions of lying up to the one found, with hash chains of this seed."""
     hop, contribution = rates(factor)
-    target = shown[0].contribution.peer_id
+    target = shown[0]["target"]
     chains = []
     for auditor in range(NUM_REPLICAS - 1):
         chains.append(HashChain(hashlib.sha256(f"time to ban/{factor}/{seed}/{auditor}".encode()).digest(), LONGEST))
@@ -165,11 +183,12 @@ def drawn(shown: Sequence["Shown"], factor: float, seed: int) -> int:
         one = shown[version % len(shown)]
         for auditor, chain in enumerate(chains):
             name = f"auditor {auditor}"
-            found = draw(chain.reveal(version), one.contribution.digest(), auditor=name, target=target)  # type: ignore[arg-type]
+            found = draw(chain.reveal(version), bytes.fromhex(one["digest"]), auditor=PeerId(name), target=target)
+            wrong = one["wrong_microbatches"]
             if found.hits_contribution(contribution):
-                if one.is_wrong:
+                if one["is_wrong"]:
                     return version + 1
-            elif found.hits_hop(hop) and one.wrong_microbatches[found.microbatch(len(one.wrong_microbatches))]:
+            elif found.hits_hop(hop) and wrong[found.microbatch(len(wrong))]:
                 return version + 1
     return LONGEST
 
@@ -191,12 +210,15 @@ def ks_distance(observed: Sequence[int], rate: float) -> float:
     return max(worst, 1.0 - below)
 
 
-def cases_of(kind: str, *, seeds: int, simulated_seeds: int, most_steps: int) -> list[Case]:
+def cases_of(kind: str, pieces: KeptPieces, *, seeds: int, simulated_seeds: int, most_steps: int) -> list[Case]:
     """The attack at every rate."""
-    shown = recorded(kind)
-    in_contributions = _share([one.is_wrong for one in shown])
-    in_hops = _share([wrong for one in shown for wrong in one.wrong_microbatches])
-    whole = [simulated(kind, 1.0, seed, most_steps=most_steps) for seed in range(simulated_seeds)]
+    shown: list[Recorded] = pieces.get(f"recorded/{kind}", lambda: recorded(kind))
+    in_contributions = _share([one["is_wrong"] for one in shown])
+    in_hops = _share([wrong for one in shown for wrong in one["wrong_microbatches"]])
+    whole = [
+        pieces.get(f"simulated/{kind}/{seed}/{most_steps}", partial(simulated, kind, seed, most_steps=most_steps))
+        for seed in range(simulated_seeds)
+    ]
     made = []
     for factor in FACTORS:
         hop, contribution = rates(factor)
@@ -218,8 +240,10 @@ def cases_of(kind: str, *, seeds: int, simulated_seeds: int, most_steps: int) ->
                 worst=max(observed, default=0),
                 ks_distance=ks_distance(observed, rate) if observed else math.nan,
                 observed=tuple(observed),
-                simulated=tuple(versions for versions, _ in runs),
-                others_banned=sum(others for _, others in runs),
+                simulated=tuple(run["versions"] for run in runs),
+                quarantined=tuple(run["quarantined"] for run in runs),
+                steps=sum(run["steps"] for run in runs),
+                others_banned=sum(run["others"] for run in runs),
             )
         )
     return made
@@ -227,43 +251,6 @@ def cases_of(kind: str, *, seeds: int, simulated_seeds: int, most_steps: int) ->
 
 def _share(found: Sequence[bool]) -> float:
     return sum(found) / max(1, len(found))
-
-
-# -- damage -----------------------------------------------------------------------------------------------
-
-
-def damage(kind: str | None, seed: int = 0) -> dict[str, Any]:
-    """Held-out loss of a run in which several lie at once; None: nobody does."""
-    from peer.sim import SimulatedSwarm
-
-    stage = stage_of(kind) if kind else 1
-    liars = DAMAGE[kind] if kind else 0
-    attacks = {(stage, index): f"{kind}@{DAMAGE_FROM}" for index in range(1, 1 + liars)}
-    outcome = SimulatedSwarm(tiny_run(1.0, total_steps=DAMAGE_STEPS), attacks=attacks, seed=seed).run(DAMAGE_STEPS)
-    bans = [ban for ban in outcome.bans if (ban.stage, ban.index) in attacks]
-    return {
-        "attack": kind,
-        "liars": liars,
-        "banned": [int(ban.version) for ban in bans],
-        "others_banned": len(outcome.bans) - len(bans),
-        "held_out": dict(outcome.held_out),
-        "lost_microbatches": outcome.lost_microbatches,
-        "audits": asdict(outcome.audits),
-    }
-
-
-def beside(row: dict[str, Any], calm: dict[str, Any]) -> dict[str, Any]:
-    """The losses of a run with liars as shares of those of the run without, `calm`, at the same versions."""
-    last = max(row["banned"], default=DAMAGE_STEPS)
-    over = {version: loss / calm["held_out"][version] for version, loss in row["held_out"].items()}
-    return {
-        "loss_before": row["held_out"][DAMAGE_FROM],
-        "largest_loss_after": max(loss for version, loss in row["held_out"].items() if version > DAMAGE_FROM),
-        "largest_share_until_10_after_last_ban": max(
-            share for version, share in over.items() if DAMAGE_FROM < version <= last + 10
-        ),
-        "share_100_after_last_ban": next((share for version, share in over.items() if version >= last + 100), None),
-    }
 
 
 # -- shown ------------------------------------------------------------------------------------------------
@@ -347,43 +334,48 @@ def _show(cases: Sequence[Case]) -> None:
 
 @click.command()
 @click.option("--attack", "attacks", multiple=True, help="Of swarm.attacks; several times.  [default: the figure's]")
+@click.option("--kit", is_flag=True, help="Every attack that is simulated.")
 @click.option("--seeds", type=click.IntRange(min=0), default=200, show_default=True, help="Drawn, at each rate.")
 @click.option("--simulated-seeds", type=click.IntRange(min=0), default=5, show_default=True)
 @click.option("--most-steps", type=click.IntRange(min=1, max=150), default=150, show_default=True)
-@click.option("--damage", "is_damage", is_flag=True, help="Losses while several lie at once.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Keep pieces here, and go on from them.")
+@click.option("--stop-after", type=click.FloatRange(min=0), help="Seconds after which no new piece is begun.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     attacks: tuple[str, ...],
+    kit: bool,
     seeds: int,
     simulated_seeds: int,
     most_steps: int,
-    is_damage: bool,
     plot_path: Path | None,
+    keep: Path | None,
+    stop_after: float | None,
     as_json: bool,
 ) -> None:
     """Versions until liars are banned: predicted and observed."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read once, when torch is first imported
         os.environ[name] = "1"
-    begun = time.monotonic()
-    if is_damage:
-        rows = []
-        for kind in (None, *(attacks or DAMAGE)):
-            row = damage(kind)
-            rows.append(row | beside(row, (rows or [row])[0]))
-            click.echo(f"{kind or 'nobody'}: {time.monotonic() - begun:.0f} s", err=True)
-        click.echo(json.dumps(rows) if as_json else "\n".join(json.dumps(row) for row in rows))
-        return
+    kinds = kit_kinds() if kit else attacks or ATTACKS
     cases: list[Case] = []
-    for kind in attacks or ATTACKS:
-        cases += cases_of(kind, seeds=seeds, simulated_seeds=simulated_seeds, most_steps=most_steps)
-        click.echo(f"{kind}: {time.monotonic() - begun:.0f} s", err=True)
+    with KeptPieces(keep, total=len(kinds) * (1 + simulated_seeds), stop_after_s=stop_after) as pieces:
+        for kind in kinds:
+            cases += cases_of(kind, pieces, seeds=seeds, simulated_seeds=simulated_seeds, most_steps=most_steps)
     if plot_path is not None:
         plot(plot_path, cases)
     if as_json:
         click.echo(json.dumps({"cases": [_finite(asdict(case)) for case in cases]}))
     else:
         _show(cases)
+
+
+def kit_kinds() -> list[str]:
+    """Those of the figure, and the others."""
+    from peer.sim.swarm import NOT_SIMULATED
+    from swarm.attacks import KINDS
+
+    others = [kind for kind in KINDS if kind not in NOT_SIMULATED and kind not in ATTACKS]
+    return [*ATTACKS, *others]
 
 
 if __name__ == "__main__":
