@@ -22,7 +22,7 @@ from swarm.network.transport import Message
 pytestmark = pytest.mark.processes
 
 T = TypeVar("T")
-LOCAL = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",), max_streams=12)
+LOCAL = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",), direct_port=None, max_streams=12)
 SOMEONE = PeerId("someone")
 
 

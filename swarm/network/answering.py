@@ -4,23 +4,27 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.network import framing
-from swarm.network.control import ControlError, read_stream_peer
+from swarm.network.control import ControlError
 from swarm.network.framing import RequestHead, Status
 from swarm.network.idle_streams import KEPT_BY_CALLEE_S
 from swarm.network.service import Services, ask
-from swarm.network.sockets import prepare
+from swarm.network.sockets import Stream, send_all, until_closed
 
 logger = logging.getLogger(__name__)
 
 _LINGER_S = 5.0
 """A refused caller has this long to read why and to close."""
 _ACCEPT_PAUSE_S = 0.1
+
+Greet = Callable[[socket.socket], Awaitable[tuple[PeerId, Stream]]]
+"""Learns which (authenticated) peer has opened an accepted connection, and how it is spoken to. Raises EOFError,
+OSError or ControlError."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,9 @@ class Answering:
         self.bytes_sent = 0
         self.bytes_received = 0
 
-    def start(self, listener: socket.socket) -> None:
-        """Answer whatever comes in by this Unix socket."""
-        self._start(self._accept(listener))
+    def start(self, listener: socket.socket, greet: Greet) -> None:
+        """Answer whatever comes in by this socket."""
+        self._start(self._accept(listener, greet))
 
     async def stop(self) -> None:
         """Cancel all handlers and close all streams."""
@@ -60,20 +64,19 @@ class Answering:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket, greet: Greet) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                stream, _ = await loop.sock_accept(listener)
+                connection, _ = await loop.sock_accept(listener)
             except OSError as error:
                 logger.warning("an incoming stream cannot be taken: %s", error)  # too many open files, say
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             if len(self._tasks) > self._limits.max_streams and not self._close_idle():
-                stream.close()  # a flood; its sender sees the stream end
+                connection.close()  # a flood; its sender sees the stream end
             else:
-                prepare(stream)
-                self._start(self._answer(stream))
+                self._start(self._answer(connection, greet))
 
     def _close_idle(self) -> bool:
         """Close the stream that has rested longest; whether there is one."""
@@ -83,12 +86,13 @@ class Answering:
             return True
         return False
 
-    async def _answer(self, stream: socket.socket) -> None:
+    async def _answer(self, connection: socket.socket, greet: Greet) -> None:
         """One incoming stream. Whatever goes wrong in it ends here."""
-        with contextlib.closing(stream):
+        stream: Stream = connection
+        with contextlib.closing(connection):
             try:
                 async with asyncio.timeout(self._limits.stall_s):
-                    peer_id = await read_stream_peer(stream)
+                    peer_id, stream = await greet(connection)
                     head = await framing.read_request_head(stream)
                 while True:
                     await self._answer_request(stream, peer_id, head)
@@ -101,7 +105,7 @@ class Answering:
             except (EOFError, OSError, ControlError, TimeoutError) as error:
                 logger.debug("an incoming stream ended: %s", error)
 
-    async def _next_head(self, stream: socket.socket) -> RequestHead:
+    async def _next_head(self, stream: Stream) -> RequestHead:
         task = asyncio.current_task()
         assert task is not None
         self._idle[task] = None
@@ -111,7 +115,7 @@ class Answering:
         finally:
             self._idle.pop(task, None)
 
-    async def _answer_request(self, stream: socket.socket, peer_id: PeerId, head: RequestHead) -> None:
+    async def _answer_request(self, stream: Stream, peer_id: PeerId, head: RequestHead) -> None:
         with self._services.admitted(peer_id, head.method, head.body_bytes) as service:
             stall_s = self._limits.stall_s
             async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
@@ -122,16 +126,17 @@ class Answering:
                 await framing.send(stream, framing.encode_reply_head(meta, body), body, stall_s=stall_s)
                 self.bytes_sent += len(meta) + len(body)
 
-    async def _refuse(self, stream: socket.socket, status: Status, kind: str, message: str) -> None:
+    async def _refuse(self, stream: Stream, status: Status, kind: str, message: str) -> None:
         """Send an error; the caller closes."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_LINGER_S):
-                await asyncio.get_running_loop().sock_sendall(stream, framing.encode_error(status, kind, message))
-                await _until_closed(stream)
+                await send_all(stream, framing.encode_error(status, kind, message))
+                # When we close first, p2pd resets the stream and drops what the caller has not read yet.
+                await until_closed(stream)
 
 
 async def _unless_closed(
-    stream: socket.socket, work: Coroutine[None, None, tuple[bytes, memoryview]]
+    stream: Stream, work: Coroutine[None, None, tuple[bytes, memoryview]]
 ) -> tuple[bytes, memoryview]:
     """The result of `work`, which is cancelled when the caller closes the stream. Raises EOFError then.
 
@@ -157,10 +162,3 @@ async def _unless_closed(
         raise
     finally:
         loop.remove_reader(stream)
-
-
-async def _until_closed(stream: socket.socket) -> None:
-    """Let the caller close first: when we do, p2pd resets the stream and drops what the caller has not read yet."""
-    loop = asyncio.get_running_loop()
-    while await loop.sock_recv(stream, 1 << 16):
-        pass

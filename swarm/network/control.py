@@ -60,6 +60,17 @@ class ControlClient:
                 continue
         return sorted(set(peers))
 
+    async def remote_host(self, peer_id: PeerId) -> str | None:
+        """The IP address at the other end of a connection to the peer; None if there is none but through relays."""
+        response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        wanted = peer_id_bytes(peer_id)
+        for info in response.peers:
+            for data in info.addrs if info.id == wanted else ():
+                match str(Multiaddr(data)).split("/"):
+                    case ["", "ip4" | "ip6", host, "tcp", _]:
+                        return host
+        return None
+
     async def accept_streams(self, protocol: str, listen_path: Path) -> None:
         """Have p2pd open a connection to the Unix socket at `listen_path` for every incoming stream of `protocol`."""
         request = p2pd_pb2.StreamHandlerRequest(

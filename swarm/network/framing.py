@@ -9,7 +9,6 @@ canonical MessagePack; a reply that is an error has meta {"kind", "message"} and
 
 import asyncio
 import enum
-import socket
 import struct
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ from swarm.network.service import (
     byte_view,
     decode_meta,
 )
-from swarm.network.sockets import Sending, receive, receive_into
+from swarm.network.sockets import Sending, Stream, receive, receive_into
 from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
 
 _MAGIC = 0x68737731  # "hsw1"
@@ -77,7 +76,7 @@ def encode_error(status: Status, kind: str, message: str) -> bytes:
     return _REPLY.pack(_MAGIC, status, len(meta), 0) + meta
 
 
-async def read_request_head(stream: socket.socket) -> RequestHead:
+async def read_request_head(stream: Stream) -> RequestHead:
     """Raises RemoteError for anything that no peer of ours would send, EOFError when the stream ends."""
     magic, name_bytes, timeout_ms, meta_bytes, body_bytes = _REQUEST.unpack(await receive(stream, _REQUEST.size))
     _check_head(magic, meta_bytes)
@@ -90,7 +89,7 @@ async def read_request_head(stream: socket.socket) -> RequestHead:
     return RequestHead(method, timeout_ms, meta_bytes, body_bytes)
 
 
-async def read_reply_head(stream: socket.socket) -> ReplyHead:
+async def read_reply_head(stream: Stream) -> ReplyHead:
     """Raises RemoteError for anything that no peer of ours would send, EOFError when the stream ends."""
     magic, status, meta_bytes, body_bytes = _REPLY.unpack(await receive(stream, _REPLY.size))
     _check_head(magic, meta_bytes)
@@ -99,7 +98,7 @@ async def read_reply_head(stream: socket.socket) -> ReplyHead:
     return ReplyHead(Status(status), meta_bytes, body_bytes)
 
 
-async def read_content(stream: socket.socket, head: RequestHead | ReplyHead, *, stall_s: float) -> Message:
+async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, stall_s: float) -> Message:
     """Meta and body of the lengths in `head`, which the caller has checked. The body gets a buffer of its own.
 
     Raises TimeoutError when no frame comes for `stall_s`, EOFError when the stream ends.
@@ -115,7 +114,7 @@ async def read_content(stream: socket.socket, head: RequestHead | ReplyHead, *, 
     return Message(meta, body)
 
 
-async def send(stream: socket.socket, head: bytes, body: memoryview, *, stall_s: float) -> None:
+async def send(stream: Stream, head: bytes, body: memoryview, *, stall_s: float) -> None:
     """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes nothing for `stall_s`."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(stall_s) as deadline:

@@ -5,10 +5,9 @@ A stream that its other end has closed meanwhile is not handed out. The other en
 """
 
 import asyncio
-import socket
 
 from swarm.core.ids import PeerId
-from swarm.network.sockets import is_quiet
+from swarm.network.sockets import Stream, is_quiet
 
 KEPT_S = 20.0
 KEPT_BY_CALLEE_S = 60.0
@@ -20,10 +19,10 @@ class IdleStreams:
     """Open streams without a call, by the peer at their other end."""
 
     def __init__(self) -> None:
-        self._streams: dict[PeerId, list[tuple[socket.socket, asyncio.TimerHandle]]] = {}
+        self._streams: dict[PeerId, list[tuple[Stream, asyncio.TimerHandle]]] = {}
         self._count = 0
 
-    def take(self, peer_id: PeerId) -> socket.socket | None:
+    def take(self, peer_id: PeerId) -> Stream | None:
         """A stream for the next call; None if one must be opened."""
         while (stream := self._pop(peer_id, -1)) is not None:
             if is_quiet(stream):
@@ -31,7 +30,7 @@ class IdleStreams:
             stream.close()
         return None
 
-    def put(self, peer_id: PeerId, stream: socket.socket) -> None:
+    def put(self, peer_id: PeerId, stream: Stream) -> None:
         """The call on this stream has ended well, to the last byte of its answer."""
         streams = self._streams.setdefault(peer_id, [])
         if len(streams) >= MOST_OF_A_PEER or self._count >= MOST_OF_ALL:
@@ -44,18 +43,22 @@ class IdleStreams:
         streams.append((stream, timer))
         self._count += 1
 
+    def drop(self, peer_id: PeerId) -> None:
+        """Close those of one peer: there is a better way to it now."""
+        while (stream := self._pop(peer_id, -1)) is not None:
+            stream.close()
+
     def close(self) -> None:
         for peer_id in list(self._streams):
-            while (stream := self._pop(peer_id, -1)) is not None:
-                stream.close()
+            self.drop(peer_id)
 
-    def _expire(self, peer_id: PeerId, stream: socket.socket) -> None:
+    def _expire(self, peer_id: PeerId, stream: Stream) -> None:
         held = [known for known, _ in self._streams.get(peer_id, ())]
         if stream in held:
             self._pop(peer_id, held.index(stream))
             stream.close()
 
-    def _pop(self, peer_id: PeerId, index: int) -> socket.socket | None:
+    def _pop(self, peer_id: PeerId, index: int) -> Stream | None:
         streams = self._streams.get(peer_id)
         if not streams:
             return None

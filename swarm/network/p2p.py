@@ -1,8 +1,8 @@
 """This is where peers call each other over the Internet: calls over p2pd, in the caller's event loop.
 
-A call is a request and its answer on a libp2p stream, which then waits for the next call. Whoever gives up closes the
-stream, and the other end's work on it is cancelled. Streams run over TCP with TLS or noise, never over QUIC, where
-p2pd loses data.
+A call is a request and its answer on a stream, which then waits for the next call. Whoever gives up closes the stream,
+and the other end's work on it is cancelled. Streams are libp2p's, over TCP with TLS or noise, never over QUIC, where
+p2pd loses data; or direct ones (`swarm.network.direct`), once a call to the peer carried bulk.
 """
 
 import asyncio
@@ -10,18 +10,21 @@ import contextlib
 import socket
 
 from swarm import PROTOCOL
+from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity, is_peer_id
 from swarm.network import framing
 from swarm.network.answering import Answering, AnsweringLimits
-from swarm.network.control import ControlClient, ControlError
+from swarm.network.control import ControlClient, ControlError, read_stream_peer
+from swarm.network.direct import OFFER, DirectDialler, DirectListener
 from swarm.network.framing import ReplyHead, Status
 from swarm.network.idle_streams import IdleStreams
-from swarm.network.p2p_settings import P2PSettings, check_address, is_tcp, p2pd_arguments
+from swarm.network.p2p_settings import P2PSettings, check_address, direct_hosts, is_tcp, p2pd_arguments
 from swarm.network.processes import P2PDaemon
+from swarm.network.sealed_socket import SealedSocket
 from swarm.network.service import Services, decode_error
-from swarm.network.sockets import Sending
+from swarm.network.sockets import Sending, Stream, prepare
 from swarm.network.transport import Handler, Message
 
 __all__ = ["P2PSettings", "P2PTransport"]
@@ -46,6 +49,9 @@ class P2PTransport:
             ),
         )
         self._idle = IdleStreams()
+        self._direct = DirectDialler(self._control, self._ask_for_offer, on_known=self._idle.drop)
+        self._direct_listener = DirectListener([], 0)
+        self._ending: asyncio.Task[None] | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._bytes_sent = 0
         self._bytes_received = 0
@@ -95,16 +101,19 @@ class P2PTransport:
         if not is_peer_id(peer_id):
             raise RemoteError("malformed", f"{peer_id[:60]!r} is no peer id", None)
         phase = "connecting"
-        stream = None
+        stream: Stream | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                stream = self._idle.take(peer_id) or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)
+                stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
                 phase = "sending and waiting"
                 head = await self._exchange_heads(stream, method, request, timeout_s)
                 phase = "receiving the answer"
                 reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
-            self._idle.put(peer_id, stream)
-            stream = None
+            if isinstance(stream, SealedSocket) or not self._direct.knows(peer_id):
+                self._idle.put(peer_id, stream)
+                stream = None
+            if self._settings.direct_port is not None:
+                self._direct.consider(peer_id, request.num_bytes + len(reply.body))
             return reply
         except TimeoutError as error:
             raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
@@ -172,14 +181,24 @@ class P2PTransport:
         """End p2pd, and with it every open call, within 2 s. Handlers still running are cancelled."""
         # p2pd's end is what breaks our own open calls: their sockets close under them.
         await asyncio.gather(self._daemon.stop(), self._answering.stop(), return_exceptions=True)
-        self._idle.close()
+        if self._ending is not None:
+            await self._ending
+        self._direct_listener.close()
         self._listener.close()
 
     # The calling side.
 
-    async def _exchange_heads(
-        self, stream: socket.socket, method: str, request: Message, timeout_s: float
-    ) -> ReplyHead:
+    async def _open_stream(self, peer_id: PeerId) -> Stream:
+        return await self._direct.open(peer_id) or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)
+
+    async def _ask_for_offer(self, peer_id: PeerId) -> dict[str, Value]:
+        answer = await self.call(peer_id, OFFER, Message(), timeout_s=self._settings.connect_s, max_body_bytes=0)
+        return answer.meta
+
+    async def _offer(self, sender: PeerId, _request: Message) -> Message:
+        return Message(self._direct_listener.offer(sender).to_value())
+
+    async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
         head, body = framing.encode_request(method, request, timeout_s=timeout_s)
         sending = Sending(stream, head, *body)
@@ -194,7 +213,7 @@ class P2PTransport:
             sending.stop()
 
     async def _read_reply(
-        self, stream: socket.socket, peer_id: PeerId, method: str, head: ReplyHead, max_body_bytes: int
+        self, stream: Stream, peer_id: PeerId, method: str, head: ReplyHead, max_body_bytes: int
     ) -> Message:
         if head.body_bytes > (max_body_bytes if head.status is Status.OK else 0):
             raise RemoteError(
@@ -214,6 +233,30 @@ class P2PTransport:
         self._listener.setblocking(False)
         self._listener.bind(str(path))
         self._listener.listen(512)
-        self._answering.start(self._listener)
+        self._answering.start(self._listener, _greet)
         await self._control.accept_streams(_STREAM_PROTOCOL, path)
         await self.refresh_addresses()
+        self._ending = asyncio.create_task(self._end_with_p2pd(), name="end with p2pd")
+        if self._settings.direct_port is not None:
+            self._listen_directly(self._settings.direct_port)
+
+    def _listen_directly(self, port: int) -> None:
+        try:
+            self._direct_listener = DirectListener(direct_hosts(self._settings), port)
+        except OSError as error:
+            raise LocalError(f"port {port} for direct streams cannot be listened on: {error}") from error
+        for listener in self._direct_listener.sockets:
+            self._answering.start(listener, self._direct_listener.greet)
+        if self._direct_listener.sockets:
+            self.serve(OFFER, self._offer, max_body_bytes=0)
+
+    async def _end_with_p2pd(self) -> None:
+        """Without p2pd nobody finds this peer, and its owner stops: no stream goes on past it."""
+        await self._daemon.ended.wait()
+        await asyncio.gather(self._answering.stop(), self._direct.close())
+        self._idle.close()
+
+
+async def _greet(connection: socket.socket) -> tuple[PeerId, Stream]:
+    prepare(connection)
+    return await read_stream_peer(connection), connection

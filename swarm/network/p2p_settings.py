@@ -1,5 +1,6 @@
 """This is where it is said how a peer listens, dials and limits what others ask of it, and p2pd is told so."""
 
+import socket
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +20,9 @@ class P2PSettings:
     """TCP multiaddresses to listen on; port 0 lets the system choose. Empty: dial out only."""
     announce: tuple[str, ...] = ()
     """TCP multiaddresses others should dial instead, such as a forwarded port. Empty: those listened on."""
+    direct_port: int | None = 0
+    """Port for streams that carry bulk past p2pd, on the hosts in `listen`; 0 lets the system choose. Behind a router
+    it must be forwarded too, or bulk goes through p2pd. None: always through p2pd."""
     relay: Literal["off", "use", "serve"] = "off"
     """use: dial, and be dialled, through peers that relay. serve: carry strangers' traffic as well (seeds)."""
     trusted_relays: tuple[str, ...] = ()
@@ -76,6 +80,18 @@ def p2pd_arguments(settings: P2PSettings) -> list[str]:
     if settings.reachability != "unknown":
         arguments.append(f"-forceReachability{settings.reachability.capitalize()}=1")
     return arguments
+
+
+def direct_hosts(settings: P2PSettings) -> list[tuple[socket.AddressFamily, str]]:
+    """Where direct streams are listened for: at most one host of each family."""
+    hosts: dict[socket.AddressFamily, str] = {}
+    for address in settings.listen:
+        match address.split("/"):
+            case ["", "ip4", host, "tcp", *_]:
+                hosts.setdefault(socket.AF_INET, host)
+            case ["", "ip6", host, "tcp", *_]:
+                hosts.setdefault(socket.AF_INET6, host)
+    return list(hosts.items())
 
 
 def is_tcp(address: str) -> bool:

@@ -1,15 +1,34 @@
-"""This is where bytes go in and out of a plain socket: straight between kernel and buffer, with few wake-ups.
+"""This is where bytes go in and out of a stream: straight between kernel and buffer, with few wake-ups.
 
 p2pd passes 32 KiB at a time. What waits for a whole body here is woken once, at its end, and needs no task.
 """
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 _SEND_BUFFER_BYTES = 1 << 20
 _WORTH_ASKING_BYTES = 1 << 15
 """After less than what p2pd passes at a time, there is nothing more to receive for now."""
+
+
+class Stream(Protocol):
+    """A non-blocking socket: p2pd's (a `socket.socket`) or a sealed one, `swarm.network.sealed_socket`."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def recv(self, num_bytes: int, flags: int = 0, /) -> bytes:
+        """What has come, as it is on the wire; empty at the end."""
+
+    def recv_into(self, view: memoryview, /) -> int:
+        """Bytes put into `view`, 0 at the end. Raises BlockingIOError when nothing has come, OSError when it broke."""
+
+    def sendmsg(self, buffers: Sequence[memoryview], /) -> int:
+        """Bytes taken from the beginning of `buffers`. Raises BlockingIOError, to be asked again with the same buffers,
+        and OSError when it broke."""
 
 
 def prepare(connection: socket.socket) -> None:
@@ -26,7 +45,7 @@ class Sending:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Stream,
         *buffers: bytes | bytearray | memoryview,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -82,7 +101,7 @@ class Sending:
         return True
 
 
-async def receive_into(connection: socket.socket, view: memoryview) -> None:
+async def receive_into(connection: Stream, view: memoryview) -> None:
     """Fill `view` from the socket. Raises EOFError when the other end closes before that."""
     at = _receive_available(connection, view, 0)
     if at == len(view):
@@ -109,7 +128,7 @@ async def receive_into(connection: socket.socket, view: memoryview) -> None:
         loop.remove_reader(connection)
 
 
-def _receive_available(connection: socket.socket, view: memoryview, at: int) -> int:
+def _receive_available(connection: Stream, view: memoryview, at: int) -> int:
     """Receive into `view` from position `at` what has come already; returns the new position."""
     while at < len(view):
         try:
@@ -124,14 +143,46 @@ def _receive_available(connection: socket.socket, view: memoryview, at: int) -> 
     return at
 
 
-async def receive(connection: socket.socket, num_bytes: int) -> bytearray:
+async def receive(connection: Stream, num_bytes: int) -> bytearray:
     """The next `num_bytes` of the socket, which the caller has checked against a limit."""
     data = bytearray(num_bytes)
     await receive_into(connection, memoryview(data))
     return data
 
 
-def is_quiet(connection: socket.socket) -> bool:
+async def send_all(connection: Stream, data: bytes) -> None:
+    """Returns when the kernel has it. Raises OSError when the socket breaks."""
+    sending = Sending(connection, data)
+    try:
+        await sending.wait()
+    finally:
+        sending.stop()
+
+
+async def until_closed(connection: Stream) -> None:
+    """Drop what comes until the other end closes, or the socket breaks."""
+    loop = asyncio.get_running_loop()
+    closed: asyncio.Future[None] = loop.create_future()
+
+    def on_readable() -> None:
+        try:
+            if connection.recv(1 << 16):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        if not closed.done():
+            closed.set_result(None)
+
+    loop.add_reader(connection, on_readable)
+    try:
+        await closed
+    finally:
+        loop.remove_reader(connection)
+
+
+def is_quiet(connection: Stream) -> bool:
     """Whether the socket is open and nothing has come."""
     try:
         connection.recv(1, socket.MSG_PEEK)

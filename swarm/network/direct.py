@@ -1,0 +1,238 @@
+"""This is where two peers that carry bulk to each other get TCP connections of their own, past p2pd.
+
+p2pd costs more than 4 CPU seconds a GB, with both ends and our reading in pieces of 32 KiB; a sealed socket costs a
+fraction. p2pd stays what finds, names and reaches peers, and carries every call to a peer that cannot be dialled so.
+
+A caller asks for an *offer* over p2pd, which has authenticated both ends and keeps what passes secret: a port, a
+session's number and a fresh secret. Whoever opens a connection there and seals under that secret is the peer that
+asked, and only the peer that was asked can answer. Each connection has keys of its own, from the secret and a nonce of
+either end, so that nothing recorded can be played again.
+
+    caller: session, 16 bytes | nonce, 32 bytes        callee: nonce, 32 bytes        then sealed records, both ways
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields, integer_item
+from swarm.core.ids import PeerId
+from swarm.network.control import ControlClient, ControlError
+from swarm.network.sealed_socket import NONCE_BYTES, SECRET_BYTES, SealedSocket, stream_keys
+from swarm.network.sockets import receive, send_all
+
+logger = logging.getLogger(__name__)
+
+OFFER = "direct_offer"
+"""The method by which a peer is asked for one."""
+WORTH_BYTES = 64 << 10
+"""A call that carried this much has its peer asked for an offer; small talk stays with p2pd."""
+CONNECT_S = 2.0
+_ASK_S = 10.0
+_AGAIN_S = 120.0
+"""A peer that could not be dialled is tried again after this long, when it is worth it."""
+_SESSION_BYTES = 16
+_MOST_SESSIONS = 1024
+_MAX_PORT = 65535
+_BACKLOG = 128
+_USER_TIMEOUT_MS = 30_000
+
+Ask = Callable[[PeerId], Awaitable[dict[str, Value]]]
+"""Calls a peer's `OFFER` over p2pd; raises TransientError or RemoteError."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Where a peer takes direct connections of one other peer, and what both alone know."""
+
+    session: bytes
+    secret: bytes
+    port4: int | None
+    port6: int | None
+
+    def to_value(self) -> dict[str, Value]:
+        return {"session": self.session, "secret": self.secret, "port4": self.port4, "port6": self.port6}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Offer":
+        """Raises RemoteError when it is none."""
+        fields = Fields("direct offer", value)
+        offer = cls(
+            fields.octets("session", length=_SESSION_BYTES),
+            fields.octets("secret", length=SECRET_BYTES),
+            fields.maybe("port4", _checked_port),
+            fields.maybe("port6", _checked_port),
+        )
+        fields.done()
+        return offer
+
+
+class DirectListener:
+    """The callee's side: who may connect, and as whom."""
+
+    def __init__(self, hosts: Sequence[tuple[socket.AddressFamily, str]], port: int) -> None:
+        """Listens at once, on `port` or one that the system chooses (0). Raises OSError when the port is taken."""
+        self.sockets: list[socket.socket] = []
+        self._sessions: OrderedDict[bytes, tuple[PeerId, bytes]] = OrderedDict()
+        try:
+            for family, host in hosts:
+                listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+                listener.setblocking(False)
+                self.sockets.append(listener)
+        except BaseException:
+            self.close()
+            raise
+
+    def offer(self, peer_id: PeerId) -> Offer:
+        """For one peer, whose earlier ones end. Old ones of others end too when there are too many."""
+        for session in [known for known, (owner, _) in self._sessions.items() if owner == peer_id]:
+            del self._sessions[session]
+        session, secret = secrets.token_bytes(_SESSION_BYTES), secrets.token_bytes(SECRET_BYTES)
+        self._sessions[session] = (peer_id, secret)
+        if len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return Offer(session, secret, self._port(socket.AF_INET), self._port(socket.AF_INET6))
+
+    async def greet(self, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
+        """Who is at the other end of a connection just accepted. Whether that is true, its first record shows.
+
+        Raises EOFError or OSError for whoever has no offer. The caller sets a deadline.
+        """
+        prepare(connection)
+        session = bytes(await receive(connection, _SESSION_BYTES))
+        caller_nonce = bytes(await receive(connection, NONCE_BYTES))
+        known = self._sessions.get(session)
+        if known is None:
+            raise ConnectionRefusedError("a direct connection of a session that was not offered, or is over")
+        self._sessions.move_to_end(session)
+        peer_id, secret = known
+        callee_nonce = secrets.token_bytes(NONCE_BYTES)
+        await send_all(connection, callee_nonce)
+        of_caller, of_callee = stream_keys(secret, caller_nonce, callee_nonce)
+        return peer_id, SealedSocket(connection, send_key=of_callee, receive_key=of_caller)
+
+    def close(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+
+    def _port(self, family: socket.AddressFamily) -> int | None:
+        ports = [int(listener.getsockname()[1]) for listener in self.sockets if listener.family == family]
+        return ports[0] if ports else None
+
+
+class DirectDialler:
+    """The caller's side: which peers can be dialled directly, learnt in the background of calls that were worth it."""
+
+    def __init__(self, control: ControlClient, ask: Ask, on_known: Callable[[PeerId], None]) -> None:
+        self._control = control
+        self._on_known = on_known
+        self._ask = ask
+        self._known: OrderedDict[PeerId, tuple[Offer, str]] = OrderedDict()
+        self._again_at: OrderedDict[PeerId, float] = OrderedDict()
+        self._asking: dict[PeerId, asyncio.Task[None]] = {}
+        self._open: weakref.WeakSet[SealedSocket] = weakref.WeakSet()
+
+    def knows(self, peer_id: PeerId) -> bool:
+        """Whether the next stream to the peer will be a direct one."""
+        return peer_id in self._known
+
+    def consider(self, peer_id: PeerId, num_bytes: int) -> None:
+        """A call of `num_bytes` to the peer has ended well: see whether the next one can do without p2pd."""
+        if num_bytes < WORTH_BYTES or peer_id in self._known or peer_id in self._asking:
+            return
+        if self._again_at.get(peer_id, 0.0) > asyncio.get_running_loop().time():
+            return
+        task = asyncio.create_task(self._learn(peer_id), name="direct offer")
+        self._asking[peer_id] = task
+        task.add_done_callback(lambda _: self._asking.pop(peer_id, None))
+
+    async def open(self, peer_id: PeerId) -> SealedSocket | None:
+        """A new direct connection; None where there is no way, or none any more."""
+        known = self._known.get(peer_id)
+        if known is None:
+            return None
+        try:
+            stream = await _dial(*known)
+            self._open.add(stream)
+            return stream
+        except (OSError, EOFError, TimeoutError) as error:
+            self._give_up(peer_id, error)
+            return None
+
+    async def close(self) -> None:
+        """Break what was opened, whoever uses it."""
+        for stream in list(self._open):
+            stream.break_off()
+        self._known.clear()
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _learn(self, peer_id: PeerId) -> None:
+        try:
+            async with asyncio.timeout(_ASK_S):
+                host = await self._control.remote_host(peer_id)
+                if host is None:
+                    raise ConnectionRefusedError("it is reached through a relay alone")
+                offer = Offer.from_value(await self._ask(peer_id))
+                (await _dial(offer, host)).close()
+        except (OSError, EOFError, TimeoutError, ControlError, TransientError, RemoteError) as error:
+            self._give_up(peer_id, error)
+            return
+        self._known[peer_id] = (offer, host)
+        self._on_known(peer_id)
+        if len(self._known) > _MOST_SESSIONS:
+            self._known.popitem(last=False)
+
+    def _give_up(self, peer_id: PeerId, error: Exception) -> None:
+        logger.debug("%s is called through p2pd: %s", peer_id, error)
+        self._known.pop(peer_id, None)
+        self._again_at.pop(peer_id, None)
+        self._again_at[peer_id] = asyncio.get_running_loop().time() + _AGAIN_S
+        if len(self._again_at) > _MOST_SESSIONS:
+            self._again_at.popitem(last=False)
+
+
+def prepare(connection: socket.socket) -> None:
+    """Make a TCP socket ready for calls. The kernel sizes its buffers to the link; a dead end is noticed."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+
+
+async def _dial(offer: Offer, host: str) -> SealedSocket:
+    """Raises OSError, EOFError or TimeoutError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    port = offer.port6 if family == socket.AF_INET6 else offer.port4
+    if port is None:
+        raise ConnectionRefusedError("it takes no direct connections at the address it is known by")
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        prepare(connection)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(connection, (host, port))
+            caller_nonce = secrets.token_bytes(NONCE_BYTES)
+            await send_all(connection, offer.session + caller_nonce)
+            callee_nonce = bytes(await receive(connection, NONCE_BYTES))
+        of_caller, of_callee = stream_keys(offer.secret, caller_nonce, callee_nonce)
+        return SealedSocket(connection, send_key=of_caller, receive_key=of_callee)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _checked_port(value: Value) -> int:
+    port = integer_item(value)
+    if not 0 < port <= _MAX_PORT:
+        raise RemoteError("malformed", f"direct offer: port {port}")
+    return port
