@@ -21,6 +21,7 @@ from swarm.core.contribution import Contribution, Roster
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import (
     ACCUSE,
     ANCHOR,
@@ -41,9 +42,10 @@ from verification.draws import REVEALED_AFTER
 from verification.evidence import SUFFIX, Evidence
 from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
 from verification.replay.judge import judge
-from verification.standing import AuditDebt, Ban, Pardon, Quarantine, Standing, StandingTable
+from verification.standing import AuditDebt, Standing, StandingTable
 from verification.strikes import Strikes
 from verification.ticket import Ticket
+from verification.verdicts import Ban, Pardon, Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -88,18 +90,22 @@ class Justice:
         self._begun_at: dict[PeerId, int] = {}
         """Version of its stage when the peer's process began, as far as is believed."""
         self._asking = asyncio.Semaphore(ASK_FOR_AUDITORS_AT_ONCE)
-        self._table = StandingTable(agreements_to_promote=0)
+        self._table = StandingTable(has_probation=False)
         self._strikes = Strikes()
         self._pardoned_at: dict[PeerId, int] = {}
         self.bans: dict[PeerId, Ban] = {}
         self.quarantines: dict[PeerId, Quarantine] = {}
         """Those in force."""
-        for event in ledger.events("ban", "ticket", "debt", "strike", "quarantine", "pardon"):
+        for event in ledger.events("genesis", "anchor", "ban", "ticket", "debt", "strike", "quarantine", "pardon"):
             self._remember(event.kind, event.facts)
 
     def _remember(self, kind: str, facts: Value) -> None:
         """What the ledger says, in its order."""
         match kind:
+            case "genesis":  # states of what went before are none of this run any more
+                self._anchors[Genesis.from_value(facts).stage].clear()
+            case "anchor":
+                self._keep(Anchor.from_value(facts))
             case "ticket":
                 ticket = Ticket.from_value(facts)
                 self._tickets[ticket.peer_id] = ticket
@@ -155,8 +161,9 @@ class Justice:
     # -- anchors ------------------------------------------------------------------------------------------
 
     def anchor_genesis(self, stage: StageIndex, followed: FollowedStage, state_digest: bytes) -> None:
-        """The state a stage begins at."""
-        self._anchor(stage, Anchor.of_chain(followed.chain, state_digest))
+        """The state a stage begins at, or begins again."""
+        self._anchors[stage].clear()
+        self._anchor(Anchor.of_chain(followed.chain, state_digest))
 
     def anchor_if_agreed(
         self, stage: StageIndex, followed: FollowedStage, version: int, digests: dict[PeerId, str]
@@ -169,11 +176,20 @@ class Justice:
         stated = [digests[peer] for peer in chain.members if peer in digests]
         for found in sorted(set(stated)):
             if 3 * stated.count(found) > 2 * len(chain.members):
-                self._anchor(stage, Anchor.of_chain(chain, bytes.fromhex(found)))
+                self._anchor(Anchor.of_chain(chain, bytes.fromhex(found)))
 
-    def _anchor(self, stage: StageIndex, anchor: Anchor) -> None:
-        held = self._anchors[stage]
-        held[int(anchor.version)] = anchor.signed_by(self._run.run_key)
+    def anchor_of(self, stage: int, version: int) -> Anchor | None:
+        """None if there is none yet, or none any more."""
+        return self._anchors[stage].get(version)
+
+    def _anchor(self, anchor: Anchor) -> None:
+        signed = anchor.signed_by(self._run.run_key)
+        self._ledger.append("anchor", signed.to_value())
+        self._keep(signed)
+
+    def _keep(self, anchor: Anchor) -> None:
+        held = self._anchors[anchor.stage]
+        held[int(anchor.version)] = anchor
         for old in sorted(held)[:-KEPT_ANCHORS]:
             del held[old]
 

@@ -29,6 +29,7 @@ from peer.hops import HopServer
 from peer.joining_state import JoiningState
 from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_memory, used_bytes
 from peer.neighbours import Neighbours, stage_topic
+from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
 from peer.rounds import StageRounds
 from peer.screening import KnownStanding, Screening
@@ -37,6 +38,7 @@ from peer.snapshots import SnapshotStore
 from peer.source import Source, StepLoss
 from peer.state_check import StateCheck
 from peer.step_state import Applied
+from peer.tally import WorkTally
 from swarm import PROTOCOL
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state
@@ -81,8 +83,8 @@ from swarm.optim.stage_step import stage_clip_norm
 from swarm.rehearsal import rehearse
 from swarm.witness_service import VoteLog, WitnessService
 from verification.draws import HashChain
-from verification.standing import Ban, Pardon, Quarantine
 from verification.ticket import Ticket
+from verification.verdicts import Ban, Pardon, Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +147,19 @@ class Joined(NamedTuple):
     """Training and held-out tokens, at stage 0."""
 
 
+class Live(NamedTuple):
+    """What a peer that has joined lives with; for those who look at it."""
+
+    settings: RunSettings
+    rounds: StageRounds
+    counters: HopCounters
+    neighbours: Neighbours
+    server: HopServer
+    source: Source | None
+    desk: AuditDesk
+    device: str
+
+
 class PeerDaemon:
     """One peer of one stage of one run."""
 
@@ -157,12 +172,18 @@ class PeerDaemon:
         host: PeerId,
         *,
         rng: random.Random | None = None,
+        permit: Permit | None = None,
     ) -> None:
         self.volunteer = volunteer
         self.identity = identity
-        self.transport = GuardedTransport(
-            LimitedTransport(transport, upload_mbit=volunteer.upload_mbit, download_mbit=volunteer.download_mbit)
+        self.permit = permit or Permit()
+        self.tally = WorkTally(identity.peer_id)
+        self.live: Live | None = None
+        """Once this peer has joined."""
+        self.limited = LimitedTransport(
+            transport, upload_mbit=volunteer.upload_mbit, download_mbit=volunteer.download_mbit
         )
+        self.transport = GuardedTransport(self.limited)
         self.directory = directory
         self.host = Host(self.transport, host)
         self.finished = asyncio.Event()
@@ -467,6 +488,10 @@ class PeerDaemon:
             rounds.screening,
             adversary=adversary,
         )
+        server.permit = self.permit
+        # Paused, what is begun is finished, and audits and evaluations wait.
+        compute.may_begin = lambda urgency: urgency <= Urgency.FORWARD or not self.permit.withheld
+        self.permit.on_change = [compute.wake]
         source = None
         if files is not None and downstream is not None:
             source = Source(
@@ -519,6 +544,8 @@ class PeerDaemon:
             services.append(asyncio.ensure_future(source.run(draining)))
         desk = AuditDesk(rounds, exhibits, adversary=adversary)
         desk.serve(self.transport)
+        rounds.on_applied.append(self.tally.applied)
+        self.live = Live(settings, rounds, counters, neighbours, server, source, desk, str(model.device))
         accuser = Accuser(self.transport, self._host_id, signed_run)
         rounds.on_equivocation = lambda one, other: rounds.spawn(accuser.accuse_of_both(one, other))
         self.reducer_auditor = reducer_auditor = ReducerAuditor(

@@ -29,7 +29,7 @@ class KnownStanding:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.table = StandingTable(agreements_to_promote=0)
+        self.table = StandingTable(has_probation=False)
 
     def take(self, event: Event) -> None:
         """A verdict whose signature was checked, or a suspicion of this peer's own."""

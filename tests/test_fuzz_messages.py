@@ -52,9 +52,9 @@ from tests.test_evidence import World, guilty_cases, world  # noqa: F401  (a fix
 from verification.evidence import MAGIC, Evidence
 from verification.owed import OwedAudit
 from verification.replay.judge import judge
-from verification.standing import Ban, JurorVote, Pardon, Quarantine
 from verification.ticket import Ticket
 from verification.tolerance import Grade
+from verification.verdicts import Ban, JurorVote, Pardon, Quarantine
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("swarm", "verification", "peer", "bootstrap")

@@ -41,8 +41,8 @@ from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import OwedAudit, read_exhibit
 from verification.papers import Exhibit
 from verification.past import Past
-from verification.standing import Pardon, Quarantine
 from verification.strikes import STRIKE_VERSIONS, Strikes
+from verification.verdicts import Pardon, Quarantine
 
 STAGE = StageIndex(1)
 ROUNDS = 6

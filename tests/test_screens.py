@@ -9,7 +9,8 @@ from peer.screening import KnownStanding, Screening
 from swarm.averaging.codecs import vector_codec
 from swarm.core.ids import PeerId, StageIndex, Version
 from verification.screens import FEWEST_SEEN, NormScreen
-from verification.standing import SUSPICION_FACTOR, SUSPICION_VERSIONS, Ban, Pardon, Quarantine
+from verification.standing import SUSPICION_FACTOR, SUSPICION_VERSIONS
+from verification.verdicts import Ban, Pardon, Quarantine
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
 

@@ -14,21 +14,9 @@ from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.identity import Identity
-from verification.standing import (
-    KEPT_DEBTS,
-    Agreement,
-    AuditDebt,
-    Ban,
-    Event,
-    JurorVote,
-    Pardon,
-    Quarantine,
-    Standing,
-    StandingTable,
-    Suspicion,
-    jurors,
-)
+from verification.standing import FAULT, KEPT_DEBTS, AuditDebt, Event, Standing, StandingTable, Suspicion
 from verification.tolerance import Grade
+from verification.verdicts import Admission, Ban, Debt, JurorVote, Pardon, Quarantine, jurors
 
 RUN_ID = "ab" * 32
 RUN_KEY = Identity.from_seed(bytes(range(32)))
@@ -43,6 +31,8 @@ BAN = Ban(*CHARGE).signed_by(RUN_KEY)
 QUARANTINE = Quarantine(*CHARGE).signed_by(RUN_KEY)
 PARDON = Pardon(RUN_ID, ACCUSED, Version(300), True).signed_by(RUN_KEY)
 VOTE = JurorVote(*CHARGE, DRAWN[0], Grade.FRAUD).signed_by(JURY[0])
+ADMISSION = Admission(RUN_ID, ACCUSED, StageIndex(1), Version(300)).signed_by(RUN_KEY)
+DEBT = Debt(RUN_ID, ACCUSED, Version(300)).signed_by(RUN_KEY)
 
 
 def _tried(verdicts: Iterable[Grade]) -> Quarantine:
@@ -141,10 +131,12 @@ BAD: tuple[Value, ...] = (None, [], b"short", "x" * 300, -1, 1 << 63)
         (Quarantine.from_value, GUILTY),
         (JurorVote.from_value, VOTE),
         (Pardon.from_value, PARDON),
+        (Admission.from_value, ADMISSION),
+        (Debt.from_value, DEBT),
     ],
 )
 def test_malformed_verdicts_are_refused(
-    reader: Callable[[Value], object], good: Ban | Quarantine | JurorVote | Pardon
+    reader: Callable[[Value], object], good: Ban | Quarantine | JurorVote | Pardon | Admission | Debt
 ) -> None:
     value = good.to_value()
     assert isinstance(value, dict)
@@ -256,8 +248,8 @@ def _events(made: Callable[[PeerId, Version], Event], *versions: int) -> list[Ev
     return [made(ACCUSED, Version(version)) for version in versions]
 
 
-def _agreements(start: int, num: int) -> list[Event]:
-    return _events(Agreement, *range(start, start + num))
+def _admitted(version: int) -> Event:
+    return Admission(RUN_ID, ACCUSED, StageIndex(1), Version(version))
 
 
 def _quarantined(version: int) -> Event:
@@ -276,17 +268,15 @@ def _standing(events: Iterable[Event], *, version: int = 1000, founder: bool = T
     return found
 
 
-def test_founders_are_members_and_others_on_probation_until_ten_agreements() -> None:
+def test_founders_are_members_and_others_on_probation_until_they_are_admitted() -> None:
     assert _standing([]) is Standing.MEMBER
     assert _standing([], founder=False) is Standing.PROBATION
-    assert _standing(_agreements(0, 9), founder=False) is Standing.PROBATION
-    assert _standing(_agreements(0, 9) * 3, founder=False) is Standing.PROBATION  # the same ones, told again
-    assert _standing(_agreements(0, 10), founder=False) is Standing.MEMBER
-    assert _standing(_agreements(0, 500), founder=False) is Standing.MEMBER
+    assert _standing([_admitted(0)], founder=False) is Standing.MEMBER
+    assert _standing([_admitted(300), _admitted(5)], founder=False) is Standing.MEMBER
 
 
 def test_nobody_is_on_probation_in_a_run_without_replay_audits() -> None:
-    table = StandingTable(agreements_to_promote=0)
+    table = StandingTable(has_probation=False)
     assert table.may_train(OTHER)
     assert _after(_events(AuditDebt, 5), table).standing(ACCUSED, NOW) is Standing.MEMBER
     assert _after(_events(AuditDebt, 5, 6, 7), table).standing(ACCUSED, NOW) is Standing.QUARANTINED
@@ -305,12 +295,12 @@ def test_a_suspicion_raises_the_budget_for_twenty_versions() -> None:
 def test_a_debt_puts_a_member_back_on_probation() -> None:
     debt = _events(AuditDebt, 50)
     assert _standing(debt) is Standing.PROBATION
-    assert _standing([*debt, *_agreements(41, 10)]) is Standing.PROBATION  # not after the debt
-    assert _standing([*debt, *_agreements(50, 10)]) is Standing.PROBATION  # the first is as old as the debt
-    assert _standing([*debt, *_agreements(51, 9)]) is Standing.PROBATION
-    assert _standing([*debt, *_agreements(51, 10)]) is Standing.MEMBER
-    assert _standing([*_agreements(0, 10), *debt], founder=False) is Standing.PROBATION
-    assert _standing([*debt, *_agreements(51, 10), *_events(AuditDebt, 160)]) is Standing.PROBATION
+    assert _standing([*debt, _admitted(50)]) is Standing.PROBATION  # not after the debt
+    assert _standing([*debt, _admitted(51)]) is Standing.MEMBER
+    assert _standing([_admitted(10), *debt], founder=False) is Standing.PROBATION
+    assert _standing([*debt, _admitted(61), *_events(AuditDebt, 160)]) is Standing.PROBATION
+    assert _after(debt).on_probation_since(ACCUSED) == 50
+    assert _after([]).on_probation_since(ACCUSED) == -1
 
 
 @pytest.mark.parametrize(
@@ -329,29 +319,57 @@ def test_a_debt_puts_a_member_back_on_probation() -> None:
 )
 def test_three_debts_in_a_hundred_versions_quarantine(versions: tuple[int, ...], wanted: Standing) -> None:
     assert _standing(_events(AuditDebt, *versions)) is wanted
-    assert _standing([*_events(AuditDebt, *versions), *_agreements(990, 10)]) is (
+    assert _standing([*_events(AuditDebt, *versions), _admitted(999)]) is (
         Standing.QUARANTINED if wanted is Standing.QUARANTINED else Standing.MEMBER
     )
 
 
 def test_a_quarantine_lasts_until_the_pardon() -> None:
     quarantine = _quarantined(300)
-    assert _standing([quarantine, *_agreements(400, 50)], version=100_000) is Standing.QUARANTINED
+    assert _standing([quarantine, _admitted(400)], version=100_000) is Standing.QUARANTINED
     assert _standing([quarantine, _pardoned(299, acquitted=True)]) is Standing.QUARANTINED
     assert _standing([quarantine, _pardoned(300, acquitted=True)]) is Standing.MEMBER
     assert _standing([quarantine, _pardoned(300, acquitted=True), _quarantined(301)]) is Standing.QUARANTINED
 
 
 def test_a_fault_that_is_pardoned_begins_again_and_an_acquitted_peer_is_what_it_was() -> None:
-    before = [*_agreements(0, 10), _quarantined(300)]
+    before = [_admitted(9), _quarantined(300)]
     for founder in (True, False):
         fault = [*before, _pardoned(310, acquitted=False)]
         assert _standing(fault, founder=founder) is Standing.PROBATION
-        assert _standing([*fault, *_agreements(301, 10)], founder=founder) is Standing.PROBATION
-        assert _standing([*fault, *_agreements(311, 10)], founder=founder) is Standing.MEMBER
+        assert _standing([*fault, _admitted(310)], founder=founder) is Standing.PROBATION
+        assert _standing([*fault, _admitted(311)], founder=founder) is Standing.MEMBER
         assert _standing([*fault, _pardoned(400, acquitted=True)], founder=founder) is Standing.PROBATION
         assert _standing([*before, _pardoned(310, acquitted=True)], founder=founder) is Standing.MEMBER
     assert _standing([_quarantined(300), _pardoned(310, acquitted=True)], founder=False) is Standing.PROBATION
+
+
+def _fault(version: int) -> Event:
+    return replace(QUARANTINE, version=Version(version), kind=FAULT)
+
+
+@pytest.mark.parametrize(
+    ("faults", "stays_out"),
+    [((10, 40), False), ((10, 40, 109), True), ((10, 40, 110), False), ((10, 80, 120, 170), True)],
+)
+def test_a_fault_may_return_but_three_in_a_hundred_versions_stay_out(faults: tuple[int, ...], stays_out: bool) -> None:
+    events: list[Event] = []
+    for version in faults:
+        events += [_fault(version), _pardoned(version, acquitted=False), _admitted(version + 1)]
+    assert _standing(events) is (Standing.QUARANTINED if stays_out else Standing.MEMBER)
+    table = _after([*events[:-2]])
+    assert table.may_return(ACCUSED) is not stays_out
+    assert table.is_out(ACCUSED)
+    assert _standing([*events, _pardoned(200, acquitted=True)]) is Standing.MEMBER
+
+
+def test_only_a_fault_may_return() -> None:
+    assert not _after([_quarantined(300)]).may_return(ACCUSED)
+    assert not _after([_fault(299), _quarantined(300)]).may_return(ACCUSED)
+    assert not _after([_fault(300), BAN]).may_return(ACCUSED)
+    assert not _after([_fault(300), *_events(AuditDebt, 301)]).may_return(ACCUSED)
+    assert not _after([]).may_return(ACCUSED)
+    assert _after([_quarantined(299), _fault(300)]).may_return(ACCUSED)
 
 
 def test_a_pardon_covers_debts_and_suspicions_up_to_its_version() -> None:
@@ -370,7 +388,7 @@ def test_an_old_pardon_told_again_lifts_nothing_newer() -> None:
 
 
 def test_a_ban_is_for_ever_and_before_all_else() -> None:
-    lenient = [_pardoned(999, acquitted=True), *_agreements(990, 10)]
+    lenient = [_pardoned(999, acquitted=True), _admitted(999)]
     for events in ([BAN, *lenient], [*lenient, BAN], [_quarantined(5), BAN, _pardoned(999, acquitted=False)]):
         assert _standing(events, version=100_000) is Standing.BANNED
     table = _after([BAN, replace(BAN, peer_id=OTHER)])
@@ -378,7 +396,7 @@ def test_a_ban_is_for_ever_and_before_all_else() -> None:
     assert _after([BAN]).standing(OTHER, NOW) is Standing.PROBATION
 
 
-@pytest.mark.parametrize("made", [Suspicion, AuditDebt, Agreement])
+@pytest.mark.parametrize("made", [Suspicion, AuditDebt])
 def test_nothing_is_seen_before_it_happens(made: Callable[[PeerId, Version], Event]) -> None:
     StandingTable().after(made(ACCUSED, Version(7)), Version(7))
     with pytest.raises(RemoteError) as caught:
@@ -387,28 +405,26 @@ def test_nothing_is_seen_before_it_happens(made: Callable[[PeerId, Version], Eve
 
 
 def test_a_peers_record_stays_small() -> None:
-    table = _after([*_events(AuditDebt, *range(1000)), *_agreements(0, 1000), *_events(Suspicion, *range(1000))])
+    faults = [_fault(version) for version in range(1000)]
+    table = _after([*_events(AuditDebt, *range(1000)), *faults, *_events(Suspicion, *range(1000))])
     (record,) = table.records.values()
-    assert len(record.debts) == KEPT_DEBTS
-    assert len(record.agreements) == 10
+    assert len(record.debts) == len(record.faults) == KEPT_DEBTS
 
 
 VERSIONS = st.integers(0, 60).map(Version)
-SINGLE = st.one_of(
-    *(st.builds(made, st.sampled_from(PEERS), VERSIONS) for made in (Suspicion, AuditDebt, Agreement)),
+EVENT = st.one_of(
+    *(st.builds(made, st.sampled_from(PEERS), VERSIONS) for made in (Suspicion, AuditDebt)),
     st.builds(
-        lambda peer, version: replace(QUARANTINE, peer_id=peer, version=version), st.sampled_from(PEERS), VERSIONS
+        lambda peer, version, kind: replace(QUARANTINE, peer_id=peer, version=version, kind=kind),
+        st.sampled_from(PEERS),
+        VERSIONS,
+        st.sampled_from([FAULT, "withholding"]),
     ),
     st.builds(lambda peer: replace(BAN, peer_id=peer), st.sampled_from(PEERS)),
     st.builds(Pardon, st.just(RUN_ID), st.sampled_from(PEERS), VERSIONS, st.booleans()),
-).map(lambda event: [event])
-RUN_OF_AGREEMENTS = st.builds(
-    lambda peer, start, num: [Agreement(peer, Version(start + number)) for number in range(num)],
-    st.sampled_from(PEERS),
-    VERSIONS,
-    st.integers(8, 12),
+    st.builds(Admission, st.just(RUN_ID), st.sampled_from(PEERS), st.just(StageIndex(1)), VERSIONS),
 )
-EVENTS = st.lists(st.one_of(SINGLE, RUN_OF_AGREEMENTS), max_size=12).map(lambda runs: [e for run in runs for e in run])
+EVENTS = st.lists(EVENT, max_size=12)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -435,14 +451,18 @@ def _told(events: list[Event], version: int, *, founder: bool) -> Standing:
         return {event.version for event in events if isinstance(event, kind)}
 
     pardoned = max(versions(Pardon), default=-1)
-    faults = {event.version for event in events if isinstance(event, Pardon) and not event.acquitted}
+    pardons = [event for event in events if isinstance(event, Pardon)]
+    acquitted = max((event.version for event in pardons if event.acquitted), default=-1)
+    begun_again = {event.version for event in pardons if not event.acquitted}
+    quarantines = [event for event in events if isinstance(event, Quarantine)]
+    faults = {event.version for event in quarantines if event.kind == FAULT and event.version > acquitted}
     debts = {debt for debt in versions(AuditDebt) if debt > pardoned}
-    since = max(faults | debts, default=-1)
+    since = max(begun_again | debts, default=-1)
     if versions(Ban):
         return Standing.BANNED
-    if max(versions(Quarantine), default=-1) > pardoned or len(debts) >= 3:  # all lie within 100 versions here
+    if max(versions(Quarantine), default=-1) > pardoned or max(len(debts), len(faults)) >= 3:  # all within 100 here
         return Standing.QUARANTINED
-    if not (founder and since < 0) and len({one for one in versions(Agreement) if one > since}) < 10:
+    if not (founder and since < 0) and max(versions(Admission), default=-1) <= since:
         return Standing.PROBATION
     suspected = max(versions(Suspicion), default=-1)
     return Standing.SUSPICIOUS if pardoned < suspected <= version < suspected + 20 else Standing.MEMBER

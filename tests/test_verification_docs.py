@@ -11,8 +11,8 @@ from swarm.core.settings import AuditSettings
 from swarm.identity import Identity
 from verification.draws import HashChain, check_reveal, contribution_rate, draw, hop_rate
 from verification.evidence import KINDS
-from verification.standing import Ban, JurorVote, Pardon, Quarantine
 from verification.tolerance import TABLE, bounds_for
+from verification.verdicts import Ban, JurorVote, Pardon, Quarantine
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "verification.md").read_text()

@@ -25,8 +25,9 @@ from verification.papers import Bytes, Exhibit
 from verification.past import Past
 from verification.replay.judge import judge
 from verification.replay.stage_replay import StageReplay
-from verification.standing import AuditDebt, Ban, Standing, StandingTable, Suspicion
+from verification.standing import AuditDebt, Standing, StandingTable, Suspicion
 from verification.tolerance import Comparison, Grade, bounds_for, compare
+from verification.verdicts import Ban
 
 
 @dataclass(frozen=True)

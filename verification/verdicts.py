@@ -1,0 +1,305 @@
+"""This is where verdicts have their form: who is said to have done what, and whose signature makes it count.
+
+A ban is for ever and signed by the run key. A quarantine lasts until the run key pardons it; three jurors, drawn after
+the evidence was committed, can impose one too.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ranking import rank
+from swarm.identity import Identity, verify
+from verification.tolerance import Grade
+
+FEWEST_REPLICAS = 5
+"""A stage with fewer has no jury: without accuser and accused fewer than three are left."""
+NUM_JURORS = 3
+VOTES_TO_QUARANTINE = 2
+
+
+@dataclass(frozen=True)
+class _Signed(ABC):
+    DOMAIN: ClassVar[str]
+    signature: bytes = field(default=b"", kw_only=True)
+
+    @abstractmethod
+    def signed_value(self) -> Value: ...
+
+    def signed_bytes(self) -> bytes:
+        return signed_bytes(self.DOMAIN, self.signed_value())
+
+    def digest(self) -> bytes:
+        return digest(self.DOMAIN, self.signed_value())
+
+    def to_value(self) -> Value:
+        return {"value": self.signed_value(), "signature": self.signature}
+
+    def signed_by(self, identity: Identity) -> Self:
+        return replace(self, signature=identity.sign(self.signed_bytes()))
+
+    def _check_signature(self, run_id: str, expected_run_id: str, signer: PeerId) -> None:
+        if run_id != expected_run_id:
+            raise RemoteError("protocol", f"{self.DOMAIN} of run {run_id[:12]}, not {expected_run_id[:12]}")
+        if not verify(signer, self.signed_bytes(), self.signature):
+            raise RemoteError("signature", f"{self.DOMAIN} is not signed by {signer}")
+
+
+@dataclass(frozen=True)
+class _Charge(_Signed):
+    """Who is said to have done what, and which evidence says so."""
+
+    run_id: str
+    peer_id: PeerId
+    """The accused."""
+    stage: StageIndex
+    version: Version
+    """Of the stage, at the deed."""
+    kind: str
+    """The evidence's."""
+    evidence_digest: bytes
+
+    @property
+    def charge(self) -> dict[str, Value]:
+        return {
+            "run_id": self.run_id,
+            "peer_id": self.peer_id,
+            "stage": self.stage,
+            "version": self.version,
+            "kind": self.kind,
+            "evidence_digest": self.evidence_digest,
+        }
+
+    def signed_value(self) -> Value:
+        return self.charge
+
+
+@dataclass(frozen=True)
+class Ban(_Charge):
+    """The run key's last word on a peer: nobody takes anything from it any more."""
+
+    DOMAIN: ClassVar[str] = "ban"
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Ban":
+        outer, fields = _opened(cls.DOMAIN, value)
+        made = cls(*_read_charge(fields), signature=outer.octets("signature", length=64))
+        fields.done()
+        outer.done()
+        return made
+
+
+@dataclass(frozen=True)
+class JurorVote(_Charge):
+    """What a juror found when it replayed the evidence. It covers the whole charge, so that it counts for no other."""
+
+    DOMAIN: ClassVar[str] = "juror-vote"
+    juror: PeerId
+    verdict: Grade
+
+    def signed_value(self) -> Value:
+        return {**self.charge, "juror": self.juror, "verdict": self.verdict.value}
+
+    def check(self, run_id: str) -> None:
+        """Raises RemoteError unless the juror signed it in this run."""
+        self._check_signature(self.run_id, run_id, self.juror)
+
+    @classmethod
+    def from_value(cls, value: Value) -> "JurorVote":
+        outer, fields = _opened(cls.DOMAIN, value)
+        charge, juror, verdict = _read_charge(fields), fields.peer("juror"), fields.text("verdict", max_length=16)
+        if verdict not in {grade.value for grade in Grade}:
+            raise RemoteError("malformed", f"verdict is {verdict!r}")
+        made = cls(*charge, juror, Grade(verdict), signature=outer.octets("signature", length=64))
+        fields.done()
+        outer.done()
+        return made
+
+
+@dataclass(frozen=True)
+class Quarantine(_Charge):
+    """A peer is kept out until it is pardoned: by the run key's signature, or by jurors' votes and no signature."""
+
+    DOMAIN: ClassVar[str] = "quarantine"
+    votes: tuple[JurorVote, ...] = ()
+
+    def check(self, run_id: str, run_key: PeerId, *, drawn: tuple[PeerId, ...] = ()) -> None:
+        """Raises RemoteError unless the run key signed it or two of the `drawn` jurors (see `jurors`) found fraud."""
+        if self.signature:
+            self._check_signature(self.run_id, run_id, run_key)
+            return
+        for vote in self.votes:
+            vote.check(run_id)
+            if vote.juror not in drawn:
+                raise RemoteError("verdict", f"{vote.juror} was not drawn as a juror of {self.peer_id}", vote.juror)
+            if vote.charge != self.charge:
+                raise RemoteError("verdict", f"{vote.juror} voted on another charge than {self.peer_id}'s quarantine")
+        found = {vote.juror for vote in self.votes if vote.verdict is Grade.FRAUD}
+        if len(found) < VOTES_TO_QUARANTINE:
+            raise RemoteError(
+                "verdict", f"{len(found)} of {len(drawn)} jurors found {self.peer_id} guilty, not {VOTES_TO_QUARANTINE}"
+            )
+
+    def to_value(self) -> Value:
+        return {
+            "value": self.signed_value(),
+            "votes": [vote.to_value() for vote in self.votes],
+            "signature": self.signature,
+        }
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Quarantine":
+        outer, fields = _opened(cls.DOMAIN, value)
+        made = cls(
+            *_read_charge(fields),
+            outer.items("votes", JurorVote.from_value, max_items=NUM_JURORS),
+            signature=outer.octets("signature", max_length=64),
+        )
+        fields.done()
+        outer.done()
+        if len(made.signature) not in (0, 64):
+            raise RemoteError("malformed", f"quarantine.signature is of {len(made.signature)} bytes, not 0 or 64")
+        return made
+
+
+@dataclass(frozen=True)
+class Pardon(_Signed):
+    """The run key lifts quarantines, debts and suspicions of up to `version`, and no ban."""
+
+    DOMAIN: ClassVar[str] = "pardon"
+    run_id: str
+    peer_id: PeerId
+    version: Version
+    acquitted: bool
+    """True: it did no wrong, and is what it was. False: it was a fault, and begins again on probation."""
+
+    def signed_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "peer_id": self.peer_id,
+            "version": self.version,
+            "acquitted": self.acquitted,
+        }
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Pardon":
+        outer, fields = _opened(cls.DOMAIN, value)
+        made = cls(
+            fields.text("run_id"),
+            fields.peer("peer_id"),
+            Version(fields.integer("version")),
+            fields.boolean("acquitted"),
+            signature=outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        return made
+
+
+@dataclass(frozen=True)
+class Admission(_Signed):
+    """The run key ends a probation: from `version` on the peer may train."""
+
+    DOMAIN: ClassVar[str] = "admission"
+    run_id: str
+    peer_id: PeerId
+    stage: StageIndex
+    version: Version
+    """Of the stage."""
+
+    def signed_value(self) -> Value:
+        return {"run_id": self.run_id, "peer_id": self.peer_id, "stage": self.stage, "version": self.version}
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Admission":
+        """Raises RemoteError("malformed")."""
+        outer, fields = _opened(cls.DOMAIN, value)
+        made = cls(
+            fields.text("run_id"),
+            fields.peer("peer_id"),
+            StageIndex(fields.integer("stage", high=1 << 16)),
+            Version(fields.integer("version")),
+            signature=outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        return made
+
+
+@dataclass(frozen=True)
+class Debt(_Signed):
+    """The run key's word that a peer did not serve an audit of its work at `version`: it is on probation again."""
+
+    DOMAIN: ClassVar[str] = "debt"
+    run_id: str
+    peer_id: PeerId
+    version: Version
+
+    def signed_value(self) -> Value:
+        return {"run_id": self.run_id, "peer_id": self.peer_id, "version": self.version}
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Debt":
+        """Raises RemoteError("malformed")."""
+        outer, fields = _opened(cls.DOMAIN, value)
+        made = cls(
+            fields.text("run_id"),
+            fields.peer("peer_id"),
+            Version(fields.integer("version")),
+            signature=outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        return made
+
+
+def jurors(
+    members: Iterable[PeerId], *, accuser: PeerId, accused: PeerId, evidence_digest: bytes, next_name: bytes
+) -> tuple[PeerId, ...]:
+    """Three of the stage's members without both parties; none below five replicas, where the run key judges alone.
+
+    `next_name` is the name of the first version made after the evidence was committed: nobody can choose evidence
+    by its jurors.
+    """
+    replicas = set(members)
+    if len(replicas) < FEWEST_REPLICAS:
+        return ()
+    return rank(replicas - {accuser, accused}, "juror", evidence_digest, accused, next_name)[:NUM_JURORS]
+
+
+def _opened(kind: str, value: Value) -> tuple[Fields, Fields]:
+    """Readers of a signed message and of its value."""
+    outer = Fields(kind, value)
+    return outer, Fields(kind, outer.message("value"))
+
+
+def _read_charge(fields: Fields) -> tuple[str, PeerId, StageIndex, Version, str, bytes]:
+    return (
+        fields.text("run_id"),
+        fields.peer("peer_id"),
+        StageIndex(fields.integer("stage", high=1 << 16)),
+        Version(fields.integer("version")),
+        fields.text("kind", max_length=64),
+        fields.octets("evidence_digest", length=32),
+    )
