@@ -305,9 +305,10 @@ class World:
         states = "\n".join(
             f"{m.peer_id[-4:]} alive={m.alive} frozen={m.frozen} view={m.round.view} promised={m.round._promised} "
             f"roster={m.round.roster.rank if m.round.roster else None} result={m.round.result is not None} "
-            f"asks={m.round._ballots.proposal and m.round._ballots.proposal.phase} votes={len(m.round._ballots.votes)} "
+            f"asks={asked and asked.phase} votes={len(m.round._lead.ballots.votes)} "
             f"finished={m.finished is not None} due={m.round.deadline} gone={[p[-4:] for p in m.round._gone]}"
             for m in self.members.values()
+            for asked in [m.round._lead.ballots.proposal]
         )
         errors = [f"{peer[-4:]}: {error.kind} {error}" for peer, error in self.errors]
         return "\n".join([what, *self.story, states, *errors])

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 
 from swarm.core.averaging_round import (
-    MAX_RELIEFS,
     AggregatePart,
     AveragingRound,
     FetchPart,
@@ -25,6 +24,7 @@ from swarm.core.averaging_round import (
 from swarm.core.contribution import ReducedPart
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
+from swarm.core.round_lead import MAX_RELIEFS
 from swarm.core.voting import Proof, quorum
 from tests.round_members import (
     asked_commit,
@@ -151,7 +151,7 @@ def test_a_reduced_part_that_overtakes_its_roster_is_used() -> None:
     third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.0)
     assert third.on_reduced(second.me, reduced_part(0, facts.members), now=0.1) == []
     third.on_roster(first.me, roster_of(facts, reducers=(second.me,) * 3, revision=1), now=0.2)
-    assert third._parts.reduced == {0: reduced_part(0, facts.members)}
+    assert third._reduction.parts.reduced == {0: reduced_part(0, facts.members)}
 
 
 def test_a_change_of_facts_keeps_only_what_fits() -> None:

@@ -133,7 +133,7 @@ def test_bad_promises_are_refused_and_change_nothing() -> None:
     assert repr(waiting) == repr(round_of(facts, leader.me))
     # Of another view it is genuine and of no use.
     assert leader.on_promise(witness, promise_by(facts, witness, 4), None, None, now=0.1) == []
-    assert set(leader._ballots.promises) == {leader.me}
+    assert set(leader._lead.ballots.promises) == {leader.me}
 
 
 def test_what_is_shown_with_a_promise_must_be_certified() -> None:
@@ -245,8 +245,8 @@ def test_a_reducer_cannot_fill_memory_with_versions_of_a_part() -> None:
             second.on_reduced(third.me, made, now=0.1)
         except RemoteError:
             num_refused += 1
-    assert len(second._parts.held) + num_refused == 100
-    assert len(second._parts.held) <= 4
+    assert len(second._reduction.parts.held) + num_refused == 100
+    assert len(second._reduction.parts.held) <= 4
 
 
 def _bad_results(facts: RoundFacts, good: Result) -> list[tuple[str, Result]]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from swarm.core.averaging_round import (
-    LONGEST_PATIENCE,
     AggregatePart,
     AskPromise,
     FetchPart,
@@ -24,6 +23,7 @@ from swarm.core.averaging_round import (
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
+from swarm.core.round_patience import LONGEST_PATIENCE
 from swarm.core.voting import Proof
 from tests.round_members import (
     asked_commit,
