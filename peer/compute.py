@@ -48,6 +48,8 @@ class WorkThread:
         self._wake = threading.Condition()
         self._closing = False
         self._on_start = on_start
+        self.may_begin: Callable[[Urgency], bool] = lambda urgency: True
+        """Whether jobs of an urgency are begun now; call `wake` when it may have changed."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -74,8 +76,12 @@ class WorkThread:
             job.loop.call_soon_threadsafe(_settle, job.future, None, TransientError("this peer is shutting down"))
         self._thread.join(timeout_s)
 
-    def _work(self) -> None:
+    def wake(self) -> None:
+        """Look again at what may begin."""
+        with self._wake:
+            self._wake.notify()
 
+    def _work(self) -> None:
         if self._on_start is not None:
             self._on_start()
         while True:
@@ -100,7 +106,7 @@ class WorkThread:
             del job, result, error  # a finished job must not keep its tensors alive until the next comes
 
     def _next(self) -> _Job | None:
-        held = [jobs for _, jobs in sorted(self._waiting.items()) if jobs]
+        held = [jobs for urgency, jobs in sorted(self._waiting.items()) if jobs and self.may_begin(urgency)]
         if not held:
             return None
         self._num_taken += 1

@@ -16,6 +16,7 @@ from peer.adversary import HONEST, Adversary, At
 from peer.compute import Urgency, WorkThread
 from peer.downstream import METHOD, Activation, Answer, Downstream, HopCounters, Refused
 from peer.exhibits import ExhibitStore
+from peer.permit import Permit
 from peer.replica import StageReplica
 from peer.screening import Screening
 from swarm.averaging.activations import ActivationCodec, activation_codec
@@ -95,6 +96,8 @@ class HopServer:
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
         self._in_flight = 0
         self.draining = False
+        self.permit = Permit()
+        """Of the owner, to begin."""
         self.is_before: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer is of the stage before, as far as is known: of others' word on steps nothing follows."""
 
@@ -134,6 +137,7 @@ class HopServer:
         gate, step = self._gate, birth.step
         if self.draining:
             raise Refused("busy", "this peer is leaving")
+        self._check_permit()
         if self._in_flight >= 2 * self._settings.limits.max_in_flight:
             raise Refused("busy", f"{self._in_flight} microbatches in flight")
         if birth.shape[0:2] != self._shape[:2]:
@@ -160,6 +164,10 @@ class HopServer:
         if not self._replica.can_compute(step):
             raise Refused("behind", f"version {gate.version} was loaded here: step {step} needs the next one")
 
+    def _check_permit(self) -> None:
+        if self.permit.withheld:
+            raise Refused("busy", "this peer's owner has paused it")
+
     async def _serve_admitted(
         self, sender: PeerId, birth: BirthRecord, header: HopHeader, body: bytes | bytearray | memoryview
     ) -> Message:
@@ -170,6 +178,7 @@ class HopServer:
         evaluate = birth.kind == "evaluate"
 
         def open_up() -> tuple[torch.Tensor, torch.Tensor]:
+            self._check_permit()  # it may have waited long for the thread
             check_hop(
                 header,
                 birth,

@@ -67,24 +67,28 @@ class Source:
         transport.serve(EVALUATE, self._on_evaluate, max_body_bytes=0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Start microbatches as they are granted, until `stop`; then wait for those in flight."""
+        """Start microbatches as they are granted and permitted, until `stop`; then wait for those in flight."""
         slots = self.settings.limits.max_in_flight
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():
-                self.rounds.want(slots - len(running))
-                if len(running) >= slots:
-                    await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                permit = self.server.permit
+                free = 0 if permit.withheld else slots - len(running)
+                self.rounds.want(free)
+                turning = asyncio.ensure_future(permit.changed.wait())
+                if free <= 0:
+                    await asyncio.wait({*running, stopping, turning}, return_when=asyncio.FIRST_COMPLETED)
                 else:
                     ticket = asyncio.ensure_future(self.rounds.next_ticket())
-                    await asyncio.wait({*running, stopping, ticket}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({*running, stopping, turning, ticket}, return_when=asyncio.FIRST_COMPLETED)
                     if ticket.done():
                         running.add(asyncio.ensure_future(self._one(ticket.result())))
                     else:
                         ticket.cancel()
                         with contextlib.suppress(asyncio.CancelledError):
                             await ticket
+                turning.cancel()
                 for task in [task for task in running if task.done()]:
                     running.discard(task)
                     task.result()
@@ -126,6 +130,8 @@ class Source:
         birth = self._birth("train", ticket.microbatch_id, attempt, ticket.step, tokens_BL, targets_BL)
 
         def forward() -> tuple[Activation, Saved]:
+            if self.server.permit.withheld:
+                raise Refused("busy", "this peer's owner has paused it")
             if not replica.accepts(ticket.step):
                 raise Refused("closed", f"step {ticket.step} is closed here")
             if not replica.can_compute(ticket.step):
@@ -180,6 +186,8 @@ class Source:
         if index >= len(self._held_out):
             raise RemoteError("protocol", f"held-out microbatch {index} of {len(self._held_out)}", sender)
         tokens_BL, targets_BL = self._held_out[index]
+        if self.server.permit.withheld:
+            raise TransientError("this peer's owner has paused it")
         weights = self.rounds.evaluation_weights(version)
         if weights is None:
             raise TransientError(f"version {version} is not held here, {self.rounds.version} is")

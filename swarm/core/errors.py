@@ -15,6 +15,14 @@ class LocalError(Exception):
     """This process cannot do what it was asked to."""
 
 
+class NotRunningError(LocalError):
+    """The daemon that was to be asked does not run here."""
+
+
+class ShutOutError(LocalError):
+    """The run does not let this peer take part any more."""
+
+
 class RemoteError(Exception):
     """A peer sent something wrong. `peer_id` is who; `kind` is a stable word for counters and evidence."""
 

@@ -1,7 +1,7 @@
 """This is where a peer decides, as a guest on its owner's machine, whether to work, to pause, or to go away.
 
 A pause begins no microbatch but keeps the peer a member of its stage, ready to go on. Away, it has left the run and
-uses nothing; it joins again by itself when it may. What is busy for a moment pauses; what is spent, or lasts, sends away.
+uses nothing; it joins again by itself when it may. What is busy for a moment pauses; what is spent sends away.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,139 @@
+"""This is where a daemon's folder on disk is laid out, and held by one daemon at a time."""
+
+import fcntl
+import json
+import logging
+import os
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Self
+
+from swarm.core.errors import LocalError, NotRunningError, SettingsError
+from swarm.core.owner_limits import OwnerLimits
+from swarm.durable_lines import replace_lines
+
+log = logging.getLogger(__name__)
+
+MAX_LOG_BYTES = 4 << 20
+"""Of each of the two log files."""
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """Paths of a daemon's identity, downloads, limits, usage and log."""
+
+    path: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.key"
+
+    @property
+    def limits_file(self) -> Path:
+        return self.path / "limits.json"
+
+    @property
+    def usage(self) -> Path:
+        return self.path / "usage.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "daemon.log"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "daemon.lock"
+
+    def make(self) -> None:
+        """Raises SettingsError when it cannot be written."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(f"--dir {self.path}: cannot be made ({error.strerror}); name another") from error
+
+    def load_limits(self) -> OwnerLimits:
+        """What the owner has set. Raises SettingsError that names the file."""
+        try:
+            read = json.loads(self.limits_file.read_text())
+            if not isinstance(read, dict) or not all(isinstance(value, str) for value in read.values()):
+                raise ValueError("not an object of texts")
+            return OwnerLimits().changed(read)
+        except FileNotFoundError:
+            return OwnerLimits()
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{self.limits_file}: {error}; mend it or delete it") from error
+
+    def save_limits(self, limits: OwnerLimits) -> None:
+        """They hold from the next start on, and now in the daemon that saved them."""
+        self.make()
+        replace_lines(self.limits_file, [json.dumps(limits.written(), indent=1)])
+
+    def log_handler(self) -> logging.Handler:
+        """Writes the log, of bounded size."""
+        handler = RotatingFileHandler(self.log, maxBytes=MAX_LOG_BYTES, backupCount=1, delay=True)
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        return handler
+
+    def running_at(self) -> Path:
+        """The socket of the daemon that holds this folder. Raises NotRunningError if none does."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY)
+        except OSError as error:
+            raise NotRunningError(self._no_daemon()) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = json.loads(os.read(descriptor, 1 << 12) or b"{}")
+            if "socket" in held:
+                return Path(held["socket"])
+            raise NotRunningError(f"the daemon of {self.path} is only just starting; try again") from None
+        else:
+            raise NotRunningError(self._no_daemon())
+        finally:
+            os.close(descriptor)
+
+    def _no_daemon(self) -> str:
+        return f"no daemon is running in {self.path}: start one with `swarm join`, or name its folder with --dir"
+
+
+class HeldFolder:
+    """A state folder that this process holds, and no other until it ends, however it ends."""
+
+    def __init__(self, folder: StateFolder) -> None:
+        self.folder = folder
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        """Raises SettingsError when another daemon holds it."""
+        self.folder.make()
+        self._descriptor = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = json.loads(os.read(self._descriptor, 1 << 12) or b"{}").get("pid", "unknown")
+            os.close(self._descriptor)
+            path = self.folder.path
+            raise SettingsError(
+                f"--dir {path}: another daemon (process {pid}) runs there; see `swarm status --dir {path}`, "
+                f"end it with `swarm leave --dir {path}`, or give this one a folder of its own"
+            ) from None
+        self._write({"pid": os.getpid()})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write({})
+        os.close(self._descriptor)
+
+    def listens_at(self, socket: Path) -> None:
+        """Commands find the daemon there."""
+        self._write({"pid": os.getpid(), "socket": str(socket)})
+
+    def _write(self, value: dict[str, object]) -> None:
+        data = json.dumps(value).encode()
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, data, 0)
+        except OSError as error:
+            raise LocalError(f"{self.folder.lock}: cannot be written ({error.strerror})") from error
