@@ -87,6 +87,10 @@ class LimitedTransport:
 
     def __init__(self, inner: Transport, *, upload_mbit: float | None, download_mbit: float | None) -> None:
         self._inner = inner
+        self.set_rates(upload_mbit=upload_mbit, download_mbit=download_mbit)
+
+    def set_rates(self, *, upload_mbit: float | None, download_mbit: float | None) -> None:
+        """Keep to other megabits a second from now on."""
         self._up = None if upload_mbit is None else _Bucket(upload_mbit * 125_000)
         self._down = None if download_mbit is None else _Bucket(download_mbit * 125_000)
 
