@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
+from peer.past_weights import PastVersion, PastWeights
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.error_feedback import Residual
@@ -27,6 +28,8 @@ from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.stage_step import StageStep, extrapolates, weights_ahead
 
 log = logging.getLogger(__name__)
+
+Floats = NDArray[np.float32]
 
 
 @dataclass
@@ -46,6 +49,8 @@ class NewVersion:
 
     state: StageState
     weights: Weights
+    ahead: Floats | None
+    """What the step after the version's is computed on, if that is not `weights`; and the same as a module."""
     extrapolated: Weights | None
     gradient_norm: float
 
@@ -75,6 +80,7 @@ class StageReplica:
         self.codec: VectorCodec = result_codec(settings.codecs.averaging)
         """Of results; no contribution is longer than a result."""
         self.num_parts = num_parts(self.layout.num_values)
+        self._parts = tuple(part_slice(index, self.layout.num_values) for index in range(self.num_parts))
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
         self._spare: list[GradientSum] = []
@@ -82,6 +88,7 @@ class StageReplica:
         self._step = StageStep(settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads)
         self._mean: NDArray[np.float32] | None = None
         self._gradient: NDArray[np.float32] | None = None
+        self.past = PastWeights.of_run(settings)
         self.restore(state)
 
     @property
@@ -92,7 +99,9 @@ class StageReplica:
         """Continue from this state; whatever was accumulated, and what is owed from before, is dropped."""
         self.state = state
         self._step.restore(state)
+        self.past.clear()
         self._weights = self.model.weights(state.weights)
+        self._ahead: Floats | None = None
         self._extrapolated: Weights | None = None
         self._sums.clear()
         feeds_back = leaves_residual(self.settings.codecs.averaging)
@@ -194,13 +203,16 @@ class StageReplica:
             log.warning("stage %d skips step %d: %s", self.stage, self.version, made.skipped)
         ahead = weights_ahead(self.settings, self.state, made.state)
         extrapolated = self.model.weights(ahead) if ahead is not None else None
-        return NewVersion(made.state, self.model.weights(made.state.weights), extrapolated, made.gradient_norm)
+        return NewVersion(made.state, self.model.weights(made.state.weights), ahead, extrapolated, made.gradient_norm)
 
     def swap(self, new: NewVersion) -> None:
         """The new version is the stage's from now on."""
         if new.state.version != self.state.version + 1:
             raise LocalError(f"version {new.state.version} does not follow {self.state.version}")
-        self.state, self._weights, self._extrapolated = new.state, new.weights, new.extrapolated
+        left, known = self.state, self.can_compute(Step(self.version + 1))
+        self.past.remember(left.version, PastVersion(left.weights, self._ahead, ahead_is_known=known))
+        self.state, self._weights = new.state, new.weights
+        self._ahead, self._extrapolated = new.ahead, new.extrapolated
         for step in [step for step in self._sums if int(step) < self.version]:
             self._spare.append(self._sums.pop(step).gradient)
         del self._spare[2:]
@@ -222,8 +234,9 @@ class StageReplica:
         """As `swarm.averaging.reduce.norm_cap` has it, at this version."""
         return norm_cap(self.state.certified_norms)
 
-    def parts(self) -> list[slice]:
-        return [part_slice(index, self.layout.num_values) for index in range(self.num_parts)]
+    def parts(self) -> tuple[slice, ...]:
+        """Where each part lies among the stage's values."""
+        return self._parts
 
 
 def stage_device(gpu: int | None) -> str:

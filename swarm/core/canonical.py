@@ -7,6 +7,7 @@ accepts nothing that `pack` would not have written.
 
 import hashlib
 import struct
+from functools import lru_cache
 from typing import TypeAlias
 
 from swarm.core.errors import RemoteError
@@ -14,6 +15,7 @@ from swarm.core.errors import RemoteError
 Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value]"
 
 MAX_DEPTH = 16
+_NAME_CHARACTERS = 64
 MAX_VALUES = 1 << 20
 """In one message from a stranger: 8 MiB of empty lists would else take half a gigabyte, and seconds."""
 
@@ -55,12 +57,13 @@ def _pack(value: Value, out: bytearray, depth: int) -> None:
     if value is None:
         out.append(0xC0)
     elif isinstance(value, bytes):
-        _pack_head(len(value), out, None, _BIN)
+        if len(value) < 256:
+            out += _SHORT_BIN[len(value)]
+        else:
+            _pack_number(len(value), out, _BIN)
         out += value
     elif isinstance(value, str):
-        data = value.encode()
-        _pack_head(len(data), out, (0xA0, 32), _STR)
-        out += data
+        out += _packed_name(value) if len(value) <= _NAME_CHARACTERS else _packed_text(value)
     elif value is True or value is False:
         out.append(0xC3 if value else 0xC2)
     elif isinstance(value, int):
@@ -88,8 +91,18 @@ def _pack(value: Value, out: bytearray, depth: int) -> None:
         raise TypeError(f"{type(value).__name__} has no canonical form")
 
 
-def _pack_head(length: int, out: bytearray, short: tuple[int, int] | None, sizes: "_Sizes") -> None:
-    if short is not None and length < short[1]:
+def _packed_text(text: str) -> bytes:
+    data, out = text.encode(), bytearray()
+    _pack_head(len(data), out, (0xA0, 32), _STR)
+    return bytes(out) + data
+
+
+_packed_name = lru_cache(maxsize=4096)(_packed_text)
+"""The same fields and peers are named in every message."""
+
+
+def _pack_head(length: int, out: bytearray, short: tuple[int, int], sizes: "_Sizes") -> None:
+    if length < short[1]:
         out.append(short[0] | length)
     else:
         _pack_number(length, out, sizes)
@@ -126,6 +139,7 @@ _STR = _sizes(range(0xD9, 0xDC), "BHI", 32)
 _BIN = _sizes(range(0xC4, 0xC7), "BHI", 0)
 _ARRAY = _sizes(range(0xDC, 0xDE), "HI", 16)
 _MAP = _sizes(range(0xDE, 0xE0), "HI", 16)
+_SHORT_BIN = [bytes([0xC4, length]) for length in range(256)]
 _FLOAT = struct.Struct(">d")
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
@@ -149,14 +163,14 @@ class _Reader:
         self.at += 1
         if code < 0x80:
             return code
-        if code >= 0xE0:
-            return code - 256
         if code < 0x90:
             return self._map(code & 15, depth)
         if code < 0xA0:
             return self._array(code & 15, depth)
         if code < 0xC0:
             return self._bytes(code & 31).decode()
+        if code >= 0xE0:
+            return code - 256
         if code in _BIN:
             return self._bytes(self._number(_BIN[code]))
         if code in _POSITIVE:

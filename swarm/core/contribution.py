@@ -218,6 +218,10 @@ class Roster:
         }
 
     def signed_bytes(self) -> bytes:
+        return self._signed_bytes
+
+    @cached_property
+    def _signed_bytes(self) -> bytes:
         return signed_bytes(self.DOMAIN, self.signed_value())
 
     def to_value(self) -> Value:
@@ -293,6 +297,8 @@ class ReducedPart:
     contributors: tuple[PeerId, ...]
     excluded: tuple[Departure, ...] = ()
     """Whose contributions to the part were left out, and why; in the order of peer ids."""
+    squares: float = 0.0
+    """Sum of squares of the values that the encoding stands for: the gradient's norm follows from the result alone."""
 
     @classmethod
     def empty(cls, part: int) -> "ReducedPart":
@@ -309,6 +315,7 @@ class ReducedPart:
             "digest": self.digest,
             "contributors": list(self.contributors),
             "excluded": [{"peer_id": left_out.peer_id, "reason": left_out.reason} for left_out in self.excluded],
+            "squares": self.squares,
         }
 
     @classmethod
@@ -319,8 +326,11 @@ class ReducedPart:
             fields.octets("digest", length=32),
             fields.items("contributors", peer_item, max_items=MAX_MEMBERS),
             fields.items("excluded", Departure.from_value, max_items=MAX_MEMBERS),
+            fields.number("squares"),
         )
         fields.done()
+        if made.squares < 0 or (made.is_empty and made.squares):
+            raise RemoteError("malformed", f"part {made.part} has a sum of squares of {made.squares}")
         listed = [left_out.peer_id for left_out in made.excluded]
         if listed != sorted(set(listed)) or set(listed) & set(made.contributors):
             raise RemoteError("malformed", f"part {made.part} excludes peers out of order, or contributors")

@@ -6,6 +6,7 @@ row-major, with nothing between them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, overload
@@ -35,12 +36,12 @@ class ParameterLayout:
         offsets = tuple(accumulate((prod(shape) for shape in ordered), initial=0))[:-1]
         return cls(names, ordered, offsets)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of values of each tensor."""
         return tuple(prod(shape) for shape in self.shapes)
 
-    @property
+    @cached_property
     def num_values(self) -> int:
         return sum(self.sizes)
 
