@@ -6,7 +6,7 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -16,10 +16,10 @@ import torch
 from peer.accuser import Accuser
 from peer.audit_desk import ANSWER
 from peer.compute import Urgency
+from peer.past_weights import PastVersion
 from peer.rounds import StageRounds
 from peer.step_state import Applied
 from swarm.averaging.codecs import leaves_residual
-from swarm.checkpoint.state import state_from_chunks
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -95,7 +95,7 @@ class Auditor:
     def __post_init__(self) -> None:
         self._budget = AuditBudget.of_run(self.rounds.settings.audits)
         self._due: deque[_Due] = deque(maxlen=MAX_DUE)
-        self._replay: StageReplay | None = None
+        self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage)
         self._into: torch.Tensor | None = None
 
     async def applied(self, applied: Applied) -> None:
@@ -116,6 +116,7 @@ class Auditor:
             elif hop:
                 work = contribution.work[drawn.microbatch(number)]
                 self._due.append(_Due(contribution, reveal, (work,), whole=False))
+        self._want_weights()
 
     @property
     def _can_replay_sums(self) -> bool:
@@ -128,33 +129,38 @@ class Auditor:
             if not self._due:
                 await self.rounds.wait_for_version(self.rounds.version + 1, timeout_s=1.0)
                 continue
-            due = self._due.popleft()
+            due = self._due[0]
             step = int(due.contribution.step)
             if not await self.rounds.wait_for_version(step + REVEALED_AFTER, timeout_s=settings.deadlines.step_s):
-                self._due.appendleft(due)
                 continue
-            if self.rounds.version > step + settings.audits.retained_versions or self.accuser.has_accused(
-                due.contribution.peer_id
-            ):
+            if self._is_late(due) or self.accuser.has_accused(due.contribution.peer_id):
                 self.counters.skipped += 1
-                continue
-            try:
-                await self._audit(due)
-            except (TransientError, TimeoutError) as error:
-                self.counters.debts += 1
-                log.info("audit of %s at step %d is owed: %s", due.contribution.peer_id, step, error)
-            except RemoteError as error:
-                self.counters.debts += 1
-                self.suspect(due.contribution.peer_id, Version(step))
-                log.warning("audit of %s at step %d: %s", due.contribution.peer_id, step, error)
-            except LocalError as error:
-                self.counters.skipped += 1
-                log.info("audit of %s at step %d is left out: %s", due.contribution.peer_id, step, error)
+            else:
+                await self._try(due)
+            if self._due[0] is due:  # or it was dropped meanwhile, for too many were due
+                self._due.popleft()
+            self._want_weights()
+
+    async def _try(self, due: _Due) -> None:
+        step = int(due.contribution.step)
+        try:
+            await self._audit(due)
+        except (TransientError, TimeoutError) as error:
+            self.counters.debts += 1
+            log.info("audit of %s at step %d is owed: %s", due.contribution.peer_id, step, error)
+        except RemoteError as error:
+            self.counters.debts += 1
+            self.suspect(due.contribution.peer_id, Version(step))
+            log.warning("audit of %s at step %d: %s", due.contribution.peer_id, step, error)
+        except LocalError as error:
+            self.counters.skipped += 1
+            log.info("audit of %s at step %d is left out: %s", due.contribution.peer_id, step, error)
 
     # -- one audit ----------------------------------------------------------------------------------------
 
     async def _audit(self, due: _Due) -> None:
         contribution, rounds = due.contribution, self.rounds
+        kept = {work.version: rounds.replica.past.get(int(work.version)) for work in due.work}
         exhibits = [await self._fetch_exhibit(due, work) for work in due.work]
         if not due.whole:
             exhibits = [await self._with_real_answer(due, due.work[0], exhibits[0])]
@@ -168,8 +174,7 @@ class Auditor:
         parts = (
             [await self._fetch_part(due, index) for index in range(len(contribution.part_digests))] if due.whole else []
         )
-        replay = await rounds.exact.run(Urgency.AUDIT, lambda: self._replay_at(due))
-        found = await rounds.compute.run(Urgency.AUDIT, lambda: self._compare(replay, due, exhibits, parts))
+        found = await rounds.compute.run(Urgency.AUDIT, lambda: self._compare(kept, due, exhibits, parts))
         worst = max(found, key=lambda one: one.measured / one.fraud)
         if due.whole:
             self.counters.contributions += 1
@@ -189,9 +194,18 @@ class Auditor:
         await self._accuse(due, exhibits, parts)
 
     def _compare(
-        self, replay: StageReplay, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]
+        self, kept: Mapping[Version, PastVersion], due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]
     ) -> list[Comparison]:
-        """(compute)"""
+        """(compute) Raises as replays do."""
+        try:
+            for version, past in kept.items():
+                self._replay.hold(version, past.weights, past.ahead, ahead_is_known=past.ahead_is_known)
+            return self._compared(due, exhibits, parts)
+        finally:
+            self._replay.release()
+
+    def _compared(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> list[Comparison]:
+        replay = self._replay
         settings, step = self.rounds.settings, due.contribution.step
         dtype, codecs = settings.model.compute_dtype, settings.codecs
         if due.whole:
@@ -327,34 +341,16 @@ class Auditor:
             return True
         return not differences(birth, *self.reader.batch(birth.microbatch_id))
 
-    # -- rebuilt ------------------------------------------------------------------------------------------
+    # -- computed again -----------------------------------------------------------------------------------
 
-    def _replay_at(self, due: _Due) -> StageReplay:
-        """(exact) The stage at the version the contribution's round started from, and at the one before."""
-        step, oldest = int(due.contribution.step), min(int(work.version) for work in due.work)
-        replay = self._replay
-        if replay is None:
-            replay = self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage)
-            self._begin(replay, oldest)
-        elif int(replay.version) > step or (int(replay.version) == step and oldest < step):
-            self._begin(replay, oldest)
-        while int(replay.version) < step:
-            held = self.rounds.results.get(int(replay.version))
-            if held is None:
-                self._replay = None
-                raise LocalError(f"the result of step {replay.version} is not held any more")
-            replay.advance(*held)
-        return replay
+    def _want_weights(self) -> None:
+        """Keep the versions that what is due was computed on."""
+        due = [due for due in self._due if not self._is_late(due)]
+        self.rounds.replica.past.want({int(work.version) for one in due for work in one.work})
 
-    def _begin(self, replay: StageReplay, version: int) -> None:
-        snapshots = self.rounds.snapshots
-        found = max((number for number in snapshots.versions() if number <= version), default=None)
-        held = snapshots.get(found) if found is not None else None
-        if held is None:
-            self._replay = None
-            raise LocalError(f"no snapshot up to version {version} is held")
-        chunks = [held.chunk(index) for index in range(len(held.hashes))]
-        replay.begin(state_from_chunks(replay.layout, chunks, held.digest), held.chain)
+    def _is_late(self, due: _Due) -> bool:
+        """Whether the target need not hold any more what is to be audited."""
+        return self.rounds.version > due.contribution.step + self.rounds.settings.audits.retained_versions
 
     # -- accused ------------------------------------------------------------------------------------------
 

@@ -61,7 +61,8 @@ class _Held:
 class StageReplay:
     """One stage of a run as its honest peers have it, at one version after another.
 
-    `begin`, then `advance` by each certified result. `state`, `chain` and `version` are where it stands.
+    `begin`, then `advance` by each certified result; `state`, `chain` and `version` are where it stands. Or `hold`
+    weights of versions that this machine had itself: then there is nothing to build.
     """
 
     def __init__(self, settings: RunSettings, stage: int, *, device: str = "cpu") -> None:
@@ -140,6 +141,18 @@ class StageReplay:
             del self._held[old]
         self._at = new, next_chain, step
 
+    def hold(self, version: Version, plain: Floats, ahead: Floats | None, *, ahead_is_known: bool) -> None:
+        """Compute on these weights, which do not change, where work says that it was computed on `version`.
+
+        `ahead` is what the step after the version's is computed on, if that is not `plain`.
+        """
+        weights_ahead = self.model.weights(ahead) if ahead is not None else None
+        self._held[version] = _Held(self.model.weights(plain), weights_ahead, ahead_is_known)
+
+    def release(self) -> None:
+        """Hold no weights."""
+        self._held.clear()
+
     def weights_for(self, step: Step) -> tuple[Version, Weights]:
         """The present version, and what a microbatch of `step` is computed on at it. Raises LocalError as
         `microbatch` does."""
@@ -198,7 +211,8 @@ class StageReplay:
         for exhibit in exhibits:
             self.microbatch(exhibit, step, gradient.flat)
             gradient.add_tokens(exhibit.papers.birth.num_targets)
-        seeds = part_seeds(self.chain.run_id, self.stage, Version(int(step)), makers[0], num_parts=self.num_parts)
+        run_id = exhibits[0].papers.birth.run_id
+        seeds = part_seeds(run_id, self.stage, Version(int(step)), makers[0], num_parts=self.num_parts)
         values = np.empty(self.layout.num_values, dtype=np.float32)
         for where, seed in zip(self._parts(), seeds, strict=True):
             gradient.mean_of(where, values[where])
