@@ -1,0 +1,186 @@
+"""This is where a scenario is read: the fleet, its links, its sessions and what befalls it, from a TOML file."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from peer.fleet.sessions import Law, Sessions
+from swarm.core.errors import SettingsError
+from swarm.core.rebalancing import RebalancingSettings
+from swarm.manifest_problems import describe
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelPart(_Table):
+    """What one microbatch, one round and one joiner cost."""
+
+    stages: int = Field(ge=2, le=64)
+    stage_costs: tuple[Positive, ...] = ()
+    """Of each stage, relative to the others; all alike if left out."""
+    microbatch_compute_s: Positive
+    """Forward and backward of one microbatch in all stages together, on a peer of power 1."""
+    forward_share: Share = 1 / 3
+    activation_mbytes: Positive
+    """Of one microbatch between two stages; its gradient is as large."""
+    state_mbytes: Positive
+    """Weights and moments of a stage: what a joiner downloads."""
+    round_mbytes: Positive
+    """What a member uploads in an averaging round."""
+    step_s: Positive
+    """The target batch is what the first fleet would do in this time, perfectly balanced."""
+
+
+class FleetPart(_Table):
+    """Peers and their links."""
+
+    peers: int = Field(ge=2, le=100_000)
+    first_stages: tuple[int, ...] = ()
+    """Peers of each stage at the start; even if left out."""
+    power_spread: float = Field(default=0.4, ge=0, le=2)
+    """Standard deviation of the logarithm of peers' power, whose median is 1."""
+    up_mbit: Positive
+    down_mbit: Positive
+    link_use: Share = 0.9
+    """Share of a link that gets used when it is the limit."""
+    round_trip_ms: float = Field(ge=0)
+    loss: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of packets lost."""
+    fanout: int = Field(default=8, ge=1, le=64)
+    """Peers of the next stage that one peer knows and chooses from."""
+    pipeline_fill: Positive = 1.5
+    """Microbatches in flight, as a multiple of what would fill an idle pipeline."""
+
+
+class SessionPart(_Table):
+    """How long peers stay and how they go. As many come as go."""
+
+    law: Law
+    shape: Positive = 0.5
+    turnover: Share
+    """Share of the fleet that is replaced every `turnover_s`."""
+    turnover_s: Positive = 600.0
+    warned: Share = 0.5
+    """Share of departures in which the daemon is told and can drain; the others are crashes."""
+    drain_s: float = Field(default=30.0, ge=0)
+
+
+class TrustPart(_Table):
+    """What verification costs, and whom it is for."""
+
+    audits: Share = 0.15
+    """Of its compute that a member spends on auditing others."""
+    probation_replays: int = Field(default=10, ge=0)
+    """Microbatches of its stage that a newcomer replays before it may become a member."""
+    admitted_share: Share = 0.125
+    """Of a stage's members, that many newcomers may join with each version."""
+    liars: Share = 0.0
+    """Of joiners, that lie about all they compute."""
+
+
+class RunPart(_Table):
+    """How long to simulate, and how the swarm decides."""
+
+    seed: int = 0
+    warm_up_s: float = Field(default=1200.0, ge=0)
+    """Before measuring: the pipeline fills, and newcomers and members find their ratio."""
+    measured_s: Positive = 3600.0
+    lease_s: Positive = 15.0
+    decide_s: Positive = 30.0
+    """Time between two looks at who should move."""
+    min_replicas: int = Field(default=2, ge=1)
+    payback_s: Positive = 1200.0
+    power_noise: Share = 0.1
+    """Relative error of one peer's measured power."""
+    recovery: Literal["tail", "stage"] = "tail"
+    """What is computed again when a peer is lost: its stage and all after it, as the daemon does it, or its stage."""
+
+
+class Event(_Table):
+    """Something that befalls the fleet, at a time measured from the end of the warm-up."""
+
+    kind: Literal["outage", "crowd", "stage_loss"]
+    at_s: float = Field(ge=0)
+    share: Share = 0.0
+    """outage: of the fleet, gone without a word at once. crowd: as many come, compared with the fleet."""
+    lasts_s: float = Field(default=0.0, ge=0)
+    """outage: then they are back. crowd: they come within this time."""
+    stage: int = Field(default=0, ge=0)
+    leaves: int = Field(default=1, ge=0)
+    """stage_loss: replicas of `stage` that are left; all others crash at once."""
+
+
+class Scenario(_Table):
+    """Everything a simulation depends on."""
+
+    name: str
+    about: str = ""
+    run: RunPart = Field(default_factory=RunPart)
+    model: ModelPart
+    fleet: FleetPart
+    sessions: SessionPart
+    trust: TrustPart = Field(default_factory=TrustPart)
+    events: tuple[Event, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Scenario":
+        stages = self.model.stages
+        if self.model.stage_costs and len(self.model.stage_costs) != stages:
+            raise ValueError(f"model.stage_costs has {len(self.model.stage_costs)} costs for {stages} stages")
+        first = self.fleet.first_stages
+        if first and (len(first) != stages or sum(first) != self.fleet.peers or min(first) < 1):
+            raise ValueError(
+                f"fleet.first_stages = {list(first)} must be {stages} numbers of 1 or more that add up to "
+                f"fleet.peers = {self.fleet.peers}"
+            )
+        if self.fleet.peers < stages:
+            raise ValueError(f"fleet.peers = {self.fleet.peers} is less than one for each of {stages} stages")
+        for number, event in enumerate(self.events):
+            if event.stage >= stages:
+                raise ValueError(f"events[{number}].stage = {event.stage} is not below model.stages = {stages}")
+            if event.at_s >= self.run.measured_s:
+                raise ValueError(
+                    f"events[{number}].at_s = {event.at_s:g} is not below run.measured_s = {self.run.measured_s:g}"
+                )
+        return self
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """Work of each stage for one microbatch: seconds of a peer of power 1."""
+        relative = self.model.stage_costs or (1.0,) * self.model.stages
+        return tuple(self.model.microbatch_compute_s * cost / sum(relative) for cost in relative)
+
+    @property
+    def law(self) -> Sessions | None:
+        """None if nobody leaves."""
+        part = self.sessions
+        return Sessions(part.law, part.turnover_s / part.turnover, part.shape) if part.turnover else None
+
+    @property
+    def rebalancing(self) -> RebalancingSettings:
+        run = self.run
+        return RebalancingSettings(min_replicas=run.min_replicas, power_noise=run.power_noise, payback_s=run.payback_s)
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises SettingsError that names the field, its value and the remedy."""
+    try:
+        return Scenario.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read ({error.strerror}); give a scenario's path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from error
+    except ValidationError as error:
+        raise SettingsError(f"{path}:\n{_problems(error)}") from error
+
+
+def _problems(error: ValidationError) -> str:
+    whole = [str(problem["ctx"]["error"]) for problem in error.errors() if problem["type"] == "value_error"]
+    return "\n".join(whole) or describe(error, Scenario)
