@@ -170,6 +170,7 @@ def measure_units(settings: RunSettings, weights: np.ndarray[Any, np.dtype[np.fl
                 shape=shape,
                 codec=codec.name,
                 parent=born.digest(),
+                delay=1,
             )
             header(me, consumer.peer_id, born, body, came.digest())
 

@@ -215,6 +215,7 @@ class Downstream:
                 shape=activation.shape,
                 codec=self._settings.codecs.activation_gradients,
                 parent=forward_digest,
+                delay=self._settings.delay_at(birth.step),
             )
             return self._gradient_codec.decode(reply.body, activation.shape)
 

@@ -45,6 +45,10 @@ class StepGate(Protocol):
     def version(self) -> Version: ...
 
     @property
+    def era(self) -> int:
+        """Of the run."""
+
+    @property
     def is_member(self) -> bool: ...
 
     async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
@@ -135,6 +139,8 @@ class HopServer:
 
     async def _admit(self, sender: PeerId, birth: BirthRecord) -> None:
         gate, step = self._gate, birth.step
+        if birth.era != gate.era:
+            raise RemoteError("protocol", f"microbatch of era {birth.era}, this is {gate.era}", birth.source)
         if self.draining:
             raise Refused("busy", "this peer is leaving")
         self._check_permit()
@@ -190,6 +196,7 @@ class HopServer:
                 shape=self._shape,
                 codec=self._codec.name,
                 parent=birth.digest(),
+                delay=self._settings.delay_at(birth.step),
             )
             if hashlib.sha256(view[activation_bytes:]).digest() != birth.targets_digest:
                 raise RemoteError("digest", "targets differ from the birth record", sender)
@@ -244,7 +251,7 @@ class HopServer:
         loss_sum, num_targets, encoded, version, counted = await self._compute.run(Urgency.FORWARD, compute)
         self._counters.microbatches += 1
         self._gate.work_done(step)
-        own = self._gradient_header(sender, birth, header, encoded, version)
+        own = self._gradient_header(sender, birth, (header.digest(),), encoded, version)
         if counted:
             papers = Papers(birth=birth, input_header=header, forward_header=None, gradient_in=None, gradient_out=own)
             x, targets = view[:activation_bytes], view[activation_bytes:]
@@ -280,7 +287,9 @@ class HopServer:
         grad_x, counted = await self.backward(birth, activation, saved, answer, header.digest())
         assert grad_x is not None
         encoded = await self._compute.run(Urgency.BACKWARD, lambda: self._gradient_codec.encode(grad_x))
-        own = self._gradient_header(sender, birth, header, encoded, activation.version)
+        assert answer.header is not None
+        parents = (header.digest(), answer.header.digest())
+        own = self._gradient_header(sender, birth, parents, encoded, activation.version)
         if counted:
             self.keep_exhibit(activation, answer, x=view[:activation_bytes], header=header, own=own, grad_x=encoded)
         return _answer(own, answer.loss_sum, answer.num_targets, encoded)
@@ -390,7 +399,7 @@ class HopServer:
         return Activation(birth, version, parents, self._shape, encoded + targets, len(encoded), digest)
 
     def _gradient_header(
-        self, consumer: PeerId, birth: BirthRecord, forward: HopHeader, encoded: bytearray, version: Version
+        self, consumer: PeerId, birth: BirthRecord, parents: tuple[bytes, ...], encoded: bytearray, version: Version
     ) -> HopHeader:
         return signed(
             HopHeader(
@@ -402,7 +411,7 @@ class HopServer:
                 direction="gradient",
                 producer=self._identity.peer_id,
                 consumer=consumer,
-                parents=(forward.digest(),),
+                parents=parents,
                 shape=self._shape,
                 dtype="fp32",
                 codec=self._gradient_codec.name,

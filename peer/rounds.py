@@ -134,6 +134,11 @@ class StageRounds:
         return self.chain.version
 
     @property
+    def era(self) -> int:
+        """Of the run."""
+        return self.chain.era
+
+    @property
     def is_member(self) -> bool:
         return self.me in self.chain.members
 

@@ -172,6 +172,7 @@ class Source:
                 microbatch_id,
                 attempt=attempt,
                 step=step,
+                era=self.rounds.era,
                 tokens_BL=tokens_BL,
                 targets_BL=targets_BL,
             ),

@@ -151,7 +151,7 @@ class SmallRun:
         for stage in reversed(range(1, len(line))):
             assert grad is not None
             body = backward.encode(grad)
-            parents = (headers[stage - 1].digest(),)
+            parents = (headers[stage - 1].digest(), *(after.digest() for after, _ in gradients[-1:]))
             header = self._header(
                 birth, stage, versions[stage], "gradient", peers[stage], peers[stage - 1], parents, shape, body
             )

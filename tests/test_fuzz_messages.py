@@ -170,7 +170,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         coordinator,
         run_key().peer_id,
         facts.members[:2],
-        bytes(64),
+        signature=bytes(64),
     )
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
     vote = JurorVote(*charge, coordinator, Grade.FRAUD, signature=bytes(64))

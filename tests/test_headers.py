@@ -66,6 +66,7 @@ OTHERS: dict[str, list[object]] = {
     "targets_digest": [bytes(32)],
     "prefix_length": [0],
     "document_bounds": [(), (0, 18)],
+    "era": [1],
     "signature": [bytes(64)],
     "stage": [StageIndex(0), StageIndex(2)],
     "version": [Version(3)],
@@ -89,6 +90,7 @@ def _check(header: HopHeader, *, birth: BirthRecord = BIRTH, body: bytes = BODY,
         "shape": (4, 128, 64),
         "codec": "int8",
         "parent": BIRTH.digest(),
+        "delay": 1,
         **expected,
     }
     check_hop(header, birth, body, **wanted)  # type: ignore[arg-type]
@@ -126,6 +128,13 @@ def test_a_header_for_another_hop_is_refused_though_it_is_signed(name: str) -> N
         with pytest.raises(RemoteError) as caught:
             _check(signed(replace(HOP, **{name: other}), SENDER))
         assert caught.value.kind == ("digest" if name == "body_digest" else "protocol")
+
+
+def test_a_version_that_the_step_cannot_have_is_refused_though_it_is_signed() -> None:
+    for version, delay in ((1, 1), (4, 1), (2, 0), (1 << 40, 1)):
+        with pytest.raises(RemoteError) as caught:
+            _check(signed(replace(HOP, version=Version(version)), SENDER), delay=delay)
+        assert caught.value.kind == "protocol"
 
 
 def test_a_header_of_another_sender_is_refused() -> None:
@@ -213,9 +222,9 @@ def test_an_unknown_peer_id_is_simply_not_the_signer() -> None:
 
 def test_the_bytes_that_are_signed_never_change() -> None:
     """Computed once from the first release of the format. A change here is a change of the protocol's number."""
-    assert BIRTH.digest().hex() == "4ea3f769cd27325868d729f76fd770a968daa84b943d3545cb4f1620f2117dcc"
-    assert HOP.digest().hex() == "2807e3c108687480ec735902d5ee1ea86c137d2a167dbb461617a87c23a8409a"
+    assert BIRTH.digest().hex() == "8a8e6c85564c049e787e28b631ddfe618bec7f68df11f891ff6b029f216d351e"
+    assert HOP.digest().hex() == "2eb5c65d295d1f1d50ed2e6056a19670dfb65dd3270e8cef50067fb886702104"
     assert BIRTH.signature.hex() == (
-        "b465fe88c0534d950524958050abc0d79e24eac4017bcb7fc27a423fcdd14af0"
-        "68e481c6880e066010c22f32823900d1912ce9cf77b8d695380663da2e6b180a"
+        "3f74bea5503d90546a90d8fbbcc447006fc404fc4d4523a4bc3d2baafa5011bf"
+        "206995f9c5bcbd38b7f283de21c4fbbc0ca035d702f455b20c658b49ec9bf203"
     )

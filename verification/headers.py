@@ -54,6 +54,8 @@ class BirthRecord:
     """Tokens of each sample that are context only (kind `generate`)."""
     document_bounds: tuple[int, ...] = ()
     """Where documents begin inside a sample; positions count from there. Empty: one document."""
+    era: int = 0
+    """Of the run, as its geneses have it: a version's number names other weights in another era."""
     signature: bytes = b""
 
     @classmethod
@@ -66,6 +68,7 @@ class BirthRecord:
         *,
         attempt: int,
         step: Step,
+        era: int = 0,
         tokens_BL: NDArray[np.int64],
         targets_BL: NDArray[np.int64],
     ) -> "BirthRecord":
@@ -77,6 +80,7 @@ class BirthRecord:
             microbatch_id=microbatch_id,
             attempt=attempt,
             step=step,
+            era=era,
             shape=tokens_BL.shape,
             num_targets=int((targets_BL >= 0).sum()),
             tokens_digest=hashlib.sha256(ids_bytes(tokens_BL)).digest(),
@@ -97,6 +101,7 @@ class BirthRecord:
             "targets_digest": self.targets_digest,
             "prefix_length": self.prefix_length,
             "document_bounds": list(self.document_bounds),
+            "era": self.era,
         }
 
     @classmethod
@@ -116,6 +121,7 @@ class BirthRecord:
             targets_digest=fields.octets("targets_digest", length=32),
             prefix_length=fields.integer("prefix_length", high=1 << 24),
             document_bounds=fields.items("document_bounds", integer_item, max_items=4096),
+            era=fields.integer("era"),
             signature=outer.octets("signature", length=64),
         )
         fields.done()
@@ -149,8 +155,8 @@ class HopHeader:
     producer: PeerId
     consumer: PeerId
     parents: tuple[bytes, ...]
-    """Digests of the headers this was made from: forward: the birth record and upstream's header (if any);
-    gradient: the forward header of the activation it is the gradient of."""
+    """Digests of what this was made from: forward: the birth record and upstream's header (if any); gradient: the
+    forward header of the activation it is the gradient of, and the header of the gradient that came in (if any)."""
     shape: tuple[int, ...]
     dtype: str
     codec: str
@@ -238,10 +244,12 @@ def check_hop(
     shape: tuple[int, ...],
     codec: str,
     parent: bytes,
+    delay: int,
 ) -> None:
     """Raises RemoteError unless the header is what this hop must carry, signed by `sender`, over these bytes.
 
-    `stage` is the producer's; `parent` is the digest of a header that must be among its parents.
+    `stage` is the producer's; `parent` is the digest of a header that must be among its parents; `delay` is how many
+    versions before the step's own it may be computed on.
     """
     wanted: tuple[tuple[str, object, object], ...] = (
         ("run_id", header.run_id, birth.run_id),
@@ -257,6 +265,8 @@ def check_hop(
     for name, got, expected in wanted:
         if got != expected:
             raise RemoteError("protocol", f"hop header's {name} is {got}, not {expected}", sender)
+    if not birth.step - (delay if birth.kind == "train" else 0) <= header.version <= birth.step:
+        raise RemoteError("protocol", f"computed on version {header.version} for step {birth.step}", sender)
     if parent not in header.parents:
         raise RemoteError("protocol", "hop header does not name what it was made from", sender)
     if hashlib.sha256(body).digest() != header.body_digest:

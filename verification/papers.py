@@ -134,7 +134,7 @@ class Exhibit:
             _check_header(papers.gradient_in, birth, self.grad_y, StageIndex(stage + 1), "gradient", parent)
             _check_names(papers.gradient_in, producer=papers.forward_header.consumer, consumer=peer)
         if papers.gradient_out is not None and papers.input_header is not None:
-            parent = (papers.input_header.digest(),)
+            parent = (papers.input_header.digest(), *_digest_of(papers.gradient_in))
             _check_header(papers.gradient_out, birth, self.grad_x, stage, "gradient", parent)
             _check_names(papers.gradient_out, producer=peer, consumer=papers.input_header.producer)
 
@@ -153,6 +153,10 @@ class Exhibit:
         for header in (self.papers.forward_header, self.papers.gradient_out):
             if header is not None and header.version != work.version:
                 raise RemoteError("papers", f"computed on version {header.version}, contributed {work.version}", peer)
+
+
+def _digest_of(header: HopHeader | None) -> tuple[bytes, ...]:
+    return () if header is None else (header.digest(),)
 
 
 def _check_names(header: HopHeader, *, producer: PeerId | None = None, consumer: PeerId | None = None) -> None:

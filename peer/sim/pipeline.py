@@ -190,7 +190,7 @@ class Pipeline:
         if grad_x is not None:
             assert input_header is not None
             body = self._backward.encode(grad_x)
-            parents = (input_header.digest(),)
+            parents = (input_header.digest(), gradient_in.digest())
             own = self._header(peer, input_header.producer, birth, sent.version, "gradient", parents, body)
         papers = Papers(
             birth=birth,

@@ -37,6 +37,8 @@ class Genesis:
     run_key: PeerId
     neighbours: tuple[PeerId, ...]
     """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
+    era: int = 0
+    """The same in the geneses of all stages that begin together, another whenever they begin again."""
     signature: bytes = b""
 
     def signed_value(self) -> Value:
@@ -50,6 +52,7 @@ class Genesis:
             "coordinator": self.coordinator,
             "run_key": self.run_key,
             "neighbours": list(self.neighbours),
+            "era": self.era,
         }
 
     def signed_bytes(self) -> bytes:
@@ -84,6 +87,7 @@ class Genesis:
             fields.peer("coordinator"),
             fields.peer("run_key"),
             fields.items("neighbours", peer_item, max_items=MAX_NEIGHBOURS),
+            fields.integer("era"),
             outer.octets("signature", length=64),
         )
         fields.done()
@@ -109,6 +113,8 @@ class StageChain:
     recent_ids: tuple[tuple[int, ...], tuple[int, ...]]
     """Microbatches of the last roster and of the one before."""
     leases: LeaseTable
+    era: int = 0
+    """Of the genesis."""
 
     @classmethod
     def begin(cls, genesis: Genesis, settings: RunSettings) -> "StageChain":
@@ -128,6 +134,7 @@ class StageChain:
             genesis.run_key,
             ((), ()),
             leases,
+            genesis.era,
         )
 
     @property
@@ -187,6 +194,7 @@ class StageChain:
             self.run_key,
             (ids, self.recent_ids[0]),
             leases,
+            self.era,
         )
 
     def to_value(self) -> Value:
@@ -201,6 +209,7 @@ class StageChain:
             "last_ids": list(self.recent_ids[0]),
             "earlier_ids": list(self.recent_ids[1]),
             "leases": self.leases.to_value(),
+            "era": self.era,
         }
 
     @classmethod
@@ -220,6 +229,7 @@ class StageChain:
                 fields.items("earlier_ids", integer_item, max_items=MAX_MEMBERS * MAX_WORK),
             ),
             LeaseTable.from_value(fields.message("leases")),
+            fields.integer("era"),
         )
         fields.done()
         if not made.members or not made.basis.previous_members:
