@@ -18,6 +18,7 @@ from benchmarks.whole_model import host_windows
 from peer.replica import Accumulation, StageReplica
 from peer.round_work import encode_contribution, reduce_part
 from swarm.averaging.activations import activation_codec
+from swarm.averaging.result_decoder import squares_of
 from swarm.checkpoint.state import StageState
 from swarm.core.canonical import digest
 from swarm.core.contribution import ReducedPart, Work
@@ -138,7 +139,9 @@ class SimulatedRun:
             rule, cap = self.settings.averaging.rule, first.norm_cap()
             body, found = reduce_part(first, part, held, rule=rule, norm_cap=cap, seed=seed)
             bodies.append(body)
-            reduced.append(ReducedPart(part, found, everyone))
+            where = first.parts()[part]
+            squares = squares_of(first.codec, body, where.stop - where.start)
+            reduced.append(ReducedPart(part, found, everyone, squares=squares))
         gradient, norm = first.result_decoder().gradient(reduced, bodies) or (None, None)
         new = first.next_version(gradient, digest("version", [step]), gradient_norm=norm)
         for replica in replicas:

@@ -213,13 +213,21 @@ class PartExchange:
             found: list[Reduction | RemoteError] = []
             for one, roster, counted, body in zip(said, rosters, weights, bodies, strict=True):
                 try:
-                    found.append(one.checked(roster, counted, body, norm_cap=cap))
-                    self._decoder(state).take(one.reduced.part, one.reduced.digest, body)
+                    made = one.checked(roster, counted, body, norm_cap=cap)
+                    squares = self._decoder(state).take(made.part, made.digest, body)
+                    found.append(self._violates(made, squares, body) or made)
                 except RemoteError as error:
                     found.append(error)
             return found
 
         return await self._stage.exact.run(Urgency.ROUND, take)
+
+    def _violates(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> RemoteError | None:
+        """(exact) What is wrong with a part that its reducer signed, seen from its bytes alone."""
+        if squares == made.squares:
+            return None
+        reason = f"squares sum to {squares}, not {made.squares}" if isinstance(squares, float) else str(squares)
+        return RemoteError("malformed", f"part {made.part}: {reason}", made.reducer)
 
     async def _take_certified(self, state: StepState, part: int, wanted: bytes, body: Bytes) -> bool:
         """Whether these are the bytes of the outcome's part, which are decoded, whoever reduced it."""
@@ -267,8 +275,9 @@ class PartExchange:
                 encoded, found = stage.adversary.reduced(
                     state.step, right, replica.codec, num_values=where.stop - where.start, seed=seed
                 )
-                self._decoder(state).take(one.part, found, encoded)
-                reduced = ReducedPart(one.part, found, one.contributors, one.excluded)
+                squares = self._decoder(state).take(one.part, found, encoded)
+                said = squares if isinstance(squares, float) else 0.0
+                reduced = ReducedPart(one.part, found, one.contributors, one.excluded, said)
                 reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=stage.me)
                 made.append((reduced, reduction.signed_by(stage.identity), encoded))
             return made

@@ -22,6 +22,7 @@ from peer.downstream import numeric_class
 from peer.replica import StageReplica
 from peer.round_work import encode_contribution, reduce_part
 from swarm.averaging.activations import ActivationCodec, activation_codec
+from swarm.averaging.result_decoder import squares_of
 from swarm.averaging.seeds import part_seeds, reduced_seed
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.contribution import Contribution, ReducedPart, Result, Work
@@ -211,7 +212,9 @@ class SmallRun:
                 seed=reduced_seed(chain.run_id, chain.stage, chain.version, part),
             )
             bodies.append(body)
-            reduced.append(ReducedPart(part, found, contributors))
+            where = replicas[0].parts()[part]
+            squares = squares_of(replicas[0].codec, body, where.stop - where.start)
+            reduced.append(ReducedPart(part, found, contributors, squares=squares))
         result = certified(facts, result_of(facts, roster, parts=tuple(reduced)))
         facts.check_result(result, verify, certified=True)
         self.chains[stage] = chain.advance(result, self.settings)

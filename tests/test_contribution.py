@@ -81,7 +81,7 @@ def _roster() -> Roster:
 def _result() -> Result:
     left_out = (Departure(PEERS[1], "its part did not come"),)
     parts = (
-        ReducedPart(0, bytes(range(32)), PEERS),
+        ReducedPart(0, bytes(range(32)), PEERS, squares=0.5),
         ReducedPart.empty(1),
         ReducedPart(2, b"2" * 32, PEERS[:1], left_out),
     )
@@ -95,9 +95,9 @@ GOLDEN = {
     "contribution": "55797c4c5944a1ee020ebfb9585784c2043f53e737082141a0a0adc417613227",
     "roster": "1971554ee096234254ca1dfc76c93331f0680c593b41f9607e57b085c68d22d1",
     "roster facts": "166bf8c1872e6624116de2c192105a73eeaa276a812d26937df50c6ea33e69d1",
-    "result root": "c8ba04a20b5f7f0d032d2ada8d4733bb9a327f921c2b2bd288155f8b6597e997",
-    "version name": "00a6f7119fcb8adc9a8cb76f04f0fe2b33fe2f605c7fb4077ff5bd30e63f9548",
-    "result": "1e945e1b02ae002f5b6878515692bbdfc6d110c0e7d8213565852407497e1190",
+    "result root": "2fe1ab2630e0babcc13c0783682c45c863ff5fe2d212360ad0af4b81b1035b4f",
+    "version name": "002ff5afaac1a9af443bef232d80266c78e0337ca3113231ee9b0c52c093aee2",
+    "result": "6a75fc064b0d72c82f764ed512e265fb4ec4fd14667523c35c5caeb71396edeb",
 }
 
 
@@ -150,6 +150,8 @@ def _mutations(value: Value) -> list[Value]:
         return [not value]
     if isinstance(value, int):
         return [value + 1]
+    if isinstance(value, float):
+        return [value + 1.0]
     if isinstance(value, str):
         return [value + "x"]
     assert isinstance(value, bytes)
@@ -212,16 +214,18 @@ def test_malformed_messages_are_refused() -> None:
     twice = replace(contribution, work=contribution.work[:1] * 2)
     disordered = replace(roster, contributions=roster.contributions[::-1])
     gap = replace(result, parts=result.parts[1:])
+    of_good = ReducedPart(0, b"0" * 32, PEERS)
     backwards = ReducedPart(0, b"0" * 32, PEERS[::-1])
     doubled = ReducedPart(0, b"0" * 32, PEERS[:1] * 2)
     of_nobody = ReducedPart(0, b"0" * 32, ())
     of_nothing = ReducedPart(0, EMPTY_DIGEST, PEERS)
     both_ways = ReducedPart(0, b"0" * 32, PEERS, (Departure(PEERS[0], "nonsense"),))
     left_out_twice = ReducedPart(0, b"0" * 32, PEERS[:1], (Departure(PEERS[1], "nonsense"),) * 2)
+    squares_of_nothing, negative = replace(ReducedPart.empty(0), squares=1.0), replace(of_good, squares=-1.0)
     own_rate = replace(contribution, rates=(Rate(MAKER.peer_id, 3),))
     rates_disordered = replace(contribution, rates=contribution.rates[::-1])
     contributions: tuple[Contribution, ...] = (twice, own_rate, rates_disordered)
-    parts = (backwards, doubled, of_nobody, of_nothing, both_ways, left_out_twice)
+    parts = (backwards, doubled, of_nobody, of_nothing, both_ways, left_out_twice, squares_of_nothing, negative)
     malformed: tuple[Contribution | Roster | Result | ReducedPart, ...] = (*contributions, disordered, gap, *parts)
     for made in malformed:
         with pytest.raises(RemoteError) as caught:

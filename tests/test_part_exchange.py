@@ -14,7 +14,7 @@ from peer.compute import WorkThread
 from peer.part_exchange import PartExchange
 from peer.reductions import SignedPart
 from swarm.averaging.codecs import vector_codec
-from swarm.averaging.result_decoder import ResultDecoder
+from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.core import averaging_round as act
 from swarm.core.canonical import Value
 from swarm.core.contribution import ReducedPart
@@ -141,11 +141,13 @@ def reduced(
     reducer: PeerId = SENDER,
     cap: float = CAP,
     signature: bytes | None = None,
+    squares: float | None = None,
 ) -> dict[str, Any]:
     digests = digests or [hashlib.sha256(body).digest() for body in bodies]
     heads = []
-    for part, found in zip(parts, digests, strict=True):
-        made = ReducedPart(part, found, FACTS.members)
+    for part, found, body in zip(parts, digests, bodies, strict=True):
+        said = (squares_of(CODEC, body, SIZE) if body in GOOD else 0.0) if squares is None else squares
+        made = ReducedPart(part, found, FACTS.members, squares=said)
         reduction = Reduction.of(ROSTER, replace(made, part=min(part, 3)), WEIGHTS, norm_cap=cap, reducer=reducer)
         signed = signature or reduction.signed_by(identity_of(reducer)).signature
         heads.append(SignedPart(made, reducer, signed).to_value())
@@ -241,6 +243,15 @@ def test_reduced_part_that_its_reducer_did_not_sign_as_it_is_is_refused(
     assert scene.state.reduced == scene.state.reductions == {}
 
 
+def test_reduced_part_whose_bytes_are_nonsense_or_of_another_length_than_was_signed_is_refused(scene: Scene) -> None:
+    nonsense = bytes([0x80]) * len(GOOD[1])
+    for message in (reduced([0, 1], [GOOD[0], nonsense]), reduced([2], GOOD[2:3], squares=1.0)):
+        with pytest.raises(RemoteError) as info:
+            scene.receive(**message)
+        assert (info.value.kind, info.value.peer_id) == ("malformed", SENDER)
+    assert [part for part, _ in scene.state.reduced] == [0]
+
+
 def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> None:
     scene.receive(**reduced([1], GOOD[1:2], reducer=OTHER))
     ((made, reduction),) = scene.state.reductions.items()
@@ -251,7 +262,8 @@ def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> N
 
 def answer(reducer: PeerId = SENDER) -> tuple[act.FetchPart, Message]:
     """What is fetched, and what a holder answers."""
-    made = ReducedPart(0, hashlib.sha256(GOOD[0]).digest(), FACTS.members)
+    squares = squares_of(CODEC, GOOD[0], SIZE)
+    made = ReducedPart(0, hashlib.sha256(GOOD[0]).digest(), FACTS.members, squares=squares)
     reduction = Reduction.of(ROSTER, made, WEIGHTS, norm_cap=CAP, reducer=reducer).signed_by(identity_of(reducer))
     return act.FetchPart(0, made.digest, (OTHER,), made, ROSTER), Message(SignedPart.answer(reduction), GOOD[0])
 

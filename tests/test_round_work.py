@@ -13,7 +13,7 @@ from peer.round_work import encode_contribution
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import num_parts, part_slice
-from swarm.averaging.result_decoder import ResultDecoder
+from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.averaging.seeds import part_seeds
 from swarm.core.contribution import ReducedPart
 from swarm.core.errors import LocalError
@@ -25,6 +25,7 @@ from tests.test_kernels_golden import exact_floats
 NUM_VALUES = 3 * PART_VALUES + 1001
 PARTS = [part_slice(index, NUM_VALUES) for index in range(num_parts(NUM_VALUES))]
 PEERS = (PeerId("a"), PeerId("b"))
+SIZES = [where.stop - where.start for where in PARTS]
 SEEDS = part_seeds("run", StageIndex(0), Version(3), PEERS[0], num_parts=len(PARTS))
 
 
@@ -97,8 +98,10 @@ def test_mean_of_some_values_has_the_bits_of_the_whole_mean() -> None:
 
 def result_of(bodies: list[bytes | bytearray]) -> list[ReducedPart]:
     return [
-        ReducedPart(part, hashlib.sha256(body).digest(), PEERS, ()) if body else ReducedPart.empty(part)
-        for part, body in enumerate(bodies)
+        ReducedPart(part, hashlib.sha256(body).digest(), PEERS, (), squares_of(vector_codec("int8"), body, size))
+        if body
+        else ReducedPart.empty(part)
+        for part, (body, size) in enumerate(zip(bodies, SIZES, strict=True))
     ]
 
 
@@ -155,7 +158,16 @@ def test_part_that_nobody_reached_is_zeros_even_where_something_was_decoded() ->
     assert found.gradient(result_of([b"", b"", b"", b""]), [b"", b"", b"", b""]) is None
 
 
-def test_result_with_a_part_that_was_certified_but_is_malformed_is_not_applied() -> None:
+def test_a_part_that_was_certified_but_is_malformed_is_zeros_and_the_norm_is_what_was_certified() -> None:
     bodies = bodies_of("result")
-    bodies[2] = bytes(5)
-    assert decoder().gradient(result_of(bodies), bodies) is None
+    reduced = result_of(bodies)
+    nonsense = bytearray(bodies[2])
+    nonsense[-1] = 0x80  # no encoder writes this code: what is decoded before it must not stay
+    bodies[2] = nonsense
+    reduced[2] = ReducedPart(2, hashlib.sha256(nonsense).digest(), PEERS, (), reduced[2].squares)
+    decoded = decoder().gradient(reduced, bodies)
+    assert decoded is not None
+    gradient, norm = decoded
+    assert not gradient[PARTS[2]].any()
+    assert gradient.tobytes() == whole([*bodies[:2], b"", *bodies[3:]]).tobytes()
+    assert norm == norm_of_parts(whole(bodies_of("result")), part_values=PART_VALUES)

@@ -52,6 +52,8 @@ class Reduction:
     """Of the version that the round starts from (`swarm.averaging.reduce`); None while it has none."""
     digest: bytes
     """SHA-256 of the one encoding that everyone gets."""
+    squares: float
+    """Sum of squares of what it stands for; the gradient is clipped by it."""
     signature: bytes = b""
 
     @classmethod
@@ -77,6 +79,7 @@ class Reduction:
             inputs=tuple(ReductionInput(peer, weights[peer], committed[peer]) for peer in counted),
             norm_cap=norm_cap,
             digest=reduced.digest,
+            squares=reduced.squares,
         )
 
     def signed_value(self) -> Value:
@@ -90,6 +93,7 @@ class Reduction:
             "inputs": [[one.peer_id, one.num_tokens, one.digest] for one in self.inputs],
             "norm_cap": self.norm_cap,
             "digest": self.digest,
+            "squares": self.squares,
         }
 
     def signed_bytes(self) -> bytes:
@@ -126,6 +130,7 @@ class Reduction:
             inputs=fields.items("inputs", ReductionInput.from_value, max_items=MAX_MEMBERS),
             norm_cap=fields.maybe("norm_cap", number_item),
             digest=fields.octets("digest", length=32),
+            squares=fields.number("squares"),
             signature=outer.octets("signature", length=64),
         )
         fields.done()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from peer.round_work import encode_contribution, reduce_part
 from peer.sim.pipeline import SimulatedPeer
+from swarm.averaging.result_decoder import squares_of
 from swarm.averaging.seeds import part_seeds, reduced_seed
 from swarm.checkpoint.state import StageState
 from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster
@@ -105,7 +106,9 @@ class SimulatedStage:
                 seed=reduced_seed(chain.run_id, chain.stage, chain.version, part),
             )
             bodies.append(body)
-            reduced.append(ReducedPart(part, found, contributors))
+            where = first.parts()[part]
+            squares = squares_of(first.codec, body, where.stop - where.start)
+            reduced.append(ReducedPart(part, found, contributors, squares=squares))
         result = Result(roster, tuple(reduced), roster.leader)
         self.chain = chain.advance(result, self.settings)
         gradient, norm = first.result_decoder().gradient(result.parts, bodies) or (None, None)

@@ -1,7 +1,7 @@
 """This is where a round's gradient is decoded as its reduced parts come in, so that little is left to do at the end."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,37 +27,50 @@ class ResultDecoder:
         self._decoded: dict[int, tuple[bytes, float | RemoteError]] = {}
         """Of each part that is in the gradient: digest, and sum of squares or what is wrong with it."""
 
-    def take(self, part: int, part_digest: bytes, body: Encoded) -> None:
-        """Put a part, whose bytes have this digest, into the gradient; a later one takes the place of an earlier."""
+    def take(self, part: int, part_digest: bytes, body: Encoded) -> float | RemoteError:
+        """Put a part, whose bytes have this digest, into the gradient; a later one takes the place of an earlier.
+
+        Its sum of squares, or what is wrong with it: then it is zeros.
+        """
         if part not in self._decoded or self._decoded[part][0] != part_digest:
             values = self._gradient[self._parts[part]]
             try:
                 self._codec.decode(body, values)
                 self._decoded[part] = (part_digest, sum_of_squares(values))
             except RemoteError as error:
+                values[:] = 0.0
                 self._decoded[part] = (part_digest, error)
+        return self._decoded[part][1]
 
     def gradient(
         self, reduced: Sequence[ReducedPart], bodies: Sequence[Encoded]
     ) -> tuple[NDArray[np.float32], float] | None:
-        """The certified gradient and its norm; None if there are no parts, or if one that was certified is malformed.
+        """The certified gradient and its norm; None if there are no parts.
 
         The vector is the buffer: it is overwritten in the next round. A part without bytes, which nobody's
-        contribution reached, is zeros.
+        contribution reached, is zeros, and so is one that is malformed though it was certified: each part is taken by
+        itself, so that a few of them prove what became of their values.
         """
         if all(part.is_empty for part in reduced):
             return None
-        sums = []
         for part, body in zip(reduced, bodies, strict=True):
             if part.is_empty:
                 self._decoded.pop(part.part, None)
                 self._gradient[self._parts[part.part]] = 0.0
-                sums.append(0.0)
                 continue
-            self.take(part.part, part.digest, body)
-            found = self._decoded[part.part][1]
-            if isinstance(found, RemoteError):  # the same bytes everywhere: every replica skips the step alike
-                log.warning("a result is not applied: %s", found)
-                return None
-            sums.append(found)
-        return self._gradient, norm_of_sums(sums)
+            found = self.take(part.part, part.digest, body)
+            if isinstance(found, RemoteError):
+                log.warning("part %d of a certified result counts as zeros: %s", part.part, found)
+        return self._gradient, certified_norm(reduced)
+
+
+def certified_norm(reduced: Iterable[ReducedPart]) -> float:
+    """Of a result's gradient, by what is certified of its parts."""
+    return norm_of_sums(part.squares for part in reduced)
+
+
+def squares_of(codec: VectorCodec, body: Encoded, num_values: int) -> float:
+    """Sum of squares of the values that a reduced part stands for. Raises RemoteError if it is malformed."""
+    values = np.empty(num_values, dtype=np.float32)
+    codec.decode(body, values)
+    return sum_of_squares(values)

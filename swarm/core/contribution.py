@@ -9,15 +9,16 @@ from functools import cached_property
 from typing import ClassVar
 
 from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.cohorts import MAX_MEMBERS, cohorts
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, digest_item, peer_item, value_or_none
+from swarm.core.fields import Fields, digest_item, integer_item, peer_item, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round_basis import RoundBasis
 from swarm.core.voting import Certificate
 
-MAX_MEMBERS = 64
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
+MAX_COHORTS = 16
 MAX_NEIGHBOURS = 16
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
@@ -176,7 +177,7 @@ class Roster:
     contributions: tuple[Contribution, ...]
     """In the order of peer ids, with work only."""
     reducers: tuple[PeerId, ...]
-    """Of each part."""
+    """Of each part in the first cohort, then in the next; a stage of 64 members or fewer is one cohort."""
     joins: tuple[PeerId, ...]
     leaves: tuple[Departure, ...]
     reason: str
@@ -195,6 +196,33 @@ class Roster:
     def members_after(self) -> tuple[PeerId, ...]:
         """Members of the version that the round makes, sorted."""
         return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
+
+    @cached_property
+    def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Of the members (`swarm.core.cohorts`)."""
+        return cohorts(self.members, self.previous_name)
+
+    @cached_property
+    def contributors(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Whose contributions are on the roster, of each cohort."""
+        made = {contribution.peer_id for contribution in self.contributions}
+        return tuple(tuple(peer for peer in cohort if peer in made) for cohort in self.cohorts)
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.reducers) // len(self.cohorts)
+
+    @cached_property
+    def cohort_of(self) -> dict[PeerId, int]:
+        """Number of each member's cohort."""
+        return {peer: number for number, cohort in enumerate(self.cohorts) for peer in cohort}
+
+    def reducer_of(self, part: int, cohort: int) -> PeerId:
+        return self.reducers[cohort * self.num_parts + part]
+
+    def combiner_of(self, part: int) -> PeerId:
+        """Who makes one part of the cohorts' shares: the reducer of one of the cohorts, in turn."""
+        return self.reducer_of(part, part % len(self.cohorts))
 
     def contribution_of(self, peer_id: PeerId) -> Contribution | None:
         return next((c for c in self.contributions if c.peer_id == peer_id), None)
@@ -266,7 +294,7 @@ class Roster:
             fields.octets("previous_name", length=32),
             fields.items("members", peer_item, max_items=MAX_MEMBERS),
             fields.items("contributions", Contribution.from_value, max_items=MAX_MEMBERS),
-            fields.items("reducers", peer_item, max_items=MAX_PARTS),
+            fields.items("reducers", peer_item, max_items=MAX_PARTS * MAX_COHORTS),
             fields.items("joins", peer_item, max_items=MAX_MEMBERS),
             fields.items("leaves", Departure.from_value, max_items=MAX_MEMBERS),
             fields.text("reason"),
@@ -286,10 +314,26 @@ MAX_EXCLUSION_REASON = 120
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one cohort brought to a part: the digest of its contributions' aggregate in fp32, and who made it."""
+
+    cohort: int
+    reducer: PeerId
+    digest: bytes
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Share":
+        fields = Fields.of_list("share", value, "cohort", "reducer", "digest")
+        return cls(
+            fields.integer("cohort", high=MAX_COHORTS - 1), fields.peer("reducer"), fields.octets("digest", length=32)
+        )
+
+
+@dataclass(frozen=True)
 class ReducedPart:
     """One aggregated part: which contributions are in it, and the digest of the one encoding everyone gets.
 
-    Without contributors it stands for zeros and has no bytes.
+    Without contributors it stands for zeros and has no bytes. With a `cohort` it is only what that cohort brings.
     """
 
     part: int
@@ -299,6 +343,10 @@ class ReducedPart:
     """Whose contributions to the part were left out, and why; in the order of peer ids."""
     squares: float = 0.0
     """Sum of squares of the values that the encoding stands for: the gradient's norm follows from the result alone."""
+    shares: tuple[Share, ...] = ()
+    """What it was combined from, in the order of cohorts; empty where the stage is one cohort."""
+    cohort: int | None = None
+    """Whose share it is; None: it is the whole part."""
 
     @classmethod
     def empty(cls, part: int) -> "ReducedPart":
@@ -309,6 +357,24 @@ class ReducedPart:
     def is_empty(self) -> bool:
         return not self.contributors
 
+    @property
+    def slot(self) -> tuple[int, int | None]:
+        """Which part it is of, and which cohort's share."""
+        return (self.part, self.cohort)
+
+    def shares_of(self, roster: Roster) -> tuple["ReducedPart", ...]:
+        """The shares it was combined from, as their reducers made them under the roster."""
+        return tuple(
+            ReducedPart(
+                self.part,
+                share.digest,
+                tuple(peer for peer in self.contributors if roster.cohort_of[peer] == share.cohort),
+                tuple(left_out for left_out in self.excluded if roster.cohort_of[left_out.peer_id] == share.cohort),
+                cohort=share.cohort,
+            )
+            for share in self.shares
+        )
+
     def to_value(self) -> Value:
         return {
             "part": self.part,
@@ -316,6 +382,8 @@ class ReducedPart:
             "contributors": list(self.contributors),
             "excluded": [{"peer_id": left_out.peer_id, "reason": left_out.reason} for left_out in self.excluded],
             "squares": self.squares,
+            "shares": [[share.cohort, share.reducer, share.digest] for share in self.shares],
+            "cohort": self.cohort,
         }
 
     @classmethod
@@ -327,8 +395,12 @@ class ReducedPart:
             fields.items("contributors", peer_item, max_items=MAX_MEMBERS),
             fields.items("excluded", Departure.from_value, max_items=MAX_MEMBERS),
             fields.number("squares"),
+            fields.items("shares", Share.from_value, max_items=MAX_COHORTS),
+            fields.maybe("cohort", integer_item),
         )
         fields.done()
+        if made.cohort is not None and (made.shares or made.squares):
+            raise RemoteError("malformed", f"cohort {made.cohort}'s share of part {made.part} is itself combined")
         if made.squares < 0 or (made.is_empty and made.squares):
             raise RemoteError("malformed", f"part {made.part} has a sum of squares of {made.squares}")
         listed = [left_out.peer_id for left_out in made.excluded]
