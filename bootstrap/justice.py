@@ -8,29 +8,33 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bootstrap.followed_stage import FollowedStage
 from bootstrap.ledger import Ledger
+from bootstrap.newcomers import Newcomers
 from bootstrap.run_folder import PreparedRun
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import num_parts, part_slice
 from swarm.core.canonical import Value, digest
 from swarm.core.contribution import Contribution, Roster
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import (
     ACCUSE,
     ANCHOR,
     BAN,
+    DEBT,
     EXHIBIT,
     MAX_ACCUSATION_BYTES,
     OWED,
     PARDON,
     PART,
+    PROMOTE,
     QUARANTINE,
     max_exhibit_bytes,
 )
@@ -45,7 +49,7 @@ from verification.replay.judge import judge
 from verification.standing import AuditDebt, Standing, StandingTable
 from verification.strikes import Strikes
 from verification.ticket import Ticket
-from verification.verdicts import Ban, Pardon, Quarantine
+from verification.verdicts import Ban, Debt, Pardon, Promotion, Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +94,20 @@ class Justice:
         self._begun_at: dict[PeerId, int] = {}
         """Version of its stage when the peer's process began, as far as is believed."""
         self._asking = asyncio.Semaphore(ASK_FOR_AUDITORS_AT_ONCE)
-        self._table = StandingTable(has_probation=False)
+        self.table = StandingTable(has_probation=run.settings.has_probation)
         self._strikes = Strikes()
         self._pardoned_at: dict[PeerId, int] = {}
         self.bans: dict[PeerId, Ban] = {}
         self.quarantines: dict[PeerId, Quarantine] = {}
         """Those in force."""
-        for event in ledger.events("genesis", "anchor", "ban", "ticket", "debt", "strike", "quarantine", "pardon"):
+        self._sent_back: dict[PeerId, Debt | Pardon] = {}
+        """Of who is on probation again: the last word that says so."""
+        self.newcomers = Newcomers(
+            run.settings, run.run_id, followed, self._tickets, lambda: self.table, self._promote, emit
+        )
+        for event in ledger.events(
+            "genesis", "anchor", "genesis", "ban", "ticket", "debt", "strike", "quarantine", "pardon", "promotion"
+        ):
             self._remember(event.kind, event.facts)
 
     def _remember(self, kind: str, facts: Value) -> None:
@@ -106,6 +117,10 @@ class Justice:
                 self._anchors[Genesis.from_value(facts).stage].clear()
             case "anchor":
                 self._keep(Anchor.from_value(facts))
+            case "genesis":
+                self._begin_with(Genesis.from_value(facts).members)
+            case "promotion":
+                self._let_train(Promotion.from_value(facts))
             case "ticket":
                 ticket = Ticket.from_value(facts)
                 self._tickets[ticket.peer_id] = ticket
@@ -120,15 +135,14 @@ class Justice:
             case "pardon":
                 self._lift(Pardon.from_value(facts))
             case "debt":
-                fields = Fields("debt", facts)
-                self._owe(fields.peer("peer_id"), Version(fields.integer("version")))
+                self._owe(Debt.from_value(Fields("debt event", facts).message("debt")))
             case "strike":
                 fields = Fields("strike", facts)
                 accuser, version = fields.peer("peer_id"), Version(fields.integer("version"))
                 self._strikes = self._strikes.after(accuser, version, fields.octets("evidence_digest", length=32))
 
     def _shut_out(self, verdict: Ban | Quarantine) -> None:
-        self._table = self._table.after(verdict, verdict.version)
+        self.table = self.table.after(verdict, verdict.version)
         self._transport.shut_out(verdict.peer_id)
 
     def serve(self) -> None:
@@ -136,6 +150,7 @@ class Justice:
         self._transport.serve(ANCHOR, self._on_anchor, max_body_bytes=0)
         self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_BYTES)
         self._transport.serve(OWED, self._on_owed, max_body_bytes=0)
+        self.newcomers.serve(self._transport)
 
     # -- admission ----------------------------------------------------------------------------------------
 
@@ -161,7 +176,8 @@ class Justice:
     # -- anchors ------------------------------------------------------------------------------------------
 
     def anchor_genesis(self, stage: StageIndex, followed: FollowedStage, state_digest: bytes) -> None:
-        """The state a stage begins at, or begins again."""
+        """The state a stage begins at, or begins again, and who is a member from the start."""
+        self._begin_with(followed.chain.members)
         self._anchors[stage].clear()
         self._anchor(Anchor.of_chain(followed.chain, state_digest))
 
@@ -368,15 +384,51 @@ class Justice:
         if peer in self.quarantines:
             return
         log.info("%s owes %s %d of step %d to %s: %s", peer, owed.what, owed.number, version, owed.auditor, reason)
-        self._ledger.append("debt", {"peer_id": peer, "version": version, "owed": owed.to_value()})
-        self._owe(peer, version)
-        if self._table.standing(peer, version) is Standing.QUARANTINED:
+        debt = Debt(self._run.run_id, peer, version).signed_by(self._run.run_key)
+        self._ledger.append("debt", {"debt": debt.to_value(), "owed": owed.to_value()})
+        self._owe(debt)
+        await self._tell(DEBT, "debt", debt)
+        if self.table.standing(peer, version) is Standing.QUARANTINED:
             found = digest("owed-audit", owed.to_value())
             reason = f"three audits in 100 versions were not served, to the host neither; the last: {reason}"
             await self._keep_out(peer, owed.stage, self._version(owed.stage), "withholding", found, reason)
 
-    def _owe(self, peer: PeerId, version: Version) -> None:
-        self._table = self._table.after(AuditDebt(peer, version), version)
+    def _owe(self, debt: Debt) -> None:
+        self.table = self.table.after(AuditDebt(debt.peer_id, debt.version), debt.version)
+        self._sent_back[debt.peer_id] = debt
+
+    # -- probation ----------------------------------------------------------------------------------------
+
+    def _begin_with(self, members: Iterable[PeerId]) -> None:
+        self.table = replace(self.table, founders=self.table.founders | set(members))
+
+    async def _promote(self, peer: PeerId, stage: StageIndex, version: Version) -> Promotion:
+        """The peer may train from now on."""
+        made = Promotion(self._run.run_id, peer, stage, version).signed_by(self._run.run_key)
+        self._ledger.append("promotion", made.to_value())
+        self._let_train(made)
+        await self._tell(PROMOTE, "promotion", made)
+        return made
+
+    def _let_train(self, promotion: Promotion) -> None:
+        self.table = self.table.after(promotion, promotion.version)
+        self.newcomers.remember(promotion)
+        self._sent_back.pop(promotion.peer_id, None)
+
+    def may_train(self, peer: PeerId) -> bool:
+        """Whether anybody takes anything from the peer but its replays."""
+        return self.table.may_train(peer)
+
+    def papers_for(self, peer: PeerId) -> dict[str, Value]:
+        """What a peer that is admitted must know of the others, and may show of itself."""
+        sent_back = list(self._sent_back.values())
+        return {
+            "promotion": value_or_none(self.newcomers.promotion_of(peer)),
+            "bans": [ban.to_value() for ban in self.bans.values()],
+            "quarantines": [quarantine.to_value() for quarantine in self.quarantines.values()],
+            "pardons": [word.to_value() for word in sent_back if isinstance(word, Pardon)],
+            "debts": [word.to_value() for word in sent_back if isinstance(word, Debt)],
+        }
 
     # -- kept out -----------------------------------------------------------------------------------------
 
@@ -415,13 +467,15 @@ class Justice:
         await self._tell(PARDON, "pardon", made)
 
     def _lift(self, pardon: Pardon) -> None:
-        self._table = self._table.after(pardon, pardon.version)
+        self.table = self.table.after(pardon, pardon.version)
+        if not pardon.acquitted:
+            self._sent_back[pardon.peer_id] = pardon
         self._pardoned_at[pardon.peer_id] = int(pardon.version)
         self.quarantines.pop(pardon.peer_id, None)
         if pardon.peer_id not in self.bans:
             self._transport.let_in(pardon.peer_id)
 
-    async def _tell(self, method: str, name: str, verdict: Ban | Quarantine | Pardon) -> None:
+    async def _tell(self, method: str, name: str, verdict: Ban | Quarantine | Pardon | Promotion | Debt) -> None:
         """Everyone, and the peer it is about too."""
 
         async def tell(peer: PeerId) -> None:

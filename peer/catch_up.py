@@ -17,25 +17,28 @@ from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.canonical import Value
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.fields import Fields, integer_item
+from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId
 from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.ticket import Ticket
+from verification.verdicts import Promotion
 
 log = logging.getLogger(__name__)
 
 JOIN = "join"
-"""{ticket} -> {member}: a peer that has caught up asks to be put on the next roster of its stage."""
+"""{ticket, promotion | None} -> {member}: a peer that has caught up asks to be put on the next roster of its stage."""
 LONGEST_WAIT_S = 5.0
 
 
 class StateDonor:
     """Serves the stage's results and snapshots to whoever asks."""
 
-    def __init__(self, rounds: StageRounds) -> None:
+    def __init__(self, rounds: StageRounds, heard_of: Callable[[Promotion], None] = lambda promotion: None) -> None:
+        """`heard_of` checks a promotion that its peer shows, and remembers it. It raises RemoteError."""
         self._rounds = rounds
+        self._heard_of = heard_of
 
     def serve(self, transport: Transport) -> None:
         for method, handler in (
@@ -93,13 +96,18 @@ class StateDonor:
     async def _on_join(self, sender: PeerId, request: Message) -> Message:
         rounds, fields = self._rounds, Fields("join request", request.meta)
         ticket = Ticket.from_value(fields.message("ticket"))
+        promotion = fields.maybe("promotion", Promotion.from_value)
         fields.done()
         ticket.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
         if ticket.peer_id != sender or ticket.stage != rounds.chain.stage:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         limit = rounds.settings.limits.max_peers_per_stage
+        if promotion is not None and promotion.peer_id == sender:
+            self._heard_of(promotion)
         if sender in rounds.chain.members:
             return Message({"member": True})
+        if not rounds.may_join(sender):
+            raise TransientError(f"{sender} is not known here to be past its probation")
         if len(rounds.chain.members) + len(rounds.joining) >= limit:
             raise TransientError(f"stage {rounds.chain.stage} has its {limit} peers")
         rounds.joining.add(sender)
@@ -126,6 +134,8 @@ class CatchUp:
         self._is_wrong = False
         """This peer's own state is not the stage's."""
         self._wake = asyncio.Event()
+        self.promotion: Promotion | None = None
+        """What this peer may show, if it was no founder."""
         rounds.on_behind = self.behind
 
     def behind(self, peer: PeerId) -> None:
@@ -167,7 +177,7 @@ class CatchUp:
 
     async def _advance(self, donor: PeerId) -> None:
         rounds = self._rounds
-        if not rounds.is_member:
+        if not rounds.is_member and rounds.may_join(self._me):
             await self._ask_to_join()
         started_at = rounds.version
         wait_s = 0.0 if rounds.is_member else 2.0
@@ -230,7 +240,7 @@ class CatchUp:
     async def _ask_to_join(self) -> None:
         asked = sorted((set(self._rounds.chain.members) | self._peers_of_stage()) - {self._me})
         call_s = self._rounds.settings.deadlines.call_s
-        request = Message({"ticket": self._ticket.to_value()})
+        request = Message({"ticket": self._ticket.to_value(), "promotion": value_or_none(self.promotion)})
 
         async def ask(peer: PeerId) -> None:
             with contextlib.suppress(TransientError, RemoteError):

@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from peer.auditor import Auditor
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
 from peer.downstream import Downstream, HopCounters, numeric_class
+from peer.exams import Examiner, Newcomer
 from peer.exhibits import ExhibitStore
 from peer.hops import HopServer
 from peer.joining_state import JoiningState
@@ -39,12 +40,13 @@ from peer.source import Source, StepLoss
 from peer.state_check import StateCheck
 from peer.step_state import Applied
 from peer.tally import WorkTally
+from peer.verdicts import Verdicts, Word
 from swarm import PROTOCOL
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state
 from swarm.core.canonical import Value, signed_bytes, unpack
 from swarm.core.contribution import Result
-from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
+from swarm.core.errors import LocalError, RemoteError, SettingsError, ShutOutError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex, Step
 from swarm.core.plan import stage_memory_bytes
@@ -55,17 +57,13 @@ from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile
 from swarm.host_protocol import (
     ADMIT,
-    BAN,
     FILE,
     FILE_PIECE_BYTES,
     FINISH,
     GENESIS,
     GOODBYE,
-    MAX_BANS,
     MAX_SCREENS,
     MAX_SETTINGS_BYTES,
-    PARDON,
-    QUARANTINE,
     REPORT,
     RESULT,
     RUN,
@@ -84,7 +82,7 @@ from swarm.rehearsal import rehearse
 from swarm.witness_service import VoteLog, WitnessService
 from verification.draws import HashChain
 from verification.ticket import Ticket
-from verification.verdicts import Ban, Pardon, Quarantine
+from verification.verdicts import Ban, Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +157,11 @@ class Live(NamedTuple):
     desk: AuditDesk
     device: str
 
+    @property
+    def in_flight(self) -> int:
+        """Microbatches that have begun here and have not ended."""
+        return self.server.in_flight + (self.source.in_flight if self.source is not None else 0)
+
 
 class PeerDaemon:
     """One peer of one stage of one run."""
@@ -178,6 +181,8 @@ class PeerDaemon:
         self.identity = identity
         self.permit = permit or Permit()
         self.tally = WorkTally(identity.peer_id)
+        self.on_run: Callable[[SignedRun, RunSettings], Awaitable[None]] | None = None
+        """Told of the run before anything of it is joined; what it raises ends the peer."""
         self.live: Live | None = None
         """Once this peer has joined."""
         self.limited = LimitedTransport(
@@ -194,6 +199,8 @@ class PeerDaemon:
         self._shut_out_by: Ban | Quarantine | None = None
         """What is said of this peer itself."""
         self.standing = KnownStanding()
+        self.verdicts = Verdicts(identity.peer_id, host, self.standing, self.transport)
+        self.verdicts.on_self = self._on_self
         self.rounds: StageRounds | None = None
         self.auditor: Auditor | None = None
         self.reducer_auditor: ReducerAuditor | None = None
@@ -214,7 +221,7 @@ class PeerDaemon:
                 await self._live(*joining.result(), stop)
             verdict = self._shut_out_by
             if verdict is not None:
-                raise LocalError(
+                raise ShutOutError(
                     f"this peer is {_what(verdict)} from the run: {verdict.kind} at step {verdict.version} of stage "
                     f"{verdict.stage}; the host keeps the evidence {verdict.evidence_digest.hex()[:16]}"
                 )
@@ -227,8 +234,10 @@ class PeerDaemon:
     async def _join(self) -> Joined:
         """Everything this peer needs before it can take part."""
         signed_run, settings, name = await self._fetch_run()
+        if self.on_run is not None:
+            await self.on_run(signed_run, settings)
         run_key = signed_run.run_key
-        self._serve_verdicts(name, run_key)
+        self.verdicts.serve(name, run_key)
         draws = await asyncio.to_thread(HashChain, self._draw_seed(name))
         ticket = await self._admitted(draws.end, name, run_key)
         stage = ticket.stage
@@ -269,51 +278,14 @@ class PeerDaemon:
         ticket.check(run_id=name, run_key=run_key)
         if (ticket.peer_id, ticket.chain_end) != (self.identity.peer_id, chain_end):
             raise RemoteError("ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host_id)
-        for ban in fields.items("bans", Ban.from_value, max_items=MAX_BANS):
-            self._shut_out(ban, name, run_key)
-        for quarantine in fields.items("quarantines", Quarantine.from_value, max_items=MAX_BANS):
-            self._shut_out(quarantine, name, run_key)
+        self.verdicts.take_all(fields)
         return ticket
 
-    def _serve_verdicts(self, name: RunId, run_key: PeerId) -> None:
-        """Hear the run key's verdicts. Whoever brings its word does not matter."""
-
-        async def on_ban(sender: PeerId, request: Message) -> Message:
-            self._shut_out(Ban.from_value(Fields("ban call", request.meta).message("ban")), name, run_key)
-            return Message()
-
-        async def on_quarantine(sender: PeerId, request: Message) -> Message:
-            value = Fields("quarantine call", request.meta).message("quarantine")
-            self._shut_out(Quarantine.from_value(value), name, run_key)
-            return Message()
-
-        async def on_pardon(sender: PeerId, request: Message) -> Message:
-            pardon = Pardon.from_value(Fields("pardon call", request.meta).message("pardon"))
-            pardon.check(run_id=name, run_key=run_key)
-            self.standing.take(pardon)
-            if self.standing.table.may_train(pardon.peer_id):
-                self.transport.let_in(pardon.peer_id)
-            return Message()
-
-        for method, handler in ((BAN, on_ban), (QUARANTINE, on_quarantine), (PARDON, on_pardon)):
-            self.transport.serve(method, handler, max_body_bytes=0)
-
-    def _shut_out(self, verdict: Ban | Quarantine, name: RunId, run_key: PeerId) -> None:
-        peer = verdict.peer_id
-        verdict.check(run_id=name, run_key=run_key)
-        self.standing.take(verdict)
-        if self.standing.table.may_train(peer):  # an old quarantine, pardoned since
-            return
-        log.warning(
-            "%s of stage %d is %s: %s at step %d", peer, verdict.stage, _what(verdict), verdict.kind, verdict.version
-        )
-        if peer == self.identity.peer_id:
-            self._shut_out_by = verdict
+    def _on_self(self, word: Word) -> None:
+        """The run key's word on this peer."""
+        if isinstance(word, Ban | Quarantine):
+            self._shut_out_by = word
             self.finished.set()
-            return
-        self.transport.shut_out(peer)
-        if self.rounds is not None:
-            self.rounds.peer_lost(peer)
 
     def _check_memory(self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str) -> None:
         hidden_size = validate_config(settings.model.config_json).hidden_size
@@ -368,9 +340,11 @@ class PeerDaemon:
             fields = Fields("genesis answer", reply.meta)
             if fields.optional("genesis"):
                 genesis = Genesis.from_value(fields.message("genesis"))
-                if not verify(run_key, genesis.signed_bytes(), genesis.signature) or genesis.run_id != name:
+                if not _is_signed(genesis, name, run_key):
                     raise RemoteError("signature", "the genesis is not signed by the run key", self._host_id)
                 chain = StageChain.begin(genesis, settings)
+                beside = fields.items("beside", Genesis.from_value, max_items=2)
+                self._begin(settings, [genesis, *(one for one in beside if _is_signed(one, name, run_key))])
                 if not (ready and self.identity.peer_id in chain.members):
                     # The stage began without this process: its present state is with the peers that went on.
                     with contextlib.suppress(TransientError):
@@ -382,6 +356,10 @@ class PeerDaemon:
                 await asyncio.sleep(HOST_RETRY_S)
             elif state is None:
                 state = await self._fetch_initial_state(settings, stage, layout)
+
+    def _begin(self, settings: RunSettings, geneses: Sequence[Genesis]) -> None:
+        founders = {peer for genesis in geneses for peer in genesis.members}
+        self.verdicts.begin(founders, has_probation=settings.has_probation)
 
     async def _fetch_initial_state(
         self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout
@@ -510,13 +488,21 @@ class PeerDaemon:
         server.is_before = lambda peer: peer in neighbours.of_stage(stage - 1)
         rounds.neighbours = lambda: neighbours.of_stage(stage - 1) | neighbours.of_stage(stage + 1)
         neighbours.on_lost = rounds.peer_lost
+        neighbours.takes, neighbours.more_to_say = self.verdicts.is_shown_to_train, self.verdicts.said_of_self
+        rounds.may_join = self.verdicts.may_train
+
+        def lost(peer: PeerId) -> None:
+            neighbours.drop(peer)
+            rounds.peer_lost(peer)
+
+        self.verdicts.on_lost = lost
         rounds.on_applied.append(
             lambda applied: self._report(applied, settings, replica, snapshots, counters, compute, source)
         )
         await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)
         rounds.start()
         server.serve(self.transport)
-        StateDonor(rounds).serve(self.transport)
+        StateDonor(rounds, self.verdicts.take).serve(self.transport)
         WitnessService(name, self.identity, chain.coordinator, chain.run_key, vote_log, is_of_stage).serve(
             self.transport
         )
@@ -553,6 +539,10 @@ class PeerDaemon:
         )
         rounds.on_applied += [desk.applied, reducer_auditor.applied]
         services.append(asyncio.ensure_future(reducer_auditor.run()))
+        if settings.has_probation:
+            services.append(
+                asyncio.ensure_future(self._on_probation(rounds, exhibits, ticket, draws, catch_up, neighbours))
+            )
         if settings.replays:
             self.auditor = auditor = Auditor(
                 rounds,
@@ -582,6 +572,28 @@ class PeerDaemon:
                 await self.host.call(GOODBYE, {}, timeout_s=2.0)
             compute.close(timeout_s=10.0)
             exact.close(timeout_s=10.0)
+
+    async def _on_probation(
+        self,
+        rounds: StageRounds,
+        exhibits: ExhibitStore,
+        ticket: Ticket,
+        draws: HashChain,
+        catch_up: CatchUp,
+        neighbours: Neighbours,
+    ) -> None:
+        """Examine newcomers, and be examined while this peer is one."""
+        examiner = Examiner(rounds, exhibits)
+        examiner.serve(self.transport)
+        newcomer = Newcomer(rounds, ticket, draws, self._host_id, lambda: self.verdicts.may_train(rounds.me))
+        catch_up.promotion = self.verdicts.own_promotion
+        rounds.on_applied += [examiner.applied, newcomer.applied]
+        while True:
+            promotion = await newcomer.until_promoted()
+            self.verdicts.take(promotion)
+            catch_up.promotion = promotion
+            with contextlib.suppress(TransientError):  # announced again soon
+                await neighbours.announce_once()
 
     async def _until_over(
         self, stop: asyncio.Event, rounds: StageRounds, services: Sequence[asyncio.Future[None]]
@@ -626,8 +638,7 @@ class PeerDaemon:
         """Finish what is in flight and see its gradients averaged, within the drain deadline."""
         give_up_at = time.monotonic() + settings.deadlines.drain_s
         while time.monotonic() < give_up_at:
-            in_flight = server.in_flight + (source.in_flight if source is not None else 0)
-            if not in_flight and not rounds.owes_work():
+            if not (self.live is not None and self.live.in_flight) and not rounds.owes_work():
                 return
             await asyncio.sleep(0.05)
 
@@ -697,6 +708,10 @@ class PeerDaemon:
             raise RemoteError("standing", "only the host ends a run", sender)
         self.finished.set()
         return Message()
+
+
+def _is_signed(genesis: Genesis, name: RunId, run_key: PeerId) -> bool:
+    return genesis.run_id == name and verify(run_key, genesis.signed_bytes(), genesis.signature)
 
 
 def _what(verdict: Ban | Quarantine) -> str:

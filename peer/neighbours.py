@@ -54,6 +54,10 @@ class Neighbours:
         self._retry_at: dict[PeerId, float] = {}
         self.on_change: Callable[[int, set[PeerId]], None] = lambda stage, peers: None
         self.on_lost: Callable[[PeerId], None] = lambda peer: None
+        self.takes: Callable[[PeerId, dict[str, Value]], bool] = lambda peer, said: True
+        """Whether a peer, with what it says of itself, is one of its stage: not if it is on probation."""
+        self.more_to_say: Callable[[], dict[str, Value]] = dict
+        """What this peer says of itself besides where it is."""
         self.leaving = False
 
     def serve(self) -> None:
@@ -62,6 +66,12 @@ class Neighbours:
     def of_stage(self, stage: int) -> set[PeerId]:
         """Peers of the stage that answer now, without this one."""
         return set(self._live.get(stage, ()))
+
+    def drop(self, peer: PeerId) -> None:
+        """The peer is none of its stage any more."""
+        for watched in self._watched.values():
+            if peer in watched:
+                watched[peer].cancel()
 
     async def run(self) -> None:
         """Announce this peer and watch its neighbours, for ever."""
@@ -76,7 +86,7 @@ class Neighbours:
 
     async def announce_once(self) -> None:
         addresses: list[Value] = [*self._transport.addresses()[:MAX_ADDRESSES]]
-        fields: dict[str, Value] = {"addresses": addresses, "version": int(self._version())}
+        fields: dict[str, Value] = {"addresses": addresses, "version": int(self._version()), **self.more_to_say()}
         topic = stage_topic(self._run_id, self._stage)
         await self._directory.publish(topic, fields, ttl_s=self._settings.deadlines.lease_s)
 
@@ -97,7 +107,7 @@ class Neighbours:
             for peer, fields in found.items():
                 known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
                 known = known or now < self._retry_at.get(peer, 0.0)
-                if not known and len(watched) < self._settings.limits.max_peers_per_stage:
+                if not known and self.takes(peer, fields) and len(watched) < self._settings.limits.max_peers_per_stage:
                     watched[peer] = asyncio.ensure_future(self._watch(stage, peer, _addresses(fields)))
             for gone in [peer for peer, task in watched.items() if task.done() and peer not in found]:
                 del watched[gone]

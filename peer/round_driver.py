@@ -28,7 +28,7 @@ from swarm.core.round_ballots import Proposal
 from swarm.core.round_facts import EquivocationError
 from swarm.core.voting import Promise, Vote
 from swarm.network.transport import Message
-from swarm.witness_service import ask_witness
+from swarm.witness_service import ask_witness, check_joins
 
 if TYPE_CHECKING:
     from peer.rounds import StageRounds
@@ -76,6 +76,7 @@ class RoundDriver:
         elif kind == "ballot":
             proposal = Proposal.from_value(fields.message("proposal"))
             self._check_neighbours(proposal)
+            check_joins(proposal, self._stage.may_join)
             out = machine.on_ballot(sender, proposal, now=now)
         elif kind == "vote":
             view, phase, value = (

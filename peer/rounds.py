@@ -107,6 +107,8 @@ class StageRounds:
         self.screening = Screening(KnownStanding(), lambda: self.version)
         self.neighbours: Callable[[], set[PeerId]] = set
         """Live peers of the neighbouring stages."""
+        self.may_join: Callable[[PeerId], bool] = lambda peer: True
+        """Whether a peer may be a member: not while it is on probation."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when something broke that this peer cannot mend: its supervisor must end it."""
 
@@ -395,7 +397,7 @@ class StageRounds:
         self.driver.carry_out(state, self._closed(state.round, closing.reason, view, now))
 
     def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
-        joins = [peer for peer in self.joining if peer not in self.chain.members]
+        joins = [peer for peer in self.joining if peer not in self.chain.members and self.may_join(peer)]
         # Drawn, so that no neighbour can make sure of being asked.
         drawn = rank(self.neighbours(), "neighbour", self.chain.name)[:MAX_NEIGHBOURS_NAMED]
         return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)
@@ -469,7 +471,9 @@ class StageRounds:
             await happened(self._version_changed, within_s=left_s)
 
     async def is_gone(self, peer: PeerId) -> bool:
-        """Whether the peer does not even answer a ping: one broken stream is no death."""
+        """Whether the peer does not even answer a ping: one broken stream is no death. Probation is one, to rounds."""
+        if not self.may_join(peer):
+            return True
         try:
             await self.transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
         except UnreachableError:

@@ -7,7 +7,8 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +31,17 @@ class KnownStanding:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.table = StandingTable(has_probation=False)
+
+    def begin(self, founders: Iterable[PeerId], *, has_probation: bool) -> None:
+        """The run's geneses are known, of the stages that matter here."""
+        with self._lock:
+            self.table = replace(
+                self.table, founders=self.table.founders | set(founders), has_probation=has_probation
+            )
+
+    def may_train(self, peer: PeerId) -> bool:
+        """Whether anything is taken from the peer but its replays."""
+        return self.table.may_train(peer)
 
     def take(self, event: Event) -> None:
         """A verdict whose signature was checked, or a suspicion of this peer's own."""

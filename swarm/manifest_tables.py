@@ -124,6 +124,7 @@ class AuditTable(Table):
     contribution_budget: Share = 0.07
     reducer_share: Share = 0.05
     retained_versions: int = Field(default=4, ge=3, le=64)
+    agreements_to_promote: int = Field(default=10, ge=0, le=16)
 
 
 class CheckpointTable(Table):

@@ -65,14 +65,17 @@ class WitnessService:
         run_key: PeerId,
         log: VoteLog,
         is_of_stage: Callable[[PeerId, int], bool] = lambda peer, stage: True,
+        may_join: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
-        """`is_of_stage`: whether a peer may be a member of a stage, as far as is known here."""
+        """`is_of_stage`: whether a peer may be a member of a stage; `may_join`: whether it is past its probation. Both
+        as far as is known here."""
         self._run_id = run_id
         self._identity = identity
         self._coordinator = coordinator
         self._run_key = run_key
         self._log = log
         self._is_of_stage = is_of_stage
+        self._may_join = may_join
         self._rounds: dict[tuple[int, int, bytes], Witness] = {}
         self._opened_by: dict[tuple[int, int, bytes], PeerId] = {}
 
@@ -114,6 +117,7 @@ class WitnessService:
             for peer in proposal.roster.neighbours:
                 if not any(self._is_of_stage(peer, facts.stage + side) for side in (-1, 1)):
                     raise TransientError(f"{peer[-6:]} is not known here as a neighbour of stage {facts.stage}")
+        check_joins(proposal, self._may_join)
         vote = witness.on_ballot(sender, proposal)
         if proposal.phase == "commit":
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
@@ -149,6 +153,17 @@ class WitnessService:
         ended = [key for key in self._rounds if key not in self._opened_by]
         for key in ended[: max(0, len(ended) - MAX_OPEN_ROUNDS // 2)]:
             del self._rounds[key]
+
+
+def check_joins(proposal: Proposal, may_join: Callable[[PeerId], bool]) -> None:
+    """Raises TransientError if a new roster takes in a peer that may not join, or is not known to.
+
+    One that is proposed again was certified: whoever voted then has looked.
+    """
+    if proposal.roster is not None and proposal.proof.certificate is None:
+        for peer in proposal.roster.joins:
+            if not may_join(peer):
+                raise TransientError(f"{peer[-6:]} is not known here to be past its probation")
 
 
 async def ask_witness(

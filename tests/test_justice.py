@@ -414,7 +414,7 @@ def test_strikes_count_within_a_hundred_versions_and_until_the_pardon() -> None:
 def test_a_peer_that_withholds_is_quarantined_and_the_others_train_on(tmp_path: Path) -> None:
     manifest = manifest_of(
         run={"trust": "public"},
-        audits={"hop_budget": 8.0, "contribution_budget": 0.0, "retained_versions": 12},
+        audits={"hop_budget": 8.0, "contribution_budget": 0.0, "retained_versions": 12, "agreements_to_promote": 0},
         optimizer={"total_steps": 10},
         batch={"target_tokens": 6 * 32},
         limits={"founders_per_stage": 3},

@@ -1,4 +1,4 @@
-"""Probation: what a newcomer draws is nobody's choice, and agreements admit a few at a time."""
+"""Probation: what a newcomer draws is nobody's choice, and agreements promote a few at a time."""
 
 import random
 from collections import Counter
@@ -135,25 +135,25 @@ def folded(steps: dict[str, list[int]], version: int, *, seed: int = 0) -> Proba
     return table
 
 
-def test_ten_agreements_of_the_last_versions_admit() -> None:
+def test_ten_agreements_of_the_last_versions_promote() -> None:
     may = {"since": -1, "num_members": 8}
-    assert not folded({"a": list(range(9))}, 16).may_admit(PeerId("a"), 16, **may)
-    assert not folded({"a": [*range(9), 8, 8]}, 16).may_admit(PeerId("a"), 16, **may)  # the same one, told again
-    assert folded({"a": list(range(10))}, 16).may_admit(PeerId("a"), 16, **may)
-    assert not folded({"a": list(range(10))}, 17).may_admit(PeerId("a"), 17, **may)  # the first is too old
-    assert not folded({"a": list(range(10))}, 16).may_admit(PeerId("a"), 16, since=0, num_members=8)
+    assert not folded({"a": list(range(9))}, 16).may_promote(PeerId("a"), 16, **may)
+    assert not folded({"a": [*range(9), 8, 8]}, 16).may_promote(PeerId("a"), 16, **may)  # the same one, told again
+    assert folded({"a": list(range(10))}, 16).may_promote(PeerId("a"), 16, **may)
+    assert not folded({"a": list(range(10))}, 17).may_promote(PeerId("a"), 17, **may)  # the first is too old
+    assert not folded({"a": list(range(10))}, 16).may_promote(PeerId("a"), 16, since=0, num_members=8)
     assert folded({"a": list(range(10))}, 16) == folded({"a": list(range(10))}, 16, seed=1)
 
 
 @pytest.mark.parametrize(("num_members", "each"), [(1, 1), (8, 1), (15, 1), (16, 2), (64, 8)])
-def test_one_is_admitted_for_eight_members_a_version(num_members: int, each: int) -> None:
+def test_one_is_promoted_for_eight_members_a_version(num_members: int, each: int) -> None:
     peers = [PeerId(f"peer {number}") for number in range(20)]
     table = folded({peer: list(range(10)) for peer in peers}, 12)
     taken = {12: 0, 13: 0}
     for version in taken:
         for peer in peers:
-            if table.may_admit(peer, version, since=-1, num_members=num_members):
-                table = table.admitted(peer, version)
+            if table.may_promote(peer, version, since=-1, num_members=num_members):
+                table = table.promoted(peer, version)
                 taken[version] += 1
     assert taken == {12: each, 13: each}
 

@@ -16,7 +16,7 @@ from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.identity import Identity
 from verification.standing import FAULT, KEPT_DEBTS, AuditDebt, Event, Standing, StandingTable, Suspicion
 from verification.tolerance import Grade
-from verification.verdicts import Admission, Ban, Debt, JurorVote, Pardon, Quarantine, jurors
+from verification.verdicts import Ban, Debt, JurorVote, Pardon, Promotion, Quarantine, jurors
 
 RUN_ID = "ab" * 32
 RUN_KEY = Identity.from_seed(bytes(range(32)))
@@ -31,7 +31,7 @@ BAN = Ban(*CHARGE).signed_by(RUN_KEY)
 QUARANTINE = Quarantine(*CHARGE).signed_by(RUN_KEY)
 PARDON = Pardon(RUN_ID, ACCUSED, Version(300), True).signed_by(RUN_KEY)
 VOTE = JurorVote(*CHARGE, DRAWN[0], Grade.FRAUD).signed_by(JURY[0])
-ADMISSION = Admission(RUN_ID, ACCUSED, StageIndex(1), Version(300)).signed_by(RUN_KEY)
+PROMOTION = Promotion(RUN_ID, ACCUSED, StageIndex(1), Version(300)).signed_by(RUN_KEY)
 DEBT = Debt(RUN_ID, ACCUSED, Version(300)).signed_by(RUN_KEY)
 
 
@@ -131,12 +131,12 @@ BAD: tuple[Value, ...] = (None, [], b"short", "x" * 300, -1, 1 << 63)
         (Quarantine.from_value, GUILTY),
         (JurorVote.from_value, VOTE),
         (Pardon.from_value, PARDON),
-        (Admission.from_value, ADMISSION),
+        (Promotion.from_value, PROMOTION),
         (Debt.from_value, DEBT),
     ],
 )
 def test_malformed_verdicts_are_refused(
-    reader: Callable[[Value], object], good: Ban | Quarantine | JurorVote | Pardon | Admission | Debt
+    reader: Callable[[Value], object], good: Ban | Quarantine | JurorVote | Pardon | Promotion | Debt
 ) -> None:
     value = good.to_value()
     assert isinstance(value, dict)
@@ -248,8 +248,8 @@ def _events(made: Callable[[PeerId, Version], Event], *versions: int) -> list[Ev
     return [made(ACCUSED, Version(version)) for version in versions]
 
 
-def _admitted(version: int) -> Event:
-    return Admission(RUN_ID, ACCUSED, StageIndex(1), Version(version))
+def _promoted(version: int) -> Event:
+    return Promotion(RUN_ID, ACCUSED, StageIndex(1), Version(version))
 
 
 def _quarantined(version: int) -> Event:
@@ -268,11 +268,11 @@ def _standing(events: Iterable[Event], *, version: int = 1000, founder: bool = T
     return found
 
 
-def test_founders_are_members_and_others_on_probation_until_they_are_admitted() -> None:
+def test_founders_are_members_and_others_on_probation_until_they_are_promoted() -> None:
     assert _standing([]) is Standing.MEMBER
     assert _standing([], founder=False) is Standing.PROBATION
-    assert _standing([_admitted(0)], founder=False) is Standing.MEMBER
-    assert _standing([_admitted(300), _admitted(5)], founder=False) is Standing.MEMBER
+    assert _standing([_promoted(0)], founder=False) is Standing.MEMBER
+    assert _standing([_promoted(300), _promoted(5)], founder=False) is Standing.MEMBER
 
 
 def test_nobody_is_on_probation_in_a_run_without_replay_audits() -> None:
@@ -295,10 +295,10 @@ def test_a_suspicion_raises_the_budget_for_twenty_versions() -> None:
 def test_a_debt_puts_a_member_back_on_probation() -> None:
     debt = _events(AuditDebt, 50)
     assert _standing(debt) is Standing.PROBATION
-    assert _standing([*debt, _admitted(50)]) is Standing.PROBATION  # not after the debt
-    assert _standing([*debt, _admitted(51)]) is Standing.MEMBER
-    assert _standing([_admitted(10), *debt], founder=False) is Standing.PROBATION
-    assert _standing([*debt, _admitted(61), *_events(AuditDebt, 160)]) is Standing.PROBATION
+    assert _standing([*debt, _promoted(50)]) is Standing.PROBATION  # not after the debt
+    assert _standing([*debt, _promoted(51)]) is Standing.MEMBER
+    assert _standing([_promoted(10), *debt], founder=False) is Standing.PROBATION
+    assert _standing([*debt, _promoted(61), *_events(AuditDebt, 160)]) is Standing.PROBATION
     assert _after(debt).on_probation_since(ACCUSED) == 50
     assert _after([]).on_probation_since(ACCUSED) == -1
 
@@ -319,26 +319,26 @@ def test_a_debt_puts_a_member_back_on_probation() -> None:
 )
 def test_three_debts_in_a_hundred_versions_quarantine(versions: tuple[int, ...], wanted: Standing) -> None:
     assert _standing(_events(AuditDebt, *versions)) is wanted
-    assert _standing([*_events(AuditDebt, *versions), _admitted(999)]) is (
+    assert _standing([*_events(AuditDebt, *versions), _promoted(999)]) is (
         Standing.QUARANTINED if wanted is Standing.QUARANTINED else Standing.MEMBER
     )
 
 
 def test_a_quarantine_lasts_until_the_pardon() -> None:
     quarantine = _quarantined(300)
-    assert _standing([quarantine, _admitted(400)], version=100_000) is Standing.QUARANTINED
+    assert _standing([quarantine, _promoted(400)], version=100_000) is Standing.QUARANTINED
     assert _standing([quarantine, _pardoned(299, acquitted=True)]) is Standing.QUARANTINED
     assert _standing([quarantine, _pardoned(300, acquitted=True)]) is Standing.MEMBER
     assert _standing([quarantine, _pardoned(300, acquitted=True), _quarantined(301)]) is Standing.QUARANTINED
 
 
 def test_a_fault_that_is_pardoned_begins_again_and_an_acquitted_peer_is_what_it_was() -> None:
-    before = [_admitted(9), _quarantined(300)]
+    before = [_promoted(9), _quarantined(300)]
     for founder in (True, False):
         fault = [*before, _pardoned(310, acquitted=False)]
         assert _standing(fault, founder=founder) is Standing.PROBATION
-        assert _standing([*fault, _admitted(310)], founder=founder) is Standing.PROBATION
-        assert _standing([*fault, _admitted(311)], founder=founder) is Standing.MEMBER
+        assert _standing([*fault, _promoted(310)], founder=founder) is Standing.PROBATION
+        assert _standing([*fault, _promoted(311)], founder=founder) is Standing.MEMBER
         assert _standing([*fault, _pardoned(400, acquitted=True)], founder=founder) is Standing.PROBATION
         assert _standing([*before, _pardoned(310, acquitted=True)], founder=founder) is Standing.MEMBER
     assert _standing([_quarantined(300), _pardoned(310, acquitted=True)], founder=False) is Standing.PROBATION
@@ -355,7 +355,7 @@ def _fault(version: int) -> Event:
 def test_a_fault_may_return_but_three_in_a_hundred_versions_stay_out(faults: tuple[int, ...], stays_out: bool) -> None:
     events: list[Event] = []
     for version in faults:
-        events += [_fault(version), _pardoned(version, acquitted=False), _admitted(version + 1)]
+        events += [_fault(version), _pardoned(version, acquitted=False), _promoted(version + 1)]
     assert _standing(events) is (Standing.QUARANTINED if stays_out else Standing.MEMBER)
     table = _after([*events[:-2]])
     assert table.may_return(ACCUSED) is not stays_out
@@ -388,7 +388,7 @@ def test_an_old_pardon_told_again_lifts_nothing_newer() -> None:
 
 
 def test_a_ban_is_for_ever_and_before_all_else() -> None:
-    lenient = [_pardoned(999, acquitted=True), _admitted(999)]
+    lenient = [_pardoned(999, acquitted=True), _promoted(999)]
     for events in ([BAN, *lenient], [*lenient, BAN], [_quarantined(5), BAN, _pardoned(999, acquitted=False)]):
         assert _standing(events, version=100_000) is Standing.BANNED
     table = _after([BAN, replace(BAN, peer_id=OTHER)])
@@ -422,7 +422,7 @@ EVENT = st.one_of(
     ),
     st.builds(lambda peer: replace(BAN, peer_id=peer), st.sampled_from(PEERS)),
     st.builds(Pardon, st.just(RUN_ID), st.sampled_from(PEERS), VERSIONS, st.booleans()),
-    st.builds(Admission, st.just(RUN_ID), st.sampled_from(PEERS), st.just(StageIndex(1)), VERSIONS),
+    st.builds(Promotion, st.just(RUN_ID), st.sampled_from(PEERS), st.just(StageIndex(1)), VERSIONS),
 )
 EVENTS = st.lists(EVENT, max_size=12)
 
@@ -462,7 +462,7 @@ def _told(events: list[Event], version: int, *, founder: bool) -> Standing:
         return Standing.BANNED
     if max(versions(Quarantine), default=-1) > pardoned or max(len(debts), len(faults)) >= 3:  # all within 100 here
         return Standing.QUARANTINED
-    if not (founder and since < 0) and max(versions(Admission), default=-1) <= since:
+    if not (founder and since < 0) and max(versions(Promotion), default=-1) <= since:
         return Standing.PROBATION
     suspected = max(versions(Suspicion), default=-1)
     return Standing.SUSPICIOUS if pardoned < suspected <= version < suspected + 20 else Standing.MEMBER

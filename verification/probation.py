@@ -1,9 +1,9 @@
-"""This is where a newcomer earns its place: it replays what chance gives it, and is admitted once enough replays agree.
+"""This is where a newcomer earns its place: it replays what chance gives it, and is promoted once enough replays agree.
 
 In each version the newcomer's hash chain names one member of its stage, the *examiner*, and one microbatch of that
 member's contribution. The examiner shows what went in; the newcomer answers with what must have come out, before it
 has seen it; the examiner compares, and signs an agreement. The run key counts agreements of the last versions, and
-admits a few at a time: an identity costs a stretch of real work, and however many are made they come in slowly.
+promotes a few at a time: an identity costs a stretch of real work, and however many are made they come in slowly.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ from verification.ticket import Ticket
 AGREEMENT_VERSIONS = 16
 """Agreements count for so many versions: who has accomplices among the members cannot wait until chance names them
 often enough."""
-MEMBERS_PER_ADMISSION = 8
-"""In one version a stage admits one newcomer for so many members; at least one."""
+MEMBERS_PER_PROMOTION = 8
+"""In one version a stage takes one newcomer for so many members; at least one."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Probation:
     agreements_to_promote: int
     steps: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
     """Of each newcomer's agreements, sorted; one in a step counts. At most AGREEMENT_VERSIONS, none older."""
-    last_admissions: tuple[int, int] = (-1, 0)
-    """The last version in which somebody was admitted, and how many were."""
+    last_promotions: tuple[int, int] = (-1, 0)
+    """The last version in which somebody was promoted, and how many were."""
 
     def after(self, agreement: Agreement, version: int) -> "Probation":
         """With one more, the stage being at `version`; what is too old by then is gone."""
@@ -136,14 +136,14 @@ class Probation:
         oldest = max(version - AGREEMENT_VERSIONS, since + 1)
         return sum(step >= oldest for step in self.steps.get(peer, ()))
 
-    def may_admit(self, peer: PeerId, version: int, *, since: int, num_members: int) -> bool:
+    def may_promote(self, peer: PeerId, version: int, *, since: int, num_members: int) -> bool:
         """Whether it has agreements enough, and the stage, of so many members, may take one more in this version."""
-        at, num = self.last_admissions
-        has_place = version > at or (version == at and num < max(1, num_members // MEMBERS_PER_ADMISSION))
+        at, num = self.last_promotions
+        has_place = version > at or (version == at and num < max(1, num_members // MEMBERS_PER_PROMOTION))
         return has_place and self.count(peer, version, since=since) >= self.agreements_to_promote
 
-    def admitted(self, peer: PeerId, version: int) -> "Probation":
+    def promoted(self, peer: PeerId, version: int) -> "Probation":
         """Without the newcomer, which is one no more."""
-        at, num = self.last_admissions
+        at, num = self.last_promotions
         left = {other: of for other, of in self.steps.items() if other != peer}
-        return replace(self, steps=left, last_admissions=(version, num + 1 if version == at else 1))
+        return replace(self, steps=left, last_promotions=(version, num + 1 if version == at else 1))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, Version
-from verification.verdicts import Admission, Ban, Pardon, Quarantine
+from verification.verdicts import Ban, Pardon, Promotion, Quarantine
 
 SUSPICION_VERSIONS = 20
 SUSPICION_FACTOR = 5.0
@@ -42,7 +42,7 @@ class AuditDebt:
     version: Version
 
 
-Event: TypeAlias = Ban | Quarantine | Pardon | Admission | Suspicion | AuditDebt
+Event: TypeAlias = Ban | Quarantine | Pardon | Promotion | Suspicion | AuditDebt
 
 
 class Standing(Enum):
@@ -69,7 +69,7 @@ class _Record:
     suspected_at: int = -1
     acquitted_at: int = -1
     """The last pardon that was one."""
-    admitted_at: int = -1
+    promoted_at: int = -1
     debts: tuple[int, ...] = ()
     """Versions of the newest, sorted."""
     faults: tuple[int, ...] = ()
@@ -90,8 +90,8 @@ class _Record:
                     begun_again_at = max(begun_again_at, event.version)
                 pardoned_at = max(self.pardoned_at, event.version)
                 return replace(self, pardoned_at=pardoned_at, begun_again_at=begun_again_at, acquitted_at=acquitted_at)
-            case Admission():
-                return replace(self, admitted_at=max(self.admitted_at, event.version))
+            case Promotion():
+                return replace(self, promoted_at=max(self.promoted_at, event.version))
             case Suspicion():
                 return replace(self, suspected_at=max(self.suspected_at, event.version))
             case AuditDebt():
@@ -115,11 +115,11 @@ class _Record:
 
     @property
     def on_probation_since(self) -> int:
-        """The version after which an admission counts; -1: it was never sent back."""
+        """The version after which a promotion counts; -1: it was never sent back."""
         return max(self.begun_again_at, *self.unpaid, -1)
 
-    def is_admitted(self, *, founder: bool) -> bool:
-        return (founder and self.on_probation_since < 0) or self.admitted_at > self.on_probation_since
+    def is_promoted(self, *, founder: bool) -> bool:
+        return (founder and self.on_probation_since < 0) or self.promoted_at > self.on_probation_since
 
     def is_suspected(self, version: int) -> bool:
         recent = self.suspected_at <= version < self.suspected_at + SUSPICION_VERSIONS
@@ -137,7 +137,7 @@ class StandingTable:
     """
 
     founders: frozenset[PeerId] = frozenset()
-    """Members from the start; everyone else begins on probation, and leaves it with an admission."""
+    """Members from the start; everyone else begins on probation, and leaves it with a promotion."""
     has_probation: bool = True
     """Whether anybody is on probation: not in a run without replay audits (trust = "friends")."""
     records: Mapping[PeerId, _Record] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class StandingTable:
             return Standing.BANNED
         if record.is_quarantined:
             return Standing.QUARANTINED
-        if not self._is_admitted(peer):
+        if not self._is_promoted(peer):
             return Standing.PROBATION
         return Standing.SUSPICIOUS if record.is_suspected(version) else Standing.MEMBER
 
@@ -172,7 +172,7 @@ class StandingTable:
 
     def may_train(self, peer: PeerId) -> bool:
         """Whether hops and rosters take the peer: members and suspicious ones."""
-        return not self.is_out(peer) and self._is_admitted(peer)
+        return not self.is_out(peer) and self._is_promoted(peer)
 
     def may_return(self, peer: PeerId) -> bool:
         """Whether the peer's quarantine is for a fault, and one that it has not shown too often."""
@@ -181,7 +181,7 @@ class StandingTable:
         return not record.banned and not record.is_beyond_repair and last in record.faults and not record.unpaid
 
     def on_probation_since(self, peer: PeerId) -> int:
-        """The version after which its replays, and its admission, count."""
+        """The version after which its replays, and its promotion, count."""
         return self._record(peer).on_probation_since
 
     def budget_factor(self, peer: PeerId, version: Version) -> float:
@@ -196,8 +196,8 @@ class StandingTable:
     def _record(self, peer: PeerId) -> _Record:
         return self.records.get(peer, _BLANK)
 
-    def _is_admitted(self, peer: PeerId) -> bool:
-        return not self.has_probation or self._record(peer).is_admitted(founder=peer in self.founders)
+    def _is_promoted(self, peer: PeerId) -> bool:
+        return not self.has_probation or self._record(peer).is_promoted(founder=peer in self.founders)
 
 
 def _newest(versions: tuple[int, ...], version: int) -> tuple[int, ...]:

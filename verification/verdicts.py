@@ -210,10 +210,10 @@ class Pardon(_Signed):
 
 
 @dataclass(frozen=True)
-class Admission(_Signed):
+class Promotion(_Signed):
     """The run key ends a probation: from `version` on the peer may train."""
 
-    DOMAIN: ClassVar[str] = "admission"
+    DOMAIN: ClassVar[str] = "promotion"
     run_id: str
     peer_id: PeerId
     stage: StageIndex
@@ -228,7 +228,7 @@ class Admission(_Signed):
         self._check_signature(self.run_id, run_id, run_key)
 
     @classmethod
-    def from_value(cls, value: Value) -> "Admission":
+    def from_value(cls, value: Value) -> "Promotion":
         """Raises RemoteError("malformed")."""
         outer, fields = _opened(cls.DOMAIN, value)
         made = cls(

@@ -122,6 +122,8 @@ class AuditSettings:
     """Of reduced parts, recomputed."""
     retained_versions: int = 4
     """A peer keeps what its contribution was made from until this many versions later; draws are revealed after two."""
+    agreements_to_promote: int = 10
+    """Replays, of 16 versions, in which a newcomer must agree with the members before it trains; 0: no probation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +194,11 @@ class RunSettings:
     def replays(self) -> bool:
         """Whether replicas replay each other's work."""
         return self.trust == "public"
+
+    @property
+    def has_probation(self) -> bool:
+        """Whether newcomers replay drawn work before they train."""
+        return self.replays and self.audits.agreements_to_promote > 0
 
     @property
     def retained_results(self) -> int:

@@ -1,16 +1,23 @@
-"""This is where the banned are shut out: no call from them is answered, and none is made to them."""
+"""This is where the banned are shut out, and newcomers kept at a distance: whose calls pass, and which."""
 
-from swarm.core.errors import RemoteError, UnreachableError
+from collections.abc import Callable
+
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.network.transport import Handler, Message, Transport
 
 
 class GuardedTransport:
-    """A transport without its outcasts. To everyone above it they are as good as dead."""
+    """A transport without its outcasts: no call from them is answered, and none is made to them.
+
+    To everyone above it they are as good as dead; newcomers are, to all methods but those that are for them.
+    """
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
         self._outcasts: set[PeerId] = set()
+        self.may: Callable[[PeerId, str], bool] = lambda peer, method: True
+        """Whether calls of a method pass between this peer and another, which is no outcast."""
 
     def shut_out(self, peer_id: PeerId) -> None:
         """From now on. Calls that are open already end as they would."""
@@ -27,6 +34,8 @@ class GuardedTransport:
         async def guarded(sender: PeerId, request: Message) -> Message:
             if sender in self._outcasts:
                 raise RemoteError("banned", f"{sender} is banned from this run", sender)
+            if not self.may(sender, method):
+                raise TransientError(f"{method}: {sender} is not known here to be past its probation")
             return await handler(sender, request)
 
         self._inner.serve(method, guarded, max_body_bytes=max_body_bytes)
@@ -36,6 +45,8 @@ class GuardedTransport:
     ) -> Message:
         if peer_id in self._outcasts:
             raise UnreachableError(f"{peer_id} is banned from this run")
+        if not self.may(peer_id, method):
+            raise UnreachableError(f"{method}: {peer_id} is not known here to be past its probation")
         return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
 
     async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:

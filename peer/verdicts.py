@@ -1,0 +1,125 @@
+"""This is where a peer hears the run key's word on others and acts on it: shuts them out, lets them in, or waits.
+
+Whoever brings the word does not matter. A peer on probation is answered what it needs to end it, and nothing else.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from peer.catch_up import JOIN
+from peer.exams import EXAM, EXAM_ANSWER
+from peer.neighbours import WATCH
+from peer.screening import KnownStanding
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.host_protocol import BAN, DEBT, FINISH, MAX_BANS, PARDON, PROMOTE, QUARANTINE, RESULTS
+from swarm.network.outcasts import GuardedTransport
+from swarm.network.transport import Handler, Message
+from verification.standing import AuditDebt
+from verification.verdicts import Ban, Debt, Pardon, Promotion, Quarantine
+
+log = logging.getLogger(__name__)
+
+Word: TypeAlias = Ban | Quarantine | Pardon | Promotion | Debt
+
+FOR_EVERYBODY = frozenset(
+    {"ping", WATCH, RESULTS, SNAPSHOT, CHUNK, JOIN, EXAM, EXAM_ANSWER, BAN, QUARANTINE, PARDON, PROMOTE, DEBT, FINISH}
+)
+"""What passes between a member and a peer on probation: enough to follow the stage, and to be examined."""
+_WORDS: dict[str, tuple[str, Callable[[Value], Word]]] = {
+    BAN: ("ban", Ban.from_value),
+    QUARANTINE: ("quarantine", Quarantine.from_value),
+    PARDON: ("pardon", Pardon.from_value),
+    PROMOTE: ("promotion", Promotion.from_value),
+    DEBT: ("debt", Debt.from_value),
+}
+
+
+class Verdicts:
+    """What the run key has said, as far as it is known here."""
+
+    def __init__(self, me: PeerId, host: PeerId, standing: KnownStanding, transport: GuardedTransport) -> None:
+        self.standing = standing
+        self.own_promotion: Promotion | None = None
+        self.on_lost: Callable[[PeerId], None] = lambda peer: None
+        """Told of a peer that may not train any more."""
+        self.on_self: Callable[[Word], None] = lambda word: None
+        """Told of what is said of this peer itself."""
+        self._me = me
+        self._host = host
+        self._transport = transport
+        self._run: tuple[str, PeerId] | None = None
+        transport.may = self._may
+
+    def serve(self, run_id: str, run_key: PeerId) -> None:
+        """Begin to hear."""
+        self._run = run_id, run_key
+        for method in _WORDS:
+            self._transport.serve(method, self._listener(method), max_body_bytes=0)
+
+    def begin(self, founders: Iterable[PeerId], *, has_probation: bool) -> None:
+        """Who is a member from the start, of the stages that matter here."""
+        self.standing.begin(founders, has_probation=has_probation)
+
+    def take_all(self, fields: Fields) -> None:
+        """What the host tells a peer that it admits."""
+        for method in (BAN, QUARANTINE, PARDON, DEBT):
+            name, read = _WORDS[method]
+            for word in fields.items(f"{name}s", read, max_items=MAX_BANS):
+                self.take(word)
+        promotion = fields.maybe("promotion", Promotion.from_value)
+        if promotion is not None:
+            self.take(promotion)
+
+    def take(self, word: Word) -> None:
+        """Act on it. Raises RemoteError unless the run key signed it."""
+        assert self._run is not None, "the run is not known yet"
+        word.check(*self._run)
+        self.standing.take(AuditDebt(word.peer_id, word.version) if isinstance(word, Debt) else word)
+        peer = word.peer_id
+        if peer == self._me:
+            if isinstance(word, Promotion):
+                self.own_promotion = word
+            self.on_self(word)
+            return
+        if self.standing.table.is_out(peer):
+            log.warning("%s is shut out: %s at version %d", peer, word.DOMAIN, word.version)
+            self._transport.shut_out(peer)
+        else:
+            self._transport.let_in(peer)
+        if not self.may_train(peer):
+            self.on_lost(peer)
+
+    def may_train(self, peer: PeerId) -> bool:
+        return self.standing.may_train(peer)
+
+    def is_shown_to_train(self, peer: PeerId, said: dict[str, Value]) -> bool:
+        """Whether the peer may train, by what is known here or by the promotion it shows."""
+        if not self.may_train(peer) and said.get("promotion") is not None:
+            try:
+                promotion = Promotion.from_value(said["promotion"])
+                if promotion.peer_id == peer:
+                    self.take(promotion)
+            except RemoteError as error:
+                log.info("the promotion of %s: %s", peer, error)
+        return self.may_train(peer)
+
+    def said_of_self(self) -> dict[str, Value]:
+        """What this peer shows in the directory."""
+        return {} if self.own_promotion is None else {"promotion": self.own_promotion.to_value()}
+
+    def _may(self, peer: PeerId, method: str) -> bool:
+        return method in FOR_EVERYBODY or peer == self._host or self.may_train(peer)
+
+    def _listener(self, method: str) -> Handler:
+        name, read = _WORDS[method]
+
+        async def listen(sender: PeerId, request: Message) -> Message:
+            self.take(read(Fields(f"{name} call", request.meta).message(name)))
+            return Message()
+
+        return listen
