@@ -4,9 +4,11 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 """
 
 import asyncio
+import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeVar
@@ -24,7 +26,7 @@ from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, Version
+from swarm.core.ids import PeerId, Step, Version
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import ANCHOR, EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
@@ -36,9 +38,10 @@ from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import MAX_REASON, OwedAudit, read_exhibit, read_part
 from verification.papers import Bytes, Exhibit
 from verification.past import Past
+from verification.replay.compared import compared_contribution, compared_hop, worst
 from verification.replay.stage_replay import StageReplay
 from verification.ticket import Ticket
-from verification.tolerance import Comparison, Grade, bounds_for, compare
+from verification.tolerance import Comparison, Grade
 
 log = logging.getLogger(__name__)
 
@@ -171,57 +174,31 @@ class Auditor:
             self.counters.frauds += 1
             await self.accuser.accuse(DataFraud(birth=exhibit.papers.birth))
             return
-        parts = (
-            [await self._fetch_part(due, index) for index in range(len(contribution.part_digests))] if due.whole else []
-        )
-        found = await rounds.compute.run(Urgency.AUDIT, lambda: self._compare(kept, due, exhibits, parts))
-        worst = max(found, key=lambda one: one.measured / one.fraud)
+        compute, step = rounds.compute, contribution.step
+        parts: list[Bytes] = []
+        if due.whole:
+            own = await compute.run(Urgency.AUDIT, lambda: self._replayed_parts(kept, exhibits, step))
+            parts = await self._shown_parts(due, own)
+            replayed = [part for part, _ in own]
+            found = await compute.run(Urgency.AUDIT, lambda: compared_contribution(self._replay, parts, replayed))
+        else:
+            found = await compute.run(Urgency.AUDIT, lambda: self._compare_hop(kept, exhibits[0], step))
         if due.whole:
             self.counters.contributions += 1
         else:
             self.counters.hops += 1
-        if worst.grade is Grade.HONEST:
-            share = worst.measured / worst.fraud
+        if found.grade is Grade.HONEST:
+            share = found.measured / found.fraud
             self.counters.largest_honest_share = max(self.counters.largest_honest_share, share)
             return
         what = "contribution" if due.whole else f"microbatch {due.work[0].microbatch_id}"
-        log.warning("%s at step %d, %s: %s", contribution.peer_id, contribution.step, what, worst.reason)
-        if worst.grade is Grade.SUSPICIOUS:
+        log.warning("%s at step %d, %s: %s", contribution.peer_id, contribution.step, what, found.reason)
+        if found.grade is Grade.SUSPICIOUS:
             self.counters.suspicious += 1
             self.suspect(contribution.peer_id, Version(int(contribution.step)))
             return
         self.counters.frauds += 1
         await self._accuse(due, exhibits, parts)
-
-    def _compare(
-        self, kept: Mapping[Version, PastVersion], due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]
-    ) -> list[Comparison]:
-        """(compute) Raises as replays do."""
-        try:
-            for version, past in kept.items():
-                self._replay.hold(version, past.weights, past.ahead, ahead_is_known=past.ahead_is_known)
-            return self._compared(due, exhibits, parts)
-        finally:
-            self._replay.release()
-
-    def _compared(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> list[Comparison]:
-        replay = self._replay
-        settings, step = self.rounds.settings, due.contribution.step
-        dtype, codecs = settings.model.compute_dtype, settings.codecs
-        if due.whole:
-            bounds = bounds_for(dtype, codecs.averaging, "gradient")
-            return [compare(replay.decoded_contribution(parts), replay.contribution(exhibits, step), bounds)]
-        if self._into is None:
-            self._into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=replay.model.device)
-        replayed = replay.microbatch(exhibits[0], step, self._into)
-        found = []
-        claimed_y, claimed_grad_x = replay.claimed_y(exhibits[0]), replay.claimed_grad_x(exhibits[0])
-        if claimed_y is not None and replayed.y is not None:
-            found.append(compare(claimed_y, replayed.y, bounds_for(dtype, codecs.activations, "activation")))
-        if claimed_grad_x is not None and replayed.grad_x is not None:
-            bounds = bounds_for(dtype, codecs.activation_gradients, "gradient")
-            found.append(compare(claimed_grad_x, replayed.grad_x, bounds))
-        return found
 
     # -- fetched ------------------------------------------------------------------------------------------
 
@@ -271,6 +248,21 @@ class Auditor:
         num_stages = rounds.settings.model.num_stages
         exhibit.check(contribution.peer_id, run_id=rounds.run_id, stage=contribution.stage, num_stages=num_stages)
         exhibit.check_work(work, contribution.peer_id)
+
+    async def _shown_parts(self, due: _Due, own: Sequence[tuple[Bytes, bytes]]) -> list[Bytes]:
+        """The contribution's parts. Only those cross the line that came out otherwise here, and of which this peer was
+        not the reducer: who computes alike to the bit needs none."""
+        made, reductions = due.contribution, self.rounds.driver.parts.reductions
+        if len(made.part_digests) != len(own):
+            raise RemoteError("malformed", f"contribution of {len(made.part_digests)} parts, not {len(own)}")
+        parts: list[Bytes] = []
+        for index, (part, digest) in enumerate(own):
+            if digest == made.part_digests[index]:
+                parts.append(part)
+                continue
+            reduced = reductions.input(made.step, index, made.peer_id)
+            parts.append(reduced if reduced is not None else await self._fetch_part(due, index))
+        return parts
 
     async def _fetch_part(self, due: _Due, index: int) -> Bytes:
         replica = self.rounds.replica
@@ -342,6 +334,30 @@ class Auditor:
         return not differences(birth, *self.reader.batch(birth.microbatch_id))
 
     # -- computed again -----------------------------------------------------------------------------------
+
+    def _replayed_parts(
+        self, kept: Mapping[Version, PastVersion], exhibits: Sequence[Exhibit], step: Step
+    ) -> list[tuple[Bytes, bytes]]:
+        """(compute) The parts as they come out here, each with its SHA-256."""
+        with self._standing_on(kept) as replay:
+            parts = replay.encoded_contribution(exhibits, step)
+        return [(part, hashlib.sha256(part).digest()) for part in parts]
+
+    def _compare_hop(self, kept: Mapping[Version, PastVersion], exhibit: Exhibit, step: Step) -> Comparison:
+        """(compute)"""
+        with self._standing_on(kept) as replay:
+            if self._into is None:
+                self._into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=replay.model.device)
+            return worst([*compared_hop(replay, exhibit, step, self._into).values()])
+
+    @contextmanager
+    def _standing_on(self, kept: Mapping[Version, PastVersion]) -> Iterator[StageReplay]:
+        try:
+            for version, past in kept.items():
+                self._replay.hold(version, past.weights, past.ahead, ahead_is_known=past.ahead_is_known)
+            yield self._replay
+        finally:
+            self._replay.release()
 
     def _want_weights(self) -> None:
         """Keep the versions that what is due was computed on."""

@@ -23,10 +23,11 @@ from verification.evidence import Evidence
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.papers import Bytes, Exhibit
 from verification.past import Past
+from verification.replay.compared import compared_contribution, compared_hop, worst
 from verification.replay.judge import judge
 from verification.replay.stage_replay import StageReplay
 from verification.standing import AuditDebt, Standing, StandingTable, Suspicion
-from verification.tolerance import Comparison, Grade, bounds_for, compare
+from verification.tolerance import Comparison, Grade
 from verification.verdicts import Ban
 
 
@@ -178,29 +179,13 @@ class StageAudits:
                 self._found[key] = self._compare_whole(target, made)
             else:
                 exhibit = self._exhibit(target, made, made.work[place])
-                self._found[key] = self._compare_hop(exhibit, made.step)
+                self._found[key] = worst([*compared_hop(self._replay, exhibit, made.step, self._into).values()])
         return self._found[key]
 
     def _compare_whole(self, target: SimulatedPeer, made: Contribution) -> Comparison:
-        settings = self.stage.settings
         exhibits = [self._exhibit(target, made, work) for work in made.work]
-        replayed = self._replay.contribution(exhibits, made.step)
-        claimed = self._replay.decoded_contribution(self._parts(target, made))
-        return compare(
-            claimed, replayed, bounds_for(settings.model.compute_dtype, settings.codecs.averaging, "gradient")
-        )
-
-    def _compare_hop(self, exhibit: Exhibit, step: Step) -> Comparison:
-        """The worse of what was sent on and what was sent back."""
-        replay, dtype, codecs = self._replay, self.stage.settings.model.compute_dtype, self.stage.settings.codecs
-        replayed, found = replay.microbatch(exhibit, step, self._into), []
-        claimed_y, claimed_grad_x = replay.claimed_y(exhibit), replay.claimed_grad_x(exhibit)
-        if claimed_y is not None and replayed.y is not None:
-            found.append(compare(claimed_y, replayed.y, bounds_for(dtype, codecs.activations, "activation")))
-        if claimed_grad_x is not None and replayed.grad_x is not None:
-            bounds = bounds_for(dtype, codecs.activation_gradients, "gradient")
-            found.append(compare(claimed_grad_x, replayed.grad_x, bounds))
-        return max(found, key=lambda one: one.measured / one.fraud)
+        replayed = self._replay.encoded_contribution(exhibits, made.step)
+        return compared_contribution(self._replay, self._parts(target, made), replayed)
 
     def _is_honest_work(self, target: SimulatedPeer, step: Step) -> bool:
         attack = target.adversary.attack

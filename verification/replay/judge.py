@@ -27,6 +27,7 @@ from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.replay.compared import compared_contribution, compared_hop
 from verification.replay.rebuilt import check_commitments, replay_of
 from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
@@ -125,26 +126,15 @@ def _judge_replay(evidence: Evidence) -> Verdict:
 
 
 def _contribution_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
-    settings, made = evidence.settings, case.contribution
-    claimed = replay.decoded_contribution(case.parts)
-    replayed = replay.contribution(case.exhibits, made.step)
-    bounds = bounds_for(settings.model.compute_dtype, settings.codecs.averaging, "gradient")
-    return _graded(evidence, {f"contribution to step {made.step}": compare(claimed, replayed, bounds)})
+    step = case.contribution.step
+    replayed = replay.encoded_contribution(case.exhibits, step)
+    return _graded(evidence, {f"contribution to step {step}": compared_contribution(replay, case.parts, replayed)})
 
 
 def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
-    model, codecs = evidence.settings.model, evidence.settings.codecs
     (exhibit,) = case.exhibits
     unused = torch.zeros(replay.layout.num_values, dtype=torch.float32)
-    done = replay.microbatch(exhibit, case.contribution.step, unused)
-    compared: dict[str, Comparison] = {}
-    claimed_y, claimed_grad_x = replay.claimed_y(exhibit), replay.claimed_grad_x(exhibit)
-    if claimed_y is not None and done.y is not None:
-        bounds = bounds_for(model.compute_dtype, codecs.activations, "activation")
-        compared["activation"] = compare(claimed_y, done.y, bounds)
-    if claimed_grad_x is not None and done.grad_x is not None:
-        bounds = bounds_for(model.compute_dtype, codecs.activation_gradients, "gradient")
-        compared["gradient"] = compare(claimed_grad_x, done.grad_x, bounds)
+    compared = compared_hop(replay, exhibit, case.contribution.step, unused)
     number = exhibit.papers.birth.microbatch_id
     return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
 

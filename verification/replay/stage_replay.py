@@ -198,6 +198,14 @@ class StageReplay:
     def contribution(self, exhibits: Sequence[Exhibit], step: Step) -> Floats:
         """What the exhibits' peer must have contributed to `step`: its mean gradient, encoded and decoded, flat.
 
+        Raises as `encoded_contribution`.
+        """
+        return self.decoded_contribution(self.encoded_contribution(exhibits, step))
+
+    def encoded_contribution(self, exhibits: Sequence[Exhibit], step: Step) -> list[bytearray]:
+        """The parts of what the exhibits' peer must have contributed to `step`, as they come out here: to the bit the
+        peer's own only if it computes as this machine does.
+
         `exhibits` are of every entry of the contribution, and have passed `check` and `check_work`. Raises as
         `microbatch`, and LocalError for codecs whose contributions also hold what their maker owed from before.
         """
@@ -213,15 +221,15 @@ class StageReplay:
             gradient.add_tokens(exhibit.papers.birth.num_targets)
         run_id = exhibits[0].papers.birth.run_id
         seeds = part_seeds(run_id, self.stage, Version(int(step)), makers[0], num_parts=self.num_parts)
-        values = np.empty(self.layout.num_values, dtype=np.float32)
+        parts = []
         for where, seed in zip(self._parts(), seeds, strict=True):
-            gradient.mean_of(where, values[where])
+            values = np.empty(where.stop - where.start, dtype=np.float32)
+            gradient.mean_of(where, values)
             try:
-                encoded = codec.encode(values[where], seed=seed)
+                parts.append(codec.encode(values, seed=seed))
             except LocalError as error:
                 raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
-            codec.decode(encoded, values[where])
-        return values
+        return parts
 
     def decoded_contribution(self, bodies: Sequence[Bytes]) -> Floats:
         """What a contribution's encoded parts say, flat. Raises RemoteError("malformed")."""

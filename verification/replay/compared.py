@@ -1,0 +1,43 @@
+"""This is where a replay is compared with what was claimed, within the bounds of the run's dtype and codecs."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from swarm.core.ids import Step
+from verification.papers import Bytes, Exhibit
+from verification.replay.stage_replay import StageReplay
+from verification.tolerance import Comparison, bounds_for, compare
+
+
+def compared_contribution(replay: StageReplay, claimed: Sequence[Bytes], replayed: Sequence[Bytes]) -> Comparison:
+    """Of a contribution, from its parts as they were sent and as they came out of a replay.
+
+    Raises RemoteError("malformed").
+    """
+    settings = replay.settings
+    bounds = bounds_for(settings.model.compute_dtype, settings.codecs.averaging, "gradient")
+    return compare(replay.decoded_contribution(claimed), replay.decoded_contribution(replayed), bounds)
+
+
+def compared_hop(
+    replay: StageReplay, exhibit: Exhibit, step: Step, into: torch.Tensor
+) -> dict[Literal["activation", "gradient"], Comparison]:
+    """Of what the exhibit's peer sent on and sent back, where it sent any; `into` as `StageReplay.microbatch` has it,
+    which also says what is raised."""
+    dtype, codecs = replay.settings.model.compute_dtype, replay.settings.codecs
+    replayed = replay.microbatch(exhibit, step, into)
+    claimed_y, claimed_grad_x = replay.claimed_y(exhibit), replay.claimed_grad_x(exhibit)
+    found: dict[Literal["activation", "gradient"], Comparison] = {}
+    if claimed_y is not None and replayed.y is not None:
+        found["activation"] = compare(claimed_y, replayed.y, bounds_for(dtype, codecs.activations, "activation"))
+    if claimed_grad_x is not None and replayed.grad_x is not None:
+        bounds = bounds_for(dtype, codecs.activation_gradients, "gradient")
+        found["gradient"] = compare(claimed_grad_x, replayed.grad_x, bounds)
+    return found
+
+
+def worst(found: Sequence[Comparison]) -> Comparison:
+    """The one farthest towards fraud."""
+    return max(found, key=lambda one: one.measured / one.fraud)
