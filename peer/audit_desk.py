@@ -39,6 +39,9 @@ class AuditDesk:
         self._exhibits = exhibits
         self._budget = AuditBudget.of_run(rounds.settings.audits)
         self._served: Counter[tuple[int, PeerId, str, int]] = Counter()
+        self._shown_to: set[tuple[int, PeerId]] = set()
+        self.num_served = 0
+        """Audits of this peer's work: an auditor that asked for one step's, however much of it."""
         self._revealed: dict[PeerId, tuple[bytes, int, bytes]] = {}
         """Of each auditor: the chain's end, and the last value that was checked."""
 
@@ -56,6 +59,7 @@ class AuditDesk:
         oldest = version - 1 - self._rounds.settings.audits.retained_versions
         for item in [item for item in self._served if item[0] < oldest]:
             del self._served[item]
+        self._shown_to = {item for item in self._shown_to if item[0] >= oldest}
 
     async def _on_exhibit(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("exhibit request", request.meta)
@@ -181,3 +185,6 @@ class AuditDesk:
         if self._served[item] >= MOST_TIMES:
             raise RemoteError("served", f"{what} {number} of step {step} went to {sender} {MOST_TIMES} times", sender)
         self._served[item] += 1
+        if (int(step), sender) not in self._shown_to:
+            self._shown_to.add((int(step), sender))
+            self.num_served += 1
