@@ -1,11 +1,16 @@
 """This is where the host folds a stage's certified results itself: it believes no peer about the past."""
 
+import logging
+
 from swarm.core.contribution import Result, Roster
+from swarm.core.errors import RemoteError
 from swarm.core.ids import Version
 from swarm.core.round_facts import RoundFacts
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import StageChain
 from swarm.identity import verify
+
+log = logging.getLogger(__name__)
 
 MAX_EARLY = 64
 """Results that came before those they follow from."""
@@ -31,18 +36,28 @@ class FollowedStage:
         """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
         return self._rosters.get(step)
 
-    def take(self, result: Result) -> None:
-        """A result that somebody sent. Raises RemoteError if it is not certified; one that is early is kept."""
+    def take(self, result: Result) -> list[Result]:
+        """A result that somebody sent; what is certified with it, in order, and was not before.
+
+        Raises RemoteError if it is not certified; one that is early is kept, and so is what certified it.
+        """
         step = int(result.roster.step)
         if step < self.chain.version:
-            return
+            return []
         if step > self.chain.version:
             if len(self._early) < MAX_EARLY:
                 self._early[step] = result
-            return
+            return []
         self._advance(result)
+        done = [result]
         while (early := self._early.pop(int(self.chain.version), None)) is not None:
-            self._advance(early)
+            try:
+                self._advance(early)
+            except RemoteError as error:  # whoever sent it is long gone; an honest peer will be asked for it again
+                log.info("an early result of stage %d was not certified: %s", result.roster.stage, error)
+                break
+            done.append(early)
+        return done
 
     def _advance(self, result: Result) -> None:
         chain = self.chain
@@ -56,7 +71,7 @@ class FollowedStage:
         version = int(self.chain.version)
         self._rosters[version - 1] = result.roster
         self._rosters.pop(version - 1 - KEPT_ROSTERS, None)
-        if version % self._settings.checkpoint.snapshot_every == 0:
+        if version % self._settings.checkpoint.snapshot_every == 0 or version == self._settings.optimizer.total_steps:
             self._kept[version] = self.chain
             for old in sorted(self._kept)[:-KEPT_CHAINS]:
                 del self._kept[old]

@@ -1,7 +1,7 @@
 """This is where the host keeps up with its stages: through results it missed, and through its own restarts."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bootstrap.followed_stage import FollowedStage
 from bootstrap.ledger import Ledger
@@ -26,7 +26,15 @@ CALL_S = 5.0
 class Following(Mapping[int, FollowedStage]):
     """The stages whose chains this host has from their genesis, or from a version that it wrote down."""
 
-    def __init__(self, settings: RunSettings, ledger: Ledger, transport: Transport) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        ledger: Ledger,
+        transport: Transport,
+        certified: Callable[[Result], None] = lambda result: None,
+    ) -> None:
+        """`certified` is told every result, in each stage's order; after a restart some of them again."""
+        self._certified = certified
         self._settings = settings
         self._ledger = ledger
         self._transport = transport
@@ -62,10 +70,9 @@ class Following(Mapping[int, FollowedStage]):
         followed = self._stages.get(result.roster.stage)
         if followed is None:
             return
-        before = int(followed.version)
-        followed.take(result)
-        for version in range(before + 1, int(followed.version) + 1):
-            chain = followed.at(version)
+        for certified in followed.take(result):
+            self._certified(certified)
+            chain = followed.at(int(certified.roster.step) + 1)
             if chain is not None:
                 self._ledger.append("chain", chain.to_value())
 

@@ -168,6 +168,10 @@ class Justice:
             self._begun_at[peer] = version
         return held
 
+    def ticket_of(self, peer: PeerId) -> Ticket | None:
+        """None if it was never admitted."""
+        return self._tickets.get(peer)
+
     def _version(self, stage: StageIndex) -> Version:
         """Of the stage, as far as its certified results are here."""
         followed = self._followed.get(stage)
@@ -384,14 +388,18 @@ class Justice:
         if peer in self.quarantines:
             return
         log.info("%s owes %s %d of step %d to %s: %s", peer, owed.what, owed.number, version, owed.auditor, reason)
-        debt = Debt(self._run.run_id, peer, version).signed_by(self._run.run_key)
-        self._ledger.append("debt", {"debt": debt.to_value(), "owed": owed.to_value()})
-        self._owe(debt)
-        await self._tell(DEBT, "debt", debt)
+        await self.send_back(peer, version, owed.to_value())
         if self.table.standing(peer, version) is Standing.QUARANTINED:
             found = digest("owed-audit", owed.to_value())
             reason = f"three audits in 100 versions were not served, to the host neither; the last: {reason}"
             await self._keep_out(peer, owed.stage, self._version(owed.stage), "withholding", found, reason)
+
+    async def send_back(self, peer: PeerId, version: Version, owed: Value) -> None:
+        """The peer has a debt of that version: it is on probation again."""
+        debt = Debt(self._run.run_id, peer, version).signed_by(self._run.run_key)
+        self._ledger.append("debt", {"debt": debt.to_value(), "owed": owed})
+        self._owe(debt)
+        await self._tell(DEBT, "debt", debt)
 
     def _owe(self, debt: Debt) -> None:
         self.table = self.table.after(AuditDebt(debt.peer_id, debt.version), debt.version)

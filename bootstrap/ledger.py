@@ -1,5 +1,9 @@
-"""This is where the host's memory is on disk: an append-only log of events in SQLite, the rest is rebuilt from."""
+"""This is where the host's memory is on disk: an append-only log of events in SQLite, the rest is rebuilt from.
 
+The database itself refuses to change or to remove an event, or to take one twice that happens once.
+"""
+
+import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -7,8 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.core.canonical import Value, pack, unpack
+from swarm.core.errors import LocalError
 
 MAX_EVENT_BYTES = 16 << 20
+BUSY_S = 5.0
+"""`swarm ticket` writes to the same file as the host."""
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS events
+    (number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, once TEXT UNIQUE, facts BLOB NOT NULL);
+CREATE TRIGGER IF NOT EXISTS never_changed BEFORE UPDATE ON events
+    BEGIN SELECT RAISE(ABORT, 'an event is never changed'); END;
+CREATE TRIGGER IF NOT EXISTS never_removed BEFORE DELETE ON events
+    BEGIN SELECT RAISE(ABORT, 'an event is never removed'); END;
+"""
 
 
 @dataclass(frozen=True)
@@ -25,24 +41,45 @@ class Ledger:
     """Events in order. Each is on disk when `append` returns."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute(
-            "CREATE TABLE IF NOT EXISTS events "
-            "(number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, facts BLOB NOT NULL)"
-        )
+        """Raises LocalError if the file is no ledger or cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.executescript(_TABLE)
+        except (OSError, sqlite3.Error) as error:
+            raise LocalError(f"the ledger {path} cannot be used: {error}; restore it from a copy") from error
 
-    def append(self, kind: str, facts: Value) -> None:
-        self._database.execute(
-            "INSERT INTO events (at, kind, facts) VALUES (?, ?, ?)", (time.time(), kind, pack(facts))
-        )
+    def append(self, kind: str, facts: Value, *, once: str | None = None) -> bool:
+        """Write down what happened; False, and nothing is written, if what is called `once` has happened already.
 
-    def events(self, *kinds: str) -> Iterator[Event]:
-        """Events of these kinds (of all, if none is named), oldest first."""
+        Raises LocalError if the disk does not take it.
+        """
+        try:
+            done = self._database.execute(
+                "INSERT INTO events (at, kind, once, facts) VALUES (?, ?, ?, ?) ON CONFLICT (once) DO NOTHING",
+                (time.time(), kind, once, pack(facts)),
+            )
+        except sqlite3.Error as error:
+            raise LocalError(f"the ledger does not take a {kind}: {error}; look at the disk's free space") from error
+        return done.rowcount == 1
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is appended within is on disk all of it, or none."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    def events(self, *kinds: str, after: int = 0) -> Iterator[Event]:
+        """Events of these kinds (of all, if none is named) with a higher number than `after`, oldest first."""
         for number, at, kind, facts in self._database.execute(
-            "SELECT number, at, kind, facts FROM events ORDER BY number"
+            "SELECT number, at, kind, facts FROM events WHERE number > ? ORDER BY number", (after,)
         ):
             if not kinds or kind in kinds:
                 yield Event(number, at, kind, unpack(facts, max_bytes=MAX_EVENT_BYTES))

@@ -6,9 +6,17 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarm.core.contribution import Result
+from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
 from swarm.host_protocol import StepReport
+
+HELD_SNAPSHOTS = 3
+"""Snapshots a peer keeps."""
+
+
+class VersionGone(TransientError):
+    """No live peer holds the version any more."""
 
 
 @dataclass
@@ -72,27 +80,39 @@ class RunProgress:
         if report.state_digest:
             self.digests[report.version][report.stage][peer] = report.state_digest.hex()
 
-    def take_result(self, result: Result) -> bool:
-        """A round's result; whether it is new."""
-        roster = result.roster
-        step = self.steps[int(roster.step)]
-        if roster.stage in step.ids:
-            return False
-        work = result.work_done()
-        step.ids[roster.stage] = {item.microbatch_id for item in work}
-        if roster.stage == 0:
-            step.tokens = sum(item.num_tokens for item in work)
-            step.finished_at = time.time()
-        step.departures += len(roster.leaves)
-        return True
+    def begin(self, first_version: int) -> None:
+        """The run begins, or begins again, at this version."""
+        self.steps.clear()
+        self.digests.clear()
+        self.first_version = first_version
 
-    def replay_result(self, facts: dict[str, Any], microbatch_tokens: int) -> None:
-        """A result as the ledger remembers it."""
-        step = self.steps[int(facts["step"])]
-        step.ids[int(facts["stage"])] = set(facts["ids"])
+    def take_result(self, facts: dict[str, Any], at: float) -> None:
+        """A round's result as the ledger has it, written down at `at`."""
+        step, stage = self.steps[int(facts["step"])], int(facts["stage"])
+        step.ids[stage] = set(facts["ids"])
         step.departures += len(facts["leaves"])
-        if int(facts["stage"]) == 0:
-            step.tokens = len(facts["ids"]) * microbatch_tokens
+        if stage == 0:
+            step.tokens = sum(num_tokens for _, _, num_tokens in facts["credit"])
+            step.finished_at = at
+
+    def take_figures(self, facts: dict[str, Any]) -> None:
+        """What an earlier process of this host knew of a step."""
+        step = self.steps[int(facts["step"])]
+        step.loss_sum, step.num_targets = float(facts["loss_sum"]), int(facts["num_targets"])
+        step.stale, step.counted = int(facts["stale"]), int(facts["counted"])
+        step.round_s, step.round_bytes = float(facts["round_s"]), int(facts["round_bytes"])
+
+    def present(self, *, stage: int | None = None) -> list[PeerId]:
+        """Peers that have not left, of one stage if it is given; sorted."""
+        return sorted(
+            peer for peer, figures in self.peers.items() if not figures.left and stage in (None, figures.stage)
+        )
+
+    def is_gone(self, stage: int, version: int, settings: RunSettings) -> bool:
+        """Whether every live peer of the stage is so far ahead that none holds the version any more."""
+        reports = [last for peer in self.present(stage=stage) if (last := self.peers[peer].last) is not None]
+        kept = HELD_SNAPSHOTS * settings.checkpoint.snapshot_every
+        return bool(reports) and all(report.version > version + kept for report in reports)
 
     def done_versions(self) -> int:
         """The version that every stage has reached."""

@@ -17,6 +17,7 @@ from swarm.core.ids import RunId
 from swarm.core.leases import LeaseTable
 from swarm.core.settings import RunSettings
 from swarm.data.prepare import PreparedData, prepare_data
+from swarm.data.tokenizer import BYTES
 from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.identity import Identity
 from swarm.manifest import Manifest, freeze, run_id, settings_bytes, settings_from_value
@@ -65,6 +66,8 @@ class PreparedRun:
     states: list[StageState]
     """Where the stages begin: version 0, or the latest checkpoint's."""
     leases: LeaseTable
+    tokenizer: Path | None = None
+    """The tokenizer's file or folder; None for bytes."""
 
     @property
     def version(self) -> int:
@@ -113,6 +116,7 @@ def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> P
         data,
         states,
         leases,
+        None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
     )
 
 

@@ -81,6 +81,11 @@ class CheckpointWriter:
         except OSError as error:
             raise SettingsError(f"checkpoint folder {folder} cannot be written: {error}") from error
 
+    @property
+    def folder(self) -> Path:
+        """Where it is being written; what else is put here becomes a part of it."""
+        return self._partial
+
     def add_stage(self, index: int, state: StageState) -> None:
         """Write a stage's state; it must be at the checkpoint's version."""
         from safetensors.numpy import save_file

@@ -46,7 +46,7 @@ def export_huggingface(
         if tokenizer_dir is None:
             _write_byte_tokenizer(partial)
         else:
-            _copy_tokenizer(tokenizer_dir, partial)
+            copy_tokenizer(tokenizer_dir, partial)
         if out_dir.exists():
             out_dir.rmdir()
         os.rename(partial, out_dir)
@@ -186,7 +186,11 @@ def _letter_of_byte() -> list[str]:
     return [letters[byte] for byte in range(256)]
 
 
-def _copy_tokenizer(tokenizer_dir: Path, out: Path) -> None:
+def copy_tokenizer(tokenizer_dir: Path, out: Path) -> None:
+    """The files of a tokenizer's folder, or the one file that it is. Raises SettingsError if there are none."""
+    if tokenizer_dir.is_file():
+        shutil.copyfile(tokenizer_dir, out / "tokenizer.json")
+        return
     found = {path for pattern in _TOKENIZER_PATTERNS for path in tokenizer_dir.glob(pattern) if path.is_file()}
     if not found:
         raise SettingsError(f"{tokenizer_dir} holds no tokenizer; give the folder with tokenizer.json")

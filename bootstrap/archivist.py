@@ -1,0 +1,120 @@
+"""This is where the host archives: at due versions it fetches each stage's state, and signs for what it has written."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bootstrap.beginning import StageStart
+from bootstrap.ledger import Ledger
+from bootstrap.progress import RunProgress, VersionGone
+from bootstrap.run_folder import PreparedRun
+from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last
+from swarm.checkpoint.huggingface import copy_tokenizer
+from swarm.checkpoint.record import TOKENIZER, CheckpointRecord, files_below
+from swarm.checkpoint.state import StageState
+from swarm.checkpoint.transfer import Offer, fetch_state
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.leases import LeaseTable
+from swarm.manifest import settings_to_value
+from swarm.network.transport import Transport
+from verification.anchor import Anchor
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.5
+ANCHOR_WAIT_S = 5.0
+"""For the members' agreement on a version, before a state is taken that only its donor has stated."""
+
+
+class Archivist:
+    """Writes a run's checkpoints."""
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        transport: Transport,
+        ledger: Ledger,
+        progress: RunProgress,
+        anchor_of: Callable[[int, int], Anchor | None],
+        kept_checkpoints: int,
+    ) -> None:
+        """`anchor_of` a stage at a version, if there is one by now."""
+        self._run = run
+        self._transport = transport
+        self._ledger = ledger
+        self._progress = progress
+        self._anchor_of = anchor_of
+        self._kept_checkpoints = kept_checkpoints
+        self.paths: dict[int, Path] = {}
+        """Of what this process has written."""
+
+    async def archive(self, version: int, starts: list[StageStart]) -> Path:
+        """Write the checkpoint of this version, from whichever peers have its states.
+
+        Raises VersionGone when no peer has one of them any more.
+        """
+        settings = self._run.settings
+        leases, digests, anchored = LeaseTable(), [], True
+        writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
+        try:
+            for stage, start in enumerate(starts):
+                state, offer, agreed = await self._state_of(stage, version, start)
+                anchored = anchored and agreed
+                digests.append(offer.digest)
+                if offer.chain is not None and stage == 0:
+                    leases = offer.chain.leases
+                await asyncio.to_thread(writer.add_stage, stage, state)
+            if self._run.tokenizer is not None:
+                (writer.folder / TOKENIZER).mkdir()
+                await asyncio.to_thread(copy_tokenizer, self._run.tokenizer, writer.folder / TOKENIZER)
+            meta = CheckpointMeta(
+                model=settings.model,
+                tokenizer=settings.data.tokenizer,
+                run=_json(settings_to_value(settings)),
+                data_position=_json(leases.to_value()),
+            )
+            path = await asyncio.to_thread(writer.commit, meta)
+        except BaseException:
+            writer.abandon()
+            raise
+        files = await asyncio.to_thread(files_below, path)
+        record = CheckpointRecord(self._run.run_id, version, anchored, tuple(digests), files)
+        self._ledger.append("checkpoint", record.signed_by(self._run.run_key).to_value())
+        await asyncio.to_thread(keep_last, self._run.folder.checkpoints, self._kept_checkpoints)
+        self.paths[version] = path
+        return path
+
+    async def _state_of(self, stage: int, version: int, start: StageStart) -> tuple[StageState, Offer, bool]:
+        """The state, what its donor said of it, and whether it is the one that is anchored."""
+        give_up_at = asyncio.get_running_loop().time() + ANCHOR_WAIT_S
+        while True:
+            if self._progress.is_gone(stage, version, self._run.settings):
+                raise VersionGone(f"no peer of stage {stage} holds version {version} any more")
+            anchor = self._anchor_of(stage, version)
+            if anchor is not None or asyncio.get_running_loop().time() > give_up_at:
+                stated = self._progress.digests[version].get(stage, {})
+                for peer in sorted(stated):
+                    if self._progress.peers[peer].left:
+                        continue
+                    if anchor is not None and stated[peer] != anchor.state_digest.hex():
+                        continue
+                    try:
+                        state, offer = await fetch_state(
+                            self._transport, peer, stage, start.state.layout, self._run.settings, version=version
+                        )
+                    except (TransientError, RemoteError, TimeoutError) as error:
+                        log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)
+                        continue
+                    if anchor is None or offer.digest == anchor.state_digest:
+                        return state, offer, anchor is not None
+                    log.warning("state of stage %d version %d from %s is not the one anchored", stage, version, peer)
+            await asyncio.sleep(PAUSE_S if anchor is not None else PAUSE_S / 5)
+
+
+def _json(value: Value) -> Any:
+    """The value as JSON has it: bytes in hex."""
+    return json.loads(json.dumps(value, default=lambda data: bytes(data).hex()))
