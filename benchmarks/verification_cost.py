@@ -3,8 +3,8 @@
     python -m benchmarks.verification_cost [--json] [--replicas 2] [--pairs 3]
 
 - **papers**: headers, hashes and signatures of a microbatch at a stage, against the computing of it, one thread;
-- **audits**: what a replica spends on replays at 4, 8 and 32 replicas: the default draws over many steps,
-  each at the measured time of a replay, of a version rebuilt and of a snapshot read, against its own work;
+- **audits**: what a replica spends on replays at 4, 8 and 32 replicas: the default draws over many steps, each at
+  the measured time of what an audit does, against its own work; and the versions of the weights kept for it;
 - **swarm**: tokens/s and bytes a token of a real swarm (host and peers, each a process) with trust "public" against
   "friends", in alternating pairs.
 """
@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.training_throughput import READY_S, Events, running
 from bootstrap.run_folder import prepare_run
+from peer.past_weights import PastVersion, PastWeights
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import num_parts, part_slice
@@ -36,14 +37,14 @@ from swarm.core.settings import RunSettings
 from swarm.identity import Identity
 from swarm.manifest import parse_manifest
 from swarm.model.stage import StageModel
-from swarm.optim.exact import ExactOptimizer
-from verification.draws import AuditBudget, HashChain, draw
+from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, draw
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
+from verification.tolerance import bounds_for, compare
 
 PAPERS_GOAL, AUDITS_GOAL = 0.05, 0.20
 REPLICAS = (4, 8, 32)
 EACH = (4, 1)
-"""Microbatches a replica does in a step: the fewer, the more versions are rebuilt for each."""
+"""Microbatches a replica does in a step."""
 STEPS = 2000
 """Of draws."""
 REPEATS = 15
@@ -175,37 +176,30 @@ def measure_units(settings: RunSettings, weights: np.ndarray[Any, np.dtype[np.fl
             header(me, consumer.peer_id, born, body, came.digest())
 
     gradient = np.full(model.layout.num_values, 1e-3, np.float32)
-    optimizer = ExactOptimizer(
-        settings.optimizer, num_values=model.layout.num_values, decay_ranges=model.layout.decay_ranges
-    )
-    out = np.empty_like(gradient)
     averaging = vector_codec(settings.codecs.averaging)
     parts = [part_slice(index, len(gradient)) for index in range(num_parts(len(gradient)))]
-    encoded = [averaging.encode(gradient[where], seed=bytes(32)) for where in parts]
+    into_parts = np.empty_like(gradient)
 
-    def rebuild() -> None:
-        for where, one in zip(parts, encoded, strict=True):
-            hashlib.sha256(one)
-            averaging.decode(one, gradient[where])
-        optimizer.step(weights, gradient, step=3, clip_norm=1.0, out=out)
-
-    def encode() -> None:
+    def compare_contribution() -> None:
+        """What a contribution's audit does besides replays: encode, hash, decode twice, compare."""
         for where in parts:
-            averaging.encode(gradient[where], seed=bytes(32))
+            one = averaging.encode(gradient[where], seed=bytes(32))
+            hashlib.sha256(one)
+            averaging.decode(one, into_parts[where])
+            averaging.decode(one, into_parts[where])
+        compare(into_parts, gradient, bounds_for("fp32", averaging.name, "gradient"))
 
-    snapshot = np.empty(3 * len(gradient), np.float32)
-    copy = np.empty_like(snapshot)
-
-    def load() -> None:
-        hashlib.sha256(snapshot)
-        copy[:] = snapshot
+    def compare_hop() -> None:
+        """What a hop's audit does besides the replay, of y and of the gradient of x: decode both, compare."""
+        for wire in (codec, gradient_codec):
+            claimed, replayed = (wire.decode(wire.encode(grad_y), shape).numpy() for _ in range(2))
+            compare(claimed, replayed, bounds_for("fp32", wire.name, "activation"))
 
     return {
         "microbatch_s": seconds_of(work),
         "papers_s": seconds_of(papers),
-        "rebuild_s": seconds_of(rebuild),
-        "snapshot_s": seconds_of(load),
-        "encode_s": seconds_of(encode),
+        "compare_hop_s": seconds_of(compare_hop),
+        "compare_contribution_s": seconds_of(compare_contribution),
         "papers_bytes": float(len(json.dumps([str(born.to_value()), str(came.to_value())]))),
         "body_bytes": float(len(body)),
     }
@@ -217,9 +211,13 @@ def audit_share(settings: RunSettings, units: dict[str, float], replicas: int, e
     budget = AuditBudget.of_run(settings.audits)
     chain = HashChain(bytes(32), STEPS)
     me, others = PeerId("auditor"), [PeerId(f"target {number}") for number in range(replicas - 1)]
-    replays = hops = contributions = rebuilt = loaded = 0
-    stands_at = -1
+    replays = hops = contributions = 0
+    past, kept = PastWeights.of_run(settings), list[int]()
+    weights = PastVersion(np.zeros(1, np.float32), None, ahead_is_known=True)
+    due: list[int] = []
     for step in range(STEPS):
+        past.remember(step, weights)
+        due = [one for one in due if one > step - REVEALED_AFTER]
         value = chain.reveal(step)
         for target in others:
             drawn = draw(value, digest("benchmark", [step, target]), auditor=me, target=target)
@@ -230,12 +228,12 @@ def audit_share(settings: RunSettings, units: dict[str, float], replicas: int, e
                 replays, hops = replays + 1, hops + 1
             else:
                 continue
-            newest = step - step % settings.checkpoint.snapshot_every
-            if stands_at < newest:
-                loaded, stands_at = loaded + 1, newest
-            rebuilt, stands_at = rebuilt + step - stands_at, step
-    spent = replays * (units["microbatch_s"] + units["papers_s"]) + rebuilt * units["rebuild_s"]
-    spent += contributions * units["encode_s"] + loaded * units["snapshot_s"]
+            past.get(step)  # what the audit is computed on is there
+            due.append(step)
+        past.want(due)
+        kept.append(len(past.versions))
+    spent = replays * (units["microbatch_s"] + units["papers_s"])
+    spent += contributions * units["compare_contribution_s"] + hops * units["compare_hop_s"]
     own = STEPS * each * units["microbatch_s"]
     return {
         "replicas": replicas,
@@ -244,7 +242,8 @@ def audit_share(settings: RunSettings, units: dict[str, float], replicas: int, e
         "replays_a_step": replays / STEPS,
         "hop_audits_a_step": hops / STEPS,
         "contribution_audits_a_step": contributions / STEPS,
-        "versions_rebuilt_a_step": rebuilt / STEPS,
+        "versions_kept": statistics.mean(kept),
+        "most_versions_kept": max(kept),
     }
 
 

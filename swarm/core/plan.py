@@ -136,7 +136,8 @@ def stage_memory_bytes(
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
         items["host.exhibits kept for audits"] = round(kept * exhibits)
-        items["host.a version rebuilt and replayed"] = 4 * weights + moments
+        items["host.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
+        items["host.sums of a replay"] = 2 * weights
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
     if on_device == "device":
