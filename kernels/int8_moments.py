@@ -51,11 +51,13 @@ def adamw(
     scalars: NDArray[np.float32],
     seed: NDArray[np.uint64],
     *,
+    block: int = 0,
     threads: Threads = ONE_THREAD,
 ) -> None:
     """`optimizers.adamw` on moments in codes.
 
     `scalars` has one more: the limit of the first moment's ratio. `seed`, four words, is another one for each step.
+    `block` is which one of the whole vector the arrays begin with: chance goes by it.
     """
 
     def work(start: int, stop: int) -> None:
@@ -72,7 +74,7 @@ def adamw(
             keep,
             scalars,
             seed,
-            first_block,
+            block + first_block,
         )
 
     threads.over(weights.size, work, grain=BLOCK_VALUES)

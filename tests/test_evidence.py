@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
-from swarm.checkpoint.state import state_chunks, state_digest
+from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, state_chunks, state_digest
 from swarm.cli import ExitCode
 from swarm.cli import run as run_command
 from swarm.core.canonical import pack, unpack
@@ -46,11 +47,14 @@ from verification.kinds.equivocation import CastVote, Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.kinds.step_fraud import OldChunk, StepFraud
 from verification.papers import Exhibit
 from verification.past import Past
 from verification.reduction import Reduction
 from verification.replay.judge import judge
+from verification.replay.stepped_again import needs_of
 from verification.replay.verdict import Verdict
+from verification.state_statement import StateStatement
 
 STAGE = 1
 MAX_BYTES = 1 << 26
@@ -95,6 +99,41 @@ class World:
             past=Past(beginning=self.anchor, results=(self.rounds[0].result,)),
             state_chunks=self.state_chunks,
             bodies=(tuple(self.rounds[0].bodies),),
+        )
+
+    def step(self, chunk: int, *, change: int | None = None) -> StepFraud:
+        """The accused's word for the state of the present version, and all that chunk `chunk` of it follows from.
+
+        `change` is a byte of that chunk that it has otherwise.
+        """
+        state, chain = self.run.snapshot(STAGE)
+        bodies = [bytearray(body) for body in state_chunks(state)]
+        if change is not None:
+            bodies[chunk][change] ^= 1
+        hashes, total = [chunk_hash(body) for body in bodies], sum(map(len, bodies))
+        said = StateStatement(
+            run_id=chain.run_id,
+            stage=chain.stage,
+            version=chain.version,
+            name=chain.name,
+            peer_id=self.accused,
+            state_digest=merkle_root(hashes, total),
+            total_bytes=total,
+        ).signed_by(identity_of(self.accused))
+        needs = needs_of(self.state_chunks[0], chunk, layout=state.layout)
+        old_hashes = [chunk_hash(old) for old in self.state_chunks]
+        return StepFraud(
+            statement=said,
+            chunk=chunk,
+            leaf=hashes[chunk],
+            path=merkle_path(hashes, chunk),
+            past=Past(beginning=self.anchor, results=tuple(done.result for done in self.rounds)),
+            old_chunks=tuple(
+                OldChunk(index=index, path=merkle_path(old_hashes, index), body=self.state_chunks[index])
+                for index in needs.old_chunks
+            ),
+            parts=needs.parts,
+            bodies=tuple(tuple(done.bodies[part] for part in needs.parts) for done in self.rounds),
         )
 
     def reduction(self, part: int = 0) -> tuple[Reduction, tuple[Bytes, ...]]:
@@ -159,7 +198,7 @@ def _round(run: SmallRun, first: int) -> tuple[Done, dict[PeerId, tuple[Exhibit,
 
 def _with_parts(made: Contribution, parts: Sequence[Bytes]) -> Contribution:
     """The contribution, signed for other parts."""
-    return resigned(replace(made, part_digests=tuple(hashlib.sha256(part).digest() for part in parts)))
+    return resigned(replace(made, part_digests=tuple(bulk_digest(part) for part in parts)))
 
 
 def _negated(part: Bytes) -> bytearray:
@@ -194,7 +233,7 @@ def _two_activations(world: World, factor: float, *, version: int | None = None)
     body = _changed(world, shown.x, factor)
     other = replace(
         one,
-        body_digest=hashlib.sha256(body).digest(),
+        body_digest=bulk_digest(body),
         consumer=world.run.peers[STAGE][1].peer_id,
         version=one.version if version is None else Version(version),
     )
@@ -206,7 +245,7 @@ def _lying_hop(world: World) -> tuple[Contribution, Exhibit]:
     honest = world.shown[world.accused][0]
     assert honest.papers.gradient_out is not None
     body = _changed(world, honest.grad_x, -1.0)
-    header = replace(honest.papers.gradient_out, body_digest=hashlib.sha256(body).digest())
+    header = replace(honest.papers.gradient_out, body_digest=bulk_digest(body))
     papers = replace(honest.papers, gradient_out=signed_record(header, identity_of(world.accused)))
     return world.contribution, replace(honest, papers=papers, grad_x=body)
 
@@ -227,7 +266,7 @@ def guilty_cases(world: World) -> Makers:
     gradient = world.shown[world.accused][0].papers.gradient_out
     assert gradient is not None
     garbage = _not_finite(world.shown[world.accused][0].grad_x)
-    bad_hop = signed_record(replace(gradient, body_digest=hashlib.sha256(garbage).digest()), identity_of(world.accused))
+    bad_hop = signed_record(replace(gradient, body_digest=bulk_digest(garbage)), identity_of(world.accused))
     swapped = signed_record(replace(world.birth(7), targets_digest=bytes(32)), world.run.peers[0][0])
     run = world.signed
     return {
@@ -240,6 +279,9 @@ def guilty_cases(world: World) -> Makers:
         ).to_evidence(run),
         "undecodable hop": lambda: ProtocolViolation(message=bad_hop, part=0, body=garbage).to_evidence(run),
         "wrong reduction": lambda: ReducerFraud(reduction=lying_reduction, bodies=inputs).to_evidence(run),
+        "wrong weights": lambda: world.step(0, change=1 << 19).to_evidence(run),
+        "wrong moments": lambda: world.step(1, change=77).to_evidence(run),
+        "wrong norms": lambda: world.step(0, change=100).to_evidence(run),
         "swapped targets": lambda: DataFraud(birth=swapped).to_evidence(run),
         "negated contribution": lambda: world.mismatch(_with_parts(world.contribution, negated), negated).to_evidence(
             run
@@ -265,6 +307,8 @@ def honest_cases(world: World) -> Makers:
             run
         ),
         "reduction": lambda: ReducerFraud(reduction=reduction, bodies=inputs).to_evidence(run),
+        "step": lambda: world.step(0).to_evidence(run),
+        "step's last chunk": lambda: world.step(len(world.state_chunks) - 1).to_evidence(run),
         "birth": lambda: DataFraud(birth=world.birth(7)).to_evidence(run),
         "contribution": lambda: world.mismatch(world.contribution, world.parts).to_evidence(run),
         "gradient": lambda: world.mismatch(world.contribution, (), world.shown[world.accused][1:]).to_evidence(run),
@@ -279,6 +323,9 @@ GUILTY = (
     "undecodable part",
     "undecodable hop",
     "wrong reduction",
+    "wrong weights",
+    "wrong moments",
+    "wrong norms",
     "swapped targets",
     "negated contribution",
     "negated gradient",
@@ -291,6 +338,8 @@ HONEST = (
     "part",
     "hop",
     "reduction",
+    "step",
+    "step's last chunk",
     "birth",
     "contribution",
     "gradient",
@@ -396,7 +445,7 @@ def _resealed(data: bytes, at: int) -> bytearray:
         for entry in blobs:
             assert isinstance(entry, list)
             assert isinstance(entry[0], int)
-            entry[1] = hashlib.sha256(changed[start : start + entry[0]]).digest()
+            entry[1] = bulk_digest(changed[start : start + entry[0]])
             start += entry[0]
         changed[where["head"].start : where["head"].stop] = pack(head)
     return changed[:-32] + hashlib.sha256(changed[:-32]).digest()

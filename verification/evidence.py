@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
@@ -22,7 +23,7 @@ from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.manifest_value import run_id, settings_from_value
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-Kind = Literal["equivocation", "protocol_violation", "reducer_fraud", "data_fraud", "replay_mismatch"]
+Kind = Literal["equivocation", "protocol_violation", "reducer_fraud", "step_fraud", "data_fraud", "replay_mismatch"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAGIC = b"homeswarm evidence\n"
@@ -60,7 +61,7 @@ class Evidence:
     @cached_property
     def blob_digests(self) -> tuple[bytes, ...]:
         """SHA-256 of each blob."""
-        return tuple(hashlib.sha256(blob).digest() for blob in self.blobs)
+        return tuple(bulk_digest(blob) for blob in self.blobs)
 
     def digest(self) -> bytes:
         """The closing SHA-256: what this evidence is known by."""

@@ -51,9 +51,7 @@ class StageState:
 
 def state_chunks(state: StageState) -> list[Bytes]:
     """The state's bytes in chunks of 1 MiB (the last may be shorter); most share the state's memory."""
-    segments = [memoryview(_header(state)), _raw(state.weights)]
-    segments += [_raw(state.moments[name]) for name in sorted(state.moments)]
-    return _rechunked(segments)
+    return _rechunked([memoryview(header_bytes(state)), *(_raw(array) for _, array in arrays_of(state))])
 
 
 def chunk_hash(chunk: Bytes) -> bytes:
@@ -79,12 +77,48 @@ def merkle_root(hashes: Sequence[bytes], total_bytes: int) -> bytes:
         raise ValueError("a state has at least one chunk")
     row = list(hashes)
     while len(row) > 1:
-        pairs = [
-            hashlib.sha256(b"homeswarm/state-node\0" + row[at] + row[at + 1]).digest()
-            for at in range(0, len(row) - 1, 2)
-        ]
-        row = pairs + row[2 * len(pairs) :]
-    return hashlib.sha256(b"homeswarm/state-root\0" + struct.pack("<Q", total_bytes) + row[0]).digest()
+        row = _row_above(row)
+    return _root(row[0], total_bytes)
+
+
+def merkle_path(hashes: Sequence[bytes], index: int) -> tuple[bytes, ...]:
+    """What shows a chunk's hash to be under the root: from the chunk up, the node beside each that has one."""
+    row, at, path = list(hashes), index, []
+    while len(row) > 1:
+        if at ^ 1 < len(row):
+            path.append(row[at ^ 1])
+        row, at = _row_above(row), at // 2
+    return tuple(path)
+
+
+def root_by_path(leaf: bytes, index: int, path: Sequence[bytes], total_bytes: int) -> bytes:
+    """The root above a chunk's hash. Raises RemoteError("malformed") for another path than one of such a state."""
+    width, node, beside = num_chunks_of(total_bytes), leaf, list(path)
+    if not 0 <= index < width:
+        raise RemoteError("malformed", f"chunk {index} of {width}")
+    while width > 1:
+        if index ^ 1 < width:
+            if not beside:
+                raise RemoteError("malformed", f"path of {len(path)} nodes is too short")
+            other = beside.pop(0)
+            node = _node(other, node) if index % 2 else _node(node, other)
+        width, index = -(-width // 2), index // 2
+    if beside:
+        raise RemoteError("malformed", f"path of {len(path)} nodes is too long")
+    return _root(node, total_bytes)
+
+
+def _row_above(row: Sequence[bytes]) -> list[bytes]:
+    pairs = [_node(row[at], row[at + 1]) for at in range(0, len(row) - 1, 2)]
+    return [*pairs, *row[2 * len(pairs) :]]
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"homeswarm/state-node\0" + left + right).digest()
+
+
+def _root(top: bytes, total_bytes: int) -> bytes:
+    return hashlib.sha256(b"homeswarm/state-root\0" + struct.pack("<Q", total_bytes) + top).digest()
 
 
 def num_chunks_of(total_bytes: int) -> int:
@@ -115,25 +149,37 @@ def state_from_chunks(layout: ParameterLayout, chunks: Sequence[Bytes], expected
     verify_hashes(expected_digest, [chunk_hash(chunk) for chunk in chunks], total_bytes)
     if any(len(chunk) != CHUNK_BYTES for chunk in chunks[:-1]):
         raise RemoteError("malformed", f"a chunk before the last does not have {CHUNK_BYTES} bytes")
-    first = memoryview(chunks[0]).cast("B")
-    (length,) = struct.unpack_from("<I", first) if len(first) >= 4 else (len(first),)
-    if 4 + length > len(first):
-        raise RemoteError("malformed", f"header of {length} bytes in a first chunk of {len(first)}")
-    state = _state_of_header(layout, canonical.unpack(first[4 : 4 + length], max_bytes=CHUNK_BYTES))
-    header = _header(state)
-    if first[: len(header)] != header:
-        raise RemoteError("malformed", "the state's header is not in canonical form")
-    arrays: list[Array] = [state.weights, *(state.moments[name] for name in sorted(state.moments))]
+    state = read_header(layout, chunks[0])
+    header, arrays = header_bytes(state), [array for _, array in arrays_of(state)]
     if len(header) + sum(array.nbytes for array in arrays) != total_bytes:
         raise RemoteError("malformed", f"state of {total_bytes} bytes is not as long as its header says")
-    _fill([_raw(array) for array in arrays], [first[len(header) :], *chunks[1:]])
+    _fill([_raw(array) for array in arrays], [memoryview(chunks[0]).cast("B")[len(header) :], *chunks[1:]])
     for array in arrays:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise RemoteError("not-finite", "the state holds values that are not finite")
     return state
 
 
-def _header(state: StageState) -> bytes:
+def read_header(layout: ParameterLayout, first_chunk: Bytes) -> StageState:
+    """The state that the first chunk announces; what its arrays hold is not known yet. Raises RemoteError."""
+    first = memoryview(first_chunk).cast("B")
+    (length,) = struct.unpack_from("<I", first) if len(first) >= 4 else (len(first),)
+    if 4 + length > len(first):
+        raise RemoteError("malformed", f"header of {length} bytes in a first chunk of {len(first)}")
+    state = _state_of_header(layout, canonical.unpack(first[4 : 4 + length], max_bytes=CHUNK_BYTES))
+    header = header_bytes(state)
+    if first[: len(header)] != header:
+        raise RemoteError("malformed", "the state's header is not in canonical form")
+    return state
+
+
+def arrays_of(state: StageState) -> list[tuple[str, Array]]:
+    """By name, in the order of the state's bytes."""
+    return [("weights", state.weights), *((name, state.moments[name]) for name in sorted(state.moments))]
+
+
+def header_bytes(state: StageState) -> bytes:
+    """What the state's bytes begin with."""
     if state.weights.dtype != np.float32 or state.weights.shape != (state.layout.num_values,):
         raise ValueError(f"weights are {state.layout.num_values} fp32 values, got {state.weights.shape}")
     if len(state.certified_norms) > NUM_CERTIFIED_NORMS or len(state.moments) > MAX_MOMENTS or len(state.name) != 32:

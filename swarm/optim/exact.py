@@ -30,6 +30,10 @@ _LARGEST_RATIO = 8.0
 """Of the first moment to the root of the second in int8, where the betas bound it by more or not at all."""
 
 
+WINDOW_GRAIN = int8_moments.BLOCK_VALUES
+"""Values that share a scale where moments are in int8: a window never cuts them."""
+
+
 @dataclass(frozen=True)
 class StepReport:
     """What a step did."""
@@ -49,15 +53,21 @@ class ExactOptimizer:
         *,
         num_values: int,
         decay_ranges: tuple[tuple[int, int], ...],
+        window: slice | None = None,
         threads: Threads = ONE_THREAD,
     ) -> None:
         """`decay_ranges`: [start, stop) of the tensors that weight decay applies to, in order, not overlapping.
 
-        Raises ValueError for int8 moments under SGD.
+        With a `window` of the values, which begins at a multiple of `WINDOW_GRAIN`, all vectors are of its values
+        alone: their bits are those they have in a step of all. Raises ValueError for int8 moments under SGD.
         """
         self.settings = settings
         self.num_values = num_values
-        self.moments = _no_moments(settings, num_values)
+        self._window = window or slice(0, num_values)
+        self._size = self._window.stop - self._window.start
+        assert self._window.start % WINDOW_GRAIN == 0, f"window from {self._window.start}"
+        assert 0 <= self._size <= num_values - self._window.start, f"window {self._window} of {num_values} values"
+        self.moments = _no_moments(settings, self._size)
         """By name, one-dimensional: fp32 `first` and `second`, or `momentum`; or as codes, int8 `first`, uint8 `second`
         and fp32 `second_scale`."""
         self.scalars: dict[str, float] = {}
@@ -67,7 +77,8 @@ class ExactOptimizer:
             if settings.correction == "nadamw":
                 self.scalars |= {"momentum_product": 1.0, "decay_power": 1.0}
         self._threads = threads
-        self._bounds, self._decays = _segments(decay_ranges, num_values)
+        bounds, self._decays = _segments(decay_ranges, num_values)
+        self._bounds = optimizers.segments_within(bounds, self._window.start, self._window.stop)
 
     def step(
         self,
@@ -82,12 +93,14 @@ class ExactOptimizer:
         """Write the next weights to `out` (not `weights`), update moments and scalars.
 
         A gradient longer than `clip_norm` is scaled to it. `gradient_norm` is its `norms.norm_of_parts`, where the
-        caller has it from the parts already. Raises LocalError, with nothing changed, if the norm is not finite.
+        caller has it from the parts already, as it must for a window. Raises LocalError, with nothing changed, if the
+        norm is not finite.
         """
-        assert weights.size == gradient.size == out.size == self.num_values, "sizes differ"
+        assert weights.size == gradient.size == out.size == self._size, "sizes differ"
         assert not np.may_share_memory(weights, out), "old weights stay: work in flight uses them"
         norm = gradient_norm
         if norm is None:
+            assert self._size == self.num_values, "the norm of a window is not that of the gradient"
             norm = norms.norm_of_parts(gradient, part_values=PART_VALUES, threads=self._threads)
         if not math.isfinite(norm):
             raise LocalError(f"gradient of step {step} has norm {norm}; nothing was changed")
@@ -114,7 +127,9 @@ class ExactOptimizer:
             scales = self.moments["second_scale"]
             seed = np.array([step, self.num_values, 0, 0], dtype=np.uint64)
             int8_moments.adamw(
-                weights, gradient, first, second, scales, out, bounds, keep, given, seed, threads=threads
+                *(weights, gradient, first, second, scales, out, bounds, keep, given, seed),
+                block=self._window.start // WINDOW_GRAIN,
+                threads=threads,
             )
         else:
             given = np.array(scalars, dtype=np.float32)

@@ -39,13 +39,17 @@ class StageStep:
         layout: ParameterLayout,
         *,
         clip_norm: float,
+        window: slice | None = None,
         threads: Threads = ONE_THREAD,
     ) -> None:
-        """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits."""
+        """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits.
+
+        `window` as in `ExactOptimizer`: states and gradients are then of its values alone.
+        """
         self._layout = layout
         self._clip_norm = clip_norm
         self._optimizer = ExactOptimizer(
-            settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, threads=threads
+            settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, window=window, threads=threads
         )
 
     def restore(self, state: StageState) -> None:

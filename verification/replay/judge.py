@@ -13,6 +13,7 @@ from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.parts import num_parts, part_slice
+from swarm.checkpoint.state import chunk_hash, root_by_path
 from swarm.core.canonical import signed_bytes
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
@@ -27,10 +28,12 @@ from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.kinds.step_fraud import StepFraud
 from verification.replay.compared import compared_contribution, compared_hop
 from verification.replay.rebuilt import check_commitments, replay_of
 from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
+from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
 from verification.tolerance import Comparison, Grade, bounds_for, compare
 
@@ -115,6 +118,23 @@ def _judge_reducer(evidence: Evidence) -> Verdict:
     return Verdict.of(evidence, True, reason)
 
 
+def _judge_step(evidence: Evidence) -> Verdict:
+    case = StepFraud.from_evidence(evidence)
+    said = case.statement
+    said.check(run_id=evidence.run_id)
+    again = chunk_again(case, evidence.settings, run_id=evidence.run_id, run_key=evidence.run.run_key)
+    if said.total_bytes != again.total_bytes:
+        reason = f"stated a state of {said.total_bytes} bytes where the stage's has {again.total_bytes}"
+        return Verdict.of(evidence, True, reason)
+    if root_by_path(case.leaf, case.chunk, case.path, said.total_bytes) != said.state_digest:
+        raise RemoteError("digest", f"chunk {case.chunk} is not under the root that was stated")
+    leaf, what = chunk_hash(again.body), f"chunk {case.chunk} of version {said.version}"
+    if leaf == case.leaf:
+        return Verdict.of(evidence, False, f"{what} is as it was stated")
+    reason = f"{what} has SHA-256 {leaf.hex()[:16]}, {case.leaf.hex()[:16]} was stated"
+    return Verdict.of(evidence, True, reason)
+
+
 def _judge_replay(evidence: Evidence) -> Verdict:
     case = ReplayMismatch.from_evidence(evidence)
     check_commitments(case, evidence)
@@ -187,5 +207,6 @@ _JUDGES: dict[Kind, Callable[[Evidence], Verdict]] = {
     Equivocation.KIND: _judge_equivocation,
     ProtocolViolation.KIND: _judge_violation,
     ReducerFraud.KIND: _judge_reducer,
+    StepFraud.KIND: _judge_step,
     ReplayMismatch.KIND: _judge_replay,
 }

@@ -1,0 +1,111 @@
+"""This is where it is known which values of a stage lie in which chunk of its state, so that a few chunks speak alone.
+
+Whatever a step does to a value depends on that value of the weights, the moments and the gradient, and where moments
+are in int8 on the block of values that share a scale. So what a chunk becomes follows from a *window*: a run of values,
+whole blocks of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from swarm.checkpoint.state import CHUNK_BYTES, Array, Bytes, StageState, arrays_of, header_bytes, num_chunks_of
+from swarm.core.errors import RemoteError
+from swarm.optim.exact import WINDOW_GRAIN
+
+HEADER = "header"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What of one array lies in a chunk: bytes [start, stop) of the array's own."""
+
+    name: str
+    """"header", "weights" or a moment's."""
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Place:
+    start: int
+    """Of the array's bytes in the state's."""
+    num_bytes: int
+    dtype: np.dtype[np.generic]
+    values_each: int
+    """How many of the stage's values one element of the array is for."""
+
+
+class StateMap:
+    """Where the arrays of a state lie in its bytes."""
+
+    def __init__(self, state: StageState) -> None:
+        """What the arrays hold does not matter."""
+        self.header = header_bytes(state)
+        self.num_values = state.layout.num_values
+        self._places: dict[str, _Place] = {}
+        at = len(self.header)
+        for name, array in arrays_of(state):
+            each = 1 if array.size == self.num_values else WINDOW_GRAIN
+            self._places[name] = _Place(at, array.nbytes, array.dtype, each)
+            at += array.nbytes
+        self.total_bytes = at
+
+    def pieces(self, chunk: int) -> list[Piece]:
+        """What lies in the chunk, in order."""
+        start, stop = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, self.total_bytes)
+        found = [Piece(HEADER, start, min(stop, len(self.header)))] if start < len(self.header) else []
+        for name, place in self._places.items():
+            first, last = max(start, place.start), min(stop, place.start + place.num_bytes)
+            if first < last:
+                found.append(Piece(name, first - place.start, last - place.start))
+        return found
+
+    def window_of(self, piece: Piece) -> slice:
+        """The values that what is in the piece follows from."""
+        place = self._places[piece.name]
+        item, each = place.dtype.itemsize, place.values_each
+        first, last = piece.start // item * each, -(-piece.stop // item) * each
+        return slice(
+            first // WINDOW_GRAIN * WINDOW_GRAIN, min(-(-last // WINDOW_GRAIN) * WINDOW_GRAIN, self.num_values)
+        )
+
+    def chunks_of(self, window: slice) -> set[int]:
+        """The chunks that hold anything of the window."""
+        found: set[int] = set()
+        for name in self._places:
+            start, stop = self._bytes_of(name, window)
+            found |= set(range(start // CHUNK_BYTES, num_chunks_of(stop)))
+        return found
+
+    def arrays(self, chunks: Mapping[int, Bytes], window: slice) -> dict[str, Array]:
+        """The window's part of each array, copied from `chunks`, which are those of `chunks_of`. Raises RemoteError."""
+        return {name: self._array(name, chunks, window) for name in self._places}
+
+    def cut(self, piece: Piece, arrays: Mapping[str, Array], window: slice) -> bytes:
+        """The piece's bytes, where `arrays` are the window's part of each."""
+        start, _ = self._bytes_of(piece.name, window)
+        offset = self._places[piece.name].start - start
+        return arrays[piece.name].tobytes()[piece.start + offset : piece.stop + offset]
+
+    def _bytes_of(self, name: str, window: slice) -> tuple[int, int]:
+        """From where to where the window's part of an array lies in the state's bytes."""
+        place = self._places[name]
+        item, each = place.dtype.itemsize, place.values_each
+        return place.start + item * (window.start // each), place.start + item * -(-window.stop // each)
+
+    def _array(self, name: str, chunks: Mapping[int, Bytes], window: slice) -> Array:
+        start, stop = self._bytes_of(name, window)
+        found = bytearray()
+        while start < stop:
+            chunk = start // CHUNK_BYTES
+            until = min(stop, (chunk + 1) * CHUNK_BYTES)
+            held = memoryview(chunks.get(chunk, b""))[start - chunk * CHUNK_BYTES : until - chunk * CHUNK_BYTES]
+            if len(held) != until - start:
+                raise RemoteError("malformed", f"chunk {chunk} of the state is not there, or cut short")
+            found += held
+            start = until
+        made: Array = np.empty(len(found) // self._places[name].dtype.itemsize, dtype=self._places[name].dtype)
+        made.view(np.uint8)[:] = found
+        return made

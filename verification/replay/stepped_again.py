@@ -1,0 +1,211 @@
+"""This is where one chunk of a stage's state is computed again: from a few of an older one's, and certified results."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.averaging.codecs import result_codec
+from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.result_decoder import certified_norm
+from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.state import (
+    CHUNK_BYTES,
+    Bytes,
+    StageState,
+    arrays_of,
+    chunk_hash,
+    read_header,
+    root_by_path,
+)
+from swarm.checkpoint.state_map import HEADER, StateMap
+from swarm.core.contribution import Result
+from swarm.core.errors import LocalError, RemoteError
+from swarm.core.ids import PeerId
+from swarm.core.settings import PART_VALUES, OptimizerSettings, RunSettings
+from swarm.core.stage_chain import StageChain
+from swarm.identity import verify
+from swarm.model.families import stage_layout
+from swarm.model.layout import ParameterLayout
+from swarm.optim.stage_step import StageStep, stage_clip_norm
+from verification.kinds.step_fraud import OldChunk, StepFraud
+from verification.past import Past
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a chunk is computed again from."""
+
+    old_chunks: tuple[int, ...]
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ChunkAgain:
+    """What a chunk must be."""
+
+    body: bytes
+    total_bytes: int
+    """Of the state that it is in."""
+
+
+def needs_of(first_chunk: Bytes, chunk: int, *, layout: ParameterLayout) -> Needs:
+    """What chunk `chunk` of a later state needs of the one that begins with `first_chunk`. Raises RemoteError.
+
+    From version to version nothing in a state changes its place: its header is padded to one size.
+    """
+    where = StateMap(read_header(layout, first_chunk))
+    windows = [where.window_of(piece) for piece in where.pieces(chunk) if piece.name != HEADER]
+    chunks = {0}.union(*(where.chunks_of(window) for window in windows))
+    parts = {part for one in windows for part in range(one.start // PART_VALUES, -(-one.stop // PART_VALUES))}
+    return Needs(tuple(sorted(chunks)), tuple(sorted(parts)))
+
+
+def chunk_again(case: StepFraud, settings: RunSettings, *, run_id: str, run_key: PeerId) -> ChunkAgain:
+    """Chunk `case.chunk` as an honest peer has it at the version of the statement.
+
+    Raises RemoteError unless the run key's word and certified results lead there, by the version's name, and the old
+    chunks and bodies are those that they name.
+    """
+    said, past = case.statement, case.past
+    first = past.first_chain(settings, run_id=run_id, run_key=run_key)
+    if first.stage != said.stage:
+        raise RemoteError("evidence", f"a past of stage {first.stage}, a state of stage {said.stage}")
+    layout = stage_layout(settings.model, said.stage)
+    names = _names(past, first, settings, num_parts(layout.num_values))
+    if (int(first.version) + len(past.results), names[-1]) != (int(said.version), said.name):
+        raise RemoteError("fork", f"the past leads to another version than {said.version} that is stated")
+    chunks = _checked_chunks(case.old_chunks, layout, past.beginning.state_digest)
+    begun = replace(read_header(layout, chunks[0]), name=first.name)
+    if begun.version != first.version or not begun.moments:
+        raise RemoteError("evidence", f"a state of version {begun.version} where the past begins at {first.version}")
+    if case.chunk * CHUNK_BYTES >= StateMap(begun).total_bytes:
+        raise RemoteError("evidence", f"the state has no chunk {case.chunk}")
+    if Needs(tuple(sorted(chunks)), case.parts) != needs_of(chunks[0], case.chunk, layout=layout):
+        raise RemoteError("evidence", f"chunks {sorted(chunks)} and parts {case.parts} are not what the chunk needs")
+    steps = [
+        CertifiedStep(
+            name=name,
+            norm=certified_norm(result.parts),
+            gradient=_gradient(result, dict(zip(case.parts, bodies, strict=True)), settings, layout),
+        )
+        for result, bodies, name in zip(past.results, case.bodies, names[1:], strict=True)
+    ]
+    clip_norm = stage_clip_norm(settings, said.stage)
+    return StepsAgain(settings.optimizer, clip_norm, begun, chunks, steps).chunk(case.chunk)
+
+
+def _names(past: Past, chain: StageChain, settings: RunSettings, parts: int) -> list[bytes]:
+    """Of the versions from the past's beginning on. Raises RemoteError unless every result follows, certified."""
+    names = [chain.name]
+    for result in past.results:
+        facts = chain.facts(
+            num_parts=parts, phase_s=settings.deadlines.round_phase_s, max_tokens=settings.microbatch_tokens
+        )
+        facts.check_result(result, verify, certified=True)
+        chain = chain.advance(result, settings)
+        names.append(chain.name)
+    return names
+
+
+def _checked_chunks(shown: Sequence[OldChunk], layout: ParameterLayout, root: bytes) -> dict[int, Bytes]:
+    """By index, each of them under the root. Raises RemoteError."""
+    if not shown or shown[0].index != 0:
+        raise RemoteError("evidence", "the first chunk of the old state is not there")
+    total = StateMap(read_header(layout, shown[0].body)).total_bytes
+    for old in shown:
+        if root_by_path(chunk_hash(old.body), old.index, old.path, total) != root:
+            raise RemoteError("digest", f"chunk {old.index} is not of the state that the run key signed for")
+    return {old.index: old.body for old in shown}
+
+
+def _gradient(
+    result: Result, bodies: Mapping[int, Bytes], settings: RunSettings, layout: ParameterLayout
+) -> dict[int, Floats] | None:
+    """The result's values in these parts; None if the round had no work. Raises RemoteError for other bytes."""
+    codec, found = result_codec(settings.codecs.averaging), dict[int, Floats]()
+    for part, body in bodies.items():
+        where = part_slice(part, layout.num_values)
+        values = found[part] = np.zeros(where.stop - where.start, dtype=np.float32)
+        if not result.parts or result.parts[part].is_empty:
+            if len(body):
+                raise RemoteError("malformed", f"part {part} is empty, but comes with {len(body)} bytes")
+            continue
+        if bulk_digest(body) != result.parts[part].digest:
+            raise RemoteError("digest", f"part {part} of step {result.roster.step} differs from its digest")
+        try:
+            codec.decode(body, values)
+        except RemoteError:  # certified all the same: zeros for everybody
+            values[:] = 0.0
+    return None if all(part.is_empty for part in result.parts) else found
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifiedStep:
+    """What a step is taken with."""
+
+    name: bytes
+    """Of the version it makes."""
+    norm: float
+    """Of the whole gradient."""
+    gradient: Mapping[int, Floats] | None
+    """Its values in some parts; None: the round had no work."""
+
+
+@dataclass(frozen=True)
+class StepsAgain:
+    """Steps taken again on a few of a state's chunks, by the code that replicas take them with."""
+
+    optimizer: OptimizerSettings
+    clip_norm: float
+    begun: StageState
+    """Before the steps. Of its arrays only their lengths count."""
+    chunks: Mapping[int, Bytes]
+    """Of its bytes: as many as are needed."""
+    steps: Sequence[CertifiedStep]
+
+    def chunk(self, index: int) -> ChunkAgain:
+        """A chunk after the steps. Raises RemoteError if chunks are missing, or of another optimizer."""
+        old = StateMap(self.begun)
+        stepped = self._stepped(old, slice(0, 0))
+        ahead = replace(
+            self.begun,
+            version=stepped.version,
+            scalars=stepped.scalars,
+            certified_norms=stepped.certified_norms,
+            name=stepped.name,
+        )
+        new, found = StateMap(ahead), bytearray()
+        for piece in new.pieces(index):
+            if piece.name == HEADER:
+                found += new.header[piece.start : piece.stop]
+                continue
+            window = new.window_of(piece)
+            state = self._stepped(old, window)
+            found += new.cut(piece, dict(arrays_of(state)), window)
+        return ChunkAgain(bytes(found), new.total_bytes)
+
+    def _stepped(self, old: StateMap, window: slice) -> StageState:
+        arrays, layout = old.arrays(self.chunks, window), self.begun.layout
+        weights = arrays.pop("weights").astype(np.float32)
+        state = replace(self.begun, weights=weights, moments=arrays)
+        try:
+            step = StageStep(self.optimizer, layout, clip_norm=self.clip_norm, window=window)
+            step.restore(state)
+        except LocalError as error:
+            raise RemoteError("state", str(error)) from error
+        for taken in self.steps:
+            gradient = self._within(taken.gradient, window) if taken.gradient is not None else None
+            state = step.next(state, gradient, taken.name, gradient_norm=taken.norm).state
+        return state
+
+    def _within(self, gradient: Mapping[int, Floats], window: slice) -> Floats:
+        values = np.empty(window.stop - window.start, dtype=np.float32)
+        for part in range(window.start // PART_VALUES, -(-window.stop // PART_VALUES)):
+            start, stop = max(window.start, part * PART_VALUES), min(window.stop, (part + 1) * PART_VALUES)
+            within = slice(start - part * PART_VALUES, stop - part * PART_VALUES)
+            values[start - window.start : stop - window.start] = gradient[part][within]
+        return values
