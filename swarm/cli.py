@@ -11,14 +11,22 @@ from enum import IntEnum
 import click
 
 from swarm import __version__
-from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
+from swarm.core.errors import LocalError, NotRunningError, RemoteError, SettingsError, ShutOutError, TransientError
 
 VERBS = {
-    # verb: (module whose `command` it is, one line of help)
+    # verb: (module whose `command` it is, or module:name, one line of help)
     "init": ("swarm.commands.init", "Write an example manifest."),
     "plan": ("swarm.commands.plan", "Show what a run needs of each peer: memory, traffic, time."),
     "host": ("bootstrap.command", "Start a run and coordinate it."),
     "join": ("peer.command", "Train with a run, given its invite."),
+    "status": ("peer.commands:status", "Tell whether this machine is of use to its run."),
+    "top": ("peer.commands:top", "Watch this machine's peer live."),
+    "pause": ("peer.commands:pause", "Begin no more work until resume."),
+    "resume": ("peer.commands:resume", "Go on after pause."),
+    "leave": ("peer.commands:leave", "Finish what has begun, hand over, and end."),
+    "logs": ("peer.commands:logs", "Show what the peer has logged."),
+    "config": ("peer.commands:config", "Show and set the limits on this machine's use."),
+    "invite": ("swarm.commands.invite", "Show what an invite says."),
     "demo": ("bootstrap.demo.command", "Train a small model with a swarm on this machine."),
     "export": ("swarm.commands.export", "Turn a checkpoint into a Hugging Face model folder."),
     "generate": ("swarm.commands.generate", "Continue a prompt with a Hugging Face model folder."),
@@ -35,6 +43,10 @@ class ExitCode(IntEnum):
     """A setting, argument or file is wrong; the message names it and the remedy."""
     NOT_PROVEN = 3
     """Evidence does not show what it accuses a peer of."""
+    NOT_RUNNING = 4
+    """No daemon runs that could be asked."""
+    SHUT_OUT = 5
+    """The run banned or quarantined this peer."""
     INTERRUPTED = 130
 
 
@@ -47,7 +59,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(VERBS[cmd_name][0]).command
+        module, _, name = VERBS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name or "command")
         assert isinstance(command, click.Command)
         return command
 
@@ -59,7 +72,12 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="swarm")
 def group() -> None:
-    """Train one large model together, on machines that come and go."""
+    """Train one large model together, on machines that come and go.
+
+    \b
+    Exit codes: 0 well, 1 failed, 2 a setting or argument is wrong, 3 not proven, 4 no daemon runs,
+    5 shut out of the run, 130 interrupted.
+    """
 
 
 def run(arguments: Sequence[str]) -> ExitCode:
@@ -75,6 +93,9 @@ def run(arguments: Sequence[str]) -> ExitCode:
     except SettingsError as error:
         click.echo(f"swarm: {error}", err=True)
         return ExitCode.BAD_INPUT
+    except (NotRunningError, ShutOutError) as error:
+        click.echo(f"swarm: {error}", err=True)
+        return ExitCode.NOT_RUNNING if isinstance(error, NotRunningError) else ExitCode.SHUT_OUT
     except (LocalError, RemoteError, TransientError) as error:
         click.echo(f"swarm: {error}", err=True)
         return ExitCode.FAILED
