@@ -4,7 +4,6 @@ Aggregation is exact: one differing bit is a lie. Inputs come from their contrib
 from the reducer, which had to have them.
 """
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from peer.compute import Urgency
 from peer.exhibits import ExhibitStore
 from peer.rounds import StageRounds
 from peer.step_state import Applied
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Version
@@ -165,7 +165,7 @@ class ReducerAuditor:
             max_body_bytes=rounds.replica.codec.encoded_bytes(where.stop - where.start),
         )
         self.counters.bytes += len(reply.body)
-        found = await rounds.exact.run(Urgency.AUDIT, lambda: hashlib.sha256(reply.body).digest())
+        found = await rounds.exact.run(Urgency.AUDIT, lambda: bulk_digest(reply.body))
         if found != one.digest:
             raise RemoteError("digest", f"part {made.part} of {one.peer_id} differs from its commitment", holder)
         return reply.body

@@ -4,7 +4,6 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 """
 
 import asyncio
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from peer.past_weights import PastVersion
 from peer.rounds import StageRounds
 from peer.step_state import Applied
 from swarm.averaging.codecs import leaves_residual
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -341,7 +341,7 @@ class Auditor:
         """(compute) The parts as they come out here, each with its SHA-256."""
         with self._standing_on(kept) as replay:
             parts = replay.encoded_contribution(exhibits, step)
-        return [(part, hashlib.sha256(part).digest()) for part in parts]
+        return [(part, bulk_digest(part)) for part in parts]
 
     def _compare_hop(self, kept: Mapping[Version, PastVersion], exhibit: Exhibit, step: Step) -> Comparison:
         """(compute)"""

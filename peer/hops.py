@@ -20,6 +20,7 @@ from peer.permit import Permit
 from peer.replica import StageReplica
 from peer.screening import Screening
 from swarm.averaging.activations import ActivationCodec, activation_codec
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.contribution import Work
 from swarm.core.errors import RemoteError
@@ -394,7 +395,7 @@ class HopServer:
     ) -> Activation:
         """(compute) The activation as it goes out: encoded, then the targets."""
         encoded = self._codec.encode(y.cpu())
-        digest = hashlib.sha256(encoded).digest()
+        digest = bulk_digest(encoded)
         # A new object: the encoder's views may still be alive, and forbid to lengthen what they look at.
         return Activation(birth, version, parents, self._shape, encoded + targets, len(encoded), digest)
 
@@ -416,7 +417,7 @@ class HopServer:
                 dtype="fp32",
                 codec=self._gradient_codec.name,
                 numeric_class=self._numeric_class,
-                body_digest=hashlib.sha256(encoded).digest(),
+                body_digest=bulk_digest(encoded),
             ),
             self._identity,
         )

@@ -4,7 +4,6 @@ Parts travel several to a message; all of a message are hashed, checked and deco
 reduced part goes with the signature of whoever reduced it, whoever hands it on: nobody votes for a part without.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from peer.step_state import Bytes, StepState
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.averaging.seeds import reduced_seed
+from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value
@@ -149,7 +149,7 @@ class PartExchange:
 
     def _what_is_wrong(self, sender: PeerId, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
         """(exact) With a contribution's part."""
-        if hashlib.sha256(body).digest() != expected:
+        if bulk_digest(body) != expected:
             return RemoteError("digest", "its bytes differ from its commitment")
         where, codec = self._stage.replica.parts()[part], self._stage.replica.contribution_codec
         try:
@@ -234,7 +234,7 @@ class PartExchange:
         self._check_open(state)
 
         def take() -> bool:
-            if hashlib.sha256(body).digest() != wanted:
+            if bulk_digest(body) != wanted:
                 return False
             self._decoder(state).take(part, wanted, body)
             return True

@@ -1,10 +1,10 @@
 """This is where a peer keeps what reducers signed for the parts of the last steps, and what it reduced its own from."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from peer.step_state import Bytes, StepState
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.contribution import ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
@@ -60,7 +60,7 @@ class SignedPart:
         reduced = self.reduced
         if roster is None:
             raise RemoteError("protocol", f"reduced part {reduced.part} is of no roster that is certified here")
-        if hashlib.sha256(body).digest() != reduced.digest:
+        if bulk_digest(body) != reduced.digest:
             raise RemoteError("digest", f"reduced part {reduced.part} differs from its digest")
         if self.reducer not in roster.members:
             raise RemoteError("standing", f"reducer {self.reducer} of part {reduced.part} is no member", self.reducer)

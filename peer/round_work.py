@@ -3,7 +3,6 @@
 A part goes through all that is done to it while it is in cache.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -14,6 +13,7 @@ from peer.replica import Accumulation, StageReplica
 from peer.step_state import Bytes
 from swarm.averaging.aggregate import Rule
 from swarm.averaging.reduce import reduce_part as reduction
+from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import LocalError
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def encode_contribution(
     def encode(index: int) -> tuple[bytearray, bytes]:
         where = parts[index]
         encoded = codec.encode(said(where, replica.mean_part(accumulation, where)), seed=seeds[index])
-        return encoded, hashlib.sha256(encoded).digest()
+        return encoded, bulk_digest(encoded)
 
     try:
         if replica.residual is None:
@@ -45,7 +45,7 @@ def encode_contribution(
             return [encoded for encoded, _ in made], [found for _, found in made]
         mean = replica.mean(accumulation)
         encoded = replica.residual.encode(said(slice(0, mean.size), mean), codec, parts=parts, seeds=seeds)
-        return encoded, replica.threads.map(lambda part: hashlib.sha256(part).digest(), encoded)
+        return encoded, replica.threads.map(lambda part: bulk_digest(part), encoded)
     except LocalError as error:
         log.warning("stage %d: this peer's gradient is left out: %s", replica.stage, error)
         return [], []

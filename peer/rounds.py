@@ -5,7 +5,6 @@ thread, deadlines on the event loop. Handlers and tasks all run on one event loo
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -20,6 +19,7 @@ from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.step_state import Applied, Bytes, StepState
+from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value
@@ -107,6 +107,8 @@ class StageRounds:
         self.screening = Screening(KnownStanding(), lambda: self.version)
         self.neighbours: Callable[[], set[PeerId]] = set
         """Live peers of the neighbouring stages."""
+        self.charges: Callable[[], tuple[bytes, ...]] = tuple
+        """What this peer brings before juries with its next contribution."""
         self.may_join: Callable[[PeerId], bool] = lambda peer: True
         """Whether a peer may be a member: not while it is on probation."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -527,7 +529,7 @@ class StageRounds:
         if state.round is None:
             state.facts.check_result(result, verify, certified=True)
         for reduced, body in zip(result.parts, bodies, strict=True):
-            if not reduced.is_empty and hashlib.sha256(body).digest() != reduced.digest:
+            if not reduced.is_empty and bulk_digest(body) != reduced.digest:
                 raise RemoteError("digest", f"part {reduced.part} of step {state.step} differs from its digest")
             state.reduced[reduced.part, reduced.digest] = body
         if state.round is None:

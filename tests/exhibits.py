@@ -24,6 +24,7 @@ from peer.round_work import encode_contribution, reduce_part
 from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.averaging.result_decoder import squares_of
 from swarm.averaging.seeds import part_seeds, reduced_seed
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.contribution import Contribution, ReducedPart, Result, Work
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -289,7 +290,7 @@ class SmallRun:
                 dtype="fp32",
                 codec=codecs.activations if direction == "forward" else codecs.activation_gradients,
                 numeric_class=numeric_class("cpu", self.settings.model.compute_dtype),
-                body_digest=hashlib.sha256(body).digest(),
+                body_digest=bulk_digest(body),
             ),
             producer,
         )

@@ -1,7 +1,6 @@
 """Replicas audit each other in a running swarm: who lies is found, proved and put out, and nobody else is."""
 
 import asyncio
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.averaging.activations import activation_codec
+from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import PeerId
 from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from swarm.identity import Identity
@@ -95,7 +95,7 @@ class TwoFaced:
             header, codec = HopHeader.from_value(reply.meta["header"]), activation_codec("int8")
             shape = (header.shape[0], header.shape[1], header.shape[2])
             body = codec.encode(-codec.decode(reply.body, shape))
-            own = signed(replace(header, body_digest=hashlib.sha256(body).digest()), self._identity)
+            own = signed(replace(header, body_digest=bulk_digest(body)), self._identity)
             return Message({**reply.meta, "header": own.to_value()}, body)
 
         self._inner.serve(method, lying if method == "forward" else handler, max_body_bytes=max_body_bytes)

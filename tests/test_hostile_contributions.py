@@ -12,6 +12,7 @@ import pytest
 
 from peer import round_driver, round_work
 from peer.replica import Accumulation, StageReplica
+from swarm.bulk_digest import bulk_digest
 from swarm.core.contribution import Contribution, Result
 from swarm.core.errors import RemoteError
 from tests.round_world import cached_verify, contribution, facts_of, identity_of
@@ -33,7 +34,7 @@ Nonsense = Callable[[bytearray], tuple[bytearray, bytes]]
 
 
 def _committed(part: bytearray) -> tuple[bytearray, bytes]:
-    return part, hashlib.sha256(part).digest()
+    return part, bulk_digest(part)
 
 
 def _filled_with(number: float) -> Nonsense:

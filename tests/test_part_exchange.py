@@ -15,6 +15,7 @@ from peer.part_exchange import PartExchange
 from peer.reductions import SignedPart
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.result_decoder import ResultDecoder, squares_of
+from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.canonical import Value
 from swarm.core.contribution import ReducedPart
@@ -104,7 +105,7 @@ class Scene:
             screening=SimpleNamespace(check_part=lambda *args, **named: None),
             open_step=lambda step: self.state,
         )
-        self.machine = Machine([hashlib.sha256(body).digest() for body in GOOD])
+        self.machine = Machine([bulk_digest(body) for body in GOOD])
         self.exchange = PartExchange(stage, self)
 
     def carry_out(self, state: Any, instructions: Any) -> None:
@@ -143,7 +144,7 @@ def reduced(
     signature: bytes | None = None,
     squares: float | None = None,
 ) -> dict[str, Any]:
-    digests = digests or [hashlib.sha256(body).digest() for body in bodies]
+    digests = digests or [bulk_digest(body) for body in bodies]
     heads = []
     for part, found, body in zip(parts, digests, bodies, strict=True):
         said = (squares_of(CODEC, body, SIZE) if body in GOOD else 0.0) if squares is None else squares
@@ -180,7 +181,7 @@ def test_bad_part_is_refused_and_the_others_of_its_message_count(scene: Scene, b
 
 def test_committed_nonsense_is_refused_by_its_form(scene: Scene) -> None:
     nonsense = bytes([0x80]) * len(GOOD[0])
-    scene.machine._digests[0] = hashlib.sha256(nonsense).digest()
+    scene.machine._digests[0] = bulk_digest(nonsense)
     with pytest.raises(RemoteError, match="part 0") as info:
         scene.receive(**contributed([0, 1], [nonsense, GOOD[1]]))
     assert info.value.kind == "malformed"
@@ -195,7 +196,7 @@ def test_what_the_round_refuses_costs_nothing_but_itself(scene: Scene) -> None:
 
 
 def test_reduced_part_that_is_not_its_digest_is_not_kept(scene: Scene) -> None:
-    digests = [hashlib.sha256(GOOD[0]).digest(), hashlib.sha256(b"other").digest()]
+    digests = [bulk_digest(GOOD[0]), hashlib.sha256(b"other").digest()]
     with pytest.raises(RemoteError, match="differs from its digest"):
         scene.receive(**reduced([0, 1], GOOD[:2], digests))
     assert [part for part, _ in scene.state.reduced] == [0]
@@ -263,7 +264,7 @@ def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> N
 def answer(reducer: PeerId = SENDER) -> tuple[act.FetchPart, Message]:
     """What is fetched, and what a holder answers."""
     squares = squares_of(CODEC, GOOD[0], SIZE)
-    made = ReducedPart(0, hashlib.sha256(GOOD[0]).digest(), FACTS.members, squares=squares)
+    made = ReducedPart(0, bulk_digest(GOOD[0]), FACTS.members, squares=squares)
     reduction = Reduction.of(ROSTER, made, WEIGHTS, norm_cap=CAP, reducer=reducer).signed_by(identity_of(reducer))
     return act.FetchPart(0, made.digest, (OTHER,), made, ROSTER), Message(SignedPart.answer(reduction), GOOD[0])
 

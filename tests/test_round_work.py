@@ -1,6 +1,5 @@
 """This is where a round's heavy work is held to plain steps over whole vectors, whatever the threads and the order."""
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import num_parts, part_slice
 from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.averaging.seeds import part_seeds
+from swarm.bulk_digest import bulk_digest
 from swarm.core.contribution import ReducedPart
 from swarm.core.errors import LocalError
 from swarm.core.ids import PeerId, StageIndex, Version
@@ -72,7 +72,7 @@ def test_contribution_is_each_part_of_the_mean_encoded_under_any_number_of_threa
     for threads in (1, 2, 4):
         parts, digests = encoded(Replica(name, threads), Accumulation())
         assert parts == wanted
-        assert digests == [hashlib.sha256(part).digest() for part in wanted]
+        assert digests == [bulk_digest(part) for part in wanted]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -98,7 +98,7 @@ def test_mean_of_some_values_has_the_bits_of_the_whole_mean() -> None:
 
 def result_of(bodies: list[bytes | bytearray]) -> list[ReducedPart]:
     return [
-        ReducedPart(part, hashlib.sha256(body).digest(), PEERS, (), squares_of(vector_codec("int8"), body, size))
+        ReducedPart(part, bulk_digest(body), PEERS, (), squares_of(vector_codec("int8"), body, size))
         if body
         else ReducedPart.empty(part)
         for part, (body, size) in enumerate(zip(bodies, SIZES, strict=True))
@@ -139,8 +139,8 @@ def test_result_is_the_same_in_whatever_order_and_however_often_its_parts_came()
 def test_part_that_came_otherwise_than_it_was_certified_counts_for_nothing() -> None:
     bodies, others = bodies_of("result"), bodies_of("another")
     found = decoder()
-    found.take(1, hashlib.sha256(others[1]).digest(), others[1])
-    found.take(2, hashlib.sha256(b"nonsense").digest(), b"nonsense")
+    found.take(1, bulk_digest(others[1]), others[1])
+    found.take(2, bulk_digest(b"nonsense"), b"nonsense")
     decoded = found.gradient(result_of(bodies), bodies)
     assert decoded is not None
     assert decoded[0].tobytes() == whole(bodies).tobytes()
@@ -149,7 +149,7 @@ def test_part_that_came_otherwise_than_it_was_certified_counts_for_nothing() -> 
 def test_part_that_nobody_reached_is_zeros_even_where_something_was_decoded() -> None:
     bodies = bodies_of("result")
     found = decoder()
-    found.take(1, hashlib.sha256(bodies[1]).digest(), bodies[1])
+    found.take(1, bulk_digest(bodies[1]), bodies[1])
     bodies[1] = b""
     decoded = found.gradient(result_of(bodies), bodies)
     assert decoded is not None
@@ -164,7 +164,7 @@ def test_a_part_that_was_certified_but_is_malformed_is_zeros_and_the_norm_is_wha
     nonsense = bytearray(bodies[2])
     nonsense[-1] = 0x80  # no encoder writes this code: what is decoded before it must not stay
     bodies[2] = nonsense
-    reduced[2] = ReducedPart(2, hashlib.sha256(nonsense).digest(), PEERS, (), reduced[2].squares)
+    reduced[2] = ReducedPart(2, bulk_digest(nonsense), PEERS, (), reduced[2].squares)
     decoded = decoder().gradient(reduced, bodies)
     assert decoded is not None
     gradient, norm = decoded

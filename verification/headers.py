@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item
@@ -269,7 +270,7 @@ def check_hop(
         raise RemoteError("protocol", f"computed on version {header.version} for step {birth.step}", sender)
     if parent not in header.parents:
         raise RemoteError("protocol", "hop header does not name what it was made from", sender)
-    if hashlib.sha256(body).digest() != header.body_digest:
+    if bulk_digest(body) != header.body_digest:
         raise RemoteError("digest", "bytes differ from the header's digest", sender)
     if not verify(sender, signed_bytes(header.DOMAIN, header.signed_value()), header.signature):
         raise RemoteError("signature", f"hop header is not signed by {sender}", sender)

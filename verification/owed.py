@@ -5,10 +5,10 @@ so a target that serves its judge serves its auditors, and an auditor that lies 
 it did not get. Only what the host is refused too is a debt.
 """
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import Contribution, Roster, Work
 from swarm.core.errors import RemoteError
@@ -139,6 +139,6 @@ def read_part(body: Bytes, contribution: Contribution, index: int) -> Bytes:
     """The encoded part in an answer. Raises RemoteError unless it is the one the contribution names."""
     if not index < len(contribution.part_digests):
         raise RemoteError("malformed", f"part {index} of {len(contribution.part_digests)}", contribution.peer_id)
-    if hashlib.sha256(body).digest() != contribution.part_digests[index]:
+    if bulk_digest(body) != contribution.part_digests[index]:
         raise RemoteError("digest", f"part {index} differs from its commitment", contribution.peer_id)
     return body

@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import Work
 from swarm.core.errors import RemoteError
@@ -181,7 +182,7 @@ def _check_header(
             raise RemoteError("papers", f"header's {name} is {found}, not {wanted}", header.producer)
     if any(parent not in header.parents for parent in parents):
         raise RemoteError("papers", "header does not name what it was made from", header.producer)
-    if hashlib.sha256(body).digest() != header.body_digest:
+    if bulk_digest(body) != header.body_digest:
         raise RemoteError("papers", "bytes differ from the header's digest", header.producer)
     if not verify(header.producer, signed_bytes(header.DOMAIN, header.signed_value()), header.signature):
         raise RemoteError("papers", f"header is not signed by {header.producer}", header.producer)

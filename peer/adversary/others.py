@@ -1,7 +1,5 @@
 """This is where a peer is broken rather than hostile, reduces wrongly, or keeps silent when audited."""
 
-import hashlib
-
 import numpy as np
 import torch
 
@@ -9,6 +7,7 @@ from peer.adversary import strengths
 from peer.adversary.hooks import Adversary, At
 from swarm.attacks import Attack
 from swarm.averaging.encoded import VectorCodec
+from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import Step, Version
 from swarm.model.stage import StageModel, Weights
 
@@ -54,7 +53,7 @@ class WrongReducer(Adversary):
         values = np.empty(num_values, dtype=np.float32)
         codec.decode(encoded[0], values)
         wrong = codec.encode(values * np.float32(strengths.REDUCED_FACTOR), seed=seed)
-        return wrong, hashlib.sha256(wrong).digest()
+        return wrong, bulk_digest(wrong)
 
 
 class Withholding(Adversary):

@@ -3,7 +3,6 @@
 Hooks, codecs, headers and exhibits are those of `peer.source` and `peer.hops`, in their order; only calls are left out.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,6 +16,7 @@ from peer.downstream import numeric_class
 from peer.exhibits import ExhibitStore
 from peer.replica import StageReplica
 from swarm.averaging.activations import activation_codec
+from swarm.bulk_digest import bulk_digest
 from swarm.core.contribution import Work
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -254,7 +254,7 @@ class Pipeline:
                 dtype="fp32",
                 codec=codec.name,
                 numeric_class=self._numeric_class,
-                body_digest=hashlib.sha256(body).digest(),
+                body_digest=bulk_digest(body),
             ),
             producer.identity,
         )

@@ -3,7 +3,6 @@
 What is malformed here was committed to by its maker: it is left out, the same way by everyone who has the bytes.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from swarm.averaging.aggregate import Rule, aggregate
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.averaging.encoded_mean import mean_of_encoded
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import NUM_CERTIFIED_NORMS
 from swarm.core.errors import RemoteError
 
@@ -48,7 +48,7 @@ def reduce_part(
     else:
         values, left_out = _aggregated(contribution_codec, num_values, bodies, rule, norm_cap)
     body = result_codec.encode(values, seed=seed)
-    return Reduction(body, hashlib.sha256(body).digest(), left_out)
+    return Reduction(body, bulk_digest(body), left_out)
 
 
 def norm_cap(certified_norms: Sequence[float]) -> float | None:

@@ -1,8 +1,8 @@
 """This is where what a replay stands on is checked and rebuilt: commitments first, then the weights."""
 
-import hashlib
 from dataclasses import replace
 
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_from_chunks
 from swarm.core.errors import RemoteError
 from swarm.identity import verify
@@ -21,7 +21,7 @@ def check_commitments(case: ReplayMismatch, evidence: Evidence) -> None:
         raise RemoteError("evidence", f"contribution of another run, or to stage {made.stage}")
     if not verify(accused, made.signed_bytes(), made.signature):
         raise RemoteError("signature", f"the contribution is not signed by {accused}")
-    if case.parts and tuple(hashlib.sha256(part).digest() for part in case.parts) != made.part_digests:
+    if case.parts and tuple(bulk_digest(part) for part in case.parts) != made.part_digests:
         raise RemoteError("digest", f"{len(case.parts)} parts are not those that the contribution commits to")
     wanted = made.work
     if not case.parts:

@@ -4,7 +4,6 @@ All of it runs on the caller's thread, with as many threads of PyTorch as the ca
 want one (`torch.set_num_threads(1)`).
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.parts import num_parts, part_slice
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.averaging.seeds import part_seeds
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError
@@ -65,11 +65,16 @@ class StageReplay:
     weights of versions that this machine had itself: then there is nothing to build.
     """
 
-    def __init__(self, settings: RunSettings, stage: int, *, device: str = "cpu") -> None:
-        """Raises SettingsError as `StageModel` does. Settings may differ from the run's own in `compute_dtype`."""
+    def __init__(
+        self, settings: RunSettings, stage: int, *, device: str = "cpu", model: StageModel | None = None
+    ) -> None:
+        """Raises SettingsError as `StageModel` does. Settings may differ from the run's own in `compute_dtype`.
+
+        `model` computes, if the stage's own on `device` shall not.
+        """
         self.settings = settings
         self.stage = StageIndex(stage)
-        self.model = StageModel(settings.model, stage, device=device)
+        self.model = model or StageModel(settings.model, stage, device=device)
         self.layout = self.model.layout
         self.num_parts = num_parts(self.layout.num_values)
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, self.model.hidden_size)
@@ -148,6 +153,9 @@ class StageReplay:
         """
         weights_ahead = self.model.weights(ahead) if ahead is not None else None
         self._held[version] = _Held(self.model.weights(plain), weights_ahead, ahead_is_known)
+
+    def holds(self, version: Version) -> bool:
+        return version in self._held
 
     def release(self) -> None:
         """Hold no weights."""
@@ -289,7 +297,7 @@ def _check_bodies(result: Result, bodies: Sequence[Bytes]) -> None:
     for reduced, body in zip(result.parts, bodies, strict=True):
         if reduced.is_empty and len(body):
             raise RemoteError("malformed", f"part {reduced.part} is empty, but comes with {len(body)} bytes")
-        if not reduced.is_empty and hashlib.sha256(body).digest() != reduced.digest:
+        if not reduced.is_empty and bulk_digest(body) != reduced.digest:
             raise RemoteError("digest", f"part {reduced.part} of step {result.roster.step} differs from its digest")
 
 
