@@ -7,7 +7,6 @@ they run, the outermost counting; a thread's remainder is everything else it did
 """
 
 import functools
-import hashlib
 import json
 import sys
 import threading
@@ -18,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 EVERY_S = 0.5
-HASHED_BYTES = 4096
-"""Smaller digests are not timed: the stopwatch would cost more."""
-
 _spent: dict[str, float] = defaultdict(float)
 _lock = threading.Lock()
 _running = threading.local()
@@ -52,7 +48,7 @@ def time_methods(kind: type, names: Iterable[str], label: str) -> None:
 
 def install() -> None:
     """Put stopwatches on what a peer's time may go to. Before `peer` is imported, which takes some by name."""
-    from swarm import identity
+    from swarm import bulk_digest, identity
     from swarm.averaging import aggregate
     from swarm.averaging.activations import activation_codec
     from swarm.averaging.codecs import vector_codec
@@ -70,13 +66,7 @@ def install() -> None:
     time_methods(identity.Identity, ("sign",), "identity")
     identity.verify = timed("identity.verify", identity.verify)
     aggregate.aggregate = timed("averaging.aggregate", aggregate.aggregate)
-    plain = hashlib.sha256
-    slow = timed("hash", plain)
-
-    def sha256(data: Any = b"", **kwargs: Any) -> Any:
-        return (slow if len(data) >= HASHED_BYTES else plain)(data, **kwargs)
-
-    hashlib.sha256 = sha256  # type: ignore[assignment]
+    bulk_digest.bulk_digest = timed("hash", bulk_digest.bulk_digest)
 
 
 def figures(children: Sequence[Any] | None = None) -> dict[str, Any]:
