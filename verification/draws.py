@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from swarm.core.canonical import digest, signed_bytes
 from swarm.core.errors import LocalError, RemoteError
-from swarm.core.ids import PeerId
+from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.settings import AuditSettings
 
 REVEALED_AFTER = 2
@@ -130,6 +130,15 @@ def draw(chain_value: bytes, contribution_digest: bytes, *, auditor: PeerId, tar
     return Draw(auditor, target, digest("draw", [chain_value, contribution_digest, auditor, target]))
 
 
+def hop_draw(chain_value: bytes, microbatch_id: MicrobatchId, *, auditor: PeerId, target: PeerId) -> Draw:
+    """The auditor's draw on what a target sent on and sent back of one microbatch, from its chain's value at the
+    version of the microbatch's step.
+
+    It does not depend on what the target lists: what it leaves out of its contribution is drawn like the rest.
+    """
+    return Draw(auditor, target, digest("draw-hop", [chain_value, microbatch_id, auditor, target]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditBudget:
     """What is spent on auditing one target in a version, by all its auditors together."""
@@ -170,6 +179,11 @@ def hop_rate(
     `factor` raises the budget for a target of doubtful standing (`StandingTable.budget_factor`).
     """
     return _rate(budget.hop * num_microbatches * factor, num_replicas)
+
+
+def microbatch_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0) -> float:
+    """Chance that one auditor replays what a target did of one microbatch."""
+    return _rate(budget.hop * factor, num_replicas)
 
 
 def contribution_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0) -> float:

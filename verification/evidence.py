@@ -23,7 +23,15 @@ from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.manifest_value import run_id, settings_from_value
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-Kind = Literal["equivocation", "protocol_violation", "reducer_fraud", "step_fraud", "data_fraud", "replay_mismatch"]
+Kind = Literal[
+    "equivocation",
+    "protocol_violation",
+    "reducer_fraud",
+    "step_fraud",
+    "data_fraud",
+    "replay_mismatch",
+    "hop_mismatch",
+]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAGIC = b"homeswarm evidence\n"

@@ -135,8 +135,8 @@ class Exhibit:
             _check_header(papers.gradient_in, birth, self.grad_y, StageIndex(stage + 1), "gradient", parent)
             _check_names(papers.gradient_in, producer=papers.forward_header.consumer, consumer=peer)
         if papers.gradient_out is not None and papers.input_header is not None:
-            parent = (papers.input_header.digest(), *_digest_of(papers.gradient_in))
-            _check_header(papers.gradient_out, birth, self.grad_x, stage, "gradient", parent)
+            made_from = (papers.input_header.digest(), *_digest_of(papers.gradient_in))
+            _check_header(papers.gradient_out, birth, self.grad_x, stage, "gradient", made_from)
             _check_names(papers.gradient_out, producer=peer, consumer=papers.input_header.producer)
 
     def check_work(self, work: Work, peer: PeerId) -> None:

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 
+from swarm.averaging.activations import activation_codec
 from swarm.core.ids import Step
+from swarm.core.settings import RunSettings
+from verification.hop_claim import HopClaim
 from verification.papers import Bytes, Exhibit
 from verification.replay.stage_replay import StageReplay
 from verification.tolerance import Comparison, bounds_for, compare
@@ -36,6 +40,27 @@ def compared_hop(
         bounds = bounds_for(dtype, codecs.activation_gradients, "gradient")
         found["gradient"] = compare(claimed_grad_x, replayed.grad_x, bounds)
     return found
+
+
+def compared_claim(replay: StageReplay, claim: HopClaim, into: torch.Tensor) -> Comparison:
+    """The claim has passed `check`; `into` and what is raised as `StageReplay.microbatch` has them."""
+    settings = replay.settings
+    is_forward = claim.header.direction == "forward"
+    codec = settings.codecs.activations if is_forward else settings.codecs.activation_gradients
+    bounds = bounds_for(settings.model.compute_dtype, codec, "activation" if is_forward else "gradient")
+    claimed, replayed = replay.hop(claim, into)
+    return compare(claimed, replayed, bounds)
+
+
+def compared_activations(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int, int, int]) -> Comparison:
+    """Of two activations that one peer sent of one microbatch: the smaller of their errors, each seen from the other.
+
+    Raises RemoteError("malformed").
+    """
+    codec = activation_codec(settings.codecs.activations)
+    bounds = bounds_for(settings.model.compute_dtype, codec.name, "activation")
+    first, second = (np.asarray(codec.decode(body, shape).numpy()) for body in (one, other))
+    return min(compare(first, second, bounds), compare(second, first, bounds), key=lambda found: found.measured)
 
 
 def worst(found: Sequence[Comparison]) -> Comparison:

@@ -25,17 +25,18 @@ from verification.evidence import Evidence, Kind
 from verification.headers import HopHeader, check_birth
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.equivocation import Equivocation
+from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.kinds.step_fraud import StepFraud
-from verification.replay.compared import compared_contribution, compared_hop
-from verification.replay.rebuilt import check_commitments, replay_of
+from verification.replay.compared import compared_activations, compared_claim, compared_contribution, compared_hop
+from verification.replay.rebuilt import check_commitments, replay_of, replay_of_hop
 from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
-from verification.tolerance import Comparison, Grade, bounds_for, compare
+from verification.tolerance import Comparison, Grade
 
 
 def judge(evidence: Evidence, *, data: Path | None = None, run_key: PeerId | None = None) -> Verdict:
@@ -72,11 +73,8 @@ def _judge_two_activations(evidence: Evidence, case: Equivocation, what: str) ->
     settings = evidence.settings
     if settings.optimizer.correction == "extrapolate":  # after a restart a version's weights are not extrapolated
         return Verdict.of(evidence, False, "in an extrapolating run a version may be computed on in two ways")
-    codec = activation_codec(settings.codecs.activations)
-    one, other = (codec.decode(body, _hop_shape(evidence)).numpy() for body in case.bodies)
-    bounds = bounds_for(settings.model.compute_dtype, codec.name, "activation")
-    nearer = min(compare(one, other, bounds), compare(other, one, bounds), key=lambda found: found.measured)
-    return _graded(evidence, {what: nearer})
+    one, other = case.bodies
+    return _graded(evidence, {what: compared_activations(settings, one, other, _hop_shape(evidence))})
 
 
 def _judge_violation(evidence: Evidence) -> Verdict:
@@ -159,6 +157,19 @@ def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) 
     return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
 
 
+def _judge_hop(evidence: Evidence) -> Verdict:
+    case = HopMismatch.from_evidence(evidence)
+    claim, settings = case.claim, evidence.settings
+    claim.check(settings, run_id=evidence.run_id)
+    try:
+        replay = replay_of_hop(case, evidence)
+        found = compared_claim(replay, claim, torch.zeros(replay.layout.num_values, dtype=torch.float32))
+    except LocalError as error:  # what is missing here is missing in the file
+        raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
+    what = "activation" if claim.header.direction == "forward" else "gradient"
+    return _graded(evidence, {f"{what} of microbatch {claim.birth.microbatch_id}": found})
+
+
 def _graded(evidence: Evidence, compared: Mapping[str, Comparison]) -> Verdict:
     guilty = any(found.grade is Grade.FRAUD for found in compared.values())
     figures: dict[str, float] = {}
@@ -209,4 +220,5 @@ _JUDGES: dict[Kind, Callable[[Evidence], Verdict]] = {
     ReducerFraud.KIND: _judge_reducer,
     StepFraud.KIND: _judge_step,
     ReplayMismatch.KIND: _judge_replay,
+    HopMismatch.KIND: _judge_hop,
 }

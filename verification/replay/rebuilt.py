@@ -7,6 +7,7 @@ from swarm.checkpoint.state import state_from_chunks
 from swarm.core.errors import RemoteError
 from swarm.identity import verify
 from verification.evidence import Evidence
+from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.replay.stage_replay import StageReplay
 
@@ -40,16 +41,33 @@ def replay_of(case: ReplayMismatch, evidence: Evidence) -> StageReplay:
 
     Raises RemoteError unless the run key's word and certified results lead there, by its name.
     """
-    past, made, settings = case.past, case.contribution, evidence.settings
+    made, replay = case.contribution, _rebuilt(case, evidence)
+    if replay.version != int(made.step) or replay.chain.name != made.previous_name:
+        raise RemoteError("fork", f"the past leads to another version {replay.version} than step {made.step} began at")
+    return replay
+
+
+def replay_of_hop(case: HopMismatch, evidence: Evidence) -> StageReplay:
+    """A replay that stands at the version the claim was computed on, in the era its microbatch was born in.
+
+    Raises RemoteError unless the run key's word and certified results lead there.
+    """
+    claim, replay = case.claim, _rebuilt(case, evidence)
+    if (replay.version, replay.chain.era) != (claim.header.version, claim.birth.era):
+        raise RemoteError("fork", f"the past leads to version {replay.version} of an era, not {claim.header.version}")
+    return replay
+
+
+def _rebuilt(case: ReplayMismatch | HopMismatch, evidence: Evidence) -> StageReplay:
+    """A replay of the evidence's stage that stands where the past leads."""
+    past, settings = case.past, evidence.settings
     chain = past.first_chain(settings, run_id=evidence.run_id, run_key=evidence.run.run_key)
-    if chain.stage != made.stage:
-        raise RemoteError("evidence", f"a past of stage {chain.stage}, a contribution to stage {made.stage}")
-    replay = StageReplay(settings, int(made.stage))
+    if chain.stage != evidence.stage:
+        raise RemoteError("evidence", f"a past of stage {chain.stage}, a work of stage {evidence.stage}")
+    replay = StageReplay(settings, int(evidence.stage))
     state = state_from_chunks(replay.layout, case.state_chunks, past.beginning.state_digest)
     # The first state of a stage has no name of its own yet; the run key's signature binds it to the chain.
     replay.begin(replace(state, name=chain.name), chain)
     for result, bodies in zip(past.results, case.bodies, strict=True):
         replay.advance(result, bodies)
-    if replay.version != int(made.step) or replay.chain.name != made.previous_name:
-        raise RemoteError("fork", f"the past leads to another version {replay.version} than step {made.step} began at")
     return replay

@@ -27,6 +27,7 @@ from swarm.identity import verify
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.stage_step import StageStep, extrapolates, stage_clip_norm, weights_ahead
+from verification.hop_claim import HopClaim
 from verification.papers import Bytes, Exhibit
 
 Floats = NDArray[np.float32]
@@ -200,6 +201,32 @@ class StageReplay:
     def claimed_grad_x(self, exhibit: Exhibit) -> Floats | None:
         """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
         return None if self.model.is_first else self._gradient_codec.decode(exhibit.grad_x, self._shape).numpy()
+
+    def hop(self, claim: HopClaim, into: torch.Tensor) -> tuple[Floats, Floats]:
+        """What the claim says and what an honest peer must have signed in its place, fp32 (B, L, D).
+
+        The claim has passed `check`; `into` and what is raised as `microbatch` has them.
+        """
+        birth, header = claim.birth, claim.header
+        if birth.shape != self._shape[:2]:
+            raise RemoteError("papers", f"microbatch of shape {birth.shape}, not {self._shape[:2]}")
+        weights = self._weights(header.version, birth.step)
+        x = self._int32(claim.x) if self.model.is_first else self._codec.decode(claim.x, self._shape)
+        if header.direction == "forward":
+            y, _ = self.model.forward(weights, x, keep=False)
+            return self._codec.decode(claim.claimed, self._shape).numpy(), self._as_sent(self._codec, y)
+        if self.model.is_last:
+            _, _, saved_loss = self.model.loss(weights, x, self._int32(claim.targets), keep=True)
+            assert saved_loss is not None
+            grad_x = self.model.loss_backward(saved_loss, into)
+        else:
+            grad_y = self._gradient_codec.decode(claim.grad_y, self._shape)
+            _, saved = self.model.forward(weights, x, keep=True)
+            assert saved is not None
+            grad_x = self.model.backward(saved, grad_y, into)
+        assert grad_x is not None
+        claimed = self._gradient_codec.decode(claim.claimed, self._shape).numpy()
+        return claimed, self._as_sent(self._gradient_codec, grad_x)
 
     # -- contributions ------------------------------------------------------------------------------------
 

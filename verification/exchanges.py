@@ -1,0 +1,108 @@
+"""This is where one call between two stages is kept: the activation that went, and the gradient that came back.
+
+Either end holds the same, signed by both. So what a peer sent on is with the stage after it, what it answered with the
+stage before, and an audit of it needs nothing that the peer could hide.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields, integer_item, value_or_none
+from verification.headers import BirthRecord, HopHeader
+from verification.papers import Bytes, Exhibit
+
+MAX_EXCHANGES = 16
+"""Of one microbatch with one peer: each attempt makes one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A forward call and what came of it."""
+
+    birth: BirthRecord
+    forward: HopHeader
+    gradient: HopHeader | None
+    """Of the answer; None while there is none."""
+    activation: Bytes
+    targets: Bytes
+    """Little-endian int32."""
+    answer: Bytes
+    """The encoded gradient; empty while there is none."""
+
+    @classmethod
+    def received(cls, exhibit: Exhibit) -> "Exchange":
+        """What the exhibit's peer took in and answered, at any stage but the first."""
+        papers = exhibit.papers
+        assert papers.input_header is not None, "nothing comes in at stage 0"
+        return cls(
+            birth=papers.birth,
+            forward=papers.input_header,
+            gradient=papers.gradient_out,
+            activation=exhibit.x,
+            targets=exhibit.targets,
+            answer=exhibit.grad_x,
+        )
+
+    @classmethod
+    def sent(cls, exhibit: Exhibit) -> "Exchange":
+        """What the exhibit's peer sent on and got back, at any stage but the last."""
+        papers = exhibit.papers
+        assert papers.forward_header is not None, "nothing is sent on at the last stage"
+        return cls(
+            birth=papers.birth,
+            forward=papers.forward_header,
+            gradient=papers.gradient_in,
+            activation=exhibit.y,
+            targets=exhibit.targets,
+            answer=exhibit.grad_y,
+        )
+
+    @property
+    def bodies(self) -> tuple[Bytes, ...]:
+        return (self.activation, self.targets, self.answer)
+
+    def to_value(self) -> Value:
+        """Without the bodies."""
+        return {
+            "birth": self.birth.to_value(),
+            "forward": self.forward.to_value(),
+            "gradient": value_or_none(self.gradient),
+            "sizes": [len(body) for body in self.bodies],
+        }
+
+
+def read_exchanges(value: Value, body: Bytes) -> tuple[Exchange, ...]:
+    """Those in an answer, whose bodies lie end to end. Nothing is checked but their form: RemoteError("malformed")."""
+    fields = Fields("exchanges", value)
+    listed = fields.items("exchanges", lambda one: Fields("exchange", one), max_items=MAX_EXCHANGES)
+    fields.done()
+    left, made = memoryview(body), []
+    for one in listed:
+        sizes = one.items("sizes", integer_item, max_items=3)
+        if len(sizes) != 3 or sum(sizes) > len(left):
+            raise RemoteError("malformed", f"an exchange with bodies of {list(sizes)} bytes, {len(left)} left")
+        bodies, left = _cut(left, sizes)
+        made.append(
+            Exchange(
+                birth=BirthRecord.from_value(one.message("birth")),
+                forward=HopHeader.from_value(one.message("forward")),
+                gradient=one.maybe("gradient", HopHeader.from_value),
+                activation=bodies[0],
+                targets=bodies[1],
+                answer=bodies[2],
+            )
+        )
+        one.done()
+    if len(left):
+        raise RemoteError("malformed", f"{len(left)} bytes after the last exchange")
+    return tuple(made)
+
+
+def _cut(view: memoryview, sizes: Sequence[int]) -> tuple[list[memoryview], memoryview]:
+    found = []
+    for size in sizes:
+        found.append(view[:size])
+        view = view[size:]
+    return found, view
