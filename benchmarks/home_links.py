@@ -145,7 +145,7 @@ def train(manifest: Path, folder: Path, *, skip_steps: int, seconds: float) -> T
         events = Events(hosting)
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         for name in PEERS:
-            start(name, "join", address, "--stage", name[1], "--threads", "1", "--verbose")
+            start(name, "join", address, "--stage", name[1], "--threads", "1", "--yes", "--verbose")
         # Before the first round: a connection that has once been fast keeps a send buffer of megabytes.
         events.wait_for(lambda event: event["event"] == "genesis", timeout_s=READY_S)
         router.limit()

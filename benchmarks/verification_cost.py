@@ -261,7 +261,7 @@ def measure_swarm(folder: Path, manifest: str, replicas: int, *, skip: int, seco
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         for number in range(2 * replicas):
             own = ["--stage", str(number % 2), "--dir", str(folder / f"peer{number}"), "--threads", "1"]
-            peer = [swarm, "join", address, "--listen", "127.0.0.1:0", *own]
+            peer = [swarm, "join", address, "--yes", "--listen", "127.0.0.1:0", *own]
             stack.enter_context(running(peer, folder / f"peer{number}.log"))
         first = events.wait_for(lambda event: event.get("version", -1) >= skip, timeout_s=READY_S)
         last = events.wait_for(

@@ -1,67 +1,159 @@
 """`swarm join`: this is where a volunteer's command line becomes a running daemon."""
 
 import asyncio
+import contextlib
 import logging
 import os
+import random
+import secrets
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from peer.limits import GIB, VolunteerSettings, apply_thread_limit
+from peer.state_folder import LOG_FORMAT, HeldFolder, StateFolder
 from swarm.attacks import DEVELOPER_VARIABLE, Attack, parse_attack
-from swarm.core.errors import SettingsError, TransientError
+from swarm.core.errors import SettingsError
+from swarm.core.guest import GIB
+from swarm.core.owner_limits import LIMITS, OwnerLimits
 from swarm.network.addresses import listen_multiaddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peer.known_peers import KnownPeers
+    from peer.life import Life, OnRun
+    from peer.limits import VolunteerSettings
 
 DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "homeswarm"
 
 
+def folder_option(function: "Callable[..., None]") -> "Callable[..., None]":
+    """--dir, the same for every command about a daemon."""
+    return click.option(
+        "--dir",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=DEFAULT_FOLDER,
+        show_default=True,
+        envvar="HOMESWARM_DIR",
+        help="The daemon's folder: identity, limits, state.",
+    )(function)
+
+
+def limit_options(function: "Callable[..., None]") -> "Callable[..., None]":
+    """One option for each of the owner's limits."""
+    for limit in reversed(LIMITS):
+        names = [f"--{limit.name}"] + (["--memory"] if limit.name == "memory-gib" else [])
+        option = click.option(*names, limit.field, metavar=limit.example.upper(), help=limit.meaning)
+        function = option(function)
+    return function
+
+
 @click.command(name="join", short_help="Train with a run, given its address.")
 @click.argument("address", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Join without asking; needed where nobody can be asked.")
+@click.option("--detach", is_flag=True, help="Go on in the background; `swarm status`, `top` and `leave` are for it.")
 @click.option("--stage", type=click.IntRange(min=0), help="Serve this stage. Default: where the run needs a peer most.")
-@click.option("--threads", type=click.IntRange(min=1), help="Processor threads to use. Default: all.")
-@click.option("--memory", "memory_gib", type=click.FloatRange(min=0.01), help="Most memory to use, in GiB.")
-@click.option("--upload-mbit", type=click.FloatRange(min=0.01), help="Most upload, in Mbit/s.")
-@click.option("--download-mbit", type=click.FloatRange(min=0.01), help="Most download, in Mbit/s.")
-@click.option("--gpu", default="none", show_default=True, metavar="N|none", help="Number of the GPU to use.")
 @click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT", help="Where others reach you.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), default=DEFAULT_FOLDER, show_default=True)
+@folder_option
+@limit_options
 @click.option("--adversary", metavar="KIND@STEP", hidden=True, help="Misbehave from STEP on, for tests.")
 @click.option("--verbose", is_flag=True, help="Log what happens.")
 def command(
     address: tuple[str, ...],
+    yes: bool,
+    detach: bool,
     stage: int | None,
-    threads: int | None,
-    memory_gib: float | None,
-    upload_mbit: float | None,
-    download_mbit: float | None,
-    gpu: str,
     listen: str,
     folder: Path,
     adversary: str | None,
     verbose: bool,
+    **given: str | None,
 ) -> None:
-    """Train with the run whose host listens at ADDRESS, until it ends or Ctrl-C."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    """Train with the run whose host listens at ADDRESS, until it ends or Ctrl-C.
+
+    Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one.
+
+    Exit codes: 0 the run is over or you left; 1 something failed; 2 a setting is wrong, or this machine does not fit;
+    5 the run shut this peer out; 130 interrupted, or not joined when asked.
+    """
+    state = StateFolder(folder.absolute())
+    limits = state.load_limits().changed(
+        {limit.name: text for limit in LIMITS if (text := given[limit.field]) is not None}
     )
-    threads = threads or os.cpu_count() or 1
-    apply_thread_limit(threads)
-    if gpu != "none" and not gpu.isdigit():
-        raise SettingsError(f"--gpu {gpu}: give the GPU's number, or none")
-    volunteer = VolunteerSettings(
-        folder=folder,
-        threads=threads,
-        memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
-        upload_mbit=upload_mbit,
-        download_mbit=download_mbit,
-        gpu=None if gpu == "none" else int(gpu),
-        stage=stage,
-        listen=(listen_multiaddress(listen),),
-        attack=None if adversary is None else _allowed(adversary),
-    )
+    attack = None if adversary is None else _allowed(adversary)
+    host = host_of(address)
+    if detach:
+        from peer.detached import ask_before, start_detached
+
+        if not yes:
+            ask_before(host, address, stage, limits)
+        start_detached(state, _rebuilt(address, stage, listen, folder, given, verbose))
+        return
+    volunteer = _volunteer(state, limits, stage, listen, attack)
+    from peer.consent import ask, silent
     from swarm.network.loop import run
 
-    run(lambda stop: join(volunteer, address, stop))
+    on_run = silent if yes else ask(stage, limits)
+    run(lambda stop: _join(volunteer, state, limits, host, address, stop, on_run, verbose=verbose))
+
+
+def host_of(addresses: tuple[str, ...]) -> str:
+    """The peer id that all the addresses end in. Raises SettingsError."""
+    from swarm.core.ids import PeerId
+    from swarm.identity import is_peer_id
+
+    hosts = {address.rpartition("/p2p/")[2] for address in addresses}
+    if len(hosts) != 1 or not all(is_peer_id(PeerId(host)) for host in hosts):
+        raise SettingsError(
+            f"ADDRESS {' '.join(addresses)}: give the line that `swarm host` printed, /ip4/.../tcp/.../p2p/12D3..."
+        )
+    return hosts.pop()
+
+
+def _volunteer(
+    state: StateFolder, limits: OwnerLimits, stage: int | None, listen: str, attack: Attack | None
+) -> "VolunteerSettings":
+    from peer.cores import claim_cores
+    from peer.limits import VolunteerSettings, apply_thread_limit
+
+    threads = limits.threads or os.cpu_count() or 1
+    if limits.threads is not None:
+        claim_cores(threads)
+    apply_thread_limit(threads)
+    return VolunteerSettings(
+        folder=state.path,
+        threads=threads,
+        memory_bytes=None if limits.memory_gib is None else int(limits.memory_gib * GIB),
+        upload_mbit=limits.upload_mbit,
+        download_mbit=limits.download_mbit,
+        gpu=limits.gpu,
+        gpu_memory_bytes=None if limits.gpu_memory_gib is None else int(limits.gpu_memory_gib * GIB),
+        disk_bytes=None if limits.disk_gib is None else int(limits.disk_gib * GIB),
+        stage=stage,
+        listen=(listen_multiaddress(listen),),
+        attack=attack,
+    )
+
+
+def _rebuilt(
+    address: tuple[str, ...],
+    stage: int | None,
+    listen: str,
+    folder: Path,
+    given: "dict[str, str | None]",
+    verbose: bool,
+) -> list[str]:
+    """The command line of the same join in the foreground."""
+    arguments = ["join", *address, "--yes", "--listen", listen, "--dir", str(folder.absolute())]
+    arguments += [] if stage is None else ["--stage", str(stage)]
+    for limit in LIMITS:
+        text = given[limit.field]
+        arguments += [] if text is None else [f"--{limit.name}", text]
+    return [*arguments, *(["--verbose"] if verbose else [])]
 
 
 def _allowed(adversary: str) -> Attack:
@@ -76,39 +168,72 @@ def _allowed(adversary: str) -> Attack:
         raise SettingsError(f"--adversary {error}") from error
 
 
-async def join(volunteer: VolunteerSettings, addresses: tuple[str, ...], stop: asyncio.Event) -> None:
-    """Open the network, find the host, and live as its peer."""
-    from peer.daemon import PeerDaemon
+async def _join(
+    volunteer: "VolunteerSettings",
+    state: StateFolder,
+    limits: OwnerLimits,
+    host: str,
+    addresses: tuple[str, ...],
+    stop: asyncio.Event,
+    on_run: "OnRun",
+    *,
+    verbose: bool,
+) -> None:
+    """Hold the folder, answer the owner, and live."""
+    from peer.log_lines import LogLines
+    from peer.owner import OwnerDesk
     from swarm.core.ids import PeerId
-    from swarm.identity import is_peer_id
-    from swarm.network.dht import DHTDirectory
     from swarm.network.identity_file import load_or_create_identity
-    from swarm.network.loop import happened
-    from swarm.network.p2p import P2PSettings, P2PTransport
+    from swarm.network.owner_service import OwnerServer
+    from swarm.network.processes import RuntimeFolder
 
-    hosts = {address.rpartition("/p2p/")[2] for address in addresses}
-    if len(hosts) != 1 or not all(is_peer_id(PeerId(host)) for host in hosts):
-        raise SettingsError(
-            f"ADDRESS {' '.join(addresses)}: give the line that `swarm host` printed, /ip4/.../tcp/.../p2p/12D3..."
-        )
-    host = PeerId(hosts.pop())
-    identity = load_or_create_identity(volunteer.folder / "identity.key")
-    transport = await P2PTransport.create(identity, P2PSettings(listen=volunteer.listen))
-    directory = None
-    try:
-        directory = await DHTDirectory.create(identity, transport)
-        while True:
+    with HeldFolder(state) as held:
+        identity = load_or_create_identity(state.identity)
+        lines = LogLines()
+        with _logging(state, lines, verbose=verbose):
+            desk = OwnerDesk(volunteer, state, limits, identity.peer_id, PeerId(host), lines, stop)
+            runtime = RuntimeFolder()
+            server = await OwnerServer.start(desk, runtime.path)
             try:
-                await transport.connect(host, list(addresses))
-                await directory.join(list(addresses))
-                break
-            except TransientError as error:
-                click.echo(f"the host does not answer yet: {error}", err=True)
-                if await happened(stop, within_s=2.0):
-                    return
-        daemon = PeerDaemon(volunteer, identity, transport, directory, host)
-        await daemon.run(stop)
+                held.listens_at(server.path)
+                # Torch takes seconds to import; the owner is answered meanwhile.
+                life, known = await asyncio.to_thread(_imported)
+                await life(
+                    desk,
+                    identity,
+                    PeerId(host),
+                    addresses,
+                    known(state.path / "known-peers.json"),
+                    on_run=on_run,
+                    say=lambda text: click.echo(text, err=True),
+                    rng=random.Random(secrets.randbits(64)),
+                ).run(stop)
+            finally:
+                await server.stop()
+                runtime.close()
+
+
+def _imported() -> "tuple[type[Life], type[KnownPeers]]":
+    from peer.known_peers import KnownPeers
+    from peer.life import Life
+
+    return Life, KnownPeers
+
+
+@contextlib.contextmanager
+def _logging(state: StateFolder, lines: logging.Handler, *, verbose: bool) -> Iterator[None]:
+    """The log goes to its file and to `swarm logs`; to the terminal what is serious, or all if `verbose`."""
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.INFO if verbose else logging.ERROR)
+    handlers = (terminal, lines, state.log_handler())
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        root.addHandler(handler)
+    try:
+        yield
     finally:
-        if directory is not None:
-            await directory.close()
-        await transport.close()
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()

@@ -27,8 +27,9 @@ from peer.downstream import Downstream, HopCounters, numeric_class
 from peer.exams import Examiner, Newcomer
 from peer.exhibits import ExhibitStore
 from peer.hops import HopServer
+from peer.host import HOST_RETRY_S, Host
 from peer.joining_state import JoiningState
-from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_memory, used_bytes
+from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_fit, used_bytes
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
@@ -41,12 +42,11 @@ from peer.state_check import StateCheck
 from peer.step_state import Applied
 from peer.tally import WorkTally
 from peer.verdicts import Verdicts, Word
-from swarm import PROTOCOL
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state
-from swarm.core.canonical import Value, signed_bytes, unpack
+from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import Result
-from swarm.core.errors import LocalError, RemoteError, SettingsError, ShutOutError, TransientError
+from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex, Step
 from swarm.core.plan import stage_memory_bytes
@@ -63,15 +63,12 @@ from swarm.host_protocol import (
     GENESIS,
     GOODBYE,
     MAX_SCREENS,
-    MAX_SETTINGS_BYTES,
     REPORT,
     RESULT,
-    RUN,
     SignedRun,
     StepReport,
 )
 from swarm.identity import Identity, verify
-from swarm.manifest import run_id, settings_from_value
 from swarm.model.families import stage_layout, validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
@@ -86,47 +83,11 @@ from verification.verdicts import Ban, Quarantine
 
 log = logging.getLogger(__name__)
 
-HOST_RETRY_S = 0.5
 STATE_TRIES = 20
 GENESIS_WAIT_S = 5.0
 MAX_UNSENT_REPORTS = 256
 LINGER_S = 60.0
 """After the last step a peer serves evaluations and state until the host says it is over, at most this long alone."""
-
-
-class Host:
-    """The coordinator, as a peer sees it. Its absence is never fatal to training."""
-
-    def __init__(self, transport: Transport, peer_id: PeerId, call_s: float = 10.0) -> None:
-        self._transport = transport
-        self.peer_id = peer_id
-        self._call_s = call_s
-
-    async def call(
-        self,
-        method: str,
-        meta: dict[str, Value],
-        *,
-        max_body_bytes: int = 0,
-        timeout_s: float | None = None,
-        tries: int = 1,
-    ) -> Message:
-        """The host's answer. Raises TransientError when it does not answer in `tries` tries."""
-        for left in range(tries - 1, -1, -1):
-            try:
-                return await self._transport.call(
-                    self.peer_id,
-                    method,
-                    Message(meta),
-                    timeout_s=timeout_s or self._call_s,
-                    max_body_bytes=max_body_bytes,
-                )
-            except TransientError as error:
-                if not left:
-                    raise
-                log.info("host: %s", error)
-                await asyncio.sleep(HOST_RETRY_S)
-        raise AssertionError("unreachable")
 
 
 class Joined(NamedTuple):
@@ -233,7 +194,7 @@ class PeerDaemon:
 
     async def _join(self) -> Joined:
         """Everything this peer needs before it can take part."""
-        signed_run, settings, name = await self._fetch_run()
+        signed_run, settings, name = await self.host.run()
         if self.on_run is not None:
             await self.on_run(signed_run, settings)
         run_key = signed_run.run_key
@@ -253,17 +214,6 @@ class PeerDaemon:
         return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, files)
 
     # -- joining ------------------------------------------------------------------------------------------
-
-    async def _fetch_run(self) -> tuple[SignedRun, RunSettings, RunId]:
-        reply = await self.host.call(RUN, {}, tries=20, max_body_bytes=0)
-        signed_run = SignedRun.from_value(reply.meta)
-        settings = settings_from_value(unpack(signed_run.settings, max_bytes=MAX_SETTINGS_BYTES))
-        if settings.protocol != PROTOCOL:
-            raise SettingsError(
-                f"protocol = {settings.protocol}: this is homeswarm protocol {PROTOCOL}; install the release "
-                "the run's host names"
-            )
-        return signed_run, settings, run_id(settings)
 
     def _draw_seed(self, name: RunId) -> bytes:
         """Secret, and the same whenever this identity joins the run."""
@@ -290,10 +240,11 @@ class PeerDaemon:
     def _check_memory(self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str) -> None:
         hidden_size = validate_config(settings.model.config_json).hidden_size
         items = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage)
-        check_memory(
-            {name.partition(".")[2]: size for name, size in items.items() if name.startswith("host.")},
-            self.volunteer.memory_bytes,
-        )
+        if stage == 0:
+            items["disk.the run's tokens"] = (
+                settings.data.num_train_tokens + settings.data.num_held_out_tokens
+            ) * settings.data.token_bytes
+        check_fit(items, self.volunteer)
 
     async def _fetch_files(self, settings: RunSettings, folder: Path) -> tuple[TokenFile, TokenFile]:
         data = settings.data

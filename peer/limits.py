@@ -1,8 +1,10 @@
-"""This is where the owner's limits are kept: threads, memory, and megabits a second each way."""
+"""This is where a peer is fitted to the owner's limits: memory and disk before the start, then Mbit/s each way."""
 
 import asyncio
 import os
+import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,10 @@ class VolunteerSettings:
     download_mbit: float | None = None
     gpu: int | None = None
     """Number of the GPU to use; None: none."""
+    gpu_memory_bytes: int | None = None
+    """None: what is free at the start."""
+    disk_bytes: int | None = None
+    """None: what is free at the start."""
     stage: int | None = None
     """The stage asked for; None: wherever the run needs a peer most."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -65,6 +71,41 @@ def check_memory(items: dict[str, int], limit_bytes: int | None) -> None:
             f"this stage needs {needed / GIB:.2f} GiB and {what} is {allowed / GIB:.2f} GiB ({table}); "
             "allow more, choose another --stage, or join a run with smaller stages"
         )
+
+
+def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings) -> None:
+    """Raises SettingsError, item by item, unless a stage fits; names are those of `swarm.core.plan`."""
+    by_place: dict[str, dict[str, int]] = {"host": {}, "device": {}, "disk": {}}
+    for name, size in items.items():
+        place, _, what = name.partition(".")
+        by_place[place][what] = size
+    check_memory(by_place["host"], volunteer.memory_bytes)
+    disk = by_place["disk"]
+    _check_place("disk", "--disk-gib", disk, volunteer.disk_bytes, shutil.disk_usage(volunteer.folder).free)
+    if volunteer.gpu is not None:
+        free = limit_gpu(volunteer.gpu, volunteer.gpu_memory_bytes)
+        _check_place("GPU memory", "--gpu-memory-gib", by_place["device"], volunteer.gpu_memory_bytes, free)
+
+
+def _check_place(what: str, option: str, items: Mapping[str, int], limit_bytes: int | None, free_bytes: int) -> None:
+    needed, allowed = sum(items.values()), free_bytes if limit_bytes is None else min(limit_bytes, free_bytes)
+    if needed > allowed:
+        table = "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())
+        held = option if limit_bytes is not None and limit_bytes <= free_bytes else f"free {what}"
+        raise SettingsError(
+            f"this stage needs {needed / GIB:.2f} GiB of {what} and {held} is {allowed / GIB:.2f} GiB ({table}); "
+            "allow more, choose another --stage, or join a run with smaller stages"
+        )
+
+
+def limit_gpu(gpu: int, limit_bytes: int | None) -> int:
+    """Keep this process to its share of the GPU's memory from now on; bytes of it that are free."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(gpu)
+    if limit_bytes is not None:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), gpu)
+    return int(free)
 
 
 class _Bucket:

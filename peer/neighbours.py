@@ -50,6 +50,8 @@ class Neighbours:
         self._version = version
         self._watched: dict[int, dict[PeerId, asyncio.Task[None]]] = {}
         self._live: dict[int, set[PeerId]] = {}
+        self.addresses: dict[PeerId, list[str]] = {}
+        """Where the live ones were reached."""
         self._misses: dict[PeerId, int] = {}
         self._retry_at: dict[PeerId, float] = {}
         self.on_change: Callable[[int, set[PeerId]], None] = lambda stage, peers: None
@@ -122,6 +124,7 @@ class Neighbours:
             await self._transport.connect(peer, addresses)
             await self._transport.call(peer, "ping", Message(), timeout_s=5.0, max_body_bytes=0)
             live.add(peer)
+            self.addresses[peer] = addresses
             self._misses.pop(peer, None)
             self.on_change(stage, set(live))
             while True:
@@ -133,6 +136,7 @@ class Neighbours:
             self._retry_at[peer] = time.monotonic() + min(LONGEST_RETRY_S, 2.0**misses / 2)
             log.info("%s of stage %d: %s", peer[-6:], stage, error)
         finally:
+            self.addresses.pop(peer, None)
             if peer in live:
                 live.discard(peer)
                 self.on_change(stage, set(live))

@@ -60,6 +60,8 @@ class Manifest:
     path: Path
     name: str
     trust: Any
+    model_licence: str
+    data_licence: str
     model_table: ModelTable
     data: DataTable
     model: ModelSettings
@@ -103,6 +105,8 @@ def parse_manifest(text: str, path: Path) -> Manifest:
         path=path,
         name=tables.run.name,
         trust=tables.run.trust,
+        model_licence=tables.run.model_licence,
+        data_licence=tables.run.data_licence,
         model_table=model_table,
         data=data,
         model=model_settings(model_table, vocab_size=tokenizer.vocab_size, sequence_length=data.sequence_length),
@@ -148,6 +152,8 @@ def freeze(manifest: Manifest, prepared: PreparedData, initial_state_digests: Se
         limits=manifest.limits,
         deadlines=manifest.deadlines,
         trust=manifest.trust,
+        model_licence=manifest.model_licence,
+        data_licence=manifest.data_licence,
         initial_state_digests=tuple(initial_state_digests),
     )
     return checked_settings(settings_to_value(settings))

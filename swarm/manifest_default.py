@@ -11,6 +11,9 @@ name = "my-run"
 # How much peers are audited. "friends": all is signed and screened, reducers are recomputed. "public": replicas also
 # replay each other's work (see [audits]).
 trust = "friends"
+# Licences of the weights and of the text; volunteers see them before they join.
+model_licence = "not stated"
+data_licence = "not stated"
 
 [model]
 # A model to begin with from random weights: "tiny" (0.8 M parameters), "small" (23 M), "medium" (202 M).

@@ -13,6 +13,7 @@ from swarm.core.settings import ActivationCodecName, AveragingCodecName
 
 MAX_TOKENS = 1 << 40
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Licence = Annotated[str, Field(pattern=r"^[ -~]{1,120}$")]
 Trust = Literal["friends", "public"]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Share = Annotated[float, Field(ge=0, le=64)]
@@ -32,6 +33,8 @@ def inconsistent(field: str, value: Any, message: str) -> PydanticCustomError:
 class RunTable(Table):
     name: RunName = "my-run"
     trust: Trust = "friends"
+    model_licence: Licence = "not stated"
+    data_licence: Licence = "not stated"
 
 
 class ModelTable(Table):

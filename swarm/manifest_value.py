@@ -37,6 +37,7 @@ from swarm.manifest_tables import (
     CheckpointTable,
     CodecTable,
     DeadlineTable,
+    Licence,
     LimitTable,
     OptimizerTable,
     RunName,
@@ -83,6 +84,8 @@ class RunValue(Table):
     limits: LimitTable
     deadlines: DeadlineTable
     trust: Trust
+    model_licence: Licence
+    data_licence: Licence
     initial_state_digests: Annotated[tuple[Digest, ...], Strict(False)]
 
 
@@ -137,6 +140,8 @@ def checked_settings(value: Value) -> RunSettings:
         limits=LimitSettings(**run.limits.model_dump()),
         deadlines=DeadlineSettings(**run.deadlines.model_dump()),
         trust=run.trust,
+        model_licence=run.model_licence,
+        data_licence=run.data_licence,
         initial_state_digests=run.initial_state_digests,
     )
     _check_agreement(settings)

@@ -227,7 +227,7 @@ class ProcessSwarm:
 
     def start_peer(self, name: str, stage: int, *, die: dict[str, Any] | None = None) -> None:
         address = self.wait_for("listening")["addresses"][0]
-        argv = ["join", address, "--stage", str(stage), "--dir", str(self.root / name), "--threads", "1"]
+        argv = ["join", address, "--stage", str(stage), "--dir", str(self.root / name), "--threads", "1", "--yes"]
         own, namespace = self._place(name)
         argv += ["--listen", own, "--verbose"]
         self.peers[name] = self.zygote.start(argv, self.root / f"{name}.log", die, namespace=namespace)

@@ -60,7 +60,7 @@ def test_a_peer_refuses_a_run_that_does_not_fit_its_memory(zygote: Zygote, tmp_p
     with ProcessSwarm(zygote, tmp_path, founders=1) as swarm:
         swarm.start_host()
         address = swarm.wait_for("listening")["addresses"][0]
-        argv = ["join", address, "--dir", str(tmp_path / "p"), "--memory", "0.1", "--listen", "127.0.0.1:0"]
+        argv = ["join", address, "--yes", "--dir", str(tmp_path / "p"), "--memory", "0.1", "--listen", "127.0.0.1:0"]
         pid = zygote.start(argv, tmp_path / "p.log")
         assert zygote.exit_code(pid, timeout_s=60) == 2
         said = (tmp_path / "p.log").read_text()

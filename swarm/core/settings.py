@@ -182,6 +182,9 @@ class RunSettings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
     trust: Literal["friends", "public"] = "friends"
+    model_licence: str = "not stated"
+    """As the host states it; shown to volunteers before they join."""
+    data_licence: str = "not stated"
     initial_state_digests: tuple[bytes, ...] = ()
     """State digest of each stage at version 0: weights are made once and shipped, never re-seeded."""
 

@@ -2,16 +2,22 @@
 
 Run as a script, `p2pd_guard.py RUNTIME_FOLDER DAEMON_PID P2PD ARGUMENT...`, standard library only. Its standard
 input is a pipe whose other end the daemon holds: it closes when the daemon dies, however it dies. Then p2pd is
-killed, the runtime folder with its sockets is removed and the guard exits.
+killed, the runtime folder with its sockets is removed and the guard exits. A daemon that ends in order says so first;
+of one that died, whatever other runtime folders it held are removed too.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import shutil
 import signal
 import sys
+import time
 
+STOP = b"stop"
+"""What a daemon says that ends in order."""
 CHECK_PARENT_EVERY_S = 1.0
 """A forked child of the daemon may keep the pipe open after the daemon's death; its parent's id tells."""
 
@@ -33,19 +39,41 @@ def main() -> int:
     silence = os.open(os.devnull, os.O_RDWR)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
-    p2pd_died = False
+    p2pd_died = daemon_died = False
     try:
         while not p2pd_died:
             ready, _, _ = select.select([0, alive_read], [], [], CHECK_PARENT_EVERY_S)
             p2pd_died = alive_read in ready
             if 0 in ready or os.getppid() != int(daemon_pid):
+                daemon_died = 0 not in ready or os.read(0, len(STOP)) != STOP
                 break
     finally:
         if not p2pd_died:
             os.kill(child, signal.SIGKILL)  # it holds nothing worth a goodbye: connections are closed by the kernel
         _, status = os.waitpid(child, 0)
         shutil.rmtree(runtime_folder, ignore_errors=True)
+        if daemon_died:
+            _sweep(os.path.dirname(runtime_folder), int(daemon_pid))
     return os.waitstatus_to_exitcode(status) & 0xFF if p2pd_died else 0
+
+
+def _sweep(root: str, daemon_pid: int) -> None:
+    """Remove the runtime folders that no living process holds (see `swarm.network.processes`)."""
+    give_up_at = time.monotonic() + CHECK_PARENT_EVERY_S
+    while os.getppid() == daemon_pid and time.monotonic() < give_up_at:  # until then its locks may be held
+        time.sleep(0.01)
+    with contextlib.suppress(OSError):
+        whole = os.open(root, os.O_RDONLY)
+        fcntl.flock(whole, fcntl.LOCK_EX)
+        for name in os.listdir(root):
+            if not name.startswith("p-"):
+                continue
+            with contextlib.suppress(OSError):
+                lock = os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+                os.close(lock)
 
 
 def _become(command: list[str], alive_write: int) -> None:

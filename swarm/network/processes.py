@@ -28,6 +28,21 @@ _MAX_SOCKET_PATH_BYTES = 100
 _LONGEST_SOCKET_NAME = "/p-00000000/p2pclient-xxxxxxxxxxx.sock"
 
 
+class RuntimeFolder:
+    """A folder for this process's sockets, its user's alone. It goes with `close`, or when this process dies.
+
+    p2pd's guard sees to the latter; without one, the next start of any daemon.
+    """
+
+    def __init__(self) -> None:
+        self.path, self._lock = _make_runtime_folder()
+
+    def close(self) -> None:
+        """Remove it with all in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
 class P2PDaemon:
     """A running p2pd, its guard and its runtime folder."""
 
@@ -119,8 +134,10 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close the guard's standard input, as our death would, and wait for it to have swept up."""
+    """Tell the guard to stop, close its standard input, as our death would, and wait for it to have swept up."""
     assert process.stdin is not None
+    if not process.stdin.is_closing():
+        process.stdin.write(p2pd_guard.STOP)
     process.stdin.close()
     try:
         async with asyncio.timeout(1.5):

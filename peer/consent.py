@@ -1,0 +1,96 @@
+"""This is where a volunteer is told, before anything is joined, what joining means, and is asked."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+import click
+
+from swarm.core.owner_limits import LIMITS, NONE, OwnerLimits
+from swarm.core.plan import Assumptions, plan_run, total_bytes
+from swarm.core.settings import RunSettings
+from swarm.host_protocol import SignedRun
+from swarm.manifest import run_id
+from swarm.manifest_model import hidden_size, stage_num_parameters
+
+SUPPOSED_UP_MBIT, SUPPOSED_DOWN_MBIT = 20.0, 100.0
+SUPPOSED_PEERS, SUPPOSED_TFLOPS, SUPPOSED_HOURS = 4, 0.1, 4.0
+
+
+async def silent(signed_run: SignedRun, settings: RunSettings) -> None:
+    """Nobody is asked."""
+
+
+def ask(stage: int | None, limits: OwnerLimits) -> Callable[[SignedRun, RunSettings], Awaitable[None]]:
+    """Shows the offer of a run and asks once; raises click.Abort when the answer is no."""
+    agreed: set[str] = set()
+
+    async def consent(signed_run: SignedRun, settings: RunSettings) -> None:
+        name = run_id(settings)
+        if name not in agreed:
+            await asyncio.to_thread(show_and_ask, signed_run, settings, stage, limits)
+            agreed.add(name)
+
+    return consent
+
+
+def show_and_ask(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> None:
+    """Raises click.Abort when the answer is no, UsageError when there is nobody to ask."""
+    click.echo(offer(signed_run, settings, stage, limits))
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here: give --yes to join")
+    click.confirm("Join?", abort=True)
+
+
+def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> str:
+    """What joining the run means, for its reader to agree to."""
+    plan = plan_run(
+        settings,
+        stage_num_parameters(settings.model),
+        hidden_size(settings.model),
+        Assumptions(
+            uplink_mbit=limits.upload_mbit or SUPPOSED_UP_MBIT,
+            downlink_mbit=limits.download_mbit or SUPPOSED_DOWN_MBIT,
+            peers_per_stage=SUPPOSED_PEERS,
+            tflops=SUPPOSED_TFLOPS,
+            session_hours=SUPPOSED_HOURS,
+        ),
+    )
+    stages = plan.stages if stage is None or stage >= len(plan.stages) else plan.stages[stage : stage + 1]
+    month = [plan.month_bytes[part.stage] / 1e9 for part in stages]
+    minutes = [part.join_s / 60 for part in stages]
+    memory = [total_bytes(part.memory_bytes, "host") / (1 << 30) for part in stages]
+    most_month = "" if limits.month_gb is None else f", and never more than {limits.month_gb:g}"
+    where = f"stage {stages[0].stage}" if len(stages) == 1 else f"one of {len(stages)} stages"
+    total = sum(part.num_parameters for part in plan.stages)
+    lines = [
+        ("run", f"{settings.name}, id {run_id(settings)[:16]}"),
+        ("host's key", signed_run.run_key),
+        ("model", f"{_count(total)} parameters; you would hold {where}"),
+        ("licences", f"model: {settings.model_licence}; data: {settings.data_licence}"),
+        ("your address", "the host and other peers of the run see this machine's IP address"),
+        ("traffic", f"about {_span(month)} GB a month, all day long{most_month}"),
+        ("time to join", f"about {_span(minutes)} minutes of download"),
+        ("memory", f"{_span(memory)} GiB, beside about 1 of the program's own"),
+        ("checked work", "other peers compute some of your work again; what was wrong on purpose is banned for ever"),
+        ("limits", _in_force(limits)),
+    ]
+    width = max(len(title) for title, _ in lines)
+    return "\n".join(f"  {title:<{width}}  {text}" for title, text in lines) + "\n"
+
+
+def _in_force(limits: OwnerLimits) -> str:
+    held = [f"{limit.name} {limits.get(limit.name)}" for limit in LIMITS if limits.get(limit.name) != NONE]
+    return ", ".join(held) + "; change them with `swarm config`"
+
+
+def _count(number: int) -> str:
+    for unit, scale in ((" billion", 1e9), (" million", 1e6)):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number:,}"
+
+
+def _span(values: list[float]) -> str:
+    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
+    return low if low == high else f"{float(low):g} to {float(high):g}"

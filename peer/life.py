@@ -1,0 +1,179 @@
+"""This is where a daemon lives from its start to its end: it looks for the run, joins it, goes away and comes back.
+
+A session is one transport, one directory and one peer; going away ends it whole, so nothing of it uses the network.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from peer.daemon import PeerDaemon
+from peer.known_peers import KnownPeers
+from peer.limits import VolunteerSettings
+from peer.owner import OwnerDesk
+from swarm.core.errors import TransientError
+from swarm.core.guest import Conduct
+from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
+from swarm.host_protocol import SignedRun
+from swarm.identity import Identity
+from swarm.network.dht import DHTDirectory
+from swarm.network.loop import happened
+from swarm.network.p2p import P2PSettings, P2PTransport
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 20.0
+"""A seed that comes back is found within the longer: it is asked at least so often, for ever."""
+MAX_CAUSE = 160
+"""Characters of what is said of one address."""
+
+OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
+
+
+class Backoff:
+    """Waits that double, each drawn from the upper half of its span, so that many peers do not come back at once."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._span_s = FIRST_RETRY_S
+
+    def next_s(self) -> float:
+        wait_s = self._span_s * self._rng.uniform(0.5, 1.0)
+        self._span_s = min(LONGEST_RETRY_S, 2 * self._span_s)
+        return wait_s
+
+    def reset(self) -> None:
+        self._span_s = FIRST_RETRY_S
+
+
+class Life:
+    """The daemon's life with one run."""
+
+    def __init__(
+        self,
+        desk: OwnerDesk,
+        identity: Identity,
+        host: PeerId,
+        addresses: Sequence[str],
+        known: KnownPeers,
+        *,
+        on_run: OnRun,
+        say: Callable[[str], None],
+        rng: random.Random,
+    ) -> None:
+        self._desk = desk
+        self._identity = identity
+        self._host = host
+        self._addresses = list(addresses)
+        self._known = known
+        self._on_run = on_run
+        self._say = say
+        self._backoff = Backoff(rng)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until the run is over or `stop`. Raises what no waiting mends: SettingsError, LocalError, RemoteError."""
+        watching = asyncio.ensure_future(self._desk.watch())
+        try:
+            while not stop.is_set():
+                if self._desk.decision.conduct is Conduct.AWAY:
+                    await self._until_decided(stop)
+                    continue
+                try:
+                    if await self._session(self._desk.volunteer, stop):
+                        return
+                except TransientError as error:
+                    if await self._wait_to_retry(str(error), stop):
+                        return
+                if watching.done():
+                    watching.result()
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+
+    async def _session(self, volunteer: VolunteerSettings, stop: asyncio.Event) -> bool:
+        """Join and live; whether the run is over. Raises TransientError when the run's host cannot be reached."""
+        desk = self._desk
+        desk.phase, desk.waits_for = "starting", "the network's start"
+        transport = await P2PTransport.create(self._identity, P2PSettings(listen=volunteer.listen))
+        desk.attach(transport)
+        directory = None
+        try:
+            directory = await DHTDirectory.create(self._identity, transport)
+            if not await self._find_host(transport, directory, stop):
+                return False
+            daemon = PeerDaemon(volunteer, self._identity, transport, directory, self._host, permit=desk.permit)
+            daemon.on_run = self._on_run
+            desk.phase, desk.waits_for = "joining", "the run's data and state"
+            desk.joins(daemon)
+            enough = asyncio.Event()
+            minding = asyncio.ensure_future(self._mind(enough, daemon, stop))
+            try:
+                await daemon.run(enough)
+            finally:
+                minding.cancel()
+            return daemon.finished.is_set()
+        finally:
+            desk.detach()
+            if directory is not None:
+                await directory.close()
+            await transport.close()
+
+    async def _find_host(self, transport: P2PTransport, directory: DHTDirectory, stop: asyncio.Event) -> bool:
+        """Connect to the host, trying for ever; False when told to stop or to go away meanwhile."""
+        desk = self._desk
+        while not stop.is_set() and desk.decision.conduct is not Conduct.AWAY:
+            failed = await reach(transport, self._host, self._addresses)
+            met = await self._known.meet(transport, directory)
+            if len(failed) < len(self._addresses):
+                with contextlib.suppress(TransientError):
+                    await directory.join([f"{address}" for address in self._addresses if address not in failed])
+                self._backoff.reset()
+                return True
+            others = f"; {met} peers met before answer" if met else ""
+            causes = "; ".join(f"{address}: {cause}" for address, cause in failed.items())
+            if await self._wait_to_retry(f"the host does not answer{others}: {causes}", stop):
+                return False
+        return False
+
+    async def _wait_to_retry(self, why: str, stop: asyncio.Event) -> bool:
+        """Whether it was told to stop meanwhile."""
+        wait_s = self._backoff.next_s()
+        if (self._desk.phase, self._desk.waits_for) != ("looking", why):
+            self._say(f"{why} (tried again for ever; `swarm status` tells more)")
+            log.warning("%s", why)
+        self._desk.phase, self._desk.waits_for = "looking", why
+        return await happened(stop, within_s=wait_s)
+
+    async def _mind(self, enough: asyncio.Event, daemon: PeerDaemon, stop: asyncio.Event) -> None:
+        """End the session when the owner's limits, or the owner, end it; remember whom the peer met."""
+        while not stop.is_set() and self._desk.decision.conduct is not Conduct.AWAY:
+            if daemon.live is not None:
+                self._known.remember(daemon.live.neighbours.addresses)
+            await self._until_decided(stop, within_s=10.0)
+        enough.set()
+
+    async def _until_decided(self, stop: asyncio.Event, *, within_s: float = 3600.0) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self._desk.decided)]
+        try:
+            await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
+async def reach(transport: P2PTransport, host: PeerId, addresses: Sequence[str]) -> dict[str, str]:
+    """Dial each address, all at once: those that failed, each with its cause."""
+
+    async def dial(address: str) -> str:
+        try:
+            await transport.connect(host, [address])
+        except TransientError as error:
+            return str(error).removeprefix(f"{host}: ")[:MAX_CAUSE]
+        return ""
+
+    causes = await asyncio.gather(*(dial(address) for address in addresses))
+    return {address: cause for address, cause in zip(addresses, causes, strict=True) if cause}
