@@ -61,7 +61,7 @@ class LostQuorum:
         version, view, closing, basis = max(standings, key=lambda found: (found[0], found[1]))
         if not closing:
             return None  # the step is still open: nobody needs votes
-        voters = electorate(basis.members, basis.neighbours, self._host)
+        voters = electorate(basis.members, basis.neighbours, self._host, basis.name)
         answers = await _of_each([peer for peer in voters if peer != self._host], self._answers)
         live = tuple(sorted({peer for peer in answers if peer is not None} | ({self._host} & set(voters))))
         leaders = basis.leaders(self._stage, Step(version))

@@ -6,14 +6,17 @@ Everything a driver must do is done here as `swarm.core.round_instructions` says
 import hashlib
 import heapq
 import random
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from swarm.core.averaging_round import (
     AggregatePart,
+    AnnounceShare,
     AskPromise,
     AveragingRound,
+    CombineShares,
     FetchPart,
     Finish,
     Instruction,
@@ -28,17 +31,19 @@ from swarm.core.averaging_round import (
     SendRoster,
     SendVote,
 )
-from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Work
+from swarm.core.cohorts import cohorts
+from swarm.core.contribution import EMPTY_DIGEST, Contribution, Departure, ReducedPart, Result, Work
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
 from swarm.core.round_ballots import Proposal
 from swarm.core.round_voter import RoundVoter, Witness
-from swarm.core.voting import Reconfiguration
+from swarm.core.voting import Reconfiguration, electorate
 from swarm.identity import Identity, verify
 
 PHASE_S = 1.0
 LEASE_S = 10.0
+MOST_MEMBERS = 132
 RUN_ID = "world"
 STAGE, STEP = StageIndex(1), Step(7)
 PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
@@ -66,13 +71,15 @@ def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0, witnes
     everyone = [identity.peer_id for identity in identities(num_members + outsiders)]
     order = rank(everyone, "leader", PREVIOUS_NAME)
     gone = set(order[:outsiders])
+    members = tuple(sorted(set(everyone) - gone))
+    voters = electorate(members, (), None, PREVIOUS_NAME)
     return RoundFacts(
         run_id=RUN_ID,
         stage=STAGE,
         step=STEP,
-        members=tuple(sorted(set(everyone) - gone)),
+        members=members,
         leaders=order,
-        voters=tuple(sorted((set(everyone) - gone) | set(others))),
+        voters=tuple(sorted({*voters, *others})),
         run_key=run_key().peer_id,
         previous_name=PREVIOUS_NAME,
         num_parts=num_parts,
@@ -88,7 +95,7 @@ def witness_identities(count: int) -> tuple[Identity, ...]:
 
 @cache
 def identity_of(peer: PeerId) -> Identity:
-    everyone = (*identities(16), *witness_identities(32))
+    everyone = (*identities(MOST_MEMBERS), *witness_identities(32))
     return next(identity for identity in everyone if identity.peer_id == peer)
 
 
@@ -108,8 +115,22 @@ def part_bytes(peer: PeerId, part: int) -> bytes:
 
 
 def aggregate(part: int, contributors: tuple[PeerId, ...]) -> bytes:
-    """The encoded result of a part: any change in who is in it changes it."""
+    """The encoded result of a part in one cohort: any change in who is in it changes it."""
     return hashlib.sha256(b"".join(part_bytes(peer, part) for peer in contributors)).digest() * 2
+
+
+def combined(shares: list[bytes]) -> bytes:
+    """The encoded result of a part from the cohorts' shares, in their order."""
+    return hashlib.sha256(b"combined" + b"".join(shares)).digest() * 2
+
+
+def aggregate_of(facts: RoundFacts, part: int, contributors: tuple[PeerId, ...]) -> bytes:
+    """What a part must come to in a round of these facts."""
+    split = cohorts(facts.members, facts.previous_name)
+    if len(split) == 1:
+        return aggregate(part, contributors)
+    heard = [tuple(peer for peer in contributors if peer in cohort) for cohort in split]
+    return combined([aggregate(part, of) for of in heard if of])
 
 
 def reduced_part(part: int, contributors: tuple[PeerId, ...], excluded: tuple[Departure, ...] = ()) -> ReducedPart:
@@ -212,6 +233,8 @@ class World:
         """Whether nothing gets from one to the other now."""
         self.errors: list[tuple[PeerId, RemoteError]] = []
         self.story: list[str] = []
+        self.sent: defaultdict[str, Counter[tuple[PeerId, PeerId]]] = defaultdict(Counter)
+        """Messages of each kind, from whom to whom."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         for member in self.members.values():
@@ -377,12 +400,24 @@ class World:
                 self._send(member, to, "roster", lambda m: self._take_roster(m, me, roster))
             case SendPart(to, part, view):
                 self._send(member, (to,), "part", lambda m: self._take_part(m, me, part, view))
-            case AggregatePart(part, contributors, excluded):
+            case AggregatePart(part, contributors, excluded, cohort):
                 body = b"".join(member.parts[part, peer] for peer in contributors)
                 assert body == b"".join(part_bytes(peer, part) for peer in contributors)
-                self._act(member, lambda: self._reduce(member, part, contributors, excluded), after_s=self._delay())
+                empty = ReducedPart(part, EMPTY_DIGEST, (), excluded)
+                made = reduced_part(part, contributors, excluded) if contributors else empty
+                said = replace(made, cohort=cohort)
+                result = aggregate(part, contributors)
+                self._act(member, lambda: self._reduced(member, said, result), after_s=self._delay())
+            case CombineShares(part, contributors, excluded, shares):
+                assert all(share.reducer in self.members for share in shares)
+                result = combined([member.reduced[part, share.digest] for share in shares])
+                assert result == aggregate_of(self.facts, part, contributors)
+                whole = ReducedPart(part, hashlib.sha256(result).digest(), contributors, excluded, shares=shares)
+                self._act(member, lambda: self._reduced(member, whole, result), after_s=self._delay())
+            case AnnounceShare(to, part, cohort):
+                self._send(member, (to,), "made", lambda m: m.round.on_announced(me, part, cohort, now=self.now))
             case SendReduced(to, reduced):
-                body = member.reduced[reduced.part, reduced.digest]
+                body = b"" if reduced.is_empty else member.reduced[reduced.part, reduced.digest]
                 self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
             case SendResult(to, outcome):
                 inside = tuple(peer for peer in to if peer in self.members)
@@ -432,15 +467,14 @@ class World:
                 0.05, lambda: self._deliver(member, lambda m: self._take_reduced(m, sender, reduced, body), "reduced")
             )
             return []
-        assert hashlib.sha256(body).digest() == reduced.digest
-        member.reduced[reduced.part, reduced.digest] = body
+        if not reduced.is_empty:
+            assert hashlib.sha256(body).digest() == reduced.digest
+            member.reduced[reduced.part, reduced.digest] = body
         return member.round.on_reduced(sender, reduced, now=self.now)
 
-    def _reduce(
-        self, member: Member, part: int, contributors: tuple[PeerId, ...], excluded: tuple[Departure, ...]
-    ) -> None:
-        reduced = reduced_part(part, contributors, excluded)
-        member.reduced[part, reduced.digest] = aggregate(part, contributors)
+    def _reduced(self, member: Member, reduced: ReducedPart, body: bytes) -> None:
+        if not reduced.is_empty:
+            member.reduced[reduced.part, reduced.digest] = body
         self._do(member, member.round.aggregated(reduced, now=self.now))
 
     def _fetch(self, member: Member, part: int, digest: bytes, holders: tuple[PeerId, ...]) -> None:
@@ -469,7 +503,8 @@ class World:
         if result.roster.contributions:
             assert len(result.parts) == self.facts.num_parts
         for reduced in (part for part in result.parts if not part.is_empty):
-            assert member.reduced[reduced.part, reduced.digest] == aggregate(reduced.part, reduced.contributors)
+            right = aggregate_of(self.facts, reduced.part, reduced.contributors)
+            assert member.reduced[reduced.part, reduced.digest] == right
         member.finished, member.finished_at = result, self.now
         self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} finishes {result.root().hex()[:6]}")
 
@@ -504,6 +539,7 @@ class World:
         targets = [self.members[peer] for peer in to]
         assert sender not in targets
         for target in targets:
+            self.sent[what][sender.peer_id, target.peer_id] += 1
             self._act(sender, partial(self._post, sender, target, what, deliver))
 
     def _ask(self, sender: Member, peer: PeerId, answer: Callable[[Outsider, Member], None]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swarm.core.averaging_round import AveragingRound, SendRoster, SendVote
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.contribution import Departure, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
@@ -169,7 +170,7 @@ def test_bad_rosters_are_refused_and_change_nothing() -> None:
     assert good.certificate is not None
     forged = tuple(replace(made, signature=bytes(64)) for made in good.contributions)
     no_work = tuple(contribution(made.peer_id, num_work=0) for made in good.contributions)
-    crowd = tuple(PeerId(f"joiner {number}") for number in range(64))
+    crowd = tuple(PeerId(f"joiner {number}") for number in range(MAX_MEMBERS))
     cases: list[tuple[str, Roster]] = [
         ("signature", replace(good, reason="other")),
         ("protocol", signed(replace(good, run_id="other"))),

@@ -324,9 +324,10 @@ def test_what_is_not_genuine_is_refused() -> None:
 
 
 def test_small_stages_have_their_neighbours_votes() -> None:
-    a, b, c, d, e, host = (PeerId(name) for name in "abcdeh")
-    assert electorate([a], [], host) == (a,)
-    assert electorate([a], [b], host) == (a, b, host)
-    assert electorate([b, a], [d, c], host) == (a, b, c, d, host)
-    assert electorate([a, b, c, d], [e], host) == (a, b, c, d, host)
-    assert electorate([a, b], [], None) == (a, b)
+    a, b, c, d, e, host = (PeerId(letter) for letter in "abcdeh")
+    name = bytes(32)
+    assert electorate([a], [], host, name) == (a,)
+    assert electorate([a], [b], host, name) == (a, b, host)
+    assert electorate([b, a], [d, c], host, name) == (a, b, c, d, host)
+    assert electorate([a, b, c, d], [e], host, name) == (a, b, c, d, host)
+    assert electorate([a, b], [], None, name) == (a, b)

@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from swarm.core.canonical import Value, digest, signed_bytes
-from swarm.core.contribution import MAX_MEMBERS, MAX_PARTS, ReducedPart, Roster
+from swarm.core.cohorts import MAX_MEMBERS
+from swarm.core.contribution import MAX_PARTS, ReducedPart, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, number_item
 from swarm.core.ids import PeerId, StageIndex, Step

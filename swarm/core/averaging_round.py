@@ -20,7 +20,9 @@ from swarm.core.round_facts import MAX_VIEWS_AHEAD, EquivocationError, RoundFact
 from swarm.core.round_instructions import (
     Accuse,
     AggregatePart,
+    AnnounceShare,
     AskPromise,
+    CombineShares,
     FetchPart,
     Finish,
     Instruction,
@@ -45,8 +47,10 @@ from swarm.core.voting import Promise, Reconfiguration, Sign, Verify, Vote
 __all__ = [
     "Accuse",
     "AggregatePart",
+    "AnnounceShare",
     "AskPromise",
     "AveragingRound",
+    "CombineShares",
     "FetchPart",
     "Finish",
     "Instruction",
@@ -98,7 +102,8 @@ class AveragingRound:
         facts, me = self.facts, self.me
         assert me in facts.members
         assert set(facts.members) <= set(facts.leaders)
-        self._voter = RoundVoter(facts, me, self.sign, self.verify, self.votes, self._knows)
+        may_vote = self.votes and me in facts.voters
+        self._voter = RoundVoter(facts, me, self.sign, self.verify, may_vote, self._knows)
         self._reduction = RoundReduction(facts, me, self._gone)
         self._patience = Patience(facts.phase_s)
         self._lead = RoundLead(
@@ -412,7 +417,7 @@ class AveragingRound:
 
     def roster_of(self, reduced: ReducedPart) -> Roster | None:
         """The certified roster that a part was made under; None if none that is known here fits."""
-        if reduced.is_empty or not 0 <= reduced.part < self.facts.num_parts:
+        if (reduced.cohort is None and reduced.is_empty) or not 0 <= reduced.part < self.facts.num_parts:
             return None
         outcome = self.result.roster if self.result is not None else None
         known = (self.roster, outcome, *self._voter.rosters.values())
@@ -435,15 +440,25 @@ class AveragingRound:
         return out + (self._part_is_reduced(now) if is_new else [])
 
     def on_reduced(self, sender: PeerId, reduced: ReducedPart, *, now: float) -> Instructions:
-        """A reducer's part is here; its bytes match its digest."""
+        """A reducer's part, or a cohort's share of one, is here; its bytes match its digest."""
         self.facts.check_member(sender)
         self._reduction.offer(sender, reduced)
         self._gone.pop(sender, None)
+        relayed = self._reduction.relay(sender, reduced)
         if self.result is not None:
-            return self._finish_if_complete()
+            return relayed + self._finish_if_complete()
         if self._owed is not None or self._lead.asks("result"):
-            return self._bytes_came(now)
-        return self._part_is_reduced(now) if self._reduction.take(sender, reduced) else []
+            return relayed + self._bytes_came(now)
+        out, is_new = self._reduction.take(sender, reduced)
+        return relayed + out + (self._part_is_reduced(now) if is_new else [])
+
+    def on_announced(self, sender: PeerId, part: int, cohort: int, *, now: float) -> Instructions:
+        """The reducer of a cohort's share says that it is made, and has gone to who combines the shares."""
+        self.facts.check_member(sender)
+        self._gone.pop(sender, None)
+        if self._reduction.announced(sender, (part, cohort)):
+            self._wait_for_leader(now)
+        return []
 
     def _part_is_reduced(self, now: float) -> Instructions:
         self._wait_for_leader(now)
@@ -471,7 +486,8 @@ class AveragingRound:
         self._reduction.is_over, self._reduction.due = True, None
         self._patience.wait(1, now=now)
         away = left_by(result.roster) & set(self._gone)
-        others = [peer for peer in self.facts.voters if peer != self.me and peer not in away]
+        everyone = sorted({*self.facts.voters, *self.facts.members})
+        others = [peer for peer in everyone if peer != self.me and peer not in away]
         out: Instructions = [SendResult(tuple(others), result)] if others and self._lead.is_on else []
         return out + self._reduction.fetch_missing(result) + self._finish_if_complete()
 
@@ -557,7 +573,9 @@ class AveragingRound:
 
     def _wait_for_leader(self, now: float) -> None:
         if self.result is None:
-            self._patience.wait_for_leader(leads=self._lead.is_on, now=now)
+            # Who has no vote is asked for none: it hears less, and nobody needs it to turn to another leader.
+            calm = 1 if self.me in self.facts.voters else 2
+            self._patience.wait_for_leader(leads=self._lead.is_on, calm=calm, now=now)
 
     # -- who ----------------------------------------------------------------------------------------------
 

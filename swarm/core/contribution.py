@@ -220,6 +220,10 @@ class Roster:
     def reducer_of(self, part: int, cohort: int) -> PeerId:
         return self.reducers[cohort * self.num_parts + part]
 
+    def reducers_of(self, part: int) -> tuple[PeerId, ...]:
+        """In the order of cohorts."""
+        return self.reducers[part :: self.num_parts]
+
     def combiner_of(self, part: int) -> PeerId:
         """Who makes one part of the cohorts' shares: the reducer of one of the cohorts, in turn."""
         return self.reducer_of(part, part % len(self.cohorts))

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from swarm.core.canonical import Value, digest
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.ranking import rank
-
-MAX_LISTED = 64
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class RoundBasis:
         return cls(
             fields.octets("previous_name", length=32),
             fields.octets("root", length=32),
-            fields.items("previous_members", peer_item, max_items=MAX_LISTED),
-            fields.items("members", peer_item, max_items=MAX_LISTED),
-            fields.items("neighbours", peer_item, max_items=MAX_LISTED),
+            fields.items("previous_members", peer_item, max_items=MAX_MEMBERS),
+            fields.items("members", peer_item, max_items=MAX_MEMBERS),
+            fields.items("neighbours", peer_item, max_items=MAX_MEMBERS),
         )

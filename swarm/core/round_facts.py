@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from swarm.core.contribution import MAX_MEMBERS, Contribution, ReducedPart, Result, Roster
+from swarm.core.cohorts import MAX_MEMBERS, cohorts
+from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round_basis import RoundBasis
@@ -40,7 +41,7 @@ class RoundFacts:
     the certificate before the last, so that it is known while the last round still runs; whoever left since is
     passed over, whoever joined comes last."""
     voters: tuple[PeerId, ...]
-    """Sorted: members and whoever else certifies the round."""
+    """Sorted: who certifies the round: members, drawn ones where they are many, and others."""
     run_key: PeerId
     """It may name other voters for a round that has lost its quorum."""
     previous_name: bytes
@@ -71,7 +72,7 @@ class RoundFacts:
             step=step,
             members=basis.members,
             leaders=basis.leaders(stage, step),
-            voters=electorate(basis.members, basis.neighbours, coordinator),
+            voters=electorate(basis.members, basis.neighbours, coordinator, basis.name),
             run_key=run_key,
             previous_name=basis.name,
             num_parts=num_parts,
@@ -83,6 +84,11 @@ class RoundFacts:
     def first_view(self) -> int:
         """The first view that a member leads."""
         return next(view for view in range(len(self.leaders)) if self.leaders[view] in self.members)
+
+    @cached_property
+    def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
+        """What the members are split into where they are many."""
+        return cohorts(self.members, self.previous_name)
 
     @cached_property
     def election(self) -> Election:
@@ -138,8 +144,9 @@ class RoundFacts:
         self.check_view(leader, roster.view)
         if roster.members != self.members:
             raise RemoteError("fork", f"roster of step {self.step} is of other members", leader)
-        if len(roster.reducers) != (self.num_parts if roster.contributions else 0):
-            raise RemoteError("protocol", f"{len(roster.reducers)} reducers for {self.num_parts} parts", leader)
+        num_reducers = self.num_parts * len(self.cohorts) if roster.contributions else 0
+        if len(roster.reducers) != num_reducers:
+            raise RemoteError("protocol", f"{len(roster.reducers)} reducers for {num_reducers} places", leader)
         members, left, joins = set(self.members), {departure.peer_id for departure in roster.leaves}, set(roster.joins)
         if len(left) != len(roster.leaves) or not left < members:
             raise RemoteError("protocol", "roster's leaves are not some of the members, each once", leader)
@@ -178,7 +185,7 @@ class RoundFacts:
         if len(result.parts) != num_parts:
             raise RemoteError("protocol", f"result of {len(result.parts)} parts, not {num_parts}", leader)
         for reduced in result.parts:
-            if not reduced.is_empty and not is_of(reduced, result.roster):
+            if reduced.cohort is not None or not (reduced.is_empty or is_of(reduced, result.roster)):
                 raise RemoteError("protocol", f"part {reduced.part} names contributors not on the roster", leader)
         self.check_member(leader)
         if not verify(leader, result.signed_bytes(), result.signature):
@@ -190,6 +197,19 @@ class RoundFacts:
 
 
 def is_of(reduced: ReducedPart, roster: Roster) -> bool:
-    """Whether the part was made of contributions on the roster, at least one, and says why of the others."""
+    """Whether the part was made of contributions on the roster, at least one, and says why of the others.
+
+    A cohort's share is of that cohort's contributions, of which there may be none.
+    """
     contributors, excluded = set(reduced.contributors), {left_out.peer_id for left_out in reduced.excluded}
-    return bool(contributors) and contributors | excluded == {made.peer_id for made in roster.contributions}
+    wanted, number = roster.contributors, reduced.cohort
+    if number is not None:
+        is_share = len(wanted) > 1 and number < len(wanted) and not reduced.shares
+        return is_share and bool(wanted[number]) and contributors | excluded == set(wanted[number])
+    if not contributors or contributors | excluded != {made.peer_id for made in roster.contributions}:
+        return False
+    if len(wanted) == 1:
+        return not reduced.shares
+    heard = [number for number, of in enumerate(wanted) if not contributors.isdisjoint(of)]
+    are_members = all(share.reducer in roster.cohort_of for share in reduced.shares)
+    return are_members and [share.cohort for share in reduced.shares] == heard

@@ -8,7 +8,7 @@ send is a report each time.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster
+from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster, Share
 from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
 from swarm.core.voting import Promise, Reconfiguration, Vote
@@ -87,6 +87,28 @@ class AggregatePart:
     part: int
     contributors: tuple[PeerId, ...]
     excluded: tuple[Departure, ...]
+    cohort: int | None = None
+    """Whose share it is, in fp32 and of nobody's contributions perhaps; None: the stage is one cohort."""
+
+
+@dataclass(frozen=True)
+class CombineShares:
+    """Combine the cohorts' shares of the part, encode once; then call `aggregated`."""
+
+    part: int
+    contributors: tuple[PeerId, ...]
+    excluded: tuple[Departure, ...]
+    """Of all cohorts."""
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class AnnounceShare:
+    """Tell the leader that the share which it does not get is made."""
+
+    to: PeerId
+    part: int
+    cohort: int
 
 
 @dataclass(frozen=True)
@@ -138,6 +160,8 @@ Instruction: TypeAlias = (
     | SendRoster
     | SendPart
     | AggregatePart
+    | CombineShares
+    | AnnounceShare
     | SendReduced
     | SendResult
     | FetchPart

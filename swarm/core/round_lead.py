@@ -181,7 +181,8 @@ class RoundLead:
             return self._send(roster) + self.follow(roster, now)
         if asked.result is not None:
             away = {*self.ballots.votes, *self.gone, *self.late, *left_by(asked.result.roster), self.me}
-            if (not late and set(self.facts.members) - away) or self.reduction.parts.lacking(asked.result):
+            living = {*self.facts.members} & {*self.ballots.voters} - away
+            if (living and not late) or self.reduction.parts.lacking(asked.result):
                 return []  # the bytes should be with everyone who lives before they are needed
             self.voter.remember_result(replace(asked.result, certificate=certificate))
             return self._ask(Proposal.of_commit(certificate), now)
@@ -211,7 +212,7 @@ class RoundLead:
             return []
         if self.ballots.proposal is not None or parts.unreduced(roster):
             return []
-        unsigned = Result(roster, tuple(parts.reduced[part] for part in range(len(roster.reducers))), self.me)
+        unsigned = Result(roster, tuple(parts.reduced[part] for part in range(roster.num_parts)), self.me)
         proof = Proof((), roster.certificate)
         return self._ask(Proposal.of_result(self._signed_result(unsigned), self.view, proof), now)
 
@@ -221,7 +222,7 @@ class RoundLead:
         if roster is None or not self.has_roster or self.ballots.proposal is not None:
             return []
         away = {*self.gone, *self.late}
-        if not any(roster.reducers[part] in away for part in self.reduction.parts.unreduced(roster)):
+        if not any(away.intersection(roster.reducers_of(part)) for part in self.reduction.parts.unreduced(roster)):
             return []
         changed = self._signed(replace(roster, revision=roster.revision + 1), roster.reducers)
         return self._send(changed) + self.follow(changed, now)
@@ -233,14 +234,29 @@ class RoundLead:
         self._num_reliefs += 1
         missing = parts.unreduced(roster)
         for part in missing:
-            if roster.reducers[part] != self.me:
-                self.late[roster.reducers[part]] = f"part {part} not reduced within {2 * self.facts.phase_s:.1f} s"
+            for reducer in self._holding_up(part, roster):
+                self.late[reducer] = f"part {part} not reduced within {2 * self.facts.phase_s:.1f} s"
         out = self.reassign(now)
-        if out or any(part in parts.aggregating for part in missing) or self._num_reliefs < MAX_RELIEFS:
+        if out or any(part in missing for part, _ in parts.aggregating) or self._num_reliefs < MAX_RELIEFS:
             return out
         for part in missing:  # nobody can bring them: the facts are certified and stay
             parts.reduced.setdefault(part, ReducedPart.empty(part))
         return self.conclude(now)
+
+    def _holding_up(self, part: int, roster: Roster) -> set[PeerId]:
+        """Which reducers the part waits for, as far as is known here.
+
+        Who has not said that its cohort's share is made; if all have, who combines them; the next time all of them,
+        for one may say so and send nothing.
+        """
+        found = {roster.combiner_of(part)}
+        if len(roster.cohorts) > 1 and self._num_reliefs > 1:
+            found = {*roster.reducers_of(part)}
+        elif len(roster.cohorts) > 1:
+            wanted = [number for number, contributors in enumerate(roster.contributors) if contributors]
+            unmade = [number for number in wanted if not self.reduction.parts.is_made((part, number))]
+            found = {roster.reducer_of(part, number) for number in unmade} or found
+        return found - {self.me}
 
     # -- the deadline -------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Patience:
     def wait(self, phases: float, *, now: float) -> None:
         self.due = now + phases * self.phase_s
 
-    def wait_for_leader(self, *, leads: bool, now: float) -> None:
-        """`leads`: this peer is the leader, and waits for the others."""
+    def wait_for_leader(self, *, leads: bool, calm: int, now: float) -> None:
+        """`leads`: this peer is the leader, and waits for the others; else it waits `calm` times as long as a voter."""
         patience = min(1 + self.num_turns // 2, LONGEST_PATIENCE)
-        self.wait(2 if leads else 4 * patience, now=now)
+        self.wait(2 if leads else 4 * calm * patience, now=now)

@@ -50,19 +50,22 @@ def fresh_roster(
 def with_reducers(
     roster: Roster, held: tuple[PeerId, ...], live: tuple[PeerId, ...], *, num_parts: int, done: Container[int]
 ) -> Roster:
-    """The roster with a live reducer for each part.
+    """The roster with a live reducer for each part in each cohort: one of the cohort, if one of it lives.
 
     Of `held`, the reducers so far, those stay who are live or whose part is `done`: nothing moves twice.
     """
     if not roster.contributions:
         return replace(roster, reducers=())
     left = left_by(roster)
-    order = rank(live, "reducer", roster.previous_name, roster.stage, roster.step, roster.revision)
-    turns = reducer_turns(order, roster.contributions)
-    reducers = [turns[part % len(turns)] for part in range(num_parts)]
-    for part, reducer in enumerate(held):
-        if reducer not in left and (reducer in live or part in done):
-            reducers[part] = reducer
+    reducers: list[PeerId] = []
+    for cohort in roster.cohorts:
+        near = [peer for peer in live if peer in cohort] or live
+        order = rank(near, "reducer", roster.previous_name, roster.stage, roster.step, roster.revision)
+        turns = reducer_turns(order, roster.contributions)
+        reducers += [turns[part % len(turns)] for part in range(num_parts)]
+    for place, reducer in enumerate(held):
+        if reducer not in left and (reducer in live or place % num_parts in done):
+            reducers[place] = reducer
     return replace(roster, reducers=tuple(reducers))
 
 

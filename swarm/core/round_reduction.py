@@ -1,17 +1,29 @@
 """This is where a member of a round follows a certified roster: parts to their reducers, reduced parts to everyone.
 
 It knows nothing of votes: whoever reduces, sends and fetches does so because a roster or a result was certified.
+
+Where the stage is one cohort, the reducer of a part aggregates and encodes it for all. Where it is several, each
+cohort's reducer aggregates its cohort's contributions to a share in fp32; one of them, the combiner, combines the
+shares and encodes the part once, and each of the others hands it on to its cohort.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
-from swarm.core.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.contribution import Contribution, ReducedPart, Result, Roster, Share
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round_facts import RoundFacts, is_of
-from swarm.core.round_instructions import AggregatePart, FetchPart, Instructions, SendPart, SendReduced
-from swarm.core.round_parts import RoundParts
+from swarm.core.round_instructions import (
+    AggregatePart,
+    AnnounceShare,
+    CombineShares,
+    FetchPart,
+    Instructions,
+    SendPart,
+    SendReduced,
+)
+from swarm.core.round_parts import RoundParts, Slot
 from swarm.core.round_proposal import left_by, with_reducers
 
 
@@ -32,6 +44,12 @@ class RoundReduction:
     """When this peer stops waiting for parts to reduce."""
     is_over: bool = False
     """The outcome is certified: nothing is reduced any more."""
+    _gives_up: bool = False  # on cohorts nobody of whom has sent a part
+    _relayed: set[bytes] = field(default_factory=set)  # digests of parts
+
+    def __post_init__(self) -> None:
+        self._is_split = len(self.facts.cohorts) > 1
+        self._cohort = next(number for number, cohort in enumerate(self.facts.cohorts) if self.me in cohort)
 
     # -- follow -------------------------------------------------------------------------------------------
 
@@ -43,25 +61,41 @@ class RoundReduction:
         mine = self._own_contribution(roster)
         moved_before = earlier is not None and self._own_contribution(earlier) is not None
         new_leader = earlier is None or earlier.leader != roster.leader
+        held = earlier.reducers if earlier is not None else ()
         out: Instructions = []
-        for part, reducer in enumerate(roster.reducers):
-            stays = earlier is not None and bool(earlier.reducers) and earlier.reducers[part] == reducer
+        for place, reducer in enumerate(roster.reducers):
+            cohort, part = divmod(place, roster.num_parts)
+            stays = bool(held) and held[place] == reducer
+            is_own = mine is not None and cohort == self._cohort
             if reducer != self.me:
-                if mine is not None and not (stays and moved_before):
+                if is_own and not (stays and moved_before):
                     out.append(SendPart(reducer, part, roster.view))
                 continue
-            if mine is not None:
+            if is_own:
                 self.parts.received.setdefault(part, set()).add(self.me)
-            known = self.parts.aggregated.get(part) or self.parts.reduced.get(part)
-            if known is None:
-                out += self._aggregate_if_complete(part)
-            else:  # done before, here or by a reducer that is relieved; who leads now may not have it
-                self.parts.reduced.setdefault(part, known)
-                if not leads and (new_leader or not stays):
-                    out.append(SendReduced((roster.leader,), known))
+            moved = new_leader or not stays
+            if self._is_split:
+                moved = moved or earlier is None or earlier.combiner_of(part) != roster.combiner_of(part)
+                out += self._share_again(part, cohort, roster) if moved else []
+            if roster.combiner_of(part) == self.me:
+                out += self._whole_again(part, roster, to_leader=moved and not leads)
         self.due = now + self.facts.phase_s if self.me in roster.reducers else None
-        self.parts.accept_offers(roster)
-        return out
+        self._gives_up = False
+        for sender, reduced in self.parts.offers():
+            self._take(sender, reduced, roster)
+        return out + (self._combine_all(roster) if self._is_split else [])
+
+    def _whole_again(self, part: int, roster: Roster, *, to_leader: bool) -> Instructions:
+        known = self.parts.aggregated.get((part, None)) or self.parts.reduced.get(part)
+        if known is None:
+            return [] if self._is_split else self._aggregate_if_complete((part, None))
+        # Done before, here or by a reducer that is relieved; who leads now may not have it.
+        self.parts.reduced.setdefault(part, known)
+        return [SendReduced((roster.leader,), known)] if to_leader else []
+
+    def _share_again(self, part: int, cohort: int, roster: Roster) -> Instructions:
+        known = self.parts.aggregated.get((part, cohort))
+        return self._aggregate_if_complete((part, cohort)) if known is None else self._hand_on(known, roster)
 
     def _own_contribution(self, roster: Roster) -> Contribution | None:
         """The own contribution, if it is on the roster and the bytes it commits to are here."""
@@ -70,10 +104,11 @@ class RoundReduction:
 
     def audience(self, roster: Roster) -> tuple[PeerId, ...]:
         """Everyone else; of those who leave only whoever may be there to hear it."""
+        return self._of_audience(self.facts.members, roster)
+
+    def _of_audience(self, peers: Iterable[PeerId], roster: Roster) -> tuple[PeerId, ...]:
         left = left_by(roster)
-        return tuple(
-            peer for peer in self.facts.members if peer != self.me and not (peer in left and peer in self.gone)
-        )
+        return tuple(peer for peer in peers if peer != self.me and not (peer in left and peer in self.gone))
 
     def with_reducers(self, roster: Roster, held: tuple[PeerId, ...], away: Container[PeerId]) -> Roster:
         """The roster with reducers who are not `away`; of `held`, the reducers so far, those stay who are of use."""
@@ -94,85 +129,199 @@ class RoundReduction:
     def on_part(self, sender: PeerId, part: int) -> Instructions:
         """A contributor's part is here and matches its committed digest."""
         self.parts.received.setdefault(part, set()).add(sender)
-        return self._aggregate_if_complete(part)
+        return self._aggregate_if_complete(self._slot_of(sender, part))
 
     def on_bad_part(self, sender: PeerId, part: int, reason: str) -> Instructions:
         """A contributor's part is here and matches its committed digest, but holds nonsense: it is left out."""
         self.parts.refused.setdefault(part, {})[sender] = reason
-        return self._aggregate_if_complete(part)
+        return self._aggregate_if_complete(self._slot_of(sender, part))
 
-    def _aggregate_if_complete(self, part: int, *, late: bool = False) -> Instructions:
+    def _slot_of(self, sender: PeerId, part: int) -> Slot:
+        """Where a member's part goes."""
+        assert self.roster is not None
+        return (part, self.roster.cohort_of[sender] if self._is_split else None)
+
+    def _reduces(self, slot: Slot, roster: Roster) -> bool:
+        part, cohort = slot
+        return part < roster.num_parts and roster.reducer_of(part, cohort or 0) == self.me
+
+    def _aggregate_if_complete(self, slot: Slot, *, late: bool = False, given_up: bool = False) -> Instructions:
         roster = self.roster
-        if roster is None or self.is_over or self.me not in roster.reducers[part : part + 1]:
+        if roster is None or self.is_over or not self._reduces(slot, roster):
             return []
-        contributors = self.parts.begin(part, roster, self.gone, late=late)
-        return (
-            [AggregatePart(part, contributors, self.parts.excluded(part, contributors, roster))] if contributors else []
-        )
+        contributors = self.parts.begin(slot, roster, self.gone, late=late, given_up=given_up)
+        if contributors is None:
+            return []
+        return [AggregatePart(slot[0], contributors, self.parts.excluded(slot, contributors, roster), slot[1])]
+
+    def _own_slots(self, roster: Roster) -> list[Slot]:
+        """What this peer aggregates contributions to."""
+        places = [place for place, reducer in enumerate(roster.reducers) if reducer == self.me]
+        split = (divmod(place, roster.num_parts) for place in places)
+        return [(part, cohort if self._is_split else None) for cohort, part in split]
 
     def someone_is_gone(self) -> Instructions:
         """Nothing more comes from it."""
-        return [
-            instruction for part in sorted(self.parts.received) for instruction in self._aggregate_if_complete(part)
-        ]
+        if self.roster is None:
+            return []
+        slots = [slot for slot in self._own_slots(self.roster) if slot[0] in self.parts.received]
+        return [instruction for slot in slots for instruction in self._aggregate_if_complete(slot)]
 
     def is_late(self, *, now: float) -> Instructions:
-        """Parts that are still missing are left out. A part that nobody has sent yet is waited for."""
+        """Parts that are still missing are left out. A part that nobody has sent yet is waited for.
+
+        Of several cohorts one that has sent nothing is given up half a phase later: the others' shares stay.
+        """
         self.due = None
         out: Instructions = []
         assert self.roster is not None
-        for part, reducer in enumerate(self.roster.reducers):
-            if reducer == self.me:
-                out += self._aggregate_if_complete(part, late=True)
-                if part not in self.parts.aggregating and part not in self.parts.reduced:
-                    self.due = now + self.facts.phase_s
+        for slot in self._own_slots(self.roster):
+            out += self._aggregate_if_complete(slot, late=True, given_up=self._gives_up)
+            if not self.parts.is_begun(slot):
+                self.due = now + self.facts.phase_s * (0.5 if self._is_split else 1.0)
+        self._gives_up = True
         return out
 
     def aggregated(self, reduced: ReducedPart) -> tuple[Instructions, bool]:
-        """The own part is aggregated and encoded: what to do, and whether that made it a reduced one."""
+        """The own part or share is aggregated and encoded: what to do, and whether that made it a reduced part."""
         part, roster = reduced.part, self.roster
         if not self.parts.done(reduced, roster):
-            return self._aggregate_if_complete(part), False
+            if roster is not None and self._is_split and reduced.cohort is None:
+                return self._combine_if_complete(part, roster), False
+            return self._aggregate_if_complete(reduced.slot), False
         assert roster is not None
-        if self.is_over or part in self.parts.reduced or roster.reducers[part] != self.me:
+        if self.is_over or part in self.parts.reduced:
             return [], False
-        to = self.audience(roster)
+        if reduced.cohort is not None:
+            return (self._hand_on(reduced, roster) if self._reduces(reduced.slot, roster) else []), False
+        if roster.combiner_of(part) != self.me:
+            return [], False
         self.parts.reduced[part] = reduced
+        to = self._hearers(part, roster)
         return ([SendReduced(to, reduced)] if to else []), True
 
+    def _hearers(self, part: int, roster: Roster) -> tuple[PeerId, ...]:
+        """Whom the part's combiner sends it to: the cohorts that it reduces for, the other reducers, and the leader."""
+        if not self._is_split:
+            return self.audience(roster)
+        reducers = [roster.reducer_of(part, cohort) for cohort in range(len(roster.cohorts))]
+        return self._of_audience(dict.fromkeys((*self._near(part, roster), *reducers, roster.leader)), roster)
+
+    def _near(self, part: int, roster: Roster) -> list[PeerId]:
+        """Members of the cohorts that this peer reduces the part for."""
+        numbers = [number for number in range(len(roster.cohorts)) if roster.reducer_of(part, number) == self.me]
+        return [peer for number in numbers for peer in roster.cohorts[number]]
+
     def offer(self, sender: PeerId, reduced: ReducedPart) -> None:
-        """A member brings a reduced part; its bytes match its digest. Raises RemoteError if it cannot be."""
+        """A member brings a reduced part or a share; its bytes match its digest. Raises RemoteError if it cannot be."""
         if self.roster is None or not 0 <= reduced.part < self.facts.num_parts:
             raise RemoteError("protocol", f"reduced part {reduced.part} is not of this round, or too early", sender)
-        if not reduced.contributors or not set(reduced.contributors) <= set(self.facts.members):
+        if (reduced.cohort is None and reduced.is_empty) or not set(reduced.contributors) <= set(self.facts.members):
             raise RemoteError("protocol", f"reduced part {reduced.part} is made of no members' contributions", sender)
         self.parts.offer(sender, reduced)
 
-    def take(self, sender: PeerId, reduced: ReducedPart) -> bool:
-        """Whether the offered part counts: not of a reducer relieved of it, or of another view's facts.
+    def take(self, sender: PeerId, reduced: ReducedPart) -> tuple[Instructions, bool]:
+        """What an offered part or share leads to, and whether it is a whole part that counts."""
+        roster = self.roster
+        assert roster is not None
+        counts = self._take(sender, reduced, roster)
+        if reduced.cohort is not None:
+            return (self._combine_if_complete(reduced.part, roster) if counts else []), False
+        return [], counts
+
+    def _take(self, sender: PeerId, reduced: ReducedPart, roster: Roster) -> bool:
+        """Whether it counts: not of a reducer relieved of it, or of another view's facts.
 
         Even then its bytes may still be chosen.
         """
-        roster = self.roster
-        assert roster is not None
-        if roster.reducers[reduced.part : reduced.part + 1] != (sender,) or not is_of(reduced, roster):
+        part, cohort = reduced.slot
+        if part >= roster.num_parts or not is_of(reduced, roster):
             return False
-        self.parts.reduced.setdefault(reduced.part, reduced)
+        if cohort is None:
+            if sender not in (roster.combiner_of(part), roster.reducer_of(part, self._cohort)):
+                return False
+            self.parts.reduced.setdefault(part, reduced)
+            return True
+        if sender != roster.reducer_of(part, cohort) or roster.combiner_of(part) != self.me:
+            return False
+        self.parts.shares.setdefault(reduced.slot, (sender, reduced))
         return True
+
+    # -- shares of cohorts --------------------------------------------------------------------------------
+
+    def _hand_on(self, share: ReducedPart, roster: Roster) -> Instructions:
+        """The own cohort's share goes to who combines it; the leader is told."""
+        part, cohort = share.part, share.cohort
+        assert cohort is not None
+        combiner, leader = roster.combiner_of(part), roster.leader
+        if combiner == self.me:
+            self.parts.shares.setdefault(share.slot, (self.me, share))
+            out = self._combine_if_complete(part, roster)
+        else:
+            out = [SendReduced((combiner,), share)]
+        return out + ([AnnounceShare(leader, part, cohort)] if leader not in (self.me, combiner) else [])
+
+    def announced(self, sender: PeerId, slot: Slot) -> bool:
+        """Whether the reducer of a cohort's share says that it is made."""
+        roster, (part, cohort) = self.roster, slot
+        if roster is None or cohort is None or not self._is_split:
+            return False
+        if part >= roster.num_parts or cohort >= len(roster.cohorts) or roster.reducer_of(part, cohort) != sender:
+            return False
+        self.parts.announced.add(slot)
+        return True
+
+    def _combine_all(self, roster: Roster) -> Instructions:
+        return [made for part in range(roster.num_parts) for made in self._combine_if_complete(part, roster)]
+
+    def _combine_if_complete(self, part: int, roster: Roster) -> Instructions:
+        parts = self.parts
+        if self.is_over or roster.combiner_of(part) != self.me or parts.is_begun((part, None)):
+            return []
+        wanted = [number for number, contributors in enumerate(roster.contributors) if contributors]
+        held = [parts.shares[part, number] for number in wanted if (part, number) in parts.shares]
+        if len(held) < len(wanted) or all(share.is_empty for _, share in held):
+            return []
+        parts.aggregating.add((part, None))
+        left_out = (one for _, share in held for one in share.excluded)
+        return [
+            CombineShares(
+                part,
+                tuple(sorted(peer for _, share in held for peer in share.contributors)),
+                tuple(sorted(left_out, key=lambda one: one.peer_id)),
+                tuple(
+                    Share(number, maker, share.digest)
+                    for number, (maker, share) in zip(wanted, held, strict=True)
+                    if not share.is_empty
+                ),
+            )
+        ]
+
+    def relay(self, sender: PeerId, reduced: ReducedPart) -> Instructions:
+        """A part that its combiner has sent goes on to the own cohort, once."""
+        roster, part = self.roster, reduced.part
+        if not self._is_split or roster is None or reduced.cohort is not None or reduced.digest in self._relayed:
+            return []
+        if not is_of(reduced, roster) or sender != roster.combiner_of(part):
+            return []
+        to = tuple(peer for peer in self._of_audience(self._near(part, roster), roster) if peer != roster.leader)
+        self._relayed.add(reduced.digest)
+        return [SendReduced(to, reduced)] if to else []
 
     # -- the result's bytes -------------------------------------------------------------------------------
 
     def fetch_missing(self, result: Result, *, but_coming: bool = False) -> Instructions:
         """`but_coming`: not what its reducer is sending: a ballot is small, and overtakes the parts on a slow link."""
-        followed = self.roster is not None and self.roster.rank == result.roster.rank
+        roster = result.roster
+        followed = self.roster is not None and self.roster.rank == roster.rank
         out: Instructions = []
         for reduced in self.parts.lacking(result):
-            reducer = result.roster.reducers[reduced.part]
+            reducer, combiner = roster.reducer_of(reduced.part, self._cohort), roster.combiner_of(reduced.part)
             if but_coming and followed and reducer not in self.gone:
                 continue
-            others = [peer for peer in self.facts.members if peer != reducer]
+            near = (reducer, combiner, *self.facts.cohorts[self._cohort], *self.facts.members)
             # Whoever seems gone is asked last: it may be back.
-            holders = sorted((peer for peer in (reducer, *others) if peer != self.me), key=self.gone.__contains__)
+            holders = sorted((peer for peer in dict.fromkeys(near) if peer != self.me), key=self.gone.__contains__)
             if holders:
-                out.append(FetchPart(reduced.part, reduced.digest, tuple(holders), reduced, result.roster))
+                out.append(FetchPart(reduced.part, reduced.digest, tuple(holders), reduced, roster))
         return out

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import ClassVar, cast
 
 from swarm.core.canonical import Value, digest, signed_bytes
-from swarm.core.contribution import MAX_MEMBERS, MAX_NEIGHBOURS, MAX_WORK, Result, counted_tokens
+from swarm.core.cohorts import MAX_MEMBERS
+from swarm.core.contribution import MAX_NEIGHBOURS, MAX_WORK, Result, counted_tokens
 from swarm.core.data_order import DataOrder
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, peer_item

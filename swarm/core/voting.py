@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.cohorts import committee
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, peer_item, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step
@@ -37,13 +38,14 @@ def quorum(num_voters: int) -> int:
 
 
 def electorate(
-    members: Iterable[PeerId], neighbours: Iterable[PeerId], coordinator: PeerId | None
+    members: Sequence[PeerId], neighbours: Iterable[PeerId], coordinator: PeerId | None, name: bytes
 ) -> tuple[PeerId, ...]:
-    """Who votes on a stage's round: its members and the coordinator; where members are few, its neighbours too.
+    """Who votes on the round that starts from the version of this name: the stage's members and the coordinator.
 
-    A member all alone needs nobody's vote: it cannot disagree with itself.
+    Where members are few, its neighbours vote too; where they are many, those who are drawn. A member all alone needs
+    nobody's vote: it cannot disagree with itself.
     """
-    own = set(members)
+    own = set(committee(members, name))
     if len(own) < FEW_MEMBERS:
         own |= set(neighbours)
     if len(own) > 1 and coordinator is not None:
