@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 MAX_EARLY = 64
 """Results that came before those they follow from."""
 KEPT_CHAINS = 4
-KEPT_ROSTERS = 16
+KEPT_RESULTS = 16
 
 
 class FollowedStage:
@@ -26,7 +26,7 @@ class FollowedStage:
         self._early: dict[int, Result] = {}
         self.chain = chain
         self._kept: dict[int, StageChain] = {int(self.chain.version): self.chain}
-        self._rosters: dict[int, Roster] = {}
+        self._results: dict[int, Result] = {}
 
     def at(self, version: int) -> StageChain | None:
         """What was certified of a version that had a snapshot; None if it is too long ago, or not known yet."""
@@ -34,7 +34,12 @@ class FollowedStage:
 
     def roster(self, step: int) -> Roster | None:
         """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
-        return self._rosters.get(step)
+        result = self.result(step)
+        return result.roster if result is not None else None
+
+    def result(self, step: int) -> Result | None:
+        """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
+        return self._results.get(step)
 
     def take(self, result: Result) -> list[Result]:
         """A result that somebody sent; what is certified with it, in order, and was not before.
@@ -69,8 +74,8 @@ class FollowedStage:
         facts.check_result(result, verify, certified=True)
         self.chain = chain.advance(result, self._settings)
         version = int(self.chain.version)
-        self._rosters[version - 1] = result.roster
-        self._rosters.pop(version - 1 - KEPT_ROSTERS, None)
+        self._results[version - 1] = result
+        self._results.pop(version - 1 - KEPT_RESULTS, None)
         if version % self._settings.checkpoint.snapshot_every == 0 or version == self._settings.optimizer.total_steps:
             self._kept[version] = self.chain
             for old in sorted(self._kept)[:-KEPT_CHAINS]:

@@ -16,6 +16,7 @@ from bootstrap.followed_stage import FollowedStage
 from bootstrap.ledger import Ledger
 from bootstrap.newcomers import Newcomers
 from bootstrap.run_folder import PreparedRun
+from bootstrap.stated_states import StatedStates
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import num_parts, part_slice
 from swarm.core.canonical import Value, digest
@@ -30,6 +31,7 @@ from swarm.host_protocol import (
     BAN,
     DEBT,
     EXHIBIT,
+    FINISH,
     MAX_ACCUSATION_BYTES,
     OWED,
     PARDON,
@@ -44,12 +46,23 @@ from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.draws import REVEALED_AFTER
 from verification.evidence import SUFFIX, Evidence
+from verification.kinds.step_fraud import StepFraud
 from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
 from verification.replay.judge import judge
 from verification.standing import AuditDebt, Standing, StandingTable
 from verification.strikes import Strikes
 from verification.ticket import Ticket
-from verification.verdicts import Ban, Debt, Pardon, Promotion, Quarantine
+from verification.tolerance import Grade
+from verification.verdicts import (
+    NUM_JURORS,
+    VOTES_TO_QUARANTINE,
+    Ban,
+    Debt,
+    Pardon,
+    Promotion,
+    Quarantine,
+    jury_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +77,10 @@ PING_S = 3.0
 RESTART_VERSIONS = 10
 """A peer that is admitted again owes nothing from before, for what it kept died with its process; once in so many
 versions, or whoever withholds would be admitted again and again."""
+
+
+FOR_THE_QUARANTINED = frozenset({FINISH, PARDON, BAN})
+"""What still passes between the host and a peer that is out, but not for ever."""
 
 
 class Justice:
@@ -100,13 +117,16 @@ class Justice:
         self.bans: dict[PeerId, Ban] = {}
         self.quarantines: dict[PeerId, Quarantine] = {}
         """Those in force."""
+        self._juries: dict[PeerId, Quarantine] = {}
+        """Of who is quarantined for what jurors found: their votes."""
         self._sent_back: dict[PeerId, Debt | Pardon] = {}
         """Of who is on probation again: the last word that says so."""
+        self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed)
         self.newcomers = Newcomers(
             run.settings, run.run_id, followed, self._tickets, lambda: self.table, self._promote, emit
         )
         for event in ledger.events(
-            "genesis", "anchor", "genesis", "ban", "ticket", "debt", "strike", "quarantine", "pardon", "promotion"
+            "genesis", "anchor", "ban", "ticket", "debt", "strike", "quarantine", "pardon", "promotion", "jury"
         ):
             self._remember(event.kind, event.facts)
 
@@ -114,11 +134,11 @@ class Justice:
         """What the ledger says, in its order."""
         match kind:
             case "genesis":  # states of what went before are none of this run any more
-                self._anchors[Genesis.from_value(facts).stage].clear()
+                genesis = Genesis.from_value(facts)
+                self._anchors[genesis.stage].clear()
+                self._begin_with(genesis.members)
             case "anchor":
                 self._keep(Anchor.from_value(facts))
-            case "genesis":
-                self._begin_with(Genesis.from_value(facts).members)
             case "promotion":
                 self._let_train(Promotion.from_value(facts))
             case "ticket":
@@ -132,6 +152,9 @@ class Justice:
                 quarantine = Quarantine.from_value(facts)
                 self.quarantines[quarantine.peer_id] = quarantine
                 self._shut_out(quarantine)
+            case "jury":
+                jury = Quarantine.from_value(facts)
+                self._juries[jury.peer_id] = jury
             case "pardon":
                 self._lift(Pardon.from_value(facts))
             case "debt":
@@ -143,14 +166,17 @@ class Justice:
 
     def _shut_out(self, verdict: Ban | Quarantine) -> None:
         self.table = self.table.after(verdict, verdict.version)
-        self._transport.shut_out(verdict.peer_id)
+        but = FOR_THE_QUARANTINED if isinstance(verdict, Quarantine) else frozenset[str]()
+        self._transport.shut_out(verdict.peer_id, but=but)
 
     def serve(self) -> None:
         """Begin to answer."""
         self._transport.serve(ANCHOR, self._on_anchor, max_body_bytes=0)
         self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_BYTES)
         self._transport.serve(OWED, self._on_owed, max_body_bytes=0)
+        self._transport.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
         self.newcomers.serve(self._transport)
+        self.stated.serve(self._transport)
 
     # -- admission ----------------------------------------------------------------------------------------
 
@@ -185,18 +211,19 @@ class Justice:
         self._anchors[stage].clear()
         self._anchor(Anchor.of_chain(followed.chain, state_digest))
 
-    def anchor_if_agreed(
-        self, stage: StageIndex, followed: FollowedStage, version: int, digests: dict[PeerId, str]
-    ) -> None:
-        """Anchor a version once more than two thirds of its members have stated one digest of it."""
-        chain = followed.at(version)
-        held = self._anchors[stage]
-        if chain is None or version in held:
-            return
-        stated = [digests[peer] for peer in chain.members if peer in digests]
-        for found in sorted(set(stated)):
-            if 3 * stated.count(found) > 2 * len(chain.members):
-                self._anchor(Anchor.of_chain(chain, bytes.fromhex(found)))
+    def anchor_what_is_agreed(self, stage: StageIndex) -> None:
+        """Anchor each version of which more than two thirds of its members, but for the banned, state one digest."""
+        followed = self._followed.get(stage)
+        for version in self.stated.versions(stage):
+            chain = followed.at(version) if followed is not None else None
+            if chain is None or version in self._anchors[stage]:
+                continue
+            members = [peer for peer in chain.members if peer not in self.bans]
+            digests = self.stated.digests(stage, version, chain.name)
+            agreed = [digests[peer] for peer in members if peer in digests]
+            for found in sorted(set(agreed)):
+                if 3 * agreed.count(found) > 2 * len(members):
+                    self._anchor(Anchor.of_chain(chain, found))
 
     def anchor_of(self, stage: int, version: int) -> Anchor | None:
         """None if there is none yet, or none any more."""
@@ -260,6 +287,8 @@ class Justice:
         if evidence.accused in self.bans:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             return
+        if evidence.kind == StepFraud.KIND and self.stated.is_withdrawn(StepFraud.from_evidence(evidence).statement):
+            raise RemoteError("evidence", f"{evidence.accused} has found its own fault, and taken its word back")
         verdict = await asyncio.to_thread(
             judge, evidence, run_key=self._run.run_key.peer_id, data=self._run.data.train_path
         )
@@ -269,7 +298,7 @@ class Justice:
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
             )
-            await self._strike(accuser, evidence)
+            await self._contradict(accuser, evidence)
             return
         ban = Ban(
             self._run.run_id,
@@ -296,8 +325,41 @@ class Justice:
         await self._tell(BAN, "ban", ban)
         self._shut_out(ban)
 
+    async def _contradict(self, accuser: PeerId, evidence: Evidence) -> None:
+        """The accusation was untrue: so was the word of jurors who found the same."""
+        await self._strike(accuser, evidence)
+        jury, charge = self._juries.get(evidence.accused), (evidence.stage, evidence.version, evidence.kind)
+        if jury is None or evidence.accused not in self.quarantines:
+            return
+        if (jury.stage, jury.version, jury.kind) == charge and jury.summons[0] == accuser:
+            for vote in jury.votes:
+                if vote.verdict is Grade.FRAUD:
+                    await self._strike(vote.juror, evidence)
+            await self.pardon(evidence.accused, acquitted=True)
+
+    async def _on_quarantine(self, sender: PeerId, request: Message) -> Message:
+        """Jurors have found a peer guilty: it is out until its case is judged here."""
+        fields = Fields("quarantine call", request.meta)
+        found = Quarantine.from_value(fields.message("quarantine"))
+        fields.done()
+        followed = self._followed.get(found.stage)
+        accuser, step = found.summons
+        result = followed.result(int(step)) if followed is not None else None
+        if result is None:
+            raise TransientError(f"the result of step {step} of stage {found.stage} is not known here")
+        drawn = jury_of(result, found.accusation, accuser)
+        await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, drawn=drawn)
+        if found.peer_id not in self.quarantines and found.peer_id not in self.bans:
+            self._ledger.append("jury", found.to_value())
+            self._juries[found.peer_id] = found
+            reason = f"{VOTES_TO_QUARANTINE} of {NUM_JURORS} jurors found it guilty"
+            await self._keep_out(found.peer_id, found.stage, found.version, found.kind, found.evidence_digest, reason)
+        return Message()
+
     async def _strike(self, accuser: PeerId, evidence: Evidence) -> None:
-        """The accusation was untrue."""
+        """Its word on the accused was untrue."""
+        if accuser not in self._tickets:
+            return
         stage = self._tickets[accuser].stage
         version, found = self._version(stage), evidence.digest()
         self._ledger.append("strike", {"peer_id": accuser, "version": version, "evidence_digest": found})
@@ -480,6 +542,7 @@ class Justice:
             self._sent_back[pardon.peer_id] = pardon
         self._pardoned_at[pardon.peer_id] = int(pardon.version)
         self.quarantines.pop(pardon.peer_id, None)
+        self._juries.pop(pardon.peer_id, None)
         if pardon.peer_id not in self.bans:
             self._transport.let_in(pardon.peer_id)
 

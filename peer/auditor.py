@@ -6,11 +6,11 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -68,6 +68,10 @@ class AuditCounters:
     bytes: int = 0
 
 
+async def _to_no_jury(mismatch: ReplayMismatch) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class _Due:
     """An audit that was drawn."""
@@ -91,6 +95,8 @@ class Auditor:
     """By what a peer's standing multiplies what is spent on auditing it."""
     suspect: Callable[[PeerId, Version], None] = lambda peer, version: None
     """Something short of fraud was found at a version of the stage: look closer."""
+    prosecute: Callable[[ReplayMismatch], Coroutine[Any, Any, None]] = _to_no_jury
+    """Brings a case, which need not have its past, before a jury."""
     reader: BatchReader | None = None
     """At stage 0: what every microbatch must hold."""
     counters: AuditCounters = field(default_factory=AuditCounters)
@@ -190,6 +196,8 @@ class Auditor:
         if found.grade is Grade.HONEST:
             share = found.measured / found.fraud
             self.counters.largest_honest_share = max(self.counters.largest_honest_share, share)
+            if self.rounds.adversary.accuses_falsely(contribution.step):
+                await self._accuse(due, exhibits, parts)
             return
         what = "contribution" if due.whole else f"microbatch {due.work[0].microbatch_id}"
         log.warning("%s at step %d, %s: %s", contribution.peer_id, contribution.step, what, found.reason)
@@ -371,7 +379,9 @@ class Auditor:
     # -- accused ------------------------------------------------------------------------------------------
 
     async def _accuse(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> None:
-        """Bring it before the run key, with everything that a replay needs."""
+        """Bring it before a jury, and before the run key with everything that a replay needs."""
+        light = ReplayMismatch(contribution=due.contribution, parts=tuple(parts), exhibits=tuple(exhibits))
+        self.rounds.spawn(self.prosecute(light))
         await self.accuser.accuse(await self._mismatch(due, exhibits, parts))
 
     async def _mismatch(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> ReplayMismatch:

@@ -152,7 +152,7 @@ class CatchUp:
         """Watch for falling behind or off the roster, and mend it, for ever."""
         while True:
             rounds = self._rounds
-            if rounds.is_over or (rounds.is_member and not self._behind and not self._is_wrong):
+            if rounds.is_over or (self._takes_part and not self._behind and not self._is_wrong):
                 self._wake.clear()
                 await happened(self._wake, within_s=0.5)
                 continue
@@ -175,12 +175,17 @@ class CatchUp:
     def _me(self) -> PeerId:
         return self._transport.peer_id
 
+    @property
+    def _takes_part(self) -> bool:
+        """Whether the stage's rounds reach this peer: not while it is on probation, whatever the last roster says."""
+        return self._rounds.is_member and self._rounds.may_join(self._me)
+
     async def _advance(self, donor: PeerId) -> None:
         rounds = self._rounds
         if not rounds.is_member and rounds.may_join(self._me):
             await self._ask_to_join()
         started_at = rounds.version
-        wait_s = 0.0 if rounds.is_member else 2.0
+        wait_s = 0.0 if self._takes_part else 2.0
         layout_bytes = rounds.replica.codec.encoded_bytes(rounds.replica.layout.num_values)
         reply = await self._transport.call(
             donor,

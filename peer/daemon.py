@@ -20,6 +20,7 @@ from peer.accuser import Accuser
 from peer.adversary import HONEST, adversary_of
 from peer.audit_desk import AuditDesk
 from peer.audit_reducers import ReducerAuditor
+from peer.audit_steps import StepAuditor
 from peer.auditor import Auditor
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
@@ -29,6 +30,7 @@ from peer.exhibits import ExhibitStore
 from peer.hops import HopServer
 from peer.host import HOST_RETRY_S, Host
 from peer.joining_state import JoiningState
+from peer.jury import Jury
 from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_fit, used_bytes
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
@@ -78,6 +80,7 @@ from swarm.optim.stage_step import stage_clip_norm
 from swarm.rehearsal import rehearse
 from swarm.witness_service import VoteLog, WitnessService
 from verification.draws import HashChain
+from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.ticket import Ticket
 from verification.verdicts import Ban, Quarantine
 
@@ -165,6 +168,7 @@ class PeerDaemon:
         self.rounds: StageRounds | None = None
         self.auditor: Auditor | None = None
         self.reducer_auditor: ReducerAuditor | None = None
+        self.step_auditor: StepAuditor | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Join, train until the run is over or `stop`, then drain and leave.
@@ -233,7 +237,9 @@ class PeerDaemon:
 
     def _on_self(self, word: Word) -> None:
         """The run key's word on this peer."""
-        if isinstance(word, Ban | Quarantine):
+        if isinstance(word, Quarantine) and word.kind == ReplayMismatch.KIND:
+            log.warning("jurors have found this peer guilty of %s: it waits for the host's word", word.kind)
+        elif isinstance(word, Ban | Quarantine):
             self._shut_out_by = word
             self.finished.set()
 
@@ -488,13 +494,25 @@ class PeerDaemon:
         self.reducer_auditor = reducer_auditor = ReducerAuditor(
             rounds, ticket, draws, accuser, exhibits, budget_factor=self.standing.budget_factor
         )
-        rounds.on_applied += [desk.applied, reducer_auditor.applied]
-        services.append(asyncio.ensure_future(reducer_auditor.run()))
+        self.step_auditor = step_auditor = StepAuditor(rounds, self._host_id, accuser, catch_up.load_anew)
+        rounds.on_applied += [desk.applied, reducer_auditor.applied, step_auditor.applied]
+        services += [asyncio.ensure_future(reducer_auditor.run()), asyncio.ensure_future(step_auditor.run())]
         if settings.has_probation:
             services.append(
                 asyncio.ensure_future(self._on_probation(rounds, exhibits, ticket, draws, catch_up, neighbours))
             )
         if settings.replays:
+            jury = Jury(
+                rounds,
+                signed_run,
+                self._host_id,
+                neighbours.of_stage,
+                self.verdicts.take,
+                self.standing.is_out,
+            )
+            jury.serve(self.transport)
+            self.verdicts.counts = jury.counts
+            rounds.on_applied.append(jury.applied)
             self.auditor = auditor = Auditor(
                 rounds,
                 ticket,
@@ -503,6 +521,7 @@ class PeerDaemon:
                 self._host_id,
                 budget_factor=self.standing.budget_factor,
                 suspect=self.standing.suspect,
+                prosecute=jury.prosecute,
                 reader=BatchReader(settings, files[0]) if files is not None else None,
             )
             rounds.on_applied.append(auditor.applied)

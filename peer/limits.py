@@ -81,6 +81,7 @@ def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings) -> None:
         by_place[place][what] = size
     check_memory(by_place["host"], volunteer.memory_bytes)
     disk = by_place["disk"]
+    volunteer.folder.mkdir(parents=True, exist_ok=True)
     _check_place("disk", "--disk-gib", disk, volunteer.disk_bytes, shutil.disk_usage(volunteer.folder).free)
     if volunteer.gpu is not None:
         free = limit_gpu(volunteer.gpu, volunteer.gpu_memory_bytes)

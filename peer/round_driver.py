@@ -20,9 +20,9 @@ from swarm.averaging.seeds import part_seeds
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import Instruction
 from swarm.core.canonical import Value
-from swarm.core.contribution import Contribution, Result, Roster
+from swarm.core.contribution import MAX_CHARGES, Contribution, Result, Roster
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
-from swarm.core.fields import Fields, value_or_none
+from swarm.core.fields import Fields, packed_or_none, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round_ballots import Proposal
 from swarm.core.round_facts import EquivocationError
@@ -113,10 +113,10 @@ class RoundDriver:
                     meta: dict[str, Value] = {
                         "kind": "commit",
                         "view": view,
-                        "contribution": contribution.to_value(),
+                        "contribution": contribution.packed,
                         "promise": value_or_none(promise),
-                        "roster": value_or_none(roster),
-                        "result": value_or_none(result),
+                        "roster": packed_or_none(roster),
+                        "result": packed_or_none(result),
                     }
                     self._send_all(state, (leader,), meta)
                 case act.AskPromise(to, view):
@@ -140,7 +140,7 @@ class RoundDriver:
                     self._send_all(state, (leader,), asked)
                 case act.SendRoster(to, roster):
                     state.notify()
-                    self._send_all(state, to, {"kind": "roster", "roster": roster.to_value()})
+                    self._send_all(state, to, {"kind": "roster", "roster": roster.packed})
                 case act.SendPart(reducer, part, view):
                     self.parts.send_part(state, reducer, part, view)
                 case act.AggregatePart():
@@ -150,7 +150,7 @@ class RoundDriver:
                 case act.SendResult(to, result):
                     state.notify()
                     inside = [peer for peer in to if peer in self._stage.chain.members]
-                    self._send_all(state, inside, {"kind": "result", "result": result.to_value()})
+                    self._send_all(state, inside, {"kind": "result", "result": result.packed})
                 case act.FetchPart():
                     self.parts.fetch(state, instruction)
                 case act.Accuse(one, other):
@@ -258,6 +258,7 @@ class RoundDriver:
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
         rates = self.parts.rates.of(chain.members, me=stage.me)
         unsigned = Contribution(stage.run_id, chain.stage, step, chain.name, stage.me, work, tuple(digests), rates)
+        unsigned = replace(unsigned, charges=stage.charges()[:MAX_CHARGES] if work else ())
         await asyncio.to_thread(stage.signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         state.own_parts = parts
         stage.on_contributed(step, parts)

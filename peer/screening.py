@@ -39,6 +39,10 @@ class KnownStanding:
                 self.table, founders=self.table.founders | set(founders), has_probation=has_probation
             )
 
+    def is_out(self, peer: PeerId) -> bool:
+        """Whether nothing at all is taken from the peer."""
+        return self.table.is_out(peer)
+
     def may_train(self, peer: PeerId) -> bool:
         """Whether anything is taken from the peer but its replays."""
         return self.table.may_train(peer)

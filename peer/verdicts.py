@@ -47,6 +47,8 @@ class Verdicts:
         self.own_promotion: Promotion | None = None
         self.on_lost: Callable[[PeerId], None] = lambda peer: None
         """Told of a peer that may not train any more."""
+        self.counts: Callable[[Quarantine, PeerId], bool] = lambda quarantine, sender: False
+        """Whether what jurors found counts here. Raises RemoteError or TransientError."""
         self.on_self: Callable[[Word], None] = lambda word: None
         """Told of what is said of this peer itself."""
         self._me = me
@@ -75,10 +77,14 @@ class Verdicts:
         if promotion is not None:
             self.take(promotion)
 
-    def take(self, word: Word) -> None:
-        """Act on it. Raises RemoteError unless the run key signed it."""
+    def take(self, word: Word, sender: PeerId | None = None) -> None:
+        """Act on it. Raises RemoteError unless the run key signed it; or jurors, then `sender` brings their word."""
         assert self._run is not None, "the run is not known yet"
-        word.check(*self._run)
+        if isinstance(word, Quarantine) and word.is_by_jurors and sender is not None:
+            if not self.counts(word, sender):
+                return
+        else:
+            word.check(*self._run)
         self.standing.take(AuditDebt(word.peer_id, word.version) if isinstance(word, Debt) else word)
         peer = word.peer_id
         if peer == self._me:
@@ -119,7 +125,7 @@ class Verdicts:
         name, read = _WORDS[method]
 
         async def listen(sender: PeerId, request: Message) -> Message:
-            self.take(read(Fields(f"{name} call", request.meta).message(name)))
+            self.take(read(Fields(f"{name} call", request.meta).message(name)), sender)
             return Message()
 
         return listen

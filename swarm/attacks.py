@@ -46,7 +46,11 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         # The rest: a fault, a wrong reducer, silence.
         "bit_flips": "any",
         "wrong_reducer": "any",
+        "wrong_state": "any",
         "withholding": "any",
+        # Against the audits themselves.
+        "false_accuser": "any",
+        "lying_juror": "any",
     }
 )
 """Every kind, and the stages of a run in which it does anything."""

@@ -6,6 +6,14 @@ from typing import Any
 
 import pytest
 
+from peer.catch_up import JOIN
+from peer.downstream import METHOD
+from peer.exams import EXAM_ANSWER
+from peer.rounds import PROGRESS
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, Version
+from swarm.network.transport import Message, Transport
+from swarm.witness_service import WITNESS
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
 pytestmark = pytest.mark.processes
@@ -41,5 +49,72 @@ def test_a_newcomer_trains_once_its_replays_agree(tmp_path: Path, stage: int) ->
             version = swarm.coordinator.progress.done_versions()
             await swarm.until_version(version + 3)
             assert newcomer.peer_id in newcomer.rounds.chain.members
+
+    asyncio.run(train())
+
+
+class Careless:
+    """A transport whose owner answers exams with zeros."""
+
+    def __init__(self, inner: Transport, refused: list[str]) -> None:
+        self._inner = inner
+        self._refused = refused
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def call(self, peer_id: PeerId, method: str, request: Message, **limits: Any) -> Message:
+        if method != EXAM_ANSWER:
+            return await self._inner.call(peer_id, method, request, **limits)
+        try:
+            return await self._inner.call(peer_id, method, Message(request.meta, bytes(len(request.body))), **limits)
+        except RemoteError as error:
+            self._refused.append(error.kind)
+            raise
+
+
+def test_a_newcomer_that_does_not_compute_stays_outside(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def wrap(stage: int, index: int, transport: Transport) -> Transport:
+        return Careless(transport, refused) if index == 2 else transport  # type: ignore[return-value]
+
+    async def train() -> None:
+        async with swarm_in_process(public(), tmp_path, peers=(2, 2), wrap=wrap) as swarm:
+            await swarm.until_version(2)
+            newcomer = await swarm.add_peer(1)
+            await swarm.until(lambda: len(refused) >= 6)
+            assert set(refused) <= {"exam", "malformed"}
+            assert events(swarm, "promoted") == []
+            member = swarm.of_stage(1)[0]
+            assert newcomer.peer_id not in member.rounds.chain.members
+            assert newcomer.peer_id not in member.rounds.joining
+            upstream = swarm.of_stage(0)[0]
+            assert newcomer.peer_id not in upstream.rounds.neighbours()
+            for method in (METHOD, PROGRESS, WITNESS, "round", "audit_exhibit", "audit_input", "audit_answer"):
+                with pytest.raises(TransientError, match="probation"):
+                    await newcomer.transport.call(
+                        member.peer_id, method, Message({}), timeout_s=5.0, max_body_bytes=1 << 20
+                    )
+            ticket = swarm.coordinator.justice.ticket_of(newcomer.peer_id)
+            assert ticket is not None
+            asked = Message({"ticket": ticket.to_value(), "promotion": None})
+            with pytest.raises(TransientError, match="probation"):
+                await newcomer.transport.call(member.peer_id, JOIN, asked, timeout_s=5.0, max_body_bytes=0)
+
+    asyncio.run(train())
+
+
+def test_a_peer_in_debt_leaves_the_roster_and_comes_back_by_replays(tmp_path: Path) -> None:
+    async def train() -> None:
+        async with swarm_in_process(public(limits={"founders_per_stage": 3}), tmp_path, peers=(3, 3)) as swarm:
+            await swarm.until_version(3)
+            member, debtor = swarm.of_stage(1)[:2]
+            await swarm.coordinator.justice.send_back(debtor.peer_id, Version(2), None)
+            await swarm.until(lambda: debtor.peer_id in [event["peer_id"] for event in events(swarm, "left")])
+            assert debtor.peer_id not in member.rounds.chain.members
+            await swarm.until(lambda: debtor.peer_id in [event["peer_id"] for event in events(swarm, "joined")])
+            assert [event["peer_id"] for event in events(swarm, "promoted")] == [debtor.peer_id]
+            assert events(swarm, "quarantined") == events(swarm, "banned") == []
 
     asyncio.run(train())

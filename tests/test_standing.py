@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
-from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.identity import Identity
 from verification.standing import FAULT, KEPT_DEBTS, AuditDebt, Event, Standing, StandingTable, Suspicion
 from verification.tolerance import Grade
@@ -30,14 +30,17 @@ NOW = Version(1000)
 BAN = Ban(*CHARGE).signed_by(RUN_KEY)
 QUARANTINE = Quarantine(*CHARGE).signed_by(RUN_KEY)
 PARDON = Pardon(RUN_ID, ACCUSED, Version(300), True).signed_by(RUN_KEY)
-VOTE = JurorVote(*CHARGE, DRAWN[0], Grade.FRAUD).signed_by(JURY[0])
+VOTE = JurorVote(*CHARGE, OTHER, Step(302), DRAWN[0], Grade.FRAUD).signed_by(JURY[0])
 PROMOTION = Promotion(RUN_ID, ACCUSED, StageIndex(1), Version(300)).signed_by(RUN_KEY)
 DEBT = Debt(RUN_ID, ACCUSED, Version(300)).signed_by(RUN_KEY)
 
 
 def _tried(verdicts: Iterable[Grade]) -> Quarantine:
     votes = zip(JURY, verdicts, strict=False)
-    return Quarantine(*CHARGE, tuple(JurorVote(*CHARGE, one.peer_id, verdict).signed_by(one) for one, verdict in votes))
+    summons = (OTHER, Step(302))
+    return Quarantine(
+        *CHARGE, tuple(JurorVote(*CHARGE, *summons, one.peer_id, verdict).signed_by(one) for one, verdict in votes)
+    )
 
 
 GUILTY, SPLIT = _tried([Grade.FRAUD, Grade.SUSPICIOUS, Grade.FRAUD]), _tried([Grade.FRAUD, Grade.HONEST])
@@ -66,7 +69,7 @@ def test_the_bytes_of_a_ban_never_change() -> None:
 
 def test_the_bytes_of_the_other_verdicts_never_change() -> None:
     found = [hashlib.sha256(one.signed_bytes()).hexdigest()[:16] for one in (QUARANTINE, VOTE, PARDON)]
-    assert found == ["81726d6ad29a153e", "ba50f5ce38ed208f", "cd25b503dc2cc5d7"]
+    assert found == ["81726d6ad29a153e", "d9ba70dde0f4aff2", "cd25b503dc2cc5d7"]
 
 
 @pytest.mark.parametrize("made", [BAN, QUARANTINE, GUILTY, PARDON, VOTE])
@@ -84,6 +87,8 @@ def test_no_field_of_a_verdict_can_change_without_its_digest(made: Ban | Quarant
         "kind": "equivocation",
         "evidence_digest": bytes(32),
         "acquitted": False,
+        "accuser": PeerId("someone"),
+        "committed_at": Step(303),
         "juror": DRAWN[1],
         "verdict": Grade.HONEST,
     }
@@ -178,6 +183,8 @@ def test_two_of_the_three_drawn_jurors_quarantine() -> None:
         _tried([]),
         _tried([Grade.FRAUD, Grade.SUSPICIOUS, Grade.SUSPICIOUS]),
         replace(SPLIT, votes=(VOTE, VOTE)),
+        replace(GUILTY, votes=(VOTE, *(replace(one, accuser=DRAWN[0]) for one in GUILTY.votes[1:]))),
+        replace(GUILTY, votes=(VOTE, *(replace(one, committed_at=Step(303)) for one in GUILTY.votes[1:]))),
         replace(SPLIT, votes=(VOTE, replace(VOTE, juror=DRAWN[1]))),
         replace(SPLIT, votes=(VOTE, replace(SPLIT.votes[1], verdict=Grade.FRAUD))),
         replace(GUILTY, peer_id=OTHER),

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.contribution import Result
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
 from swarm.identity import Identity, verify
 from verification.tolerance import Grade
@@ -75,8 +76,28 @@ class _Charge(_Signed):
             "evidence_digest": self.evidence_digest,
         }
 
+    @property
+    def facts(self) -> tuple[str, PeerId, StageIndex, Version, str, bytes]:
+        """The charge, for another form of it."""
+        return self.run_id, self.peer_id, self.stage, self.version, self.kind, self.evidence_digest
+
     def signed_value(self) -> Value:
         return self.charge
+
+
+@dataclass(frozen=True)
+class Accusation(_Charge):
+    """A charge before a jury: its digest in a certified contribution is the commitment to it."""
+
+    DOMAIN: ClassVar[str] = "charge"
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Accusation":
+        """Of the charge alone. Raises RemoteError("malformed")."""
+        fields = Fields(cls.DOMAIN, value)
+        made = cls(*_read_charge(fields))
+        fields.done()
+        return made
 
 
 @dataclass(frozen=True)
@@ -103,11 +124,20 @@ class JurorVote(_Charge):
     """What a juror found when it replayed the evidence. It covers the whole charge, so that it counts for no other."""
 
     DOMAIN: ClassVar[str] = "juror-vote"
+    accuser: PeerId
+    committed_at: Step
+    """The step whose roster has the charge in the accuser's contribution."""
     juror: PeerId
     verdict: Grade
 
     def signed_value(self) -> Value:
-        return {**self.charge, "juror": self.juror, "verdict": self.verdict.value}
+        return {
+            **self.charge,
+            "accuser": self.accuser,
+            "committed_at": self.committed_at,
+            "juror": self.juror,
+            "verdict": self.verdict.value,
+        }
 
     def check(self, run_id: str) -> None:
         """Raises RemoteError unless the juror signed it in this run."""
@@ -116,10 +146,12 @@ class JurorVote(_Charge):
     @classmethod
     def from_value(cls, value: Value) -> "JurorVote":
         outer, fields = _opened(cls.DOMAIN, value)
-        charge, juror, verdict = _read_charge(fields), fields.peer("juror"), fields.text("verdict", max_length=16)
+        charge, accuser, committed_at = _read_charge(fields), fields.peer("accuser"), fields.integer("committed_at")
+        juror, verdict = fields.peer("juror"), fields.text("verdict", max_length=16)
         if verdict not in {grade.value for grade in Grade}:
             raise RemoteError("malformed", f"verdict is {verdict!r}")
-        made = cls(*charge, juror, Grade(verdict), signature=outer.octets("signature", length=64))
+        signature = outer.octets("signature", length=64)
+        made = cls(*charge, accuser, Step(committed_at), juror, Grade(verdict), signature=signature)
         fields.done()
         outer.done()
         return made
@@ -132,11 +164,28 @@ class Quarantine(_Charge):
     DOMAIN: ClassVar[str] = "quarantine"
     votes: tuple[JurorVote, ...] = ()
 
+    @property
+    def is_by_jurors(self) -> bool:
+        return not self.signature
+
+    @property
+    def accusation(self) -> Accusation:
+        return Accusation(*self.facts)
+
+    @property
+    def summons(self) -> tuple[PeerId, Step]:
+        """Who brought the charge, and in which step's roster. Raises RemoteError unless all votes say the same."""
+        found = {(vote.accuser, vote.committed_at) for vote in self.votes}
+        if len(found) != 1:
+            raise RemoteError("verdict", f"the votes on {self.peer_id} are of {len(found)} charges, not of one")
+        return found.pop()
+
     def check(self, run_id: str, run_key: PeerId, *, drawn: tuple[PeerId, ...] = ()) -> None:
         """Raises RemoteError unless the run key signed it or two of the `drawn` jurors (see `jurors`) found fraud."""
         if self.signature:
             self._check_signature(self.run_id, run_id, run_key)
             return
+        _ = self.summons
         for vote in self.votes:
             vote.check(run_id)
             if vote.juror not in drawn:
@@ -207,6 +256,23 @@ class Pardon(_Signed):
         fields.done()
         outer.done()
         return made
+
+
+def jury_of(result: Result, accusation: Accusation, accuser: PeerId) -> tuple[PeerId, ...]:
+    """The jurors on what the accuser committed to in this certified result; none below five replicas.
+
+    Raises RemoteError if it did not.
+    """
+    made = result.roster.contribution_of(accuser)
+    if made is None or accusation.digest() not in made.charges or accusation.stage != made.stage:
+        raise RemoteError("verdict", f"{accuser} accused nobody of that in step {result.roster.step}", accuser)
+    return jurors(
+        result.roster.members_after,
+        accuser=accuser,
+        accused=accusation.peer_id,
+        evidence_digest=accusation.evidence_digest,
+        next_name=result.new_name,
+    )
 
 
 @dataclass(frozen=True)

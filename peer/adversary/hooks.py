@@ -80,12 +80,24 @@ class Adversary:
         """A part this peer reduced, as it is sent, and its SHA-256."""
         return encoded
 
+    def stated(self, step: Step, hashes: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """The hashes of a snapshot's chunks, as this peer signs for them; the step is the next one's."""
+        return hashes
+
     # -- audits -------------------------------------------------------------------------------------------
 
     @property
     def withholds(self) -> bool:
         """Whether what audits ask for is not served."""
         return False
+
+    def accuses_falsely(self, step: Step) -> bool:
+        """Whether it accuses a peer whose work in this step it found honest."""
+        return False
+
+    def finds(self, guilty: bool) -> bool:
+        """What it votes as a juror that found this."""
+        return guilty
 
     # -- for attacks --------------------------------------------------------------------------------------
 

@@ -46,7 +46,10 @@ ADVERSARIES: dict[str, Make] = {
     "in_tolerance_noise": partial(ChangedTensor, microbatches.leaning, activations=True, gradients=True),
     "bit_flips": others.BitFlips,
     "wrong_reducer": others.WrongReducer,
+    "wrong_state": others.WrongState,
     "withholding": others.Withholding,
+    "false_accuser": others.FalseAccuser,
+    "lying_juror": others.LyingJuror,
 }
 
 

@@ -8,6 +8,7 @@ from peer.adversary.hooks import Adversary, At
 from swarm.attacks import Attack
 from swarm.averaging.encoded import VectorCodec
 from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.state import chunk_hash
 from swarm.core.ids import Step, Version
 from swarm.model.stage import StageModel, Weights
 
@@ -54,6 +55,29 @@ class WrongReducer(Adversary):
         codec.decode(encoded[0], values)
         wrong = codec.encode(values * np.float32(strengths.REDUCED_FACTOR), seed=seed)
         return wrong, bulk_digest(wrong)
+
+
+class FalseAccuser(Adversary):
+    """Honest work; whoever it audits and finds honest is accused all the same."""
+
+    def accuses_falsely(self, step: Step) -> bool:
+        return self._has_begun(step)
+
+
+class LyingJuror(Adversary):
+    """Honest work; as a juror it votes the other way round."""
+
+    def finds(self, guilty: bool) -> bool:
+        return not guilty
+
+
+class WrongState(Adversary):
+    """Another chunk than it has is stated of each snapshot."""
+
+    def stated(self, step: Step, hashes: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        if not self.acts_in(step):
+            return hashes
+        return (*hashes[:-1], chunk_hash(hashes[-1]))
 
 
 class Withholding(Adversary):

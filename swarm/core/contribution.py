@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.canonical import Packed, Value, digest, signed_bytes
 from swarm.core.cohorts import MAX_MEMBERS, cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item, peer_item, value_or_none
@@ -20,6 +20,7 @@ MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
 MAX_COHORTS = 16
 MAX_NEIGHBOURS = 16
+MAX_CHARGES = 4
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
 
@@ -83,6 +84,8 @@ class Contribution:
     """SHA-256 of each encoded part; empty if the member did no work."""
     rates: tuple[Rate, ...] = ()
     """Of other members, as measured here: they decide who reduces how much."""
+    charges: tuple[bytes, ...] = ()
+    """Digests of what the member brings before a jury: by this they are certified before the jurors are drawn."""
     signature: bytes = b""
 
     @property
@@ -99,6 +102,7 @@ class Contribution:
             "work": [item.to_value() for item in self.work],
             "part_digests": list(self.part_digests),
             "rates": [[rate.peer_id, rate.octave] for rate in self.rates],
+            "charges": list(self.charges),
         }
 
     def signed_bytes(self) -> bytes:
@@ -115,6 +119,11 @@ class Contribution:
     def to_value(self) -> Value:
         return {"value": self.signed_value(), "signature": self.signature}
 
+    @cached_property
+    def packed(self) -> Packed:
+        """Its value, packed once."""
+        return Packed(self.to_value())
+
     @classmethod
     def from_value(cls, value: Value) -> "Contribution":
         outer = Fields("contribution", value)
@@ -128,6 +137,7 @@ class Contribution:
             fields.items("work", Work.from_value, max_items=MAX_WORK),
             fields.items("part_digests", digest_item, max_items=MAX_PARTS),
             fields.items("rates", Rate.from_value, max_items=MAX_MEMBERS),
+            fields.items("charges", digest_item, max_items=MAX_CHARGES),
             outer.octets("signature", length=64),
         )
         fields.done()
@@ -231,7 +241,7 @@ class Roster:
     def contribution_of(self, peer_id: PeerId) -> Contribution | None:
         return next((c for c in self.contributions if c.peer_id == peer_id), None)
 
-    def signed_value(self) -> Value:
+    def signed_value(self) -> dict[str, Value]:
         return {
             "run_id": self.run_id,
             "stage": self.stage,
@@ -254,7 +264,11 @@ class Roster:
 
     @cached_property
     def _signed_bytes(self) -> bytes:
-        return signed_bytes(self.DOMAIN, self.signed_value())
+        return signed_bytes(self.DOMAIN, self._packed_value)
+
+    @cached_property
+    def _packed_value(self) -> Packed:
+        return Packed({**self.signed_value(), "contributions": [c.packed for c in self.contributions]})
 
     def to_value(self) -> Value:
         return {
@@ -262,6 +276,12 @@ class Roster:
             "signature": self.signature,
             "certificate": value_or_none(self.certificate),
         }
+
+    @cached_property
+    def packed(self) -> Packed:
+        """Its value, packed once."""
+        certificate = value_or_none(self.certificate)
+        return Packed({"value": self._packed_value, "signature": self.signature, "certificate": certificate})
 
     def facts_digest(self) -> bytes:
         """Digest of what the round was made of, whoever proposed it and however parts were reassigned."""
@@ -277,7 +297,7 @@ class Roster:
                 self.step,
                 self.previous_name,
                 list(self.members),
-                [c.to_value() for c in self.contributions],
+                [c.packed for c in self.contributions],
                 list(self.joins),
                 [d.peer_id for d in self.leaves],
                 list(self.neighbours),
@@ -390,6 +410,11 @@ class ReducedPart:
             "cohort": self.cohort,
         }
 
+    @cached_property
+    def packed(self) -> Packed:
+        """Its value, packed once."""
+        return Packed(self.to_value())
+
     @classmethod
     def from_value(cls, value: Value) -> "ReducedPart":
         fields = Fields("reduced part", value)
@@ -436,7 +461,7 @@ class Result:
 
     @cached_property
     def _root(self) -> bytes:
-        return digest("result-root", [self.roster.facts_digest(), [part.to_value() for part in self.parts]])
+        return digest("result-root", [self.roster.facts_digest(), [part.packed for part in self.parts]])
 
     @property
     def basis(self) -> RoundBasis:
@@ -460,6 +485,19 @@ class Result:
             "signature": self.signature,
             "certificate": value_or_none(self.certificate),
         }
+
+    @cached_property
+    def packed(self) -> Packed:
+        """Its value, packed once."""
+        return Packed(
+            {
+                "roster": self.roster.packed,
+                "parts": [part.packed for part in self.parts],
+                "leader": self.leader,
+                "signature": self.signature,
+                "certificate": value_or_none(self.certificate),
+            }
+        )
 
     @classmethod
     def from_value(cls, value: Value) -> "Result":

@@ -15,16 +15,17 @@ class GuardedTransport:
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
-        self._outcasts: set[PeerId] = set()
+        self._outcasts: dict[PeerId, frozenset[str]] = {}
+        """With the methods that pass all the same."""
         self.may: Callable[[PeerId, str], bool] = lambda peer, method: True
         """Whether calls of a method pass between this peer and another, which is no outcast."""
 
-    def shut_out(self, peer_id: PeerId) -> None:
-        """From now on. Calls that are open already end as they would."""
-        self._outcasts.add(peer_id)
+    def shut_out(self, peer_id: PeerId, *, but: frozenset[str] = frozenset()) -> None:
+        """From now on, but for calls of these methods. Calls that are open already end as they would."""
+        self._outcasts[peer_id] = but
 
     def let_in(self, peer_id: PeerId) -> None:
-        self._outcasts.discard(peer_id)
+        self._outcasts.pop(peer_id, None)
 
     @property
     def peer_id(self) -> PeerId:
@@ -32,7 +33,7 @@ class GuardedTransport:
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def guarded(sender: PeerId, request: Message) -> Message:
-            if sender in self._outcasts:
+            if method not in self._outcasts.get(sender, {method}):
                 raise RemoteError("banned", f"{sender} is banned from this run", sender)
             if not self.may(sender, method):
                 raise TransientError(f"{method}: {sender} is not known here to be past its probation")
@@ -43,7 +44,7 @@ class GuardedTransport:
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        if peer_id in self._outcasts:
+        if method not in self._outcasts.get(peer_id, {method}):
             raise UnreachableError(f"{peer_id} is banned from this run")
         if not self.may(peer_id, method):
             raise UnreachableError(f"{method}: {peer_id} is not known here to be past its probation")

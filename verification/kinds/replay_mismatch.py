@@ -6,14 +6,14 @@ results since. With `parts` the whole contribution is accused; without, what it 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar
 
 from swarm.core.canonical import Value
 from swarm.core.contribution import MAX_WORK, Contribution
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, integer_item
+from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import SignedRun
 from verification.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
@@ -34,16 +34,20 @@ class ReplayMismatch:
     """Its encoded parts; none if one microbatch's activations are what is wrong."""
     exhibits: tuple[Exhibit, ...]
     """Of all its work, in order; of one microbatch if there are no parts."""
-    past: Past
-    """Up to the version that the contribution's round starts from."""
-    state_chunks: tuple[Bytes, ...]
+    past: Past | None = None
+    """Up to the version that the contribution's round starts from; None before a jury, whose members hold it."""
+    state_chunks: tuple[Bytes, ...] = ()
     """Of the state at the past's beginning."""
-    bodies: tuple[tuple[Bytes, ...], ...]
+    bodies: tuple[tuple[Bytes, ...], ...] = ()
     """Of each result of the past, its encoded parts; empty ones for parts without contributors."""
 
     @property
     def accused(self) -> PeerId:
         return self.contribution.peer_id
+
+    def without_past(self) -> "ReplayMismatch":
+        """The case as it goes before a jury: each juror holds the stage's past itself."""
+        return replace(self, past=None, state_chunks=(), bodies=())
 
     def to_evidence(self, run: SignedRun) -> Evidence:
         blobs: list[Bytes] = [*self.state_chunks]
@@ -56,7 +60,7 @@ class ReplayMismatch:
             "contribution": self.contribution.to_value(),
             "num_parts": len(self.parts),
             "papers": [exhibit.papers.to_value() for exhibit in self.exhibits],
-            "past": self.past.to_value(),
+            "past": value_or_none(self.past),
             "num_chunks": len(self.state_chunks),
             "num_bodies": [len(bodies) for bodies in self.bodies],
         }
@@ -78,7 +82,7 @@ class ReplayMismatch:
         contribution = Contribution.from_value(fields.message("contribution"))
         num_parts = fields.integer("num_parts", high=MAX_BLOBS)
         papers = fields.items("papers", Papers.from_value, max_items=MAX_WORK)
-        past = Past.from_value(fields.message("past"))
+        past = fields.maybe("past", Past.from_value)
         num_chunks = fields.integer("num_chunks", high=MAX_BLOBS)
         num_bodies = fields.items("num_bodies", integer_item, max_items=MAX_RESULTS)
         fields.done()
@@ -91,8 +95,9 @@ class ReplayMismatch:
             exhibits=tuple(Exhibit.of_bodies(of, _next(blobs, NUM_BODIES)) for of in papers),
             past=past,
         )
-        if len(made.bodies) != len(past.results):
-            raise RemoteError("malformed", f"bodies of {len(made.bodies)} results, not of {len(past.results)}")
+        num_results = len(past.results) if past is not None else 0
+        if len(made.bodies) != num_results or (past is None and num_chunks):
+            raise RemoteError("malformed", f"bodies of {len(made.bodies)} results, not of {num_results}")
         version = Version(contribution.step)
         check_head(evidence, cls.KIND, accused=made.accused, stage=contribution.stage, version=version)
         return made

@@ -143,6 +143,19 @@ def _judge_replay(evidence: Evidence) -> Verdict:
         raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
 
 
+def judge_as_replica(evidence: Evidence, replay: StageReplay) -> Verdict:
+    """Whether the accused of a replay mismatch did it, on the weights of a replica that stands where the step began.
+
+    For a juror: the file need not hold a past. Raises RemoteError if it proves nothing, or is of another chain.
+    """
+    case = ReplayMismatch.from_evidence(evidence)
+    check_commitments(case, evidence)
+    made = case.contribution
+    if (replay.chain.stage, int(replay.version), replay.chain.name) != (made.stage, int(made.step), made.previous_name):
+        raise RemoteError("fork", f"the contribution to step {made.step} starts from another version than is here")
+    return _contribution_verdict(case, evidence, replay) if case.parts else _hop_verdict(case, evidence, replay)
+
+
 def _contribution_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
     step = case.contribution.step
     replayed = replay.encoded_contribution(case.exhibits, step)

@@ -61,6 +61,8 @@ def replay_of_hop(case: HopMismatch, evidence: Evidence) -> StageReplay:
 def _rebuilt(case: ReplayMismatch | HopMismatch, evidence: Evidence) -> StageReplay:
     """A replay of the evidence's stage that stands where the past leads."""
     past, settings = case.past, evidence.settings
+    if past is None:
+        raise RemoteError("evidence", "the file holds no past: only a replica that has the weights itself can judge it")
     chain = past.first_chain(settings, run_id=evidence.run_id, run_key=evidence.run.run_key)
     if chain.stage != evidence.stage:
         raise RemoteError("evidence", f"a past of stage {chain.stage}, a work of stage {evidence.stage}")

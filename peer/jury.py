@@ -1,0 +1,230 @@
+"""This is where replicas judge one of them: the accuser's side, the jurors', and what everybody makes of their votes.
+
+The accuser commits to its charge in a contribution; once that is certified the jurors are drawn (`jury_of`). Each
+replays the case on the weights that it has itself. Two who find fraud shut the accused out, until the run key speaks.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from peer.compute import Urgency
+from peer.rebuilding import rebuilt
+from peer.rounds import StageRounds
+from peer.step_state import Applied
+from swarm.core.canonical import Value
+from swarm.core.contribution import Result
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.host_protocol import MAX_ACCUSATION_BYTES, QUARANTINE, SignedRun
+from swarm.network.transport import Message, Transport
+from verification.evidence import Evidence
+from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.replay.judge import judge_as_replica
+from verification.tolerance import Grade
+from verification.verdicts import (
+    FEWEST_REPLICAS,
+    Accusation,
+    JurorVote,
+    Quarantine,
+    jury_of,
+)
+
+log = logging.getLogger(__name__)
+
+JURY = "jury"
+"""To a juror: {charge, committed_at}, body: the evidence without a past -> {vote}."""
+KEPT_VOTES = 64
+MAX_RELAYED = 64
+"""Quarantines of other stages' peers that are being counted."""
+TELL_TRIES = 10
+TELL_EVERY_S = 0.5
+
+
+class Jury:
+    """One replica's part in its stage's juries."""
+
+    def __init__(
+        self,
+        rounds: StageRounds,
+        signed_run: SignedRun,
+        coordinator: PeerId,
+        of_stage: Callable[[int], set[PeerId]],
+        take: Callable[[Quarantine, PeerId], None],
+        is_out: Callable[[PeerId], bool],
+    ) -> None:
+        """`of_stage`: live peers; `take` acts on a quarantine; `is_out`: whether nobody takes anything from a peer."""
+        self._rounds = rounds
+        self._signed_run = signed_run
+        self._coordinator = coordinator
+        self._of_stage = of_stage
+        self._take = take
+        self._is_out = is_out
+        self._committing: dict[bytes, asyncio.Future[Result]] = {}
+        self._votes: OrderedDict[tuple[PeerId, bytes], JurorVote] = OrderedDict()
+        self._sitting = asyncio.Lock()
+        self._told_by: OrderedDict[tuple[PeerId, bytes], set[PeerId]] = OrderedDict()
+        """Of quarantines in other stages: which of their peers act on them."""
+        rounds.charges = self.charges
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to sit."""
+        transport.serve(JURY, self._on_jury, max_body_bytes=MAX_ACCUSATION_BYTES)
+
+    # -- the accuser --------------------------------------------------------------------------------------
+
+    def charges(self) -> tuple[bytes, ...]:
+        """What this peer's next contribution commits to."""
+        return tuple(sorted(self._committing))
+
+    async def applied(self, applied: Applied) -> None:
+        """A round is over: what it certified of this peer's charges goes before their juries."""
+        made = applied.result.roster.contribution_of(self._rounds.me)
+        for digest in made.charges if made is not None else ():
+            waiting = self._committing.pop(digest, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(applied.result)
+
+    async def prosecute(self, mismatch: ReplayMismatch) -> None:
+        """Bring a case before a jury, and its finding before everybody. Nothing comes of it in a small stage."""
+        rounds = self._rounds
+        if len(rounds.chain.members) < FEWEST_REPLICAS or self._is_out(mismatch.accused):
+            return
+        evidence = mismatch.without_past().to_evidence(self._signed_run)
+        body = await asyncio.to_thread(evidence.to_bytes)
+        accusation = _accusation_of(evidence)
+        committed = self._committing.setdefault(accusation.digest(), asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout(2 * rounds.settings.deadlines.step_s):
+                result = await committed
+        finally:
+            self._committing.pop(accusation.digest(), None)
+        step = result.roster.step
+        drawn = jury_of(result, accusation, rounds.me)
+        log.info("%s is accused in step %d before %s", accusation.peer_id, step, ", ".join(one[-6:] for one in drawn))
+        found = await asyncio.gather(*(self._ask(juror, accusation, step, body) for juror in drawn))
+        votes = tuple(vote for vote in found if vote is not None)
+        made = Quarantine(*accusation.facts, votes=votes)
+        made.check(rounds.run_id, rounds.chain.run_key, drawn=drawn)
+        self._take(made, rounds.me)
+        members = {*rounds.chain.members, *result.roster.members_after} - {rounds.me}
+        await self._tell(made, {*members, self._coordinator})
+
+    async def _ask(self, juror: PeerId, accusation: Accusation, step: Step, body: bytes) -> JurorVote | None:
+        rounds = self._rounds
+        meta: dict[str, Value] = {"charge": accusation.charge, "committed_at": step}
+        for _ in range(TELL_TRIES):
+            try:
+                reply = await rounds.transport.call(
+                    juror, JURY, Message(meta, body), timeout_s=rounds.settings.deadlines.step_s, max_body_bytes=0
+                )
+                return JurorVote.from_value(Fields("jury answer", reply.meta).message("vote"))
+            except TransientError as error:
+                log.info("juror %s: %s", juror, error)
+                await asyncio.sleep(TELL_EVERY_S)
+            except RemoteError as error:
+                log.warning("juror %s: %s", juror, error)
+                return None
+        return None
+
+    # -- a juror ------------------------------------------------------------------------------------------
+
+    async def _on_jury(self, sender: PeerId, request: Message) -> Message:
+        rounds, fields = self._rounds, Fields("jury call", request.meta)
+        accusation = Accusation.from_value(fields.message("charge"))
+        step = Step(fields.integer("committed_at"))
+        fields.done()
+        if rounds.me not in jury_of(self._result(accusation.stage, step), accusation, sender):
+            raise RemoteError("verdict", f"this peer was not drawn as a juror of {accusation.peer_id}", sender)
+        key = (sender, accusation.digest())
+        async with self._sitting:
+            if key not in self._votes:
+                self._votes[key] = await self._judged(accusation, sender, step, request.body)
+                if len(self._votes) > KEPT_VOTES:
+                    self._votes.popitem(last=False)
+        return Message({"vote": self._votes[key].to_value()})
+
+    async def _judged(
+        self, accusation: Accusation, accuser: PeerId, step: Step, body: bytes | bytearray | memoryview
+    ) -> JurorVote:
+        rounds = self._rounds
+        evidence = await asyncio.to_thread(Evidence.from_bytes, body, max_bytes=MAX_ACCUSATION_BYTES)
+        if evidence.run_id != rounds.run_id or _accusation_of(evidence) != accusation:
+            raise RemoteError("evidence", "the evidence is not what the charge commits to", accuser)
+        try:
+            guilty = await rounds.exact.run(Urgency.AUDIT, lambda: self._is_guilty(evidence))
+        except LocalError as error:
+            raise TransientError(f"the case cannot be judged here: {error}") from error
+        grade = Grade.FRAUD if rounds.adversary.finds(guilty) else Grade.HONEST
+        log.info("%s, accused by %s: %s", accusation.peer_id, accuser, grade.value)
+        return JurorVote(*accusation.facts, accuser, step, rounds.me, grade).signed_by(rounds.identity)
+
+    def _is_guilty(self, evidence: Evidence) -> bool:
+        """(exact) Raises LocalError if this peer does not hold the versions."""
+        made = ReplayMismatch.from_evidence(evidence).contribution
+        oldest = min((int(work.version) for work in made.work), default=int(made.step))
+        if not made.step - 1 <= oldest <= made.step <= self._rounds.version:
+            raise RemoteError("evidence", f"a contribution to step {made.step} computed on version {oldest}")
+        return judge_as_replica(evidence, rebuilt(self._rounds, int(made.step), oldest)).guilty
+
+    # -- everybody ----------------------------------------------------------------------------------------
+
+    def counts(self, quarantine: Quarantine, sender: PeerId) -> bool:
+        """Whether to act on what jurors found. Raises RemoteError if they did not, TransientError if it is too early.
+
+        In their own stage everyone checks the draw. Elsewhere nobody knows who was drawn: there it counts once most of
+        the stage's peers act on it.
+        """
+        rounds = self._rounds
+        accuser, step = quarantine.summons
+        if quarantine.stage == rounds.chain.stage:
+            drawn = jury_of(self._result(quarantine.stage, step), quarantine.accusation, accuser)
+            quarantine.check(rounds.run_id, rounds.chain.run_key, drawn=drawn)
+            if not self._is_out(quarantine.peer_id):
+                rounds.spawn(self._tell(quarantine, rounds.neighbours()))
+            return True
+        peers = self._of_stage(quarantine.stage) - {quarantine.peer_id}
+        if sender not in peers:
+            return False
+        key = (quarantine.peer_id, quarantine.evidence_digest)
+        told_by = self._told_by.setdefault(key, set())
+        told_by.add(sender)
+        if len(self._told_by) > MAX_RELAYED:
+            self._told_by.popitem(last=False)
+        return 2 * len(told_by & peers) > len(peers)
+
+    def _result(self, stage: StageIndex, step: Step) -> Result:
+        held = self._rounds.results.get(int(step))
+        if stage != self._rounds.chain.stage or held is None:
+            raise TransientError(f"the result of step {step} of stage {stage} is not here")
+        return held[0]
+
+    async def _tell(self, quarantine: Quarantine, peers: Iterable[PeerId]) -> None:
+        async def tell(peer: PeerId) -> None:
+            for _ in range(TELL_TRIES):
+                with contextlib.suppress(TransientError):
+                    await self._rounds.transport.call(
+                        peer,
+                        QUARANTINE,
+                        Message({"quarantine": quarantine.to_value()}),
+                        timeout_s=self._rounds.settings.deadlines.call_s,
+                        max_body_bytes=0,
+                    )
+                    return
+                await asyncio.sleep(TELL_EVERY_S)
+
+        await asyncio.gather(*(tell(peer) for peer in sorted(peers)), return_exceptions=True)
+
+
+def _accusation_of(evidence: Evidence) -> Accusation:
+    return Accusation(
+        evidence.run_id,
+        evidence.accused,
+        evidence.stage,
+        evidence.version,
+        evidence.kind,
+        evidence.digest(),
+    )
