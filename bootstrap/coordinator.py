@@ -20,7 +20,7 @@ from bootstrap.following import Following
 from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.lost_quorum import LostQuorum
-from bootstrap.progress import HELD_SNAPSHOTS, PeerFigures, RunProgress, VersionGone
+from bootstrap.progress import PeerFigures, RunProgress, VersionGone
 from bootstrap.run_folder import PreparedRun
 from swarm.core.canonical import Value
 from swarm.core.contribution import Result, counted_tokens
@@ -183,7 +183,7 @@ class Coordinator:
                 last_reports = [(peer, self.progress.peers[peer].last) for peer in self.progress.present(stage=stage)]
                 reported = [(last.version, peer) for peer, last in last_reports if last is not None]
                 await self._followed.catch_up(stage, reported)
-                self._anchor(StageIndex(stage))
+                self.justice.anchor_what_is_agreed(StageIndex(stage))
 
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""
@@ -278,8 +278,6 @@ class Coordinator:
         self.progress.take(sender, report)
         self.progress.peers[sender].left = False
         self._tell_step(sender, report)
-        if report.state_digest:
-            self._anchor(StageIndex(report.stage))
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids
         return Message({"wants_result": not known})
@@ -290,7 +288,7 @@ class Coordinator:
         if roster.run_id != self.run.run_id or not verify(result.leader, result.signed_bytes(), result.signature):
             raise RemoteError("signature", "the result is not signed by its leader", sender)
         self._followed.take(result)
-        self._anchor(roster.stage)
+        self.justice.anchor_what_is_agreed(roster.stage)
         self._changed.set()
         return Message()
 
@@ -342,13 +340,6 @@ class Coordinator:
                 "round_bytes": figures.round_bytes,
             },
         )
-
-    def _anchor(self, stage: StageIndex) -> None:
-        """Anchor what the stage's members agree on by now."""
-        followed = self._followed.get(stage)
-        if followed is not None:
-            for version in sorted(self.progress.digests)[-HELD_SNAPSHOTS:]:
-                self.justice.anchor_if_agreed(stage, followed, version, self.progress.digests[version].get(stage, {}))
 
     def _stage_of(self, peer: PeerId) -> int | None:
         """None if the peer was never admitted."""

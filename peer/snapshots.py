@@ -63,6 +63,8 @@ class SnapshotStore:
         self._folder = folder
         self._stage = stage
         self._held: dict[int, Snapshot] = {}
+        self.wrong: set[int] = set()
+        """Versions that were stated, and turned out to be wrong here; until it is taken back."""
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(f"stage-{stage}-*"):  # their chain died with the process that made them
             left_over.unlink()
@@ -77,6 +79,7 @@ class SnapshotStore:
         """What is held of this version and later ones is wrong."""
         for held in [held for held in self._held if held >= version]:
             self._held.pop(held).path.unlink(missing_ok=True)
+            self.wrong.add(held)
 
     def latest(self) -> Snapshot | None:
         return self._held[max(self._held)] if self._held else None

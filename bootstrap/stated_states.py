@@ -1,0 +1,132 @@
+"""This is where the host keeps what members state of their states: agreement is anchored, and whoever differs is shown.
+
+A statement comes with the hashes of all chunks under its root, or is none. So whoever states something else than its
+stage's state has said, under its signature, enough to be proved wrong without being asked again.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bootstrap.followed_stage import FollowedStage
+from bootstrap.run_folder import PreparedRun
+from swarm.checkpoint.state import verify_hashes
+from swarm.checkpoint.transfer import MAX_HASH_BYTES, MAX_STATE_BYTES_PER_VALUE
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex
+from swarm.host_protocol import STATE, STATED, WITHDRAW
+from swarm.network.transport import Message, Transport
+from verification.state_statement import MAX_STATED, StateStatement
+from verification.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+KEPT_VERSIONS = 4
+"""Of a stage. A snapshot is kept by peers as long."""
+MAX_STATING = 64
+"""Peers whose statements of one version are kept."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A statement, and the hashes of the chunks under its root."""
+
+    statement: StateStatement
+    hashes: bytes
+
+
+class StatedStates:
+    """The statements of the last versions."""
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        tickets: Mapping[PeerId, Ticket],
+        followed: Mapping[int, FollowedStage],
+        on_stated: Callable[[StageIndex], None],
+    ) -> None:
+        """`on_stated` is told of the stage of each statement that is taken."""
+        self._run = run
+        self._tickets = tickets
+        self._followed = followed
+        self._heard = on_stated
+        self._held: dict[int, dict[int, dict[PeerId, Stated]]] = {}
+        """By stage, version and peer."""
+        self._withdrawn: dict[PeerId, list[int]] = {}
+        """Versions of what each peer took back, the newest."""
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to answer."""
+        transport.serve(STATE, self._on_state, max_body_bytes=MAX_HASH_BYTES)
+        transport.serve(STATED, self._on_stated, max_body_bytes=0)
+        transport.serve(WITHDRAW, self._on_withdraw, max_body_bytes=0)
+
+    async def _on_state(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("state call", request.meta)
+        statement = StateStatement.from_value(fields.message("statement"))
+        fields.done()
+        self._take(sender, statement, bytes(request.body))
+        self._heard(statement.stage)
+        return Message()
+
+    def _take(self, sender: PeerId, statement: StateStatement, hashes: bytes) -> None:
+        """What a peer states of its own. Raises RemoteError if it is none, or of no version of its stage."""
+        statement.check(run_id=self._run.run_id)
+        ticket, stage, version = self._tickets.get(sender), statement.stage, int(statement.version)
+        if statement.peer_id != sender or ticket is None or ticket.stage != stage:
+            raise RemoteError("standing", f"{sender} states a state of stage {stage}", sender)
+        largest = MAX_STATE_BYTES_PER_VALUE * self._run.states[stage].layout.num_values + (1 << 24)
+        if statement.total_bytes > largest:
+            raise RemoteError("protocol", f"a state of {statement.total_bytes} bytes; none is above {largest}", sender)
+        leaves = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
+        verify_hashes(statement.state_digest, leaves, statement.total_bytes)
+        followed = self._followed.get(stage)
+        chain = followed.at(version) if followed is not None else None
+        if chain is not None and (chain.name != statement.name or sender not in chain.members):
+            raise RemoteError("fork", f"{sender} states a version {version} that is not the stage's", sender)
+        versions = self._held.setdefault(stage, {})
+        stated = versions.setdefault(version, {})
+        if sender not in stated and len(stated) < MAX_STATING and version not in self._withdrawn.get(sender, ()):
+            stated[sender] = Stated(statement, hashes)
+        for old in sorted(versions)[:-KEPT_VERSIONS]:
+            del versions[old]
+
+    def versions(self, stage: StageIndex) -> list[int]:
+        """Those that are stated, sorted."""
+        return sorted(self._held.get(stage, ()))
+
+    def digests(self, stage: StageIndex, version: int, name: bytes) -> dict[PeerId, bytes]:
+        """What each peer states of the version of that name."""
+        held = self._held.get(stage, {}).get(version, {})
+        return {peer: one.statement.state_digest for peer, one in held.items() if one.statement.name == name}
+
+    def is_withdrawn(self, statement: StateStatement) -> bool:
+        """Whether its maker took it back: it had found itself broken."""
+        return int(statement.version) in self._withdrawn.get(statement.peer_id, ())
+
+    async def _on_stated(self, sender: PeerId, request: Message) -> Message:
+        """What others state of a version than the asker: at most a few of them."""
+        fields = Fields("stated request", request.meta)
+        stage, version = fields.integer("stage", high=1 << 16), fields.integer("version")
+        own = fields.octets("digest", length=32)
+        fields.done()
+        held = self._held.get(stage, {}).get(version, {})
+        others = [held[peer] for peer in sorted(held) if held[peer].statement.state_digest != own][:MAX_STATED]
+        values: list[Value] = [one.statement.to_value() for one in others]
+        return Message({"statements": values}, b"".join(one.hashes for one in others))
+
+    async def _on_withdraw(self, sender: PeerId, request: Message) -> Message:
+        """A peer has found its own state of a version wrong."""
+        fields = Fields("withdrawal", request.meta)
+        version = fields.integer("version")
+        fields.done()
+        ticket = self._tickets.get(sender)
+        stated = self._held.get(ticket.stage, {}).get(version, {}) if ticket is not None else {}
+        taken_back = stated.pop(sender, None)
+        if ticket is not None and taken_back is not None:
+            before = self._withdrawn.setdefault(sender, [])
+            before[:] = sorted({*before, version})[-KEPT_VERSIONS:]
+            log.warning("%s takes back what it stated of version %d of stage %d", sender, version, ticket.stage)
+        return Message()

@@ -1,0 +1,248 @@
+"""This is where a peer holds the states that others state against its own: replicas are exact, so one of two is wrong.
+
+No chance is needed. A statement commits to all chunks, so equal digests clear a peer whole; where they differ, the
+first chunk that does is computed again from the last anchored state and the certified results, which shows who is
+wrong. It may be this peer: then it takes its own word back. Others have some looks to do so too: a broken machine is
+no liar.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from peer.accuser import Accuser
+from peer.adversary import HONEST, Adversary
+from peer.compute import Urgency
+from peer.provable_past import provable_past
+from peer.rounds import StageRounds
+from peer.snapshots import Snapshot
+from peer.step_state import Applied
+from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, num_chunks_of, verify_hashes
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, Step
+from swarm.host_protocol import STATE, STATED, WITHDRAW
+from swarm.identity import Identity
+from swarm.network.loop import happened
+from swarm.network.transport import Message
+from verification.kinds.step_fraud import OldChunk, StepFraud
+from verification.replay.stepped_again import chunk_again, needs_of
+from verification.state_statement import MAX_STATED, StateStatement
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+LOOKS = 3
+"""At a wrong statement before its maker is accused of it."""
+MAX_JUDGED = 256
+
+
+def state_of(
+    snapshot: Snapshot, me: Identity, adversary: Adversary = HONEST
+) -> tuple[StateStatement, tuple[bytes, ...]]:
+    """A peer's word for a snapshot of its own, with the hashes of its chunks."""
+    chain, total = snapshot.chain, snapshot.total_bytes
+    hashes = adversary.stated(Step(int(chain.version)), snapshot.hashes)
+    statement = StateStatement(
+        run_id=chain.run_id,
+        stage=chain.stage,
+        version=chain.version,
+        name=chain.name,
+        peer_id=me.peer_id,
+        state_digest=snapshot.digest if hashes is snapshot.hashes else merkle_root(hashes, total),
+        total_bytes=total,
+    )
+    return statement.signed_by(me), hashes
+
+
+@dataclass
+class StepAuditCounters:
+    """What this peer's audits of steps came to; for status and reports."""
+
+    chunks: int = 0
+    """Computed again, because two had stated different states."""
+    frauds: int = 0
+    own_faults: int = 0
+    withdrawn: int = 0
+    """Wrong statements that their makers took back."""
+    skipped: int = 0
+    """What could not be shown from here."""
+
+
+@dataclass
+class _Wrong:
+    """A statement that was found wrong."""
+
+    case: StepFraud
+    looks: int = 0
+
+
+@dataclass
+class StepAuditor:
+    """Audits the steps of the stage's other members, at every snapshot."""
+
+    rounds: StageRounds
+    coordinator: PeerId
+    accuser: Accuser
+    on_fault: Callable[[], None]
+    """This peer's own state is wrong."""
+    counters: StepAuditCounters = field(default_factory=StepAuditCounters)
+    _said: int = -1
+    """The newest version that was stated."""
+    _saved: asyncio.Event = field(default_factory=asyncio.Event)
+    _judged: dict[bytes, _Wrong | None] = field(default_factory=dict)
+    """By the statement's signature; None: it is not wrong, or nothing can be shown."""
+
+    async def applied(self, applied: Applied) -> None:
+        """A step was taken: there may be a new snapshot."""
+        if self.rounds.snapshots.get(int(applied.chain.version)) is not None:
+            self._saved.set()
+
+    async def run(self) -> None:
+        """State what is new and look at what others state, for ever. Without the host there is nobody to tell."""
+        while True:
+            try:
+                await self._state()
+                await self._withdraw()
+                if not await happened(self._saved, within_s=LOOK_EVERY_S):
+                    await self._look()
+            except (TransientError, RemoteError, TimeoutError) as error:
+                log.debug("stated states: %s", error)
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _state(self) -> None:
+        self._saved.clear()
+        rounds = self.rounds
+        for version in rounds.snapshots.versions():
+            snapshot = rounds.snapshots.get(version)
+            if snapshot is None or version <= self._said:
+                continue
+            statement, hashes = state_of(snapshot, rounds.identity, rounds.adversary)
+            try:
+                await self._call(STATE, Message({"statement": statement.to_value()}, b"".join(hashes)))
+            except RemoteError as error:
+                log.info("the host does not take the state of version %d: %s", version, error)
+            self._said = version
+
+    async def _look(self) -> None:
+        for version in reversed(self.rounds.snapshots.versions()):
+            await self._look_at(version)
+
+    async def _withdraw(self) -> None:
+        """Take back what this peer stated of states that were found wrong, by whomever."""
+        wrong = self.rounds.snapshots.wrong
+        for version in sorted(wrong):
+            await self._call(WITHDRAW, Message({"version": version}))
+            wrong.discard(version)
+
+    async def _look_at(self, version: int) -> None:
+        rounds = self.rounds
+        snapshot = rounds.snapshots.get(version)
+        if snapshot is None:
+            return
+        stage = int(rounds.chain.stage)
+        reply = await self._call(
+            STATED, Message({"stage": stage, "version": version, "digest": snapshot.digest}), snapshot
+        )
+        others = _read_stated(reply, snapshot, rounds.run_id)
+        shown = {statement.signature for statement, _ in others}
+        for signature, found in list(self._judged.items()):
+            if found is not None and int(found.case.statement.version) == version and signature not in shown:
+                self.counters.withdrawn += 1
+                del self._judged[signature]
+        for statement, hashes in others:
+            if statement.signature not in self._judged:
+                if len(self._judged) >= MAX_JUDGED:
+                    self._judged.pop(next(iter(self._judged)))
+                try:
+                    found = await self._audited(statement, hashes, snapshot)
+                except LocalError as error:  # perhaps at the next look
+                    self.counters.skipped += 1
+                    log.info("state of version %d as %s has it: %s", version, statement.peer_id, error)
+                    continue
+                self._judged[statement.signature] = found
+            wrong = self._judged.get(statement.signature)
+            if wrong is not None:
+                wrong.looks += 1
+                if wrong.looks >= LOOKS:
+                    await self.accuser.accuse(wrong.case)
+
+    async def _audited(self, statement: StateStatement, hashes: Sequence[bytes], snapshot: Snapshot) -> _Wrong | None:
+        """What is wrong with a statement that differs from this peer's own state. Raises as `_case`."""
+        rounds, version = self.rounds, int(statement.version)
+        case = await self._case(statement, hashes, snapshot)
+        settings, run_id, run_key = rounds.settings, rounds.run_id, rounds.chain.run_key
+        again = await rounds.exact.run(
+            Urgency.AUDIT, lambda: chunk_again(case, settings, run_id=run_id, run_key=run_key)
+        )
+        self.counters.chunks += 1
+        leaf = chunk_hash(again.body)
+        if leaf != snapshot.hashes[case.chunk]:
+            log.error(
+                "stage %d: chunk %d of this peer's state of version %d is not what certified results make of the "
+                "anchored state: a fault of this machine (memory, overclocking, disk); the state is loaded anew",
+                *(statement.stage, case.chunk, version),
+            )
+            self.counters.own_faults += 1
+            rounds.snapshots.drop(version)
+            await self._withdraw()
+            self.on_fault()
+        if leaf == case.leaf and again.total_bytes == statement.total_bytes:
+            return None
+        log.warning("%s states a wrong chunk %d of version %d", statement.peer_id, case.chunk, version)
+        self.counters.frauds += 1
+        return _Wrong(case)
+
+    async def _case(self, statement: StateStatement, hashes: Sequence[bytes], snapshot: Snapshot) -> StepFraud:
+        """All that the first chunk in which they differ follows from. Raises LocalError if it is not here."""
+        rounds, version = self.rounds, int(statement.version)
+        pairs = zip(hashes, snapshot.hashes, strict=False)
+        chunk = next((index for index, (one, other) in enumerate(pairs) if one != other), 0)
+        past = await provable_past(rounds, self.coordinator, oldest=version, version=version)
+        old = past.snapshot
+
+        def read() -> tuple[tuple[OldChunk, ...], tuple[int, ...]]:
+            needs = needs_of(old.chunk(0), chunk, layout=rounds.replica.layout)
+            chunks = (
+                OldChunk(index=index, path=merkle_path(old.hashes, index), body=old.chunk(index))
+                for index in needs.old_chunks
+            )
+            return tuple(chunks), needs.parts
+
+        old_chunks, parts = await asyncio.to_thread(read)
+        return StepFraud(
+            statement=statement,
+            chunk=chunk,
+            leaf=hashes[chunk],
+            path=merkle_path(hashes, chunk),
+            past=past.past,
+            old_chunks=old_chunks,
+            parts=parts,
+            bodies=tuple(tuple(bodies[part] if bodies else b"" for part in parts) for bodies in past.bodies),
+        )
+
+    async def _call(self, method: str, request: Message, snapshot: Snapshot | None = None) -> Message:
+        call_s = self.rounds.settings.deadlines.call_s
+        largest = 2 * MAX_STATED * 32 * len(snapshot.hashes) if snapshot is not None else 0
+        return await self.rounds.transport.call(
+            self.coordinator, method, request, timeout_s=call_s, max_body_bytes=largest
+        )
+
+
+def _read_stated(reply: Message, snapshot: Snapshot, run_id: str) -> list[tuple[StateStatement, tuple[bytes, ...]]]:
+    """What others sign of the snapshot's version, with their chunks' hashes. Raises RemoteError."""
+    fields = Fields("stated states", reply.meta)
+    statements = fields.items("statements", StateStatement.from_value, max_items=MAX_STATED)
+    fields.done()
+    found, at, chain = [], 0, snapshot.chain
+    for statement in statements:
+        size = 32 * num_chunks_of(statement.total_bytes)
+        hashes = tuple(bytes(reply.body[start : start + 32]) for start in range(at, at + size, 32))
+        at += size
+        if (statement.stage, statement.version, statement.name) != (chain.stage, chain.version, chain.name):
+            continue
+        statement.check(run_id=run_id)
+        verify_hashes(statement.state_digest, hashes, statement.total_bytes)
+        found.append((statement, hashes))
+    return found
