@@ -18,6 +18,7 @@ from peer.accuser import Accuser
 from peer.audit_desk import ANSWER
 from peer.compute import Urgency
 from peer.past_weights import PastVersion
+from peer.provable_past import provable_past
 from peer.rounds import StageRounds
 from peer.step_state import Applied
 from swarm.averaging.codecs import leaves_residual
@@ -28,16 +29,14 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step, Version
 from swarm.data.batches import BatchReader
-from swarm.host_protocol import ANCHOR, EXHIBIT, OWED, PART, max_exhibit_bytes
+from swarm.host_protocol import EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
-from verification.anchor import Anchor
 from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, draw
 from verification.headers import HopHeader
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import MAX_REASON, OwedAudit, read_exhibit, read_part
 from verification.papers import Bytes, Exhibit
-from verification.past import Past
 from verification.replay.compared import compared_contribution, compared_hop, worst
 from verification.replay.stage_replay import StageReplay
 from verification.ticket import Ticket
@@ -385,24 +384,16 @@ class Auditor:
         await self.accuser.accuse(await self._mismatch(due, exhibits, parts))
 
     async def _mismatch(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> ReplayMismatch:
-        contribution, rounds = due.contribution, self.rounds
+        contribution = due.contribution
         step, oldest = int(contribution.step), min(int(work.version) for work in due.work)
-        meta: dict[str, Value] = {"stage": rounds.chain.stage, "version": oldest}
-        call_s = rounds.settings.deadlines.call_s
-        reply = await rounds.transport.call(self.coordinator, ANCHOR, Message(meta), timeout_s=call_s, max_body_bytes=0)
-        anchor = Anchor.from_value(Fields("anchor answer", reply.meta).message("anchor"))
-        anchor.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
-        snapshot = rounds.snapshots.get(int(anchor.version))
-        held = [rounds.results.get(version) for version in range(int(anchor.version), step)]
-        if snapshot is None or snapshot.digest != anchor.state_digest or any(one is None for one in held):
-            raise LocalError(f"version {oldest} cannot be shown from the anchored version {anchor.version} on")
-        results = [one for one in held if one is not None]
+        shown = await provable_past(self.rounds, self.coordinator, oldest=oldest, version=step)
+        snapshot = shown.snapshot
         chunks = await asyncio.to_thread(lambda: [snapshot.chunk(index) for index in range(len(snapshot.hashes))])
         return ReplayMismatch(
             contribution=contribution,
             parts=tuple(parts),
             exhibits=tuple(exhibits),
-            past=Past(beginning=anchor, results=tuple(result for result, _ in results)),
+            past=shown.past,
             state_chunks=tuple(chunks),
-            bodies=tuple(tuple(bodies) for _, bodies in results),
+            bodies=shown.bodies,
         )

@@ -16,6 +16,8 @@ from swarm.identity import Identity, verify
 
 MAX_CHUNKS = 1 << 20
 """Of a state: their hashes are 32 MiB."""
+MAX_STATED = 4
+"""Of those who state something else, the host shows so many at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
