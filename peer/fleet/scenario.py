@@ -55,7 +55,7 @@ class FleetPart(_Table):
     """Share of packets lost."""
     fanout: int = Field(default=8, ge=1, le=64)
     """Peers of the next stage that one peer knows and chooses from."""
-    pipeline_fill: Positive = 1.5
+    pipeline_fill: Positive = 2.5
     """Microbatches in flight, as a multiple of what would fill an idle pipeline."""
 
 

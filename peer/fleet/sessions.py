@@ -1,4 +1,4 @@
-"""This is where it is drawn how long peers stay: heavy-tailed laws as they were measured, and what is left of a session.
+"""This is where it is drawn how long peers stay: heavy-tailed laws as measured, and what is left of a session.
 
 Weibull with a shape below 1: most sessions are short, and who has stayed long stays longer. Stutzbach and Rejaie
 ("Understanding churn in peer-to-peer networks", IMC 2006) find that of file sharers: no exponential law, a large part
@@ -42,7 +42,7 @@ class Sessions:
             return rng.expovariate(1 / self.mean_s)
         if self.law == "weibull":
             scale_s = self.mean_s / math.gamma(1 + 1 / self.shape)
-            return scale_s * (-math.log(1 - rng.random())) ** (1 / self.shape)
+            return float(scale_s * (-math.log(1 - rng.random())) ** (1 / self.shape))
         at = bisect_left(_BATHTUB, rng.random() * _BATHTUB[-1])
         return (at + 0.5) * _GRID_S * self.mean_s / _BATHTUB_MEAN_S
 

@@ -74,6 +74,8 @@ class _Stages:
         assert min(costs) > 0, f"costs {list(costs)}"
         self.costs = costs
         self.num_replicas = [0] * len(costs)
+        self.gave: set[int] = set()
+        self.received: set[int] = set()
         power = [0.0] * len(costs)
         self.movable: list[list[tuple[float, PeerId]]] = [[] for _ in costs]
         for peer in sorted(peers, key=_by_id):  # sums of floats depend on their order
@@ -89,11 +91,14 @@ class _Stages:
         return min(range(len(self.costs)), key=lambda stage: (self.capacity[stage], stage))
 
     def donors(self, target: int, min_replicas: int) -> list[int]:
-        """Stages that can spare a peer, the fastest first."""
+        """Stages that can spare a peer, the fastest first.
+
+        Who gets peers gives none in the same plan: until all have arrived it would have neither.
+        """
         able = [
             stage
             for stage, num in enumerate(self.num_replicas)
-            if stage != target and num > min_replicas and self.movable[stage]
+            if stage != target and stage not in self.received and num > min_replicas and self.movable[stage]
         ]
         return sorted(able, key=lambda stage: (-self.capacity[stage], stage))
 
@@ -115,6 +120,8 @@ class _Stages:
 
     def move(self, source: int, target: int, place: int) -> tuple[float, PeerId]:
         """Take the peer at `place` from one stage to the other, where it stays."""
+        self.gave.add(source)
+        self.received.add(target)
         power, peer_id = self.movable[source].pop(place)
         self.num_replicas[source] -= 1
         self.num_replicas[target] += 1
@@ -139,20 +146,20 @@ def plan_moves(
     return (*refills, *_level(stages, move_s, settings))
 
 
-def best_stage(peers: Iterable[Placement], costs: Sequence[float], *, min_replicas: int = 1) -> Choice:
-    """Where one more peer helps most: a stage short of replicas, else the slowest. Peers on their way must be counted.
+def best_stage(num_replicas: Sequence[int], capacity: Sequence[float], *, min_replicas: int = 1) -> Choice:
+    """Where one more peer helps most: a stage short of replicas, else the slowest.
 
-    Only more power in the slowest stage raises the pipeline's throughput, whatever the joiner's own power.
+    Peers on their way to a stage must be counted in it. Only more power in the slowest stage raises the pipeline's
+    throughput, whatever the joiner's own.
     """
-    stages = _Stages(peers, costs)
-    fewest = min(range(len(costs)), key=lambda stage: (stages.num_replicas[stage], stages.capacity[stage], stage))
-    num = stages.num_replicas[fewest]
-    if num < min_replicas:
-        return Choice(StageIndex(fewest), f"stage {fewest} has {num} of {min_replicas} replicas")
-    slowest = stages.slowest()
+    stages = range(len(capacity))
+    fewest = min(stages, key=lambda stage: (num_replicas[stage], capacity[stage], stage))
+    if num_replicas[fewest] < min_replicas:
+        return Choice(StageIndex(fewest), f"stage {fewest} has {num_replicas[fewest]} of {min_replicas} replicas")
+    slowest = min(stages, key=lambda stage: (capacity[stage], stage))
     return Choice(
         StageIndex(slowest),
-        f"stage {slowest} is the slowest of {len(costs)}: {stages.capacity[slowest]:.3g} microbatches/s",
+        f"stage {slowest} is the slowest of {len(capacity)}: {capacity[slowest]:.3g} microbatches/s",
     )
 
 
@@ -211,6 +218,8 @@ def _next_move(stages: _Stages, settings: RebalancingSettings) -> tuple[int, int
     """Source, target and the peer's place, if a move brings the slowest stage up and makes no other as slow."""
     target = stages.slowest()
     lowest = stages.capacity[target]
+    if target in stages.gave:
+        return None
     for source in stages.donors(target, settings.min_replicas):
         if stages.capacity[source] <= lowest:
             return None
