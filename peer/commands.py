@@ -5,8 +5,10 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
+from google.protobuf.message import Message
 
 from peer.command import folder_option
 from peer.screen import limits_table, show_status, show_top
@@ -28,11 +30,15 @@ def _daemon(folder: Path) -> Iterator[OwnerClient]:
 
 
 def as_json(message: pb.Status | pb.Limits) -> str:
-    """The message with all its fields, as one JSON object."""
-    from google.protobuf.json_format import MessageToDict
+    """The message as one JSON object, all its fields by their names."""
+    return json.dumps(_value(message), indent=1)
 
-    value = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return json.dumps(value, indent=1)
+
+def _value(value: Any) -> Any:
+    """Not protobuf's own JSON, which writes 64-bit numbers as texts."""
+    if isinstance(value, Message):
+        return {field.name: _value(getattr(value, field.name)) for field in value.DESCRIPTOR.fields}
+    return value if isinstance(value, str | int | float | bool) else [_value(item) for item in value]
 
 
 @click.command()

@@ -5,6 +5,9 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 
 from swarm.core.owner_limits import LIMITS, NONE, OwnerLimits
 from swarm.core.plan import Assumptions, plan_run, total_bytes
@@ -13,6 +16,7 @@ from swarm.host_protocol import SignedRun
 from swarm.manifest import run_id
 from swarm.manifest_model import hidden_size, stage_num_parameters
 
+DECLINED = 130
 SUPPOSED_UP_MBIT, SUPPOSED_DOWN_MBIT = 20.0, 100.0
 SUPPOSED_PEERS, SUPPOSED_TFLOPS, SUPPOSED_HOURS = 4, 0.1, 4.0
 
@@ -22,7 +26,7 @@ async def silent(signed_run: SignedRun, settings: RunSettings) -> None:
 
 
 def ask(stage: int | None, limits: OwnerLimits) -> Callable[[SignedRun, RunSettings], Awaitable[None]]:
-    """Shows the offer of a run and asks once; raises click.Abort when the answer is no."""
+    """Shows the offer of a run and asks once; raises click's Exit when the answer is no."""
     agreed: set[str] = set()
 
     async def consent(signed_run: SignedRun, settings: RunSettings) -> None:
@@ -35,15 +39,21 @@ def ask(stage: int | None, limits: OwnerLimits) -> Callable[[SignedRun, RunSetti
 
 
 def show_and_ask(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> None:
-    """Raises click.Abort when the answer is no, UsageError when there is nobody to ask."""
-    click.echo(offer(signed_run, settings, stage, limits))
+    """Raises click's Exit when the answer is no, UsageError when there is nobody to ask."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for title, text in offer(signed_run, settings, stage, limits).items():
+        table.add_row(title, text)
+    Console(highlight=False).print(Padding(table, (1, 2)))
     if not sys.stdin.isatty():
         raise click.UsageError("nobody can be asked here: give --yes to join")
-    click.confirm("Join?", abort=True)
+    if not click.confirm("Join?"):
+        raise click.exceptions.Exit(DECLINED)
 
 
-def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> str:
-    """What joining the run means, for its reader to agree to."""
+def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> dict[str, str]:
+    """What joining the run means, for its reader to agree to, by title."""
     plan = plan_run(
         settings,
         stage_num_parameters(settings.model),
@@ -63,20 +73,18 @@ def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limit
     most_month = "" if limits.month_gb is None else f", and never more than {limits.month_gb:g}"
     where = f"stage {stages[0].stage}" if len(stages) == 1 else f"one of {len(stages)} stages"
     total = sum(part.num_parameters for part in plan.stages)
-    lines = [
-        ("run", f"{settings.name}, id {run_id(settings)[:16]}"),
-        ("host's key", signed_run.run_key),
-        ("model", f"{_count(total)} parameters; you would hold {where}"),
-        ("licences", f"model: {settings.model_licence}; data: {settings.data_licence}"),
-        ("your address", "the host and other peers of the run see this machine's IP address"),
-        ("traffic", f"about {_span(month)} GB a month, all day long{most_month}"),
-        ("time to join", f"about {_span(minutes)} minutes of download"),
-        ("memory", f"{_span(memory)} GiB, beside about 1 of the program's own"),
-        ("checked work", "other peers compute some of your work again; what was wrong on purpose is banned for ever"),
-        ("limits", _in_force(limits)),
-    ]
-    width = max(len(title) for title, _ in lines)
-    return "\n".join(f"  {title:<{width}}  {text}" for title, text in lines) + "\n"
+    return {
+        "run": f"{settings.name}, id {run_id(settings)[:16]}",
+        "host's key": signed_run.run_key,
+        "model": f"{_count(total)} parameters; this machine would hold {where}",
+        "licences": f"model: {settings.model_licence}; data: {settings.data_licence}",
+        "your address": "the host and other peers of the run see this machine's IP address",
+        "traffic": f"up to {_span(month)} GB a month, if it works all day{most_month}",
+        "time to join": f"{_span(minutes)} minutes of download",
+        "memory": f"{_span(memory)} GiB, and about 1 GiB for the program itself",
+        "checks": "other peers compute some of this machine's work again; one that lies is banned for ever",
+        "limits": _in_force(limits),
+    }
 
 
 def _in_force(limits: OwnerLimits) -> str:
@@ -92,5 +100,11 @@ def _count(number: int) -> str:
 
 
 def _span(values: list[float]) -> str:
-    low, high = f"{min(values):.2g}", f"{max(values):.2g}"
-    return low if low == high else f"{float(low):g} to {float(high):g}"
+    low, high = _rounded(min(values)), _rounded(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _rounded(value: float) -> str:
+    if value < 0.1:
+        return "less than 0.1"
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"

@@ -20,7 +20,7 @@ LAST_LINES = 5
 
 
 def ask_before(host: str, addresses: Sequence[str], stage: int | None, limits: OwnerLimits) -> None:
-    """Show the run's offer here, where somebody can be asked. Raises click.Abort, or TransientError without a host."""
+    """Show the run's offer here, where somebody can be asked. Raises click's Exit, or TransientError without a host."""
     from peer.consent import show_and_ask
     from peer.host import Host
     from peer.life import reach
