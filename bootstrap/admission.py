@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from bootstrap.books import Books, Voucher
@@ -15,6 +16,7 @@ from bootstrap.progress import PeerFigures, RunProgress
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId, StageIndex
+from swarm.identity import is_peer_id
 from verification.ticket import Ticket
 
 VOUCHER_BYTES = 15
@@ -32,6 +34,17 @@ class AdmissionPolicy:
     kind: Literal["open", "ticket", "list"] = "open"
     """Everyone, whoever shows a voucher, or those on the list. Who was admitted once is admitted again."""
     listed: frozenset[PeerId] = frozenset()
+
+
+def listed_peers(path: Path) -> frozenset[PeerId]:
+    """The peer ids in a file, one a line; what follows '#' is for people. Raises SettingsError."""
+    found = set()
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+        name = line.partition("#")[0].strip()
+        if name and not is_peer_id(name):
+            raise SettingsError(f"--allow {path}: line {number}, {name[:60]!r}, is no peer id (12D3Koo...)")
+        found |= {PeerId(name)} if name else set()
+    return frozenset(found)
 
 
 class Admission:

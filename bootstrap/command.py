@@ -5,13 +5,20 @@ import contextlib
 import json
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from swarm.core.errors import SettingsError
 from swarm.network.addresses import listen_multiaddress
+from swarm.release import checked_release
+
+if TYPE_CHECKING:
+    from bootstrap.coordinator import CoordinatorSettings
+    from bootstrap.doors import DoorSettings
+    from bootstrap.run_folder import PreparedRun
 
 
 @click.command(name="host", short_help="Start a run and coordinate it.")
@@ -20,6 +27,17 @@ from swarm.network.addresses import listen_multiaddress
     "--dir", "folder", type=click.Path(path_type=Path), help="The run's folder. Default: beside the manifest."
 )
 @click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT")
+@click.option("--service", metavar="HOST:PORT", help="gRPC service. Default: --listen, its port and one.")
+@click.option("--public", metavar="NAME", help="Name or number by which strangers reach this machine.")
+@click.option(
+    "--admission",
+    type=click.Choice(["open", "ticket", "list"]),
+    default="open",
+    show_default=True,
+    help="Whom to admit: everyone, whom `swarm ticket create` gave a voucher, or the peers in --allow.",
+)
+@click.option("--allow", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Peer ids, one a line.")
+@click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
 @click.option("--report", type=click.Path(path_type=Path), help="Write the run's figures here as JSON at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines, for scripts.")
@@ -28,6 +46,11 @@ def command(
     manifest: Path,
     folder: Path | None,
     listen: str,
+    service: str | None,
+    public: str | None,
+    admission: Literal["open", "ticket", "list"],
+    allow: Path | None,
+    minimum_release: str,
     evaluate_tokens: int,
     report: Path | None,
     as_json: bool,
@@ -37,12 +60,20 @@ def command(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    from bootstrap.admission import AdmissionPolicy, listed_peers
     from bootstrap.coordinator import CoordinatorSettings
+    from bootstrap.doors import DoorSettings
     from bootstrap.run_folder import prepare_run
     from swarm.manifest import read_manifest
     from swarm.network.loop import run
 
     show = _Shown(as_json)
+    if (admission == "list") != (allow is not None):
+        raise SettingsError("--admission list and --allow FILE go together; give both or none")
+    policy = AdmissionPolicy(admission, frozenset() if allow is None else listed_peers(allow))
+    doors = DoorSettings(
+        service=service or next_to(listen), public=public, minimum_release=checked_release(minimum_release)
+    )
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
@@ -50,26 +81,42 @@ def command(
         read, (folder or manifest.with_suffix("")).absolute(), lambda text: show({"event": "preparing", "what": text})
     )
     address = listen_multiaddress(listen)
-    run(lambda stop: host(prepared, address, CoordinatorSettings(evaluate_tokens=evaluate_tokens), report, show, stop))
+    settings = CoordinatorSettings(evaluate_tokens=evaluate_tokens, admission=policy)
+    run(lambda stop: host(prepared, address, settings, doors, report, show, stop))
 
 
 async def host(
-    prepared: Any, listen: str, settings: Any, report: Path | None, show: "_Shown", stop: asyncio.Event
+    prepared: "PreparedRun",
+    listen: str,
+    settings: "CoordinatorSettings",
+    door_settings: "DoorSettings",
+    report: Path | None,
+    show: Callable[[dict[str, Any]], None],
+    stop: asyncio.Event,
 ) -> None:
     """Serve the run until it is over or `stop`; the report is written either way."""
     from bootstrap.coordinator import Coordinator
+    from bootstrap.doors import Doors
     from bootstrap.ledger import Ledger
     from swarm.network.dht import DHTDirectory
     from swarm.network.p2p import P2PSettings, P2PTransport
 
     transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(listen,)))
     ledger = Ledger(prepared.folder.ledger)
-    directory = None
+    directory = doors = None
     try:
         directory = await DHTDirectory.create(prepared.host_key, transport)
         coordinator = Coordinator(prepared, transport, ledger, settings, show)
         coordinator.serve()
-        show({"event": "listening", "addresses": transport.addresses(), "run_id": prepared.run_id})
+        doors = await Doors.open(coordinator, transport, door_settings, show)
+        show(
+            {
+                "event": "listening",
+                "addresses": transport.addresses(),
+                "run_id": prepared.run_id,
+                "invite": doors.invite.line(),
+            }
+        )
         conducting = asyncio.ensure_future(coordinator.conduct())
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -85,10 +132,18 @@ async def host(
                 await asyncio.to_thread(report.write_text, json.dumps(coordinator.report(), indent=1) + "\n")
         show({"event": "finished"})
     finally:
+        if doors is not None:
+            await doors.close()
         if directory is not None:
             await directory.close()
         await transport.close()
         ledger.close()
+
+
+def next_to(listen: str) -> str:
+    """The same HOST with the next PORT; any port where any was asked for."""
+    host, _, port = listen.rpartition(":")
+    return f"{host}:{int(port) + 1 if port.isdigit() and int(port) else 0}"
 
 
 class _Shown:
@@ -105,10 +160,10 @@ class _Shown:
         match event:
             case {"event": "preparing", "what": what}:
                 click.echo(f"{what} ...")
-            case {"event": "listening", "addresses": addresses, "run_id": run_id}:
-                click.echo(f"run {run_id[:12]}: join with")
-                for address in addresses:
-                    click.echo(f"    swarm join {address}")
+            case {"event": "listening", "invite": invite, "run_id": run_id}:
+                click.echo(f"run {run_id[:12]}: join with\n    swarm join '{invite}'")
+            case {"event": "unverified", "address": address}:
+                click.echo(f"{address} does not answer from here; have somebody outside try it before you invite")
             case {"event": "waiting", "missing": missing} if missing:
                 wanted = ", ".join(f"{count} of stage {stage}" for stage, count in missing.items())
                 click.echo(f"waiting for peers: {wanted}")

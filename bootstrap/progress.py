@@ -11,6 +11,7 @@ from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import StepReport
 
+RECENT_STEPS = 10
 HELD_SNAPSHOTS = 3
 """Snapshots a peer keeps."""
 
@@ -120,6 +121,22 @@ class RunProgress:
         while version in self.steps and len(self.steps[version].ids) == self.num_stages:
             version += 1
         return version
+
+    def recent_tokens_per_s(self) -> float:
+        """Over the last steps that have finished; 0 before the second."""
+        ends = sorted((step.finished_at, step.tokens) for step in self.steps.values() if step.finished_at is not None)
+        recent = ends[-RECENT_STEPS:]
+        if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
+            return 0.0
+        return sum(tokens for _, tokens in recent[1:]) / (recent[-1][0] - recent[0][0])
+
+    def last_loss(self) -> float | None:
+        """Training loss, nats a token, of the last step that every source has had time to report; None before it."""
+        for number in range(self.done_versions() - 1, self.first_version - 1, -1):
+            step = self.steps[number]
+            if step.num_targets:
+                return step.loss_sum / step.num_targets
+        return None
 
     @property
     def tokens(self) -> int:

@@ -13,10 +13,11 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from swarm.core.canonical import Value, pack, unpack
+from swarm.core.canonical import Value, digest, pack, unpack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId
+from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.identity import peer_id_bytes, peer_id_of
 
 SCHEME = "swarm://"
@@ -77,10 +78,20 @@ class Invite:
         """HOST:PORT of the gRPC service."""
         return f"{self.host}:{self.port}"
 
+    def check_run(self, signed: SignedRun) -> None:
+        """Raises RemoteError unless this is the run that the invite is to, under its run key."""
+        if signed.run_key != self.run_key:
+            raise RemoteError(
+                "run_key", f"the run is signed by {signed.run_key}, the invite names {self.run_key} as its run key"
+            )
+        found = digest("manifest", unpack(signed.settings, max_bytes=MAX_SETTINGS_BYTES)).hex()
+        if found != self.run_id:
+            raise RemoteError("run_id", f"the host serves run {found[:12]}, the invite is to {self.run_id[:12]}")
+
     def line(self) -> str:
         """The invite as one line."""
         head = f"{SCHEME}{self.target}/{self.name}"
-        seed = [address.removesuffix(f"/p2p/{self.host_key}") for address in self.addresses]
+        seed: list[Value] = [address.removesuffix(f"/p2p/{self.host_key}") for address in self.addresses]
         keys = [_key_bytes(self.run_key), _key_bytes(self.host_key)]
         payload = pack([FORMAT, self.protocol, bytes.fromhex(self.run_id), *keys, self.certificate, seed, self.voucher])
         line = f"{head}#{_encode(payload + _checksum(head, payload))}"

@@ -67,7 +67,7 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path, version: int) -> None:
         """Raises SettingsError if the folder has a checkpoint of this version or cannot be written."""
-        self._target = folder / f"{_PREFIX}{version:08d}"
+        self._target = checkpoint_path(folder, version)
         self._partial = folder / f"{_PARTIAL}{version:08d}"
         self._version = version
         self._stages: dict[int, StageRecord] = {}
@@ -194,6 +194,11 @@ def load_stage(info: CheckpointInfo, index: int, layout: ParameterLayout) -> Sta
             f"{record.digest.hex()[:16]}; use another checkpoint"
         )
     return state
+
+
+def checkpoint_path(folder: Path, version: int) -> Path:
+    """Where the checkpoint of a version is, or would be."""
+    return folder / f"{_PREFIX}{version:08d}"
 
 
 def checkpoints(folder: Path) -> list[Path]:

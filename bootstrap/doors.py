@@ -1,0 +1,118 @@
+"""This is where a host is opened to strangers: its gRPC service, its web page, and the invite that leads to them."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bootstrap.answers import CoordinatorAnswers
+from bootstrap.coordinator import Coordinator
+from swarm import PROTOCOL
+from swarm.core.errors import SettingsError
+from swarm.durable_lines import replace_lines
+from swarm.invite import MAX_ADDRESSES, Invite
+from swarm.network.certificate import Certificate, load_or_create_certificate
+from swarm.network.coordinator_service import CoordinatorServer, ServiceLimits
+from swarm.network.reachable import answering, host_and_port
+from swarm.network.transport import Transport
+
+log = logging.getLogger(__name__)
+
+INVITE_FILE = "invite"
+CERTIFICATE_FILE = "service.pem"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorSettings:
+    """Where the host listens besides p2p."""
+
+    service: str = "127.0.0.1:0"
+    """HOST:PORT of the gRPC service."""
+    public: str | None = None
+    """Name or number by which strangers reach this machine; None: whichever of its addresses answers."""
+    minimum_release: str = "0"
+    """The oldest release of the program that the host takes in."""
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+
+
+class Doors:
+    """Made by `open`."""
+
+    def __init__(self, server: CoordinatorServer, invite: Invite) -> None:
+        self._server = server
+        self.invite = invite
+
+    @classmethod
+    async def open(
+        cls,
+        coordinator: Coordinator,
+        transport: Transport,
+        settings: DoorSettings,
+        emit: Callable[[dict[str, Any]], None],
+    ) -> "Doors":
+        """Listen, and write the invite into the run's folder. Raises SettingsError."""
+        run = coordinator.run
+        certificate = load_or_create_certificate(run.folder.root / CERTIFICATE_FILE)
+        answers = CoordinatorAnswers(coordinator, settings.minimum_release)
+        server = await CoordinatorServer.start(answers, settings.service, certificate, settings.limits)
+        try:
+            addresses = await _seed_addresses(transport.addresses(), settings.public, emit)
+            invite = _invite(coordinator, certificate, server.port, addresses, settings.public)
+        except BaseException:
+            await server.close()
+            raise
+        replace_lines(run.folder.root / INVITE_FILE, [invite.line()])
+        return cls(server, invite)
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
+def _invite(
+    coordinator: Coordinator, certificate: Certificate, port: int, addresses: list[str], public: str | None
+) -> Invite:
+    run = coordinator.run
+    host = public or host_and_port(addresses[0])[0]
+    return Invite(
+        host=f"[{host}]" if ":" in host and not host.startswith("[") else host,
+        port=port,
+        name=run.settings.name,
+        protocol=PROTOCOL,
+        run_id=run.run_id,
+        run_key=run.run_key.peer_id,
+        certificate=certificate.fingerprint,
+        host_key=run.host_key.peer_id,
+        addresses=tuple(addresses),
+    )
+
+
+async def _seed_addresses(listened: list[str], public: str | None, emit: Callable[[dict[str, Any]], None]) -> list[str]:
+    """Those that answer; this machine's own only if there is no other. With `public`, that one on top."""
+    found = await answering(listened)
+    remote = [address for address in found if not _is_loopback(address)]
+    chosen = remote or found
+    if public is not None:
+        named = sorted({_with_host(address, public) for address in listened})
+        answered = await answering(named)
+        for address in named:
+            if address not in answered:  # a router need not let us in by its outside, so the owner's word is taken
+                emit({"event": "unverified", "address": address})
+        chosen = [*named, *(address for address in chosen if address not in named)]
+    if not chosen:
+        raise SettingsError(
+            f"none of {', '.join(listened) or 'this host'} takes a connection; give --listen an address of this machine"
+        )
+    return chosen[:MAX_ADDRESSES]
+
+
+def _is_loopback(address: str) -> bool:
+    host = host_and_port(address)[0]
+    return host == "::1" or host.startswith("127.")
+
+
+def _with_host(address: str, host: str) -> str:
+    parts = address.split("/")
+    number = host.strip("[]")
+    parts[1] = "ip6" if ":" in number else "ip4" if number.replace(".", "").isdigit() else "dns"
+    parts[2] = number
+    return "/".join(parts)

@@ -1,0 +1,117 @@
+"""This is where `swarm pull` takes a model away: the newest anchored checkpoint, checked, as a Hugging Face folder."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
+    from swarm.network.coordinator_client import CoordinatorClient
+
+TRIES = 5
+
+
+@click.command()
+@click.argument("invite")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--keep-checkpoint", type=click.Path(path_type=Path), help="Keep the checkpoint itself in this folder.")
+def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
+    """Fetch the newest anchored checkpoint of INVITE's run and write it to FOLDER, for transformers to load.
+
+    No peer is needed, nor is any trusted: the run key that INVITE names has signed every digest.
+    """
+    from swarm.checkpoint.huggingface import export_huggingface
+    from swarm.checkpoint.record import TOKENIZER
+    from swarm.core.errors import SettingsError
+    from swarm.invite import parse_invite
+    from swarm.network.coordinator_client import coordinator_client
+
+    read = parse_invite(invite)
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingsError(f"{folder} is not an empty folder; give a new one, so that nothing is overwritten")
+    partial = folder.with_name(
+        f".{folder.name}.{read.run_id[:12]}"
+    )  # of the same run: what is whole is not asked again
+    with coordinator_client(read) as client:
+        signed, _ = client.run()
+        record = newest(client)
+        click.echo(f"checkpoint {record.version}: {len(record.files)} files, {record.total_bytes / 1e6:.1f} MB")
+        for file in record.files:
+            fetch(client, record, file, partial / "checkpoint" / file.name)
+    check_states(record, partial / "checkpoint", signed.settings)
+    tokenizer = partial / "checkpoint" / TOKENIZER
+    export_huggingface(partial / "checkpoint", folder, tokenizer_dir=tokenizer if tokenizer.is_dir() else None)
+    if keep_checkpoint is not None:
+        keep_checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(partial / "checkpoint", keep_checkpoint)
+    shutil.rmtree(partial)
+    click.echo(f"{folder}: every digest is as the run key {read.run_key} signed it")
+
+
+def newest(client: "CoordinatorClient") -> "CheckpointRecord":
+    """The newest record whose states are anchored. Raises RemoteError for one that the run key did not sign."""
+    from swarm.checkpoint.record import CheckpointRecord
+    from swarm.core.errors import TransientError
+
+    records = [CheckpointRecord.from_value(value) for value in client.checkpoints()]
+    for record in records:
+        record.check(run_id=client.invite.run_id, run_key=client.invite.run_key)
+    anchored = [record for record in records if record.anchored]
+    if not anchored:
+        raise TransientError(
+            f"the host has {len(records)} checkpoints, none of them anchored; the first comes when the run has begun "
+            "and made checkpoint.every_steps steps"
+        )
+    return max(anchored, key=lambda record: record.version)
+
+
+def fetch(client: "CoordinatorClient", record: "CheckpointRecord", file: "ArchivedFile", path: Path) -> None:
+    """The file at `path`, with the digest in its record; what is there already is gone on from.
+
+    Raises RemoteError if the host sends something else, TransientError if it does not answer in TRIES tries.
+    """
+    from swarm.core.errors import RemoteError, TransientError
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in range(TRIES - 1, -1, -1):
+        found = hashlib.sha256()
+        with path.open("ab+") as out:
+            out.seek(0)
+            while piece := out.read(1 << 20):
+                found.update(piece)
+            try:
+                if out.tell() < file.size_bytes:
+                    for data in client.download(record.version, file.name, out.tell()):
+                        found.update(data)
+                        out.write(data)
+                        if out.tell() > file.size_bytes:
+                            break
+            except TransientError:
+                if not left:
+                    raise
+                continue
+        if path.stat().st_size == file.size_bytes and found.digest() == file.sha256:
+            return
+        path.unlink()  # of another checkpoint, or damaged: once more from the start
+    raise RemoteError("digest", f"{file.name} of checkpoint {record.version} is not the one that the run key signed")
+
+
+def check_states(record: "CheckpointRecord", folder: Path, settings: bytes) -> None:
+    """Raises RemoteError unless the checkpoint is of these settings and its states have the digests in the record.
+
+    That the files hold those states is checked again when they are read.
+    """
+    from swarm.checkpoint.archive import read_checkpoint
+    from swarm.core.canonical import unpack
+    from swarm.core.errors import RemoteError
+    from swarm.manifest import settings_from_value
+
+    info = read_checkpoint(folder)
+    run = settings_from_value(unpack(settings, max_bytes=1 << 20))
+    found = tuple(stage.digest for stage in info.stages)
+    if (info.version, found) != (record.version, record.state_digests) or info.meta.model != run.model:
+        raise RemoteError("digest", f"checkpoint {record.version} holds other states than the run key signed")
