@@ -92,12 +92,12 @@ def _result() -> Result:
 
 # Computed once from the first release of the format. A change here is a change of the protocol's number.
 GOLDEN = {
-    "contribution": "55797c4c5944a1ee020ebfb9585784c2043f53e737082141a0a0adc417613227",
-    "roster": "1971554ee096234254ca1dfc76c93331f0680c593b41f9607e57b085c68d22d1",
-    "roster facts": "166bf8c1872e6624116de2c192105a73eeaa276a812d26937df50c6ea33e69d1",
-    "result root": "e29ad741160c4923935a09c3bf931bc6d14c22456d36ec500bebaceaa58a85a4",
-    "version name": "b9d65a34d03b0bedeacd50d7a62f88276037860fe790f8ba84562eec43cd85dd",
-    "result": "891d6adde5f721a692546c73c28c7296c99a43f89d6856256ab3576b38fa4a20",
+    "contribution": "cf1595b31da21a8c918655976ba3220e0bffeb440e268b9ebb2abf117a103f1b",
+    "roster": "d81aafb4adba73e8dcbeefc8009aed9340682d778dd276dca44aac4dfbec4b1d",
+    "roster facts": "0e151817870c166ab5e70fff10b09288231edae2dc7ba3cfe5bea1e8a0710399",
+    "result root": "067939cb006968cac4a6d7c671df6f44bdc1627938dc3cbcdeee7183d1132b7e",
+    "version name": "21fa8860a7648b144d83f464ea00d33959e1405cbc25b92ef3aded8a1d2a6005",
+    "result": "0e03974e1bd2dd7eb9de85a0b3a75d058db3d27e0415d016437002e3d129a799",
 }
 
 
@@ -112,7 +112,7 @@ def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
         "result": hashlib.sha256(pack(result.to_value())).hexdigest(),
     }
     assert found == GOLDEN
-    assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x88\xacpart_digests\x92\xc4\x20")
+    assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x89\xa7charges\x90\xacpart_digests\x92\xc4\x20")
 
 
 @pytest.mark.parametrize(
@@ -273,3 +273,10 @@ def test_every_id_that_counts_counts_once_at_its_highest_attempt(seed: int) -> N
         if claims:
             expected[min(claims)[1]] += 10 + number
     assert counted == expected
+
+
+def test_what_is_packed_once_has_the_bytes_of_its_value() -> None:
+    contribution, roster, result = sample()
+    for made in (contribution, roster, result, *result.parts):
+        assert made.packed.data == pack(made.to_value())
+    assert roster.signed_bytes() == signed_bytes("roster", roster.signed_value())
