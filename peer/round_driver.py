@@ -91,6 +91,9 @@ class RoundDriver:
         elif kind == "parts":
             await self.parts.receive(state, machine, sender, fields, memoryview(request.body))
             out = []
+        elif kind == "made":
+            part, cohort = fields.integer("part", high=1 << 20), fields.integer("cohort", high=1 << 10)
+            out = machine.on_announced(sender, part, cohort, now=now)
         elif kind == "result":
             out = machine.on_result(Result.from_value(fields.message("result")), now=now)
             state.notify()
@@ -100,7 +103,7 @@ class RoundDriver:
         return Message({"status": "ok"})
 
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
-        to_aggregate: list[act.AggregatePart] = []
+        to_aggregate: list[act.AggregatePart | act.CombineShares] = []
         for instruction in instructions:
             match instruction:
                 case act.MakeContribution():
@@ -125,7 +128,7 @@ class RoundDriver:
                 case act.SendBallot(to, proposal):
                     inside = [peer for peer in to if peer in self._stage.chain.members]
                     if inside:
-                        self._send_all(state, inside, {"kind": "ballot", "proposal": proposal.to_value()})
+                        self._send_all(state, inside, {"kind": "ballot", "proposal": proposal.packed})
                     for peer in to:
                         if peer not in inside:
                             self._ask_outside(state, peer, instruction, (peer, proposal.phase, proposal.view))
@@ -143,8 +146,10 @@ class RoundDriver:
                     self._send_all(state, to, {"kind": "roster", "roster": roster.packed})
                 case act.SendPart(reducer, part, view):
                     self.parts.send_part(state, reducer, part, view)
-                case act.AggregatePart():
+                case act.AggregatePart() | act.CombineShares():
                     to_aggregate.append(instruction)
+                case act.AnnounceShare(leader, part, cohort):
+                    self._send_all(state, (leader,), {"kind": "made", "part": part, "cohort": cohort})
                 case act.SendReduced(to, reduced):
                     self.parts.send_reduced(state, to, reduced)
                 case act.SendResult(to, result):

@@ -190,7 +190,7 @@ async def ask_witness(
         meta["view"] = what.view
         meta["changed"] = value_or_none(what.changed)
     else:
-        meta["proposal"] = what.proposal.to_value()
+        meta["proposal"] = what.proposal.packed
     reply = await transport.call(peer, WITNESS, Message(meta), timeout_s=timeout_s, max_body_bytes=0)
     fields = Fields("witness answer", reply.meta)
     if isinstance(what, SendBallot):

@@ -12,12 +12,26 @@ from typing import TypeAlias
 
 from swarm.core.errors import RemoteError
 
-Value: TypeAlias = "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value]"
+Value: TypeAlias = (
+    "None | bool | int | float | str | bytes | list[Value] | tuple[Value, ...] | dict[str, Value] | Packed"
+)
 
 MAX_DEPTH = 16
 _NAME_CHARACTERS = 64
 MAX_VALUES = 1 << 20
 """In one message from a stranger: 8 MiB of empty lists would else take half a gigabyte, and seconds."""
+
+
+class Packed:
+    """A value in its canonical bytes already: a large one that goes into many messages and digests is packed once.
+
+    Stands for the value in what is packed; what is unpacked holds none.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, value: Value) -> None:
+        self.data = pack(value)
 
 
 def pack(value: Value) -> bytes:
@@ -87,6 +101,8 @@ def _pack(value: Value, out: bytearray, depth: int) -> None:
     elif isinstance(value, float):
         out.append(0xCB)
         out += _FLOAT.pack(value)
+    elif isinstance(value, Packed):
+        out += value.data
     else:
         raise TypeError(f"{type(value).__name__} has no canonical form")
 

@@ -6,7 +6,7 @@ Each is signed by its maker over `signed_value()` under its domain; readers chec
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from swarm.core.canonical import Packed, Value, digest, signed_bytes
 from swarm.core.cohorts import MAX_MEMBERS, cohorts
@@ -337,6 +337,10 @@ class Roster:
 MAX_EXCLUSION_REASON = 120
 
 
+Level: TypeAlias = Literal["all", "cohort", "shares"]
+"""What is reduced: all contributions to a part, those of one cohort, or the cohorts' shares."""
+
+
 @dataclass(frozen=True)
 class Share:
     """What one cohort brought to a part: the digest of its contributions' aggregate in fp32, and who made it."""
@@ -385,6 +389,13 @@ class ReducedPart:
     def slot(self) -> tuple[int, int | None]:
         """Which part it is of, and which cohort's share."""
         return (self.part, self.cohort)
+
+    @property
+    def level(self) -> Level:
+        """Of the reduction that made it."""
+        if self.shares:
+            return "shares"
+        return "all" if self.cohort is None else "cohort"
 
     def shares_of(self, roster: Roster) -> tuple["ReducedPart", ...]:
         """The shares it was combined from, as their reducers made them under the roster."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from swarm.core.canonical import Value
+from swarm.core.canonical import Packed, Value
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 
@@ -116,6 +116,18 @@ class Sendable(Protocol):
 def value_or_none(made: Sendable | None) -> Value:
     """For a field that `Fields.maybe` reads."""
     return made.to_value() if made is not None else None
+
+
+class Packing(Protocol):
+    """What says itself as a value that is packed already."""
+
+    @property
+    def packed(self) -> Packed: ...
+
+
+def packed_or_none(made: Packing | None) -> Value:
+    """As `value_or_none`, for what is large."""
+    return made.packed if made is not None else None
 
 
 def peer_item(value: Value) -> PeerId:

@@ -5,11 +5,12 @@ it, so that it can be sent again and come in any order.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from swarm.core.canonical import Value
+from swarm.core.canonical import Packed, Value
 from swarm.core.contribution import Result, Roster
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, value_or_none
+from swarm.core.fields import Fields, packed_or_none, value_or_none
 from swarm.core.ids import PeerId
 from swarm.core.voting import (
     Certificate,
@@ -89,6 +90,20 @@ class Proposal:
             "value": self.value,
             "proof": self.proof.to_value(),
         }
+
+    @cached_property
+    def packed(self) -> Packed:
+        """Its value, packed once."""
+        return Packed(
+            {
+                "phase": self.phase,
+                "view": self.view,
+                "roster": packed_or_none(self.roster),
+                "result": packed_or_none(self.result),
+                "value": self.value,
+                "proof": self.proof.to_value(),
+            }
+        )
 
     @classmethod
     def from_value(cls, value: Value) -> "Proposal":

@@ -12,10 +12,9 @@ import enum
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-
 from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
+from swarm.network.receive_buffers import ReceiveBuffers
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
     MAX_KIND_CHARACTERS,
@@ -29,6 +28,7 @@ from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
+_buffers = ReceiveBuffers()
 
 
 class Status(enum.IntEnum):
@@ -106,8 +106,7 @@ async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, stall_s
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(stall_s) as deadline:
         meta = decode_meta(await receive(stream, head.meta_bytes))
-        # Not a bytearray: its zeroing takes longer than the transfer, and makes announced bytes cost memory at once.
-        body = np.empty(head.body_bytes, np.uint8).data
+        body = _buffers.take(head.body_bytes)
         for at in range(0, len(body), FRAME_BYTES):
             deadline.reschedule(loop.time() + stall_s)
             await receive_into(stream, body[at : at + FRAME_BYTES])

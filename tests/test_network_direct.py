@@ -1,0 +1,278 @@
+"""This is where bulk goes past p2pd: sealed records, offers, and the way back to p2pd when there is no other."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import pytest
+
+from swarm.core.errors import RemoteError, UnreachableError
+from swarm.core.ids import PeerId
+from swarm.identity import Identity
+from swarm.network import direct
+from swarm.network.direct import WORTH_BYTES, DirectListener, Offer
+from swarm.network.loop import new_event_loop
+from swarm.network.p2p import P2PSettings, P2PTransport
+from swarm.network.receive_buffers import CLASS_BYTES, ReceiveBuffers
+from swarm.network.sealed_socket import RECORD_BYTES, SealedSocket, stream_keys
+from swarm.network.sockets import Sending, receive
+from swarm.network.transport import Message
+
+pytestmark = pytest.mark.processes
+
+T = TypeVar("T")
+LOCAL = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",))
+BULK = os.urandom(3 * RECORD_BYTES + 17)
+SECRET = bytes(range(32))
+
+
+def sealed_pair() -> tuple[SealedSocket, SealedSocket]:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    one, other = stream_keys(SECRET, b"a" * 32, b"b" * 32)
+    return SealedSocket(ours, send_key=one, receive_key=other), SealedSocket(theirs, send_key=other, receive_key=one)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1,), (30, 5), (30, 20_000), (30, RECORD_BYTES), (100, 3 * RECORD_BYTES + 7, 9), (0, 4)]
+)
+def test_what_is_sealed_is_received_whatever_its_pieces(sizes: tuple[int, ...]) -> None:
+    async def main() -> None:
+        ours, theirs = sealed_pair()
+        with contextlib.closing(ours), contextlib.closing(theirs):
+            pieces = [os.urandom(size) for size in sizes]
+            sending = Sending(ours, *pieces)
+            assert await receive(theirs, sum(sizes) - 1) == b"".join(pieces)[:-1]
+            assert await receive(theirs, 1) == b"".join(pieces)[-1:]
+            await sending.wait()
+            back = Sending(theirs, b"thanks")
+            assert await receive(ours, 6) == b"thanks"
+            await back.wait()
+
+    asyncio.run(main())
+
+
+def test_a_record_that_was_changed_repeated_or_is_not_the_next_one_ends_the_stream() -> None:
+    async def main() -> None:
+        for spoil in (
+            lambda record, _: bytes([*record[:-1], record[-1] ^ 1]),
+            lambda record, _: bytes([*record[:10], record[10] ^ 1, *record[11:]]),
+            lambda _, following: following,
+            lambda _record, _following: struct.pack(">I", RECORD_BYTES + 17) + bytes(40),
+            lambda _record, _following: struct.pack(">I", 16) + bytes(16),
+        ):
+            ours, theirs = sealed_pair()
+            wire, listening = socket.socketpair()
+            for end in (wire, listening):
+                end.setblocking(False)
+            one, other = stream_keys(SECRET, b"a" * 32, b"b" * 32)
+            reader = SealedSocket(listening, send_key=other, receive_key=one)
+            with contextlib.closing(ours), contextlib.closing(theirs), contextlib.closing(reader), wire:
+                records = []
+                for text in (b"first of all", b"and then"):
+                    ours.sendmsg([memoryview(text)])
+                    records.append(theirs.recv(1 << 12))
+                wire.send(spoil(*records))
+                with pytest.raises(OSError, match="record"):
+                    async with asyncio.timeout(5):
+                        await receive(reader, 5)
+        ours, theirs = sealed_pair()
+        with contextlib.closing(theirs):
+            ours.sendmsg([memoryview(b"x" * 100)])
+            ours.close()
+            assert await receive(theirs, 100) == b"x" * 100
+            with pytest.raises(EOFError):
+                await receive(theirs, 1)
+
+    asyncio.run(main())
+
+
+def test_each_stream_and_each_direction_has_keys_of_its_own() -> None:
+    nonces = [(b"a" * 32, b"b" * 32), (b"b" * 32, b"a" * 32), (b"a" * 32, b"c" * 32)]
+    keys = [key for pair in nonces for key in stream_keys(SECRET, *pair)]
+    assert len(set(keys)) == 6
+    assert stream_keys(bytes(32), *nonces[0]) != stream_keys(SECRET, *nonces[0])
+
+
+def test_malformed_offers_are_the_peers_fault() -> None:
+    good = Offer(bytes(16), bytes(32), 4001, None)
+    assert Offer.from_value(good.to_value()) == good
+    value = good.to_value()
+    for wrong in (
+        {**value, "session": bytes(15)},
+        {**value, "secret": b""},
+        {**value, "port4": 0},
+        {**value, "port4": 1 << 16},
+        {**value, "port6": "4001"},
+        {**value, "more": 1},
+        {"session": bytes(16)},
+    ):
+        with pytest.raises(RemoteError):
+            Offer.from_value(wrong)
+
+
+def test_sessions_are_bounded_and_a_new_offer_ends_the_peers_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_MOST_SESSIONS", 3)
+    listener = DirectListener([(socket.AF_INET, "127.0.0.1")], 0)
+    with contextlib.closing(listener):
+        first = listener.offer(PeerId("one"))
+        again = listener.offer(PeerId("one"))
+        assert again.session != first.session
+        assert again.secret != first.secret
+        others = [listener.offer(PeerId(f"peer {number}")) for number in range(3)]
+        assert set(listener._sessions) == {offer.session for offer in others}
+
+
+def test_memory_is_used_again_once_nobody_holds_it() -> None:
+    buffers = ReceiveBuffers(most_kept_bytes=2 * CLASS_BYTES)
+    body = buffers.take(CLASS_BYTES - 1 + CLASS_BYTES)
+    assert body.nbytes == 2 * CLASS_BYTES - 1
+    part = body[5:9]
+    del body
+    assert buffers.kept_bytes == 0
+    del part
+    assert buffers.kept_bytes == 2 * CLASS_BYTES
+    held = [buffers.take(2 * CLASS_BYTES) for _ in range(2)]
+    assert buffers.kept_bytes == 0
+    held[0][0], held[1][0] = 1, 2
+    assert (held[0][0], held[1][0]) == (1, 2)
+    del held
+    assert buffers.kept_bytes == 2 * CLASS_BYTES
+
+
+@dataclass
+class Two:
+    run: Callable[[Awaitable[T]], T]
+    a: P2PTransport
+    b: P2PTransport
+
+    async def echo(self, body: bytes = BULK, method: str = "echo", timeout_s: float = 5.0) -> bytes:
+        answer = await self.a.call(
+            self.b.peer_id, method, Message({"n": 1}, body), timeout_s=timeout_s, max_body_bytes=1 << 22
+        )
+        assert answer.meta == {"n": 1}
+        return bytes(answer.body)
+
+    async def until_direct(self) -> None:
+        async with asyncio.timeout(10):
+            while not self.a._direct.knows(self.b.peer_id):
+                assert await self.echo() == BULK
+                await asyncio.gather(*self.a._direct._asking.values())
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+
+        async def set_up() -> Two:
+            a, b = [await P2PTransport.create(Identity.generate(), LOCAL) for _ in range(2)]
+            await a.connect(b.peer_id, b.addresses())
+
+            async def echo(sender: PeerId, request: Message) -> Message:
+                assert sender == a.peer_id
+                return Message(request.meta, request.body)
+
+            async def linger(_: PeerId, request: Message) -> Message:
+                await asyncio.sleep(30)
+                return request
+
+            b.serve("echo", echo, max_body_bytes=1 << 22)
+            b.serve("linger", linger, max_body_bytes=1 << 22)
+            return Two(runner.run, a, b)
+
+        made = runner.run(set_up())
+        yield made
+        runner.run(made.a.close())
+        runner.run(made.b.close())
+        assert asyncio.all_tasks(runner.get_loop()) == set()
+
+
+def test_bulk_goes_directly_after_the_first_call_and_small_talk_never_asks(two: Two) -> None:
+    async def main() -> None:
+        for _ in range(3):
+            await two.echo(b"x" * (WORTH_BYTES // 2 - 1))
+        assert not two.a._direct._asking
+        await two.until_direct()
+        opened: list[str] = []
+
+        async def open_stream(_: PeerId, protocol: str) -> socket.socket:
+            opened.append(protocol)
+            raise AssertionError("p2pd was asked for a stream")
+
+        two.a._control.open_stream = open_stream  # type: ignore[method-assign]
+        assert await asyncio.gather(*(two.echo() for _ in range(6))) == [BULK] * 6
+        assert await two.echo(b"") == b""
+        assert not opened
+
+    two.run(main())
+
+
+def test_direct_call_ends_at_its_deadline_and_breaks_with_its_callee(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        with pytest.raises(UnreachableError, match=r"within 0\.2 s"):
+            await two.echo(method="linger", timeout_s=0.2)
+        waiting = [asyncio.ensure_future(two.echo(method="linger", timeout_s=20)) for _ in range(2)]
+        await asyncio.wait(waiting, timeout=0.1)
+        await two.b.daemon.stop()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, UnreachableError) for error in found), found
+
+    two.run(main())
+
+
+def test_whoever_closes_breaks_its_own_direct_calls(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        waiting = asyncio.ensure_future(two.echo(method="linger", timeout_s=20))
+        await asyncio.wait({waiting}, timeout=0.1)
+        await two.a.close()
+        with pytest.raises(UnreachableError):
+            await waiting
+
+    two.run(main())
+
+
+def test_without_a_direct_way_calls_go_through_p2pd(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        offer, host = two.a._direct._known[two.b.peer_id]
+        # A session that the other end has forgotten, as after its restart, and then a port that nobody listens on.
+        for stale in (replace(offer, session=bytes(16)), replace(offer, port4=1)):
+            two.a._direct._known[two.b.peer_id] = (stale, host)
+            two.a._idle.drop(two.b.peer_id)
+            assert await two.echo() == BULK
+            assert not two.a._direct.knows(two.b.peer_id)
+
+    two.run(main())
+
+
+def test_stranger_without_the_secret_is_nobody(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        offer, host = two.a._direct._known[two.b.peer_id]
+        asked: list[PeerId] = []
+
+        async def listen(sender: PeerId, request: Message) -> Message:
+            asked.append(sender)
+            return Message()
+
+        two.b.serve("secret", listen, max_body_bytes=1 << 20)
+        for secret in (bytes(32), offer.secret):
+            stream = await direct._dial(replace(offer, secret=secret), host)
+            with contextlib.closing(stream):
+                head = struct.pack(">IHIIQ", 0x68737731, 6, 5000, 1, 0) + b"secret\x80"
+                sending = Sending(stream, head)
+                await sending.wait()
+                with contextlib.suppress(EOFError, OSError):
+                    async with asyncio.timeout(5):
+                        await receive(stream, 17)
+            assert asked == ([two.a.peer_id] if secret == offer.secret else [])
+
+    two.run(main())
