@@ -24,17 +24,16 @@ MAX_LEADERS = 100
 class CoordinatorAnswers:
     """What `swarm.network.coordinator_service` asks for."""
 
-    def __init__(self, coordinator: Coordinator, minimum_release: str) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._run = coordinator.run
-        self._minimum_release = minimum_release
 
     async def run(self, request: pb.RunRequest) -> pb.Run:
         return pb.Run(
             signed_run=pack(self._run.signed.to_value()),
             protocol=PROTOCOL,
             release=__version__,
-            minimum_release=self._minimum_release,
+            minimum_release=self._coordinator.settings.minimum_release,
             admission=self._coordinator.admission.policy.kind,
         )
 

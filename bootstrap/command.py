@@ -71,9 +71,7 @@ def command(
     if (admission == "list") != (allow is not None):
         raise SettingsError("--admission list and --allow FILE go together; give both or none")
     policy = AdmissionPolicy(admission, frozenset() if allow is None else listed_peers(allow))
-    doors = DoorSettings(
-        service=service or next_to(listen), public=public, minimum_release=checked_release(minimum_release)
-    )
+    doors = DoorSettings(service=service or next_to(listen), public=public)
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
@@ -81,7 +79,9 @@ def command(
         read, (folder or manifest.with_suffix("")).absolute(), lambda text: show({"event": "preparing", "what": text})
     )
     address = listen_multiaddress(listen)
-    settings = CoordinatorSettings(evaluate_tokens=evaluate_tokens, admission=policy)
+    settings = CoordinatorSettings(
+        evaluate_tokens=evaluate_tokens, admission=policy, minimum_release=checked_release(minimum_release)
+    )
     run(lambda stop: host(prepared, address, settings, doors, report, show, stop))
 
 

@@ -49,6 +49,8 @@ class CoordinatorSettings:
     """Held-out tokens per evaluation."""
     kept_checkpoints: int = KEPT_CHECKPOINTS
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
+    minimum_release: str = "0"
+    """The oldest release of the program that the host takes in; an older peer finishes what it does, and goes."""
 
 
 class Coordinator:
@@ -63,6 +65,7 @@ class Coordinator:
         emit: Callable[[dict[str, Any]], None],
     ) -> None:
         self.run = run
+        self.settings = settings
         self._transport = GuardedTransport(transport)
         self._ledger = ledger
         self._emit = emit
@@ -254,7 +257,11 @@ class Coordinator:
         wish = fields.integer("stage", high=highest) if fields.optional("stage") else None
         voucher = fields.text("voucher", max_length=128) if fields.optional("voucher") else ""
         ticket = self.admission.admit(sender, wish, chain_end, voucher)
-        answer: dict[str, Value] = {"stage": ticket.stage, "ticket": ticket.to_value()}
+        answer: dict[str, Value] = {
+            "stage": ticket.stage,
+            "ticket": ticket.to_value(),
+            "minimum_release": self.settings.minimum_release,
+        }
         return Message(answer | self.justice.papers_for(sender))
 
     async def _on_file(self, sender: PeerId, request: Message) -> Message:
@@ -280,7 +287,7 @@ class Coordinator:
         self._tell_step(sender, report)
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids
-        return Message({"wants_result": not known})
+        return Message({"wants_result": not known, "minimum_release": self.settings.minimum_release})
 
     async def _on_result(self, sender: PeerId, request: Message) -> Message:
         result = Result.from_value(Fields("result call", request.meta).message("result"))

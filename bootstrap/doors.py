@@ -30,8 +30,6 @@ class DoorSettings:
     """HOST:PORT of the gRPC service."""
     public: str | None = None
     """Name or number by which strangers reach this machine; None: whichever of its addresses answers."""
-    minimum_release: str = "0"
-    """The oldest release of the program that the host takes in."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
 
@@ -53,7 +51,7 @@ class Doors:
         """Listen, and write the invite into the run's folder. Raises SettingsError."""
         run = coordinator.run
         certificate = load_or_create_certificate(run.folder.root / CERTIFICATE_FILE)
-        answers = CoordinatorAnswers(coordinator, settings.minimum_release)
+        answers = CoordinatorAnswers(coordinator)
         server = await CoordinatorServer.start(answers, settings.service, certificate, settings.limits)
         try:
             addresses = await _seed_addresses(transport.addresses(), settings.public, emit)

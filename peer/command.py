@@ -8,6 +8,7 @@ import random
 import secrets
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from peer.known_peers import KnownPeers
     from peer.life import Life, OnRun
     from peer.limits import VolunteerSettings
+    from swarm.invite import Invite
 
 DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "homeswarm"
 
@@ -73,32 +75,47 @@ def command(
     verbose: bool,
     **given: str | None,
 ) -> None:
-    """Train with the run whose host listens at ADDRESS, until it ends or Ctrl-C.
+    """Train with the run that ADDRESS, an invite or a host's own address, leads to, until it ends or Ctrl-C.
 
     Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one.
 
     Exit codes: 0 the run is over or you left; 1 something failed; 2 a setting is wrong, or this machine does not fit;
-    5 the run shut this peer out; 130 interrupted, or not joined when asked.
+    5 the run shut this peer out; 6 this release is too old, or too new; 130 interrupted, or not joined when asked.
     """
     state = StateFolder(folder.absolute())
     limits = state.load_limits().changed(
         {limit.name: text for limit in LIMITS if (text := given[limit.field]) is not None}
     )
     attack = None if adversary is None else _allowed(adversary)
-    host = host_of(address)
+    invite, addresses = read_address(address)
+    host = host_of(addresses)
     if detach:
         from peer.detached import ask_before, start_detached
 
         if not yes:
-            ask_before(host, address, stage, limits)
+            ask_before(host, addresses, invite, stage, limits)
         start_detached(state, _rebuilt(address, stage, listen, folder, given, verbose))
         return
-    volunteer = _volunteer(state, limits, stage, listen, attack)
+    volunteer = replace(_volunteer(state, limits, stage, listen, attack), invite=invite)
     from peer.consent import ask, silent
     from swarm.network.loop import run
 
     on_run = silent if yes else ask(stage, limits)
-    run(lambda stop: _join(volunteer, state, limits, host, address, stop, on_run, verbose=verbose))
+    run(lambda stop: _join(volunteer, state, limits, host, addresses, stop, on_run, verbose=verbose))
+
+
+def read_address(lines: tuple[str, ...]) -> "tuple[Invite | None, tuple[str, ...]]":
+    """The invite, if one was given, and the host's addresses. Raises SettingsError, or UpgradeNeeded."""
+    from swarm.invite import is_invite, parse_invite
+    from swarm.release import check_protocol
+
+    if not any(is_invite(line) for line in lines):
+        return None, lines
+    if len(lines) != 1:
+        raise SettingsError(f"ADDRESS: {len(lines)} were given; an invite stands alone, in quotes")
+    invite = parse_invite(lines[0])
+    check_protocol(invite.protocol)
+    return invite, invite.addresses
 
 
 def host_of(addresses: tuple[str, ...]) -> str:
@@ -108,9 +125,7 @@ def host_of(addresses: tuple[str, ...]) -> str:
 
     hosts = {address.rpartition("/p2p/")[2] for address in addresses}
     if len(hosts) != 1 or not all(is_peer_id(PeerId(host)) for host in hosts):
-        raise SettingsError(
-            f"ADDRESS {' '.join(addresses)}: give the line that `swarm host` printed, /ip4/.../tcp/.../p2p/12D3..."
-        )
+        raise SettingsError(f"ADDRESS {' '.join(addresses)}: give the line that `swarm host` printed, swarm://...")
     return hosts.pop()
 
 

@@ -32,6 +32,7 @@ from peer.host import HOST_RETRY_S, Host
 from peer.joining_state import JoiningState
 from peer.jury import Jury
 from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_fit, used_bytes
+from peer.mending import Mending
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
@@ -48,7 +49,7 @@ from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state
 from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import Result
-from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError
+from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex, Step
 from swarm.core.plan import stage_memory_bytes
@@ -78,6 +79,7 @@ from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message, Transport
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.rehearsal import rehearse
+from swarm.release import check_release
 from swarm.witness_service import VoteLog, WitnessService
 from verification.draws import HashChain
 from verification.kinds.replay_mismatch import ReplayMismatch
@@ -154,17 +156,19 @@ class PeerDaemon:
         )
         self.transport = GuardedTransport(self.limited)
         self.directory = directory
-        self.host = Host(self.transport, host)
+        self.host = Host(self.transport, host, volunteer.invite)
         self.finished = asyncio.Event()
         self._rng = rng or random.Random(secrets.randbits(64))
         self._host_id = host
         self._reports: deque[tuple[StepReport, Result]] = deque(maxlen=MAX_UNSENT_REPORTS)
         self._report_ready = asyncio.Event()
+        self._outdated: UpgradeNeeded | None = None
         self._shut_out_by: Ban | Quarantine | None = None
         """What is said of this peer itself."""
         self.standing = KnownStanding()
         self.verdicts = Verdicts(identity.peer_id, host, self.standing, self.transport)
         self.verdicts.on_self = self._on_self
+        self._on_fault: Callable[[], None] = lambda: None
         self.rounds: StageRounds | None = None
         self.auditor: Auditor | None = None
         self.reducer_auditor: ReducerAuditor | None = None
@@ -184,6 +188,8 @@ class PeerDaemon:
             await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if joining.done():
                 await self._live(*joining.result(), stop)
+            if self._outdated is not None:
+                raise self._outdated
             verdict = self._shut_out_by
             if verdict is not None:
                 raise ShutOutError(
@@ -225,11 +231,14 @@ class PeerDaemon:
 
     async def _admitted(self, chain_end: bytes, name: RunId, run_key: PeerId) -> Ticket:
         """This peer's ticket; who is banned by now is shut out."""
-        meta: dict[str, Value] = {"stage": self.volunteer.stage, "chain_end": chain_end}
+        invite = self.volunteer.invite
+        voucher = invite.voucher if invite is not None else ""
+        meta: dict[str, Value] = {"stage": self.volunteer.stage, "chain_end": chain_end, "voucher": voucher}
         reply = await self.host.call(ADMIT, meta, tries=20)
         fields = Fields("admission", reply.meta)
         ticket = Ticket.from_value(fields.message("ticket"))
         ticket.check(run_id=name, run_key=run_key)
+        check_release(fields.text("minimum_release", max_length=32))
         if (ticket.peer_id, ticket.chain_end) != (self.identity.peer_id, chain_end):
             raise RemoteError("ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host_id)
         self.verdicts.take_all(fields)
@@ -239,8 +248,18 @@ class PeerDaemon:
         """The run key's word on this peer."""
         if isinstance(word, Quarantine) and word.kind == ReplayMismatch.KIND:
             log.warning("jurors have found this peer guilty of %s: it waits for the host's word", word.kind)
+        elif isinstance(word, Quarantine) and word.kind == FAULT:
+            self._on_fault()
         elif isinstance(word, Ban | Quarantine):
             self._shut_out_by = word
+            self.finished.set()
+
+    def _check_release(self, minimum: str) -> None:
+        """Drain and go, keeping what is here, if the host takes in newer releases only."""
+        try:
+            check_release(minimum)
+        except UpgradeNeeded as outdated:
+            self._outdated = outdated
             self.finished.set()
 
     def _check_memory(self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str) -> None:
@@ -491,6 +510,7 @@ class PeerDaemon:
         self.live = Live(settings, rounds, counters, neighbours, server, source, desk, str(model.device))
         accuser = Accuser(self.transport, self._host_id, signed_run)
         rounds.on_equivocation = lambda one, other: rounds.spawn(accuser.accuse_of_both(one, other))
+        rounds.on_violation = lambda case: rounds.spawn(accuser.accuse(case))
         self.reducer_auditor = reducer_auditor = ReducerAuditor(
             rounds, ticket, draws, accuser, exhibits, budget_factor=self.standing.budget_factor
         )
@@ -511,6 +531,10 @@ class PeerDaemon:
                 self.standing.is_out,
             )
             jury.serve(self.transport)
+            mending = Mending(rounds, self.verdicts, catch_up, self._host_id)
+            mending.serve(self.transport)
+            self._on_fault = mending.fault
+            services.append(asyncio.ensure_future(mending.run()))
             self.verdicts.counts = jury.counts
             rounds.on_applied.append(jury.applied)
             self.auditor = auditor = Auditor(
@@ -663,7 +687,9 @@ class PeerDaemon:
                 report, result = self._reports[0]
                 try:
                     reply = await self.host.call(REPORT, {"report": report.to_value()})
-                    if Fields("report answer", reply.meta).boolean("wants_result"):
+                    answer = Fields("report answer", reply.meta)
+                    self._check_release(answer.text("minimum_release", max_length=32))
+                    if answer.boolean("wants_result"):
                         await self.host.call(RESULT, {"result": result.to_value()})
                 except TransientError:
                     await asyncio.sleep(1.0)

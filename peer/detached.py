@@ -14,12 +14,15 @@ from swarm.core.ids import PeerId
 from swarm.core.owner_limits import OwnerLimits
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import SignedRun
+from swarm.invite import Invite
 
 START_S = 30.0
 LAST_LINES = 5
 
 
-def ask_before(host: str, addresses: Sequence[str], stage: int | None, limits: OwnerLimits) -> None:
+def ask_before(
+    host: str, addresses: Sequence[str], invite: Invite | None, stage: int | None, limits: OwnerLimits
+) -> None:
     """Show the run's offer here, where somebody can be asked. Raises click's Exit, or TransientError without a host."""
     from peer.consent import show_and_ask
     from peer.host import Host
@@ -35,7 +38,7 @@ def ask_before(host: str, addresses: Sequence[str], stage: int | None, limits: O
             if len(failed) == len(addresses):
                 causes = "; ".join(f"{address}: {cause}" for address, cause in failed.items())
                 raise TransientError(f"the host does not answer: {causes}; with --yes its return is waited for")
-            return (await Host(transport, PeerId(host)).run())[:2]
+            return (await Host(transport, PeerId(host), invite).run())[:2]
         finally:
             await transport.close()
 

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 
-from swarm import PROTOCOL
 from swarm.core.canonical import Value, unpack
-from swarm.core.errors import SettingsError, TransientError
+from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, RunId
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import MAX_SETTINGS_BYTES, RUN, SignedRun
+from swarm.invite import Invite
 from swarm.manifest import run_id, settings_from_value
 from swarm.network.transport import Message, Transport
+from swarm.release import check_protocol
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,11 @@ HOST_RETRY_S = 0.5
 class Host:
     """The coordinator, as a peer sees it. Its absence is never fatal to training."""
 
-    def __init__(self, transport: Transport, peer_id: PeerId, call_s: float = 10.0) -> None:
+    def __init__(
+        self, transport: Transport, peer_id: PeerId, invite: Invite | None = None, call_s: float = 10.0
+    ) -> None:
+        """`invite`: names the run and the run key that the host must serve."""
+        self._invite = invite
         self._transport = transport
         self.peer_id = peer_id
         self._call_s = call_s
@@ -52,13 +57,16 @@ class Host:
         raise AssertionError("unreachable")
 
     async def run(self) -> tuple[SignedRun, RunSettings, RunId]:
-        """The run it coordinates, signed. Raises SettingsError when this release does not speak its protocol."""
+        """The run it coordinates, signed.
+
+        Raises UpgradeNeeded when this release does not speak its protocol, RemoteError if the invite is to another.
+        """
         reply = await self.call(RUN, {}, tries=20, max_body_bytes=0)
         signed_run = SignedRun.from_value(reply.meta)
-        settings = settings_from_value(unpack(signed_run.settings, max_bytes=MAX_SETTINGS_BYTES))
-        if settings.protocol != PROTOCOL:
-            raise SettingsError(
-                f"protocol = {settings.protocol}: this is homeswarm protocol {PROTOCOL}; install the release "
-                "the run's host names"
-            )
+        value = unpack(signed_run.settings, max_bytes=MAX_SETTINGS_BYTES)
+        if isinstance(value, dict) and isinstance(protocol := value.get("protocol"), int):
+            check_protocol(protocol)  # before all else: settings of another protocol cannot be read
+        if self._invite is not None:
+            self._invite.check_run(signed_run)
+        settings = settings_from_value(value)
         return signed_run, settings, run_id(settings)

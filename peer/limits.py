@@ -13,6 +13,7 @@ import psutil
 from swarm.attacks import Attack
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
+from swarm.invite import Invite
 from swarm.network.transport import Handler, Message, Transport
 
 GIB = 1 << 30
@@ -38,6 +39,8 @@ class VolunteerSettings:
     stage: int | None = None
     """The stage asked for; None: wherever the run needs a peer most."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    invite: Invite | None = None
+    """The invite that led here; None: a host's bare address, whose run is taken as it is."""
     attack: Attack | None = None
     """How this peer misbehaves, for a developer's tests; None: not at all."""
 

@@ -11,7 +11,15 @@ from enum import IntEnum
 import click
 
 from swarm import __version__
-from swarm.core.errors import LocalError, NotRunningError, RemoteError, SettingsError, ShutOutError, TransientError
+from swarm.core.errors import (
+    LocalError,
+    NotRunningError,
+    RemoteError,
+    SettingsError,
+    ShutOutError,
+    TransientError,
+    UpgradeNeeded,
+)
 
 VERBS = {
     # verb: (module whose `command` it is, or module:name, one line of help)
@@ -50,7 +58,16 @@ class ExitCode(IntEnum):
     """No daemon runs that could be asked."""
     SHUT_OUT = 5
     """The run banned or quarantined this peer."""
+    UPGRADE = 6
+    """This release cannot take part in the run; the message holds the command that upgrades."""
     INTERRUPTED = 130
+
+
+_OF_ERRORS = {
+    NotRunningError: ExitCode.NOT_RUNNING,
+    ShutOutError: ExitCode.SHUT_OUT,
+    UpgradeNeeded: ExitCode.UPGRADE,
+}
 
 
 class _Verbs(click.Group):
@@ -96,9 +113,9 @@ def run(arguments: Sequence[str]) -> ExitCode:
     except SettingsError as error:
         click.echo(f"swarm: {error}", err=True)
         return ExitCode.BAD_INPUT
-    except (NotRunningError, ShutOutError) as error:
+    except (NotRunningError, ShutOutError, UpgradeNeeded) as error:
         click.echo(f"swarm: {error}", err=True)
-        return ExitCode.NOT_RUNNING if isinstance(error, NotRunningError) else ExitCode.SHUT_OUT
+        return next(code for kind, code in _OF_ERRORS.items() if isinstance(error, kind))
     except (LocalError, RemoteError, TransientError) as error:
         click.echo(f"swarm: {error}", err=True)
         return ExitCode.FAILED

@@ -3,14 +3,10 @@
 import re
 
 from swarm import PROTOCOL, __version__
-from swarm.core.errors import LocalError, SettingsError
+from swarm.core.errors import SettingsError, UpgradeNeeded
 
 UPGRADE_COMMAND = "pip install --upgrade homeswarm"
 _RELEASE = re.compile(r"\d{1,6}(\.\d{1,6}){0,3}")
-
-
-class UpgradeNeeded(LocalError):
-    """This release cannot take part in the run."""
 
 
 def checked_release(text: str) -> str:

@@ -83,7 +83,7 @@ async def hosted(
     network, events = MemoryNetwork(random.Random(0)), []
     ledger = Ledger(run.folder.ledger)
     inner = network.transport(run.host_key)
-    settings = CoordinatorSettings(admission=policy or AdmissionPolicy())
+    settings = CoordinatorSettings(admission=policy or AdmissionPolicy(), minimum_release=minimum_release)
     coordinator = Coordinator(run, inner, ledger, settings, events.append)
     coordinator.serve()
     listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
@@ -92,7 +92,7 @@ async def hosted(
     doors = await Doors.open(
         coordinator,
         transport,
-        DoorSettings(limits=limits or ServiceLimits(calls_per_s=1000, burst=1000), minimum_release=minimum_release),
+        DoorSettings(limits=limits or ServiceLimits(calls_per_s=1000, burst=1000)),
         events.append,
     )
     try:

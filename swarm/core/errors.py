@@ -32,6 +32,10 @@ class RemoteError(Exception):
         self.peer_id = peer_id
 
 
+class UpgradeNeeded(LocalError):
+    """This release cannot take part in the run; the message names the command that upgrades, or the release."""
+
+
 class TransientError(Exception):
     """Not now: a peer is gone, busy or late. Try again, perhaps elsewhere."""
 
