@@ -5,10 +5,12 @@ It also asks, for an auditor that was not served, what the target owes, and keep
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,9 @@ from bootstrap.stated_states import StatedStates
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import num_parts, part_slice
 from swarm.core.canonical import Value, digest
-from swarm.core.contribution import Contribution, Roster
+from swarm.core.contribution import MAX_PARTS, Contribution, Roster
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.fields import Fields, value_or_none
+from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import (
@@ -36,8 +38,10 @@ from swarm.host_protocol import (
     OWED,
     PARDON,
     PART,
+    PLEA,
     PROMOTE,
     QUARANTINE,
+    RETURN,
     max_exhibit_bytes,
 )
 from swarm.model.families import validate_config
@@ -46,10 +50,19 @@ from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.draws import REVEALED_AFTER
 from verification.evidence import SUFFIX, Evidence
+from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.kinds.step_fraud import StepFraud
 from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
-from verification.replay.judge import judge
-from verification.standing import AuditDebt, Standing, StandingTable
+from verification.papers import Bytes
+from verification.replay.judge import judge, judge_plea
+from verification.standing import (
+    FAULT,
+    FAULT_VERSIONS,
+    FAULTS_TO_STAY_OUT,
+    AuditDebt,
+    Standing,
+    StandingTable,
+)
 from verification.strikes import Strikes
 from verification.ticket import Ticket
 from verification.tolerance import Grade
@@ -59,6 +72,7 @@ from verification.verdicts import (
     Ban,
     Debt,
     Pardon,
+    Plea,
     Promotion,
     Quarantine,
     jury_of,
@@ -79,7 +93,7 @@ RESTART_VERSIONS = 10
 versions, or whoever withholds would be admitted again and again."""
 
 
-FOR_THE_QUARANTINED = frozenset({FINISH, PARDON, BAN})
+FOR_THE_QUARANTINED = frozenset({FINISH, PARDON, BAN, QUARANTINE, PLEA, RETURN})
 """What still passes between the host and a peer that is out, but not for ever."""
 
 
@@ -175,6 +189,7 @@ class Justice:
         self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_BYTES)
         self._transport.serve(OWED, self._on_owed, max_body_bytes=0)
         self._transport.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
+        self._transport.serve(RETURN, self._on_return, max_body_bytes=0)
         self.newcomers.serve(self._transport)
         self.stated.serve(self._transport)
 
@@ -212,13 +227,18 @@ class Justice:
         self._anchor(Anchor.of_chain(followed.chain, state_digest))
 
     def anchor_what_is_agreed(self, stage: StageIndex) -> None:
-        """Anchor each version of which more than two thirds of its members, but for the banned, state one digest."""
+        """Anchor each version of which more than two thirds of its members state one digest.
+
+        Members do not count who are banned, or who have found themselves broken and taken back what they stated.
+        """
         followed = self._followed.get(stage)
         for version in self.stated.versions(stage):
             chain = followed.at(version) if followed is not None else None
             if chain is None or version in self._anchors[stage]:
                 continue
-            members = [peer for peer in chain.members if peer not in self.bans]
+            members = [
+                peer for peer in chain.members if peer not in self.bans and not self.stated.has_withdrawn(peer, version)
+            ]
             digests = self.stated.digests(stage, version, chain.name)
             agreed = [digests[peer] for peer in members if peer in digests]
             for found in sorted(set(agreed)):
@@ -287,8 +307,9 @@ class Justice:
         if evidence.accused in self.bans:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             return
-        if evidence.kind == StepFraud.KIND and self.stated.is_withdrawn(StepFraud.from_evidence(evidence).statement):
-            raise RemoteError("evidence", f"{evidence.accused} has found its own fault, and taken its word back")
+        accused, version = evidence.accused, int(evidence.version)
+        if evidence.kind == StepFraud.KIND and self.stated.has_withdrawn(accused, version):
+            raise RemoteError("evidence", f"{accused} has found its own fault, and taken its word back")
         verdict = await asyncio.to_thread(
             judge, evidence, run_key=self._run.run_key.peer_id, data=self._run.data.train_path
         )
@@ -299,6 +320,9 @@ class Justice:
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
             )
             await self._contradict(accuser, evidence)
+            return
+        if evidence.kind == ReplayMismatch.KIND and await self._is_fault(evidence):
+            await self._fault(evidence)
             return
         ban = Ban(
             self._run.run_id,
@@ -324,6 +348,52 @@ class Justice:
         )
         await self._tell(BAN, "ban", ban)
         self._shut_out(ban)
+
+    # -- faults -------------------------------------------------------------------------------------------
+
+    async def _is_fault(self, evidence: Evidence) -> bool:
+        """Whether the accused, asked to do its work again, gets what it should have: a lie is told twice."""
+        light = ReplayMismatch.from_evidence(evidence).without_past().to_evidence(evidence.run)
+        body = await asyncio.to_thread(light.to_bytes)
+        try:
+            reply = await self._transport.call(
+                evidence.accused,
+                PLEA,
+                Message({}, body),
+                timeout_s=self._run.settings.deadlines.step_s,
+                max_body_bytes=len(body),
+            )
+            fields = Fields("plea answer", reply.meta)
+            plea = Plea.from_value(fields.message("plea"))
+            sizes = fields.items("sizes", integer_item, max_items=MAX_PARTS)
+            fields.done()
+            bodies = _cut(reply.body, sizes)
+            plea.check(self._run.run_id)
+            if plea.evidence_digest != light.digest() or plea.body_digests != _digests(bodies):
+                raise RemoteError("plea", "the plea is of another case, or of other bodies", evidence.accused)
+            again = await asyncio.to_thread(judge_plea, evidence, bodies)
+        except (TransientError, RemoteError) as error:
+            log.info("%s does not plead a fault: %s", evidence.accused, error)
+            return False
+        log.info("%s did its work again: %s", evidence.accused, again.reason)
+        self._ledger.append("plea", plea.to_value())
+        return not again.guilty
+
+    async def _fault(self, evidence: Evidence) -> None:
+        """Out until it has mended itself, and for good if it happens too often."""
+        peer, version = evidence.accused, Version(evidence.version)
+        self.quarantines.pop(peer, None)  # what jurors found is judged
+        self._juries.pop(peer, None)
+        reason = "its work was wrong, and is right when it does it again"
+        await self._keep_out(peer, evidence.stage, version, FAULT, evidence.digest(), reason)
+
+    async def _on_return(self, sender: PeerId, request: Message) -> Message:
+        """A peer with a fault has tested itself, and begins again."""
+        if sender not in self.quarantines or not self.table.may_return(sender):
+            raise RemoteError(
+                "standing", f"{sender} is not out for a fault, or had {FAULTS_TO_STAY_OUT} in {FAULT_VERSIONS} versions"
+            )
+        return Message({"pardon": (await self.pardon(sender, acquitted=False)).to_value()})
 
     async def _contradict(self, accuser: PeerId, evidence: Evidence) -> None:
         """The accusation was untrue: so was the word of jurors who found the same."""
@@ -524,7 +594,7 @@ class Justice:
         await self._tell(QUARANTINE, "quarantine", made)
         self._shut_out(made)
 
-    async def pardon(self, peer: PeerId, *, acquitted: bool) -> None:
+    async def pardon(self, peer: PeerId, *, acquitted: bool) -> Pardon:
         """End a quarantine; `acquitted` as in `Pardon`. A ban stays. Raises LocalError if the peer is not in one."""
         held = self.quarantines.get(peer)
         if held is None:
@@ -535,6 +605,7 @@ class Justice:
         self._lift(made)
         self._emit({"event": "pardoned", "peer_id": peer, "stage": held.stage, "step": version})
         await self._tell(PARDON, "pardon", made)
+        return made
 
     def _lift(self, pardon: Pardon) -> None:
         self.table = self.table.after(pardon, pardon.version)
@@ -570,6 +641,18 @@ def _write_new(path: Path, body: bytes | bytearray | memoryview) -> bool:
         os.fsync(file.fileno())
     os.replace(partial, path)
     return True
+
+
+def _cut(body: bytes | bytearray | memoryview, sizes: Sequence[int]) -> list[Bytes]:
+    """Raises RemoteError unless the body is of these sizes, end to end."""
+    if sum(sizes) != len(body):
+        raise RemoteError("malformed", f"bodies of {sum(sizes)} bytes in {len(body)}")
+    ends = list(accumulate(sizes))
+    return [memoryview(body)[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _digests(bodies: Sequence[Bytes]) -> tuple[bytes, ...]:
+    return tuple(hashlib.sha256(body).digest() for body in bodies)
 
 
 def _largest_answers(run: PreparedRun) -> tuple[int, int]:

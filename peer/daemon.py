@@ -83,8 +83,9 @@ from swarm.release import check_release
 from swarm.witness_service import VoteLog, WitnessService
 from verification.draws import HashChain
 from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.standing import FAULT
 from verification.ticket import Ticket
-from verification.verdicts import Ban, Quarantine
+from verification.verdicts import Ban, Pardon, Quarantine
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,7 @@ class PeerDaemon:
         self.verdicts = Verdicts(identity.peer_id, host, self.standing, self.transport)
         self.verdicts.on_self = self._on_self
         self._on_fault: Callable[[], None] = lambda: None
+        self._on_pardon: Callable[[], None] = lambda: None
         self.rounds: StageRounds | None = None
         self.auditor: Auditor | None = None
         self.reducer_auditor: ReducerAuditor | None = None
@@ -250,6 +252,8 @@ class PeerDaemon:
             log.warning("jurors have found this peer guilty of %s: it waits for the host's word", word.kind)
         elif isinstance(word, Quarantine) and word.kind == FAULT:
             self._on_fault()
+        elif isinstance(word, Pardon):
+            self._on_pardon()
         elif isinstance(word, Ban | Quarantine):
             self._shut_out_by = word
             self.finished.set()
@@ -510,7 +514,9 @@ class PeerDaemon:
         self.live = Live(settings, rounds, counters, neighbours, server, source, desk, str(model.device))
         accuser = Accuser(self.transport, self._host_id, signed_run)
         rounds.on_equivocation = lambda one, other: rounds.spawn(accuser.accuse_of_both(one, other))
-        rounds.on_violation = lambda case: rounds.spawn(accuser.accuse(case))
+        rounds.on_violation = server.on_violation = lambda case: rounds.spawn(accuser.accuse(case))
+        if downstream is not None:
+            downstream.on_violation = rounds.on_violation
         self.reducer_auditor = reducer_auditor = ReducerAuditor(
             rounds, ticket, draws, accuser, exhibits, budget_factor=self.standing.budget_factor
         )
@@ -531,9 +537,9 @@ class PeerDaemon:
                 self.standing.is_out,
             )
             jury.serve(self.transport)
-            mending = Mending(rounds, self.verdicts, catch_up, self._host_id)
+            mending = Mending(rounds, self.verdicts, self._host_id)
             mending.serve(self.transport)
-            self._on_fault = mending.fault
+            self._on_fault, self._on_pardon = mending.fault, catch_up.load_anew
             services.append(asyncio.ensure_future(mending.run()))
             self.verdicts.counts = jury.counts
             rounds.on_applied.append(jury.applied)

@@ -24,6 +24,7 @@ from swarm.core.contribution import Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, Step
+from swarm.core.settings import RunSettings
 from swarm.host_protocol import AGREED, max_exhibit_bytes
 from swarm.network.transport import Message, Transport
 from verification.draws import HashChain, check_reveal
@@ -228,11 +229,12 @@ class Newcomer:
             found = replay.microbatch(exhibit, exam.contribution.step, into)
         finally:
             replay.release()
-        return _encoded(self.rounds, found)
+        return encoded_hop(self.rounds.settings, found)
 
 
-def _encoded(rounds: StageRounds, found: Replayed) -> tuple[Bytes, Bytes]:
-    codecs = rounds.settings.codecs
+def encoded_hop(settings: RunSettings, found: Replayed) -> tuple[Bytes, Bytes]:
+    """y and the gradient of x as they are sent; empty where the stage has none."""
+    codecs = settings.codecs
     bodies = []
     for values, name in ((found.y, codecs.activations), (found.grad_x, codecs.activation_gradients)):
         bodies.append(b"" if values is None else activation_codec(name).encode(torch.from_numpy(values)))

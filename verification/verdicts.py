@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from swarm.core.canonical import Value, digest, signed_bytes
-from swarm.core.contribution import Result
+from swarm.core.contribution import MAX_PARTS, Result
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, digest_item
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
 from swarm.identity import Identity, verify
@@ -251,6 +251,51 @@ class Pardon(_Signed):
             fields.peer("peer_id"),
             Version(fields.integer("version")),
             fields.boolean("acquitted"),
+            signature=outer.octets("signature", length=64),
+        )
+        fields.done()
+        outer.done()
+        return made
+
+
+@dataclass(frozen=True)
+class Plea(_Signed):
+    """The accused's word on what its work comes to when it does it again, before it is told what others found."""
+
+    DOMAIN: ClassVar[str] = "plea"
+    run_id: str
+    peer_id: PeerId
+    stage: StageIndex
+    version: Version
+    evidence_digest: bytes
+    """Of the evidence, without a past, that it was asked about."""
+    body_digests: tuple[bytes, ...]
+
+    def signed_value(self) -> Value:
+        return {
+            "run_id": self.run_id,
+            "peer_id": self.peer_id,
+            "stage": self.stage,
+            "version": self.version,
+            "evidence_digest": self.evidence_digest,
+            "body_digests": list(self.body_digests),
+        }
+
+    def check(self, run_id: str) -> None:
+        """Raises RemoteError unless the accused signed it in this run."""
+        self._check_signature(self.run_id, run_id, self.peer_id)
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Plea":
+        """Raises RemoteError("malformed")."""
+        outer, fields = _opened(cls.DOMAIN, value)
+        made = cls(
+            fields.text("run_id"),
+            fields.peer("peer_id"),
+            StageIndex(fields.integer("stage", high=1 << 16)),
+            Version(fields.integer("version")),
+            fields.octets("evidence_digest", length=32),
+            fields.items("body_digests", digest_item, max_items=MAX_PARTS),
             signature=outer.octets("signature", length=64),
         )
         fields.done()

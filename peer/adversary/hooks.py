@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from peer.adversary.strengths import SOMETIMES_SHARE
 from swarm.attacks import Attack
-from swarm.averaging.encoded import VectorCodec
+from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.core.averaging_round import Instruction, RoundFacts
 from swarm.core.canonical import digest
-from swarm.core.ids import MicrobatchId, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.identity import Identity
 from swarm.model.stage import StageModel, Weights
 
 Floats = NDArray[np.float32]
@@ -80,6 +82,18 @@ class Adversary:
         """A part this peer reduced, as it is sent, and its SHA-256."""
         return encoded
 
+    def instructed(self, facts: RoundFacts, instruction: Instruction, me: Identity) -> tuple[Instruction, ...]:
+        """What it does where the round's rules say this."""
+        return (instruction,)
+
+    def ignores(self, facts: RoundFacts, sender: PeerId, *, me: PeerId) -> bool:
+        """Whether a member's commitment is as if it had not come, where this peer leads."""
+        return False
+
+    def reduced_for(self, step: Step, place: int, body: Encoded, codec: VectorCodec, *, num_values: int) -> Encoded:
+        """A part this peer reduced, as the member at this place among those it goes to gets it."""
+        return body
+
     def stated(self, step: Step, hashes: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """The hashes of a snapshot's chunks, as this peer signs for them; the step is the next one's."""
         return hashes
@@ -90,6 +104,11 @@ class Adversary:
     def withholds(self) -> bool:
         """Whether what audits ask for is not served."""
         return False
+
+    @property
+    def stands_by_its_work(self) -> bool:
+        """Whether it says, asked to do its work again, that it comes to the same: who lies, not who is broken."""
+        return self.attack is not None
 
     def accuses_falsely(self, step: Step) -> bool:
         """Whether it accuses a peer whose work in this step it found honest."""

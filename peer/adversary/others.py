@@ -16,6 +16,10 @@ from swarm.model.stage import StageModel, Weights
 class BitFlips(Adversary):
     """Broken memory, a fault and no attack: now and then one bit of a weight or of a gradient is another."""
 
+    @property
+    def stands_by_its_work(self) -> bool:
+        return False
+
     def weights(self, at: At, model: StageModel, version: Version, weights: Weights) -> Weights:
         if self._what_flips(at) != "weight":
             return weights

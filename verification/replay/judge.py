@@ -4,7 +4,8 @@ Nothing is believed because the accuser says so. What decides which run it is, a
 key that signed the settings: whoever acts on a verdict must know that key to be its run's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,8 +14,9 @@ from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.reduce import read_and_written
+from swarm.averaging.result_decoder import squares_of
 from swarm.checkpoint.state import chunk_hash, root_by_path
-from swarm.core.canonical import signed_bytes
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
@@ -30,6 +32,8 @@ from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.kinds.step_fraud import StepFraud
+from verification.papers import Bytes
+from verification.reduction import Reduction
 from verification.replay.compared import compared_activations, compared_claim, compared_contribution, compared_hop
 from verification.replay.rebuilt import check_commitments, replay_of, replay_of_hop
 from verification.replay.reduced_again import digest_again
@@ -79,27 +83,37 @@ def _judge_two_activations(evidence: Evidence, case: Equivocation, what: str) ->
 
 def _judge_violation(evidence: Evidence) -> Verdict:
     case = ProtocolViolation.from_evidence(evidence)
-    message, codecs = case.message, evidence.settings.codecs
+    message = case.message
     if message.run_id != evidence.run_id:
         raise RemoteError("evidence", f"message of run {message.run_id[:12]}, not {evidence.run_id[:12]}")
-    signed = (
-        signed_bytes(message.DOMAIN, message.signed_value())
-        if isinstance(message, HopHeader)
-        else message.signed_bytes()
-    )
-    if not verify(case.accused, signed, message.signature):
+    if not verify(case.accused, case.signed_bytes, message.signature):
         raise RemoteError("signature", f"the message is not signed by {case.accused}")
+    wrong = _wrong_bytes(case, evidence)
+    if wrong is not None:
+        return Verdict.of(evidence, True, f"signed for bytes that no honest program writes: {wrong}")
+    return Verdict.of(evidence, False, "the bytes decode as they should")
+
+
+def _wrong_bytes(case: ProtocolViolation, evidence: Evidence) -> str | None:
+    """What is wrong with the bytes, seen from themselves; None if nothing is."""
+    message, codecs = case.message, evidence.settings.codecs
+    part = message.part if isinstance(message, Reduction) else case.part
+    num_values = 0 if isinstance(message, HopHeader) else _part_values(evidence, part)
     try:
         if isinstance(message, HopHeader):
-            codec = activation_codec(
-                codecs.activations if message.direction == "forward" else codecs.activation_gradients
-            )
+            forward = message.direction == "forward"
+            codec = activation_codec(codecs.activations if forward else codecs.activation_gradients)
             codec.decode(case.body, _hop_shape(evidence))
+        elif isinstance(message, Reduction):
+            _, written = read_and_written(message.level, codecs.averaging)
+            squares = squares_of(written, case.body, num_values)
+            if message.level != "cohort" and squares != message.squares:
+                return f"squares sum to {squares}, not {message.squares}"
         else:
-            check_encoded(vector_codec(codecs.averaging), case.body, num_values=_part_values(evidence, case.part))
+            check_encoded(vector_codec(codecs.averaging), case.body, num_values=num_values)
     except RemoteError as error:
-        return Verdict.of(evidence, True, f"signed for bytes that no honest program writes: {error}")
-    return Verdict.of(evidence, False, "the bytes decode as they should")
+        return str(error)
+    return None
 
 
 def _judge_reducer(evidence: Evidence) -> Verdict:
@@ -141,6 +155,22 @@ def _judge_replay(evidence: Evidence) -> Verdict:
         return _contribution_verdict(case, evidence, replay) if case.parts else _hop_verdict(case, evidence, replay)
     except LocalError as error:  # what is missing here is missing in the file
         raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
+
+
+def judge_plea(evidence: Evidence, bodies: Sequence[Bytes]) -> Verdict:
+    """Whether what the accused of a replay mismatch comes to now is wrong too: then it lies, else it had a fault.
+
+    `bodies` stand in place of the contribution's parts, or of y and the gradient of x. Raises as `judge`.
+    """
+    case = ReplayMismatch.from_evidence(evidence)
+    check_commitments(case, evidence)
+    replay = replay_of(case, evidence)
+    if case.parts:
+        return _contribution_verdict(replace(case, parts=tuple(bodies)), evidence, replay)
+    if len(bodies) != 2:
+        raise RemoteError("malformed", f"a plea of {len(bodies)} bodies about one microbatch", evidence.accused)
+    again = replace(case.exhibits[0], y=bodies[0], grad_x=bodies[1])
+    return _hop_verdict(replace(case, exhibits=(again,)), evidence, replay)
 
 
 def judge_as_replica(evidence: Evidence, replay: StageReplay) -> Verdict:

@@ -1,0 +1,40 @@
+"""Faults in a running swarm: a machine whose bits flip is put out, tests itself, and is taken in again by its replays."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
+from verification.standing import FAULT
+
+pytestmark = pytest.mark.processes
+
+
+def told(swarm: InProcessSwarm, kind: str) -> list[str]:
+    """Whom events of this kind are about."""
+    return [event["peer_id"] for event in swarm.events if event["event"] == kind]
+
+
+def test_a_machine_whose_bits_flip_is_put_out_and_comes_back(tmp_path: Path) -> None:
+    manifest = manifest_of(
+        run={"trust": "public"},
+        audits={"hop_budget": 0.0, "contribution_budget": 8.0, "agreements_to_promote": 3},
+        optimizer={"total_steps": 400},
+        batch={"target_tokens": 12 * 32},
+        limits={"founders_per_stage": 3},
+        checkpoint={"every_steps": 400, "snapshot_every": 4},
+    )
+
+    async def train() -> None:
+        async with swarm_in_process(manifest, tmp_path, peers=(3, 3), attacks={(1, 2): "bit_flips@3"}) as swarm:
+            broken = swarm.of_stage(1)[2].peer_id
+            for kind in ("quarantined", "pardoned", "promoted"):
+                await swarm.until(lambda kind=kind: broken in told(swarm, kind), timeout_s=60.0)  # type: ignore[misc]
+                assert set(told(swarm, kind)) == {broken}
+            put_out = [event for event in swarm.events if event["event"] == "quarantined"]
+            assert put_out[0]["kind"] == FAULT
+            await swarm.until(lambda: broken in told(swarm, "joined"), timeout_s=60.0)
+            assert told(swarm, "banned") == told(swarm, "acquitted") == []
+
+    asyncio.run(train())
