@@ -34,6 +34,8 @@ VERBS = {
     "leave": ("peer.commands:leave", "Finish what has begun, hand over, and end."),
     "logs": ("peer.commands:logs", "Show what the peer has logged."),
     "config": ("peer.commands:config", "Show and set the limits on this machine's use."),
+    "identity": ("peer.identity_commands", "Show, back up or restore this machine's identity."),
+    "install-service": ("peer.service_command", "Write a systemd unit that runs this machine's peer."),
     "invite": ("swarm.commands.invite", "Show what an invite says."),
     "simulate": ("peer.fleet.command", "Simulate a fleet of volunteers on a virtual clock."),
     "ticket": ("bootstrap.ticket_command", "Give away, list and revoke what admits to a run."),

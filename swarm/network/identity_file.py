@@ -36,6 +36,21 @@ def load_or_create_identity(path: Path) -> Identity:
     return _load(path)
 
 
+def load_identity(path: Path) -> Identity:
+    """The identity at `path`. Raises SettingsError when there is none, or none that can be read."""
+    try:
+        return _load(path)
+    except OSError as error:
+        raise SettingsError(f"identity = {str(path)!r}: cannot be read ({error.strerror}); name its --dir") from error
+
+
+def save_identity(path: Path, identity: Identity) -> None:
+    """Keep an identity that came from elsewhere. Raises SettingsError when there is another one already."""
+    if path.exists():
+        raise SettingsError(f"identity = {str(path)!r}: {_load(path).peer_id} is there already; move it away first")
+    _create(path, identity)
+
+
 def _load(path: Path) -> Identity:
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
