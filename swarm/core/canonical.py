@@ -66,19 +66,17 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Value:
 
 
 def _pack(value: Value, out: bytearray, depth: int) -> None:
-    """The kinds that messages are made of come first, and subclasses of them last: a round packs ten thousand values."""
+    # What messages are made of most comes first: a round packs ten thousand values.
     if depth > MAX_DEPTH:
         raise TypeError(f"nested deeper than {MAX_DEPTH}")
-    kind = type(value)
-    if kind is str:
-        out += _packed_name(value) if len(value) <= _NAME_CHARACTERS else _packed_text(value)  # type: ignore[arg-type]
-    elif kind is bytes:
-        length = len(value)  # type: ignore[arg-type]
-        if length < len(_SHORT_BIN):
-            out += _SHORT_BIN[length]
+    if isinstance(value, str):
+        out += _packed_name(value) if len(value) <= _NAME_CHARACTERS else _packed_text(value)
+    elif isinstance(value, bytes):
+        if len(value) < len(_SHORT_BIN):
+            out += _SHORT_BIN[len(value)]
         else:
-            _pack_number(length, out, _BIN)
-        out += value  # type: ignore[operator]
+            _pack_number(len(value), out, _BIN)
+        out += value
     elif isinstance(value, list | tuple):
         _pack_head(len(value), out, (0x90, 16), _ARRAY)
         for item in value:
@@ -109,10 +107,6 @@ def _pack_scalar(value: Value, out: bytearray) -> None:
         out += _FLOAT.pack(value)
     elif isinstance(value, Packed):
         out += value.data
-    elif isinstance(value, str):
-        _pack(str(value), out, 0)
-    elif isinstance(value, bytes):
-        _pack(bytes(value), out, 0)
     else:
         raise TypeError(f"{type(value).__name__} has no canonical form")
 
