@@ -1,7 +1,7 @@
 """This is where replicas of a simulated stage audit each other: real draws, replays, evidence and judgements.
 
-Decisions are those of `peer.auditor` and the host's. What several auditors drew is replayed once for all, from states
-that are kept where a peer would rebuild them from a snapshot. Peers that misbehave audit nobody.
+Decisions are those of `peer.auditor` and the host's. What several auditors drew is replayed once for all that compute
+with the same model. Peers that misbehave audit nobody.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.host_protocol import MAX_ACCUSATION_BYTES, SignedRun
 from swarm.identity import Identity
+from swarm.model.stage import StageModel
 from verification.anchor import Anchor
 from verification.draws import REVEALED_AFTER, AuditBudget, check_reveal, draw
 from verification.evidence import Evidence
@@ -62,6 +63,8 @@ class AuditCounts:
     """Of work that was done as it should be."""
     largest_honest_share: float = 0.0
     """Of the fraud bound, in those."""
+    differing: int = 0
+    """Of those, where the replay had other values at all."""
     suspicious: int = 0
     frauds: int = 0
     acquitted: int = 0
@@ -90,15 +93,15 @@ class StageAudits:
     run_id: str
     run_key: Identity
     counts: AuditCounts
-    _found: dict[tuple[Step, PeerId, int | None], Comparison] = field(default_factory=dict)
-    """By step, target, and place of the microbatch in its work; None: of the contribution."""
+    _found: dict[tuple[Step, PeerId, int | None, StageModel], Comparison] = field(default_factory=dict)
+    """By step, target, place of the microbatch in its work (None: of the contribution), and what computed it again."""
+    _replays: dict[StageModel, StageReplay] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         settings = self.stage.settings
         self._budget = AuditBudget.of_run(settings.audits)
-        self._replay = StageReplay(settings, self.stage.stage)
-        self._into = torch.zeros(self._replay.layout.num_values, dtype=torch.float32)
-        self._stands_at: Step | None = None
+        layout = self.stage.members[0].replica.layout
+        self._into = torch.zeros(layout.num_values, dtype=torch.float32)
         self._known: dict[PeerId, tuple[int, bytes]] = {}
 
     def due(self, table: StandingTable) -> tuple[StandingTable, list[Banned]]:
@@ -126,7 +129,7 @@ class StageAudits:
         made = held.roster.contribution_of(peer)
         assert made is not None, f"{peer} contributed nothing to step {step}"
         target = self.stage.peers[peer]
-        found = [self._compared(held, target, made, place) for place in (None, *range(len(made.work)))]
+        found = [self._compared(held, target, target, made, place) for place in (None, *range(len(made.work)))]
         wrong = [one.grade is Grade.FRAUD for one in found]
         return Shown(made, wrong[0], tuple(wrong[1:]))
 
@@ -150,7 +153,7 @@ class StageAudits:
         place = None if whole else drawn.microbatch(number)
         counts = self.counts
         try:
-            found = self._compared(held, target, made, place)
+            found = self._compared(held, auditor, target, made, place)
         except (TransientError, RemoteError):
             counts.debts += 1
             return table.after(AuditDebt(target.peer_id, Version(made.step)), version), []
@@ -162,6 +165,7 @@ class StageAudits:
         if self._is_honest_work(target, made.step):
             counts.honest += 1
             counts.largest_honest_share = max(counts.largest_honest_share, found.measured / found.fraud)
+            counts.differing += found.measured > 0
         if found.grade is Grade.SUSPICIOUS:
             counts.suspicious += 1
             return table.after(Suspicion(target.peer_id, version), version), []
@@ -170,22 +174,21 @@ class StageAudits:
         counts.frauds += 1
         return self._accuse(table, held, target, made, place)
 
-    def _compared(self, held: Round, target: SimulatedPeer, made: Contribution, place: int | None) -> Comparison:
+    def _compared(
+        self, held: Round, auditor: SimulatedPeer, target: SimulatedPeer, made: Contribution, place: int | None
+    ) -> Comparison:
         """What a replay shows. Raises TransientError for what is not served, else as the replay does."""
-        key = (made.step, target.peer_id, place)
+        key = (made.step, target.peer_id, place, auditor.replica.model)
         if key not in self._found:
-            self._stand_at(held)
+            replay = self._standing_at(held, auditor.replica.model)
             if place is None:
-                self._found[key] = self._compare_whole(target, made)
+                exhibits = [self._exhibit(target, made, work) for work in made.work]
+                replayed = replay.encoded_contribution(exhibits, made.step)
+                self._found[key] = compared_contribution(replay, self._parts(target, made), replayed)
             else:
                 exhibit = self._exhibit(target, made, made.work[place])
-                self._found[key] = worst([*compared_hop(self._replay, exhibit, made.step, self._into).values()])
+                self._found[key] = worst([*compared_hop(replay, exhibit, made.step, self._into).values()])
         return self._found[key]
-
-    def _compare_whole(self, target: SimulatedPeer, made: Contribution) -> Comparison:
-        exhibits = [self._exhibit(target, made, work) for work in made.work]
-        replayed = self._replay.encoded_contribution(exhibits, made.step)
-        return compared_contribution(self._replay, self._parts(target, made), replayed)
 
     def _is_honest_work(self, target: SimulatedPeer, step: Step) -> bool:
         attack = target.adversary.attack
@@ -217,10 +220,14 @@ class StageAudits:
             raise TransientError(f"parts of the contribution to step {made.step} are not shown")
         return shown
 
-    def _stand_at(self, held: Round) -> None:
-        if self._stands_at != held.roster.step:
-            self._replay.begin(held.state, held.chain)
-            self._stands_at = held.roster.step
+    def _standing_at(self, held: Round, model: StageModel) -> StageReplay:
+        replay = self._replays.get(model)
+        if replay is None:
+            replay = self._replays[model] = StageReplay(self.stage.settings, self.stage.stage, model=model)
+        if not replay.holds(held.chain.version):
+            replay.release()
+            replay.hold(held.chain.version, held.state.weights, None, ahead_is_known=True)
+        return replay
 
     # -- accused ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ stage ends its round. The order of arrival is drawn, for sums depend on it.
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -58,13 +58,25 @@ class Outcome:
     """Of each stage."""
 
 
+ModelOf = Callable[[ModelSettings, int, int], StageModel]
+"""(model, stage, index of the peer) -> what it computes with."""
+
+
 class SimulatedSwarm:
     """`num_replicas` peers in each stage, some of whom misbehave."""
 
-    def __init__(self, tiny: TinyRun, *, attacks: Mapping[tuple[int, int], str] | None = None, seed: int) -> None:
+    def __init__(
+        self,
+        tiny: TinyRun,
+        *,
+        attacks: Mapping[tuple[int, int], str] | None = None,
+        seed: int,
+        model_of: ModelOf | None = None,
+    ) -> None:
         """`attacks` by stage and index of the peer, each `KIND@STEP`. Raises SettingsError for one that does nothing
-        there, or that is not simulated."""
+        there, or that is not simulated. `model_of` says what each peer computes with, for itself and as an auditor."""
         self._tiny, self._seed = tiny, seed
+        self._model_of = model_of or (lambda model, stage, index: _stage_model(model, stage))
         states = _first_states(tiny.settings(), seed)
         digests = tuple(state_digest(state) for state in states)
         self.settings = settings = replace(tiny.settings(), initial_state_digests=digests)
@@ -184,7 +196,7 @@ class SimulatedSwarm:
             neighbours=(),
         )
         chain = StageChain.begin(genesis, settings)
-        named, model = replace(state, name=chain.name), _stage_model(settings.model, stage)
+        named = replace(state, name=chain.name)
         clip_norm = stage_clip_norm(settings, stage)
         peers = []
         for index, (identity, name) in enumerate(zip(everyone, names, strict=True)):
@@ -200,7 +212,9 @@ class SimulatedSwarm:
                     identity=identity,
                     stage=StageIndex(stage),
                     index=index,
-                    replica=StageReplica(settings, model, named, clip_norm=clip_norm),
+                    replica=StageReplica(
+                        settings, self._model_of(settings.model, stage, index), named, clip_norm=clip_norm
+                    ),
                     adversary=adversary,
                     draws=HashChain(_seed_of(f"{name}/draws"), tiny.total_steps + 1),
                     exhibits=ExhibitStore.of_run(settings),

@@ -51,6 +51,10 @@ class TinyRun:
     audits: AuditSettings = field(default_factory=AuditSettings)
     codecs: CodecSettings = field(default_factory=CodecSettings)
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
+    distinct_microbatches: int | None = None
+    """So many come again and again, until they are known by heart; None: each is new."""
+    language_changes_at: int | None = None
+    """Number of the microbatch from which on another language is learned; None: it stays the same."""
 
     def settings(self) -> RunSettings:
         """The run's, without the digests of its first states."""
@@ -95,10 +99,13 @@ class TinyRun:
 
     def batch(self, number: MicrobatchId, *, seed: int) -> tuple[Ids, Ids]:
         """Tokens and targets of a microbatch, each (B, L)."""
+        is_second = self.language_changes_at is not None and number >= self.language_changes_at
+        if self.distinct_microbatches is not None and number < HELD_OUT:
+            number = MicrobatchId(number % self.distinct_microbatches)
         rng = np.random.default_rng((seed, number))
         shape = (2, self.sequence_length)
         choices = rng.choice(len(SUCCESSORS), size=shape, p=SUCCESSORS)
-        successors = _successors(self.vocab_size)
+        successors = _successors(self.vocab_size, LANGUAGE_SEED + is_second)
         ids = np.empty((shape[0], shape[1] + 1), dtype=np.int64)
         ids[:, 0] = rng.integers(self.vocab_size, size=shape[0])
         for place in range(shape[1]):
@@ -107,7 +114,7 @@ class TinyRun:
 
 
 @cache
-def _successors(vocab_size: int) -> Ids:
+def _successors(vocab_size: int, seed: int) -> Ids:
     """Of each token, (V, 4)."""
-    rng = np.random.default_rng(LANGUAGE_SEED)
+    rng = np.random.default_rng(seed)
     return np.stack([rng.permutation(vocab_size) for _ in SUCCESSORS], axis=1)
