@@ -102,9 +102,9 @@ class StatedStates:
         held = self._held.get(stage, {}).get(version, {})
         return {peer: one.statement.state_digest for peer, one in held.items() if one.statement.name == name}
 
-    def is_withdrawn(self, statement: StateStatement) -> bool:
-        """Whether its maker took it back: it had found itself broken."""
-        return int(statement.version) in self._withdrawn.get(statement.peer_id, ())
+    def has_withdrawn(self, peer: PeerId, version: int) -> bool:
+        """Whether the peer took back what it stated of the version: it had found itself broken."""
+        return version in self._withdrawn.get(peer, ())
 
     async def _on_stated(self, sender: PeerId, request: Message) -> Message:
         """What others state of a version than the asker: at most a few of them."""
@@ -128,5 +128,6 @@ class StatedStates:
         if ticket is not None and taken_back is not None:
             before = self._withdrawn.setdefault(sender, [])
             before[:] = sorted({*before, version})[-KEPT_VERSIONS:]
+            self._heard(ticket.stage)
             log.warning("%s takes back what it stated of version %d of stage %d", sender, version, ticket.stage)
         return Message()

@@ -33,6 +33,7 @@ from verification.state_statement import MAX_STATED, StateStatement
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+"""And after each step: what a statement is held against is kept for a few versions only."""
 LOOKS = 3
 """At a wrong statement before its maker is accused of it."""
 MAX_JUDGED = 256
@@ -90,29 +91,29 @@ class StepAuditor:
     counters: StepAuditCounters = field(default_factory=StepAuditCounters)
     _said: int = -1
     """The newest version that was stated."""
-    _saved: asyncio.Event = field(default_factory=asyncio.Event)
+    _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _judged: dict[bytes, _Wrong | None] = field(default_factory=dict)
     """By the statement's signature; None: it is not wrong, or nothing can be shown."""
 
     async def applied(self, applied: Applied) -> None:
-        """A step was taken: there may be a new snapshot."""
-        if self.rounds.snapshots.get(int(applied.chain.version)) is not None:
-            self._saved.set()
+        """A step was taken: there may be a new snapshot, and others have one."""
+        self._stepped.set()
 
     async def run(self) -> None:
         """State what is new and look at what others state, for ever. Without the host there is nobody to tell."""
         while True:
             try:
+                self._stepped.clear()
                 await self._state()
                 await self._withdraw()
-                if not await happened(self._saved, within_s=LOOK_EVERY_S):
-                    await self._look()
+                for version in reversed(self.rounds.snapshots.versions()):
+                    await self._look_at(version)
+                await happened(self._stepped, within_s=LOOK_EVERY_S)
             except (TransientError, RemoteError, TimeoutError) as error:
                 log.debug("stated states: %s", error)
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _state(self) -> None:
-        self._saved.clear()
         rounds = self.rounds
         for version in rounds.snapshots.versions():
             snapshot = rounds.snapshots.get(version)
@@ -124,10 +125,6 @@ class StepAuditor:
             except RemoteError as error:
                 log.info("the host does not take the state of version %d: %s", version, error)
             self._said = version
-
-    async def _look(self) -> None:
-        for version in reversed(self.rounds.snapshots.versions()):
-            await self._look_at(version)
 
     async def _withdraw(self) -> None:
         """Take back what this peer stated of states that were found wrong, by whomever."""

@@ -23,6 +23,7 @@ from swarm.identity import Identity
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.headers import BirthRecord, HopHeader, check_hop, signed
+from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.papers import Bytes
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,8 @@ class Downstream:
         self._counters = counters
         self._numeric_class = numeric_class
         self._on_unreachable = on_unreachable
+        self.on_violation: Callable[[ProtocolViolation], None] = lambda case: None
+        """Told of answers that no honest program gives."""
         self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
         self._deadline = AdaptiveDeadline(limit_s=settings.deadlines.hop_s, floor_s=3.0, factor=10.0)
         self._routes_changed = asyncio.Event()
@@ -145,6 +148,8 @@ class Downstream:
                 self._counters.reassigned += 1
                 if isinstance(failure, RemoteError):
                     self._counters.bad_messages[failure.kind] = self._counters.bad_messages.get(failure.kind, 0) + 1
+                    if isinstance(failure, ViolationError):
+                        self.on_violation(failure.case)
                 else:
                     self._on_unreachable(route.peer_id)
                 last = f"{route.peer_id[-6:]}: {failure}"
@@ -217,7 +222,12 @@ class Downstream:
                 parent=forward_digest,
                 delay=self._settings.delay_at(birth.step),
             )
-            return self._gradient_codec.decode(reply.body, activation.shape)
+            try:
+                return self._gradient_codec.decode(reply.body, activation.shape)
+            except RemoteError as error:
+                raise ViolationError(
+                    ProtocolViolation(message=answer_header, part=0, body=reply.body), error
+                ) from error
 
         grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode)
         return Answer(loss_sum, num_targets, grad_y, answer_header, header, reply.body)

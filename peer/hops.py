@@ -31,6 +31,7 @@ from swarm.identity import Identity
 from swarm.model.stage import Saved, Weights
 from swarm.network.transport import Message, Transport
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
+from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.papers import Bytes, Exhibit, Papers
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class HopServer:
         self._gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
         self._in_flight = 0
+        self.on_violation: Callable[[ProtocolViolation], None] = lambda case: None
+        """Told of activations that no honest program sends."""
         self.draining = False
         self.permit = Permit()
         """Of the owner, to begin."""
@@ -134,6 +137,8 @@ class HopServer:
             return Message({"status": refusal.status, "reason": str(refusal)})
         except RemoteError as error:
             self._counters.bad_messages[error.kind] = self._counters.bad_messages.get(error.kind, 0) + 1
+            if isinstance(error, ViolationError):
+                self.on_violation(error.case)
             raise
         finally:
             self._in_flight -= 1
@@ -202,7 +207,11 @@ class HopServer:
             if hashlib.sha256(view[activation_bytes:]).digest() != birth.targets_digest:
                 raise RemoteError("digest", "targets differ from the birth record", sender)
             targets = np.frombuffer(view[activation_bytes:], dtype="<i4").astype(np.int64).reshape(self._shape[:2])
-            x = self._codec.decode(view[:activation_bytes], self._shape)
+            try:
+                x = self._codec.decode(view[:activation_bytes], self._shape)
+            except RemoteError as error:
+                case = ProtocolViolation(message=header, part=0, body=view[:activation_bytes])
+                raise ViolationError(case, error) from error
             self._screening.check("activation_norm", sender, float(torch.linalg.vector_norm(x)))
             return x, torch.from_numpy(targets)
 

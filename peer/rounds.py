@@ -23,7 +23,7 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value
-from swarm.core.contribution import Contribution, Result
+from swarm.core.contribution import Result
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields, peer_item
@@ -39,6 +39,8 @@ from swarm.model.stage import Weights
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import VoteLog
+from verification.kinds.equivocation import Statement
+from verification.kinds.protocol_violation import ProtocolViolation
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +103,10 @@ class StageRounds:
         self.on_contributed: Callable[[Step, Sequence[Bytes]], None] = lambda step, parts: None
         """Told of the encoded parts of this peer's contribution before they are committed to."""
         self.on_behind: Callable[[PeerId], None] = lambda peer: None
-        self.on_equivocation: Callable[[Contribution, Contribution], None] = lambda one, other: None
-        """Told of two contributions to one round that one member has signed."""
+        self.on_equivocation: Callable[[Statement, Statement], None] = lambda one, other: None
+        """Told of two statements that one peer has signed, and which may contradict each other."""
+        self.on_violation: Callable[[ProtocolViolation], None] = lambda case: None
+        """Told of bytes that no honest program writes, with what their maker signed for them."""
         self.adversary: Adversary = HONEST
         self.screening = Screening(KnownStanding(), lambda: self.version)
         self.neighbours: Callable[[], set[PeerId]] = set

@@ -10,6 +10,7 @@ from swarm.core.contribution import ReducedPart, Result
 from swarm.core.ids import PeerId, Step
 from swarm.core.stage_chain import StageChain
 from swarm.core.step_progress import StepProgress
+from swarm.core.voting import Phase, Vote
 from verification.reduction import Reduction
 
 Bytes = bytes | bytearray | memoryview
@@ -51,6 +52,8 @@ class StepState:
     reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
     reductions: dict[ReducedPart, Reduction] = field(default_factory=dict)
     """Their reducers' signed words for the reduced parts that came or were made here; checked."""
+    votes: dict[tuple[PeerId, Phase, int], tuple[bytes, Vote]] = field(default_factory=dict)
+    """What each voter's first vote in a phase of a view was for; by the leader."""
     decoder: ResultDecoder | None = None
     """What of the result is decoded already; None before its first part is here."""
     fetching: set[tuple[int, bytes]] = field(default_factory=set)

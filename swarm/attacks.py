@@ -46,6 +46,11 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         # The rest: a fault, a wrong reducer, silence.
         "bit_flips": "any",
         "wrong_reducer": "any",
+        "equivocating_reducer": "any",
+        "omitting_reducer": "any",
+        "omitting_leader": "any",
+        "equivocating_leader": "any",
+        "two_votes": "any",
         "wrong_state": "any",
         "withholding": "any",
         # Against the audits themselves.

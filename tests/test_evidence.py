@@ -277,6 +277,18 @@ def guilty_cases(world: World) -> Makers:
         "undecodable part": lambda: ProtocolViolation(
             message=_with_parts(world.contribution, broken), part=0, body=broken[0]
         ).to_evidence(run),
+        "undecodable reduction": lambda: ProtocolViolation(
+            message=replace(lying_reduction, digest=bulk_digest(broken[0])).signed_by(
+                identity_of(lying_reduction.reducer)
+            ),
+            part=0,
+            body=broken[0],
+        ).to_evidence(run),
+        "reduction of other squares": lambda: ProtocolViolation(
+            message=replace(world.reduction()[0], squares=0.5).signed_by(identity_of(lying_reduction.reducer)),
+            part=0,
+            body=world.rounds[1].bodies[0],
+        ).to_evidence(run),
         "undecodable hop": lambda: ProtocolViolation(message=bad_hop, part=0, body=garbage).to_evidence(run),
         "wrong reduction": lambda: ReducerFraud(reduction=lying_reduction, bodies=inputs).to_evidence(run),
         "wrong weights": lambda: world.step(0, change=1 << 19).to_evidence(run),
@@ -306,6 +318,9 @@ def honest_cases(world: World) -> Makers:
         "hop": lambda: ProtocolViolation(message=hop, part=0, body=world.shown[world.accused][0].grad_x).to_evidence(
             run
         ),
+        "reduced part": lambda: ProtocolViolation(
+            message=reduction, part=0, body=world.rounds[1].bodies[0]
+        ).to_evidence(run),
         "reduction": lambda: ReducerFraud(reduction=reduction, bodies=inputs).to_evidence(run),
         "step": lambda: world.step(0).to_evidence(run),
         "step's last chunk": lambda: world.step(len(world.state_chunks) - 1).to_evidence(run),
@@ -321,6 +336,8 @@ GUILTY = (
     "two reductions",
     "two activations",
     "undecodable part",
+    "undecodable reduction",
+    "reduction of other squares",
     "undecodable hop",
     "wrong reduction",
     "wrong weights",
@@ -336,6 +353,7 @@ HONEST = (
     "activations at two versions",
     "activations nearly the same",
     "part",
+    "reduced part",
     "hop",
     "reduction",
     "step",

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Protocol
 
-from peer.adversary import contributions, microbatches, others
+from peer.adversary import contributions, microbatches, others, rounds
 from peer.adversary.hooks import Adversary
 from peer.adversary.microbatches import Change, ChangedTensor
 from swarm.attacks import Attack, parse_attack
@@ -46,6 +46,11 @@ ADVERSARIES: dict[str, Make] = {
     "in_tolerance_noise": partial(ChangedTensor, microbatches.leaning, activations=True, gradients=True),
     "bit_flips": others.BitFlips,
     "wrong_reducer": others.WrongReducer,
+    "equivocating_reducer": rounds.EquivocatingReducer,
+    "omitting_reducer": rounds.OmittingReducer,
+    "omitting_leader": rounds.OmittingLeader,
+    "equivocating_leader": rounds.EquivocatingLeader,
+    "two_votes": rounds.TwoVotes,
     "wrong_state": others.WrongState,
     "withholding": others.Withholding,
     "false_accuser": others.FalseAccuser,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from swarm.core.canonical import Value
+from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import MAX_PARTS, Contribution
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
@@ -11,21 +11,34 @@ from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.host_protocol import SignedRun
 from verification.evidence import Bytes, Evidence, Kind, check_head
 from verification.headers import HopHeader
+from verification.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolViolation:
-    """A contribution with one of its encoded parts, or a hop header with its body: bytes that do not decode."""
+    """A contribution with one of its encoded parts, a reduction or a hop header with its body.
+
+    The bytes do not decode, or are of another sum of squares than a reduction says.
+    """
 
     KIND: ClassVar[Kind] = "protocol_violation"
-    message: Contribution | HopHeader
+    message: Contribution | Reduction | HopHeader
     part: int
-    """Of the contribution; 0 for a hop."""
+    """Of the contribution; else 0."""
     body: Bytes
 
     @property
     def accused(self) -> PeerId:
+        if isinstance(self.message, Reduction):
+            return self.message.reducer
         return self.message.producer if isinstance(self.message, HopHeader) else self.message.peer_id
+
+    @property
+    def signed_bytes(self) -> bytes:
+        message = self.message
+        if isinstance(message, HopHeader):
+            return signed_bytes(message.DOMAIN, message.signed_value())
+        return message.signed_bytes()
 
     @property
     def stage(self) -> StageIndex:
@@ -40,6 +53,8 @@ class ProtocolViolation:
         """SHA-256 that the message gives for the body. Raises RemoteError if it gives none."""
         if isinstance(self.message, HopHeader):
             return self.message.body_digest
+        if isinstance(self.message, Reduction):
+            return self.message.digest
         if self.part >= len(self.message.part_digests):
             raise RemoteError("malformed", f"contribution of {len(self.message.part_digests)} parts has no {self.part}")
         return self.message.part_digests[self.part]
@@ -73,4 +88,14 @@ class ProtocolViolation:
         return made
 
 
-_MESSAGES: dict[str, type[Contribution] | type[HopHeader]] = {made.DOMAIN: made for made in (Contribution, HopHeader)}
+class ViolationError(RemoteError):
+    """A message that proves its maker's misbehaviour by itself."""
+
+    def __init__(self, case: ProtocolViolation, error: RemoteError) -> None:
+        super().__init__(error.kind, str(error), case.accused)
+        self.case = case
+
+
+_MESSAGES: dict[str, type[Contribution] | type[Reduction] | type[HopHeader]] = {
+    made.DOMAIN: made for made in (Contribution, Reduction, HopHeader)
+}

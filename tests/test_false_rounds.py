@@ -1,0 +1,125 @@
+"""Rounds with a false reducer, leader or voter: what it signs against itself bans it, what it leaves out is bounded."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.core.contribution import Result
+from swarm.host_protocol import MAX_ACCUSATION_BYTES
+from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from verification.evidence import Evidence
+from verification.replay.judge import judge
+
+STEPS = 24
+FIRST_LIAR, SECOND_LIAR = identity_of(2).peer_id, identity_of(5).peer_id
+"""The third of stage 0, and of stage 1."""
+
+
+def unaudited(total_steps: int, **tables: dict[str, Any]) -> str:
+    """A run of two stages with three replicas each, in which nobody audits: what is found is found by chance meeting."""
+    named: dict[str, dict[str, Any]] = {
+        "run": {"trust": "friends"},
+        "audits": {"hop_budget": 0.0, "contribution_budget": 0.0, "reducer_share": 0.0},
+        "optimizer": {"total_steps": total_steps},
+        "batch": {"target_tokens": 12 * 32},
+        "limits": {"founders_per_stage": 3},
+        "checkpoint": {"every_steps": total_steps, "snapshot_every": total_steps},
+        "deadlines": {"round_phase_s": 0.5},
+    }
+    return manifest_of(**named | tables)
+
+
+def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
+    return [event for event in swarm.events if event["event"] == kind]
+
+
+def bans(folder: Path, attacks: dict[tuple[int, int], str]) -> dict[str, Evidence]:
+    """Evidence against each of the attackers, all of which are banned, and nobody else."""
+
+    async def train() -> InProcessSwarm:
+        async with swarm_in_process(unaudited(400), folder, peers=(3, 3), attacks=attacks) as swarm:
+            await swarm.until(lambda: len(events(swarm, "banned")) == len(attacks), timeout_s=90.0)
+            await swarm.until_version(swarm.coordinator.progress.done_versions() + 2, timeout_s=60.0)
+            return swarm
+
+    swarm = asyncio.run(train())
+    assert events(swarm, "acquitted") == events(swarm, "dismissed") == events(swarm, "quarantined") == []
+    found = {}
+    for banned in events(swarm, "banned"):
+        evidence = Evidence.from_bytes(Path(banned["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+        verdict = judge(evidence, run_key=swarm.run.run_key.peer_id)
+        assert verdict.guilty
+        assert verdict.accused == banned["peer_id"]
+        found[banned["peer_id"]] = evidence
+    return found
+
+
+def test_two_words_for_one_part_and_two_votes_in_one_phase_are_bans(tmp_path: Path) -> None:
+    found = bans(tmp_path, {(0, 2): "equivocating_reducer@2", (1, 2): "two_votes@2"})
+    assert {peer: (made.kind, made.facts["of"]) for peer, made in found.items()} == {  # type: ignore[index,call-overload]
+        FIRST_LIAR: ("equivocation", "reduction"),
+        SECOND_LIAR: ("equivocation", "ballot"),
+    }
+
+
+def rounds_of(folder: Path, attack: str) -> tuple[list[Result], dict[str, Any]]:
+    """All results of stage 1, whose third peer attacks, and the host's report; nobody is punished."""
+    results: dict[int, Result] = {}
+
+    async def train() -> dict[str, Any]:
+        async with swarm_in_process(unaudited(STEPS), folder, peers=(3, 3), attacks={(1, 2): attack}) as swarm:
+            await swarm.until_version(1)
+
+            async def keep(applied: Any) -> None:
+                results[int(applied.result.roster.step)] = applied.result
+
+            for peer in swarm.of_stage(1):
+                peer.rounds.on_applied.append(keep)
+            report = await swarm.finished(timeout_s=120.0)
+            punished = [events(swarm, kind) for kind in ("banned", "quarantined", "acquitted", "dismissed")]
+            assert punished == [[], [], [], []]
+            return report
+
+    report = asyncio.run(train())
+    assert report["steps"] == STEPS
+    (digests,) = [set(replicas.values()) for replicas in [report["state_digests"]["1"]]]
+    assert len(digests) == 1
+    return [results[step] for step in sorted(results)], report
+
+
+@pytest.mark.soak
+def test_a_reducer_that_omits_a_contributor_costs_it_no_more_than_what_it_reduces_itself(tmp_path: Path) -> None:
+    results, _ = rounds_of(tmp_path, "omitting_reducer@2")
+    omitted = [
+        (result.roster.reducers[part.part], left_out.peer_id)
+        for result in results
+        for part in result.parts
+        for left_out in part.excluded
+    ]
+    assert omitted, "it reduced nothing: the test shows nothing"
+    assert {reducer for reducer, _ in omitted} == {SECOND_LIAR}
+    (victim,) = {peer for _, peer in omitted}
+    whole = [result for result in results if any(victim in part.contributors for part in result.parts)]
+    assert len(whole) >= STEPS // 3, "who reduces is drawn anew for each step"
+
+
+@pytest.mark.soak
+def test_a_leader_that_omits_a_member_puts_it_off_only_where_it_leads(tmp_path: Path) -> None:
+    results, _ = rounds_of(tmp_path, "omitting_leader@2")
+    put_off = [(result.roster.leader, left.peer_id) for result in results for left in result.roster.leaves]
+    assert put_off, "it led nothing: the test shows nothing"
+    assert {leader for leader, _ in put_off} == {SECOND_LIAR}
+    (victim,) = {peer for _, peer in put_off}
+    contributed = [result for result in results if result.roster.contribution_of(victim) is not None]
+    assert len(contributed) >= STEPS // 4, "leaders are drawn anew for each step, and it asks to be let in again"
+
+
+@pytest.mark.soak
+def test_a_leader_with_two_rosters_in_one_view_delays_its_own_rounds_alone(tmp_path: Path) -> None:
+    results, _ = rounds_of(tmp_path, "equivocating_leader@2")
+    assert all(len(result.roster.contributions) >= 1 for result in results)
+    later = [result for result in results if result.roster.view > 0]
+    assert later, "it led nothing: the test shows nothing"
+    assert len(later) <= STEPS // 2
