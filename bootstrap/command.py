@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT")
 @click.option("--service", metavar="HOST:PORT", help="gRPC service. Default: --listen, its port and one.")
+@click.option("--web", metavar="HOST:PORT|none", help="Web page and metrics. Default: --listen, its port and two.")
 @click.option("--public", metavar="NAME", help="Name or number by which strangers reach this machine.")
 @click.option(
     "--admission",
@@ -47,6 +48,7 @@ def command(
     folder: Path | None,
     listen: str,
     service: str | None,
+    web: str | None,
     public: str | None,
     admission: Literal["open", "ticket", "list"],
     allow: Path | None,
@@ -71,7 +73,11 @@ def command(
     if (admission == "list") != (allow is not None):
         raise SettingsError("--admission list and --allow FILE go together; give both or none")
     policy = AdmissionPolicy(admission, frozenset() if allow is None else listed_peers(allow))
-    doors = DoorSettings(service=service or next_to(listen), public=public)
+    doors = DoorSettings(
+        service=service or beside(listen, 1),
+        web=None if web == "none" else web or beside(listen, 2),
+        public=public,
+    )
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
@@ -115,6 +121,7 @@ async def host(
                 "addresses": transport.addresses(),
                 "run_id": prepared.run_id,
                 "invite": doors.invite.line(),
+                "web": doors.web,
             }
         )
         conducting = asyncio.ensure_future(coordinator.conduct())
@@ -140,10 +147,10 @@ async def host(
         ledger.close()
 
 
-def next_to(listen: str) -> str:
-    """The same HOST with the next PORT; any port where any was asked for."""
+def beside(listen: str, further: int) -> str:
+    """The same HOST with a PORT so much further; any port where any was asked for."""
     host, _, port = listen.rpartition(":")
-    return f"{host}:{int(port) + 1 if port.isdigit() and int(port) else 0}"
+    return f"{host}:{int(port) + further if port.isdigit() and int(port) else 0}"
 
 
 class _Shown:
@@ -160,8 +167,10 @@ class _Shown:
         match event:
             case {"event": "preparing", "what": what}:
                 click.echo(f"{what} ...")
-            case {"event": "listening", "invite": invite, "run_id": run_id}:
+            case {"event": "listening", "invite": invite, "run_id": run_id, "web": web}:
                 click.echo(f"run {run_id[:12]}: join with\n    swarm join '{invite}'")
+                if web is not None:
+                    click.echo(f"watch it at {web}")
             case {"event": "unverified", "address": address}:
                 click.echo(f"{address} does not answer from here; have somebody outside try it before you invite")
             case {"event": "waiting", "missing": missing} if missing:

@@ -7,6 +7,7 @@ from typing import Any
 
 from bootstrap.answers import CoordinatorAnswers
 from bootstrap.coordinator import Coordinator
+from bootstrap.dashboard import Dashboard
 from swarm import PROTOCOL
 from swarm.core.errors import SettingsError
 from swarm.durable_lines import replace_lines
@@ -15,6 +16,7 @@ from swarm.network.certificate import Certificate, load_or_create_certificate
 from swarm.network.coordinator_service import CoordinatorServer, ServiceLimits
 from swarm.network.reachable import answering, host_and_port
 from swarm.network.transport import Transport
+from swarm.network.web_site import WebSite
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ class DoorSettings:
 
     service: str = "127.0.0.1:0"
     """HOST:PORT of the gRPC service."""
+    web: str | None = "127.0.0.1:0"
+    """HOST:PORT of the web page and of Prometheus' metrics; None: neither."""
     public: str | None = None
     """Name or number by which strangers reach this machine; None: whichever of its addresses answers."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
@@ -36,9 +40,15 @@ class DoorSettings:
 class Doors:
     """Made by `open`."""
 
-    def __init__(self, server: CoordinatorServer, invite: Invite) -> None:
+    def __init__(self, server: CoordinatorServer, site: WebSite | None, invite: Invite) -> None:
         self._server = server
+        self._site = site
         self.invite = invite
+
+    @property
+    def web(self) -> str | None:
+        """Address of the web page."""
+        return f"http://{self.invite.host}:{self._site.port}/" if self._site is not None else None
 
     @classmethod
     async def open(
@@ -53,17 +63,24 @@ class Doors:
         certificate = load_or_create_certificate(run.folder.root / CERTIFICATE_FILE)
         answers = CoordinatorAnswers(coordinator)
         server = await CoordinatorServer.start(answers, settings.service, certificate, settings.limits)
+        site = None
         try:
+            if settings.web is not None:
+                site = await WebSite.start(Dashboard(coordinator), settings.web)
             addresses = await _seed_addresses(transport.addresses(), settings.public, emit)
             invite = _invite(coordinator, certificate, server.port, addresses, settings.public)
         except BaseException:
             await server.close()
+            if site is not None:
+                await site.close()
             raise
         replace_lines(run.folder.root / INVITE_FILE, [invite.line()])
-        return cls(server, invite)
+        return cls(server, site, invite)
 
     async def close(self) -> None:
         await self._server.close()
+        if self._site is not None:
+            await self._site.close()
 
 
 def _invite(

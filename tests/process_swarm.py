@@ -226,7 +226,7 @@ class ProcessSwarm:
             pause.wait(0.05)
 
     def start_peer(self, name: str, stage: int, *, die: dict[str, Any] | None = None) -> None:
-        address = self.wait_for("listening")["addresses"][0]
+        address = self.wait_for("listening")["invite"]
         argv = ["join", address, "--stage", str(stage), "--dir", str(self.root / name), "--threads", "1", "--yes"]
         own, namespace = self._place(name)
         argv += ["--listen", own, "--verbose"]

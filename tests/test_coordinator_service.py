@@ -305,13 +305,13 @@ def test_credit_is_ranked_and_the_banned_have_no_rank(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
-def genesis_value(host: Hosted) -> Any:
+def genesis_value(host: Hosted, stage: int = 0) -> Any:
     from swarm.core.leases import LeaseTable
     from swarm.core.stage_chain import Genesis
 
     return Genesis(
         host.run.run_id,
-        StageIndex(0),
+        StageIndex(stage),
         Version(0),
         bytes(32),
         (PeerId(identity_of(0).peer_id),),

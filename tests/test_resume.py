@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bootstrap.ledger import Ledger
 from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
@@ -15,8 +16,6 @@ pytestmark = pytest.mark.processes
 
 def ids_by_step(swarm: ProcessSwarm) -> dict[int, list[int]]:
     """Microbatches of stage 0's rosters, as the host's ledger has them."""
-    from bootstrap.ledger import Ledger
-
     ledger = Ledger(swarm.root / "host" / "ledger.sqlite")
     found: dict[int, list[int]] = {}
     for event in ledger.events("result"):
@@ -71,6 +70,13 @@ def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote
         report = swarm.finish(timeout_s=120)
         assert recovered["version"] >= 4
         assert report["steps"] == 60
+        # Nothing is lost, and nothing is credited twice: each step once in each stage, whatever the host missed.
+        ledger = Ledger(tmp_path / "host" / "ledger.sqlite")
+        facts: list[Any] = [event.facts for event in ledger.events("result")]
+        ledger.close()
+        assert sorted((f["stage"], f["step"]) for f in facts) == [(stage, n) for stage in (0, 1) for n in range(60)]
+        for done in facts:
+            assert sum(num_microbatches for _, num_microbatches, _ in done["credit"]) == len(done["ids"])
         for pid in swarm.peers.values():
             assert zygote.exit_code(pid, timeout_s=30) == 0
     assert zygote.leftovers() == []
