@@ -12,13 +12,13 @@ from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swa
 from verification.evidence import Evidence
 from verification.replay.judge import judge
 
-STEPS = 24
+STEPS = 16
 FIRST_LIAR, SECOND_LIAR = identity_of(2).peer_id, identity_of(5).peer_id
 """The third of stage 0, and of stage 1."""
 
 
 def unaudited(total_steps: int, **tables: dict[str, Any]) -> str:
-    """A run of two stages with three replicas each, in which nobody audits: what is found is found by chance meeting."""
+    """A run of two stages with three replicas each, in which nobody audits: what is found, messages show."""
     named: dict[str, dict[str, Any]] = {
         "run": {"trust": "friends"},
         "audits": {"hop_budget": 0.0, "contribution_budget": 0.0, "reducer_share": 0.0},
@@ -77,7 +77,7 @@ def rounds_of(folder: Path, attack: str) -> tuple[list[Result], dict[str, Any]]:
 
             for peer in swarm.of_stage(1):
                 peer.rounds.on_applied.append(keep)
-            report = await swarm.finished(timeout_s=120.0)
+            report = await swarm.finished(timeout_s=280.0)
             punished = [events(swarm, kind) for kind in ("banned", "quarantined", "acquitted", "dismissed")]
             assert punished == [[], [], [], []]
             return report
@@ -90,6 +90,7 @@ def rounds_of(folder: Path, attack: str) -> tuple[list[Result], dict[str, Any]]:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
 def test_a_reducer_that_omits_a_contributor_costs_it_no_more_than_what_it_reduces_itself(tmp_path: Path) -> None:
     results, _ = rounds_of(tmp_path, "omitting_reducer@2")
     omitted = [
@@ -106,17 +107,19 @@ def test_a_reducer_that_omits_a_contributor_costs_it_no_more_than_what_it_reduce
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
 def test_a_leader_that_omits_a_member_puts_it_off_only_where_it_leads(tmp_path: Path) -> None:
     results, _ = rounds_of(tmp_path, "omitting_leader@2")
     put_off = [(result.roster.leader, left.peer_id) for result in results for left in result.roster.leaves]
     assert put_off, "it led nothing: the test shows nothing"
     assert {leader for leader, _ in put_off} == {SECOND_LIAR}
-    (victim,) = {peer for _, peer in put_off}
-    contributed = [result for result in results if result.roster.contribution_of(victim) is not None]
-    assert len(contributed) >= STEPS // 4, "leaders are drawn anew for each step, and it asks to be let in again"
+    for honest in {peer for _, peer in put_off}:
+        contributed = [result for result in results if result.roster.contribution_of(honest) is not None]
+        assert len(contributed) >= STEPS // 4, "leaders are drawn anew for each step, and it asks to be let in again"
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
 def test_a_leader_with_two_rosters_in_one_view_delays_its_own_rounds_alone(tmp_path: Path) -> None:
     results, _ = rounds_of(tmp_path, "equivocating_leader@2")
     assert all(len(result.roster.contributions) >= 1 for result in results)

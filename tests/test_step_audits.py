@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from peer.audit_steps import StepAuditCounters
 from swarm.core.ids import StageIndex
 from swarm.host_protocol import MAX_ACCUSATION_BYTES
@@ -40,18 +42,17 @@ def counters(swarm: InProcessSwarm) -> list[StepAuditCounters]:
 def test_who_states_another_state_is_banned_and_the_stage_is_anchored_again(tmp_path: Path) -> None:
     """One of three lies, which is too many for the others to agree without it: until its lie is proved."""
 
-    async def train() -> tuple[InProcessSwarm, bool]:
+    async def train() -> InProcessSwarm:
         manifest, attacks = watched(400), {(1, 2): "wrong_state@3"}
         async with swarm_in_process(manifest, tmp_path, peers=(3, 3), attacks=attacks) as swarm:
             await swarm.until(lambda: bool(events(swarm, "banned")), timeout_s=90.0)
-            justice, step = swarm.coordinator.justice, events(swarm, "banned")[0]["step"]
-            was_anchored = justice.anchor_of(StageIndex(1), step - 2) is not None
+            justice = swarm.coordinator.justice
             version = swarm.coordinator.progress.done_versions()
             late = version + 4 - version % 2
             await swarm.until(lambda: justice.anchor_of(StageIndex(1), late) is not None, timeout_s=60.0)
-            return swarm, was_anchored
+            return swarm
 
-    swarm, was_anchored = asyncio.run(train())
+    swarm = asyncio.run(train())
     (banned,) = events(swarm, "banned")
     assert (banned["peer_id"], banned["kind"]) == (LIAR, "step_fraud")
     evidence = Evidence.from_bytes(Path(banned["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
@@ -61,6 +62,7 @@ def test_who_states_another_state_is_banned_and_the_stage_is_anchored_again(tmp_
     assert events(swarm, "acquitted") == events(swarm, "dismissed") == events(swarm, "quarantined") == []
 
 
+@pytest.mark.soak
 def test_a_broken_machine_takes_its_word_back_and_mends_before_anybody_accuses_it(tmp_path: Path) -> None:
     async def train() -> InProcessSwarm:
         async with swarm_in_process(watched(400), tmp_path, peers=(3, 3)) as swarm:
@@ -91,6 +93,7 @@ def test_a_broken_machine_takes_its_word_back_and_mends_before_anybody_accuses_i
     assert events(swarm, "banned") == events(swarm, "quarantined") == events(swarm, "acquitted") == []
 
 
+@pytest.mark.soak
 def test_nobody_is_suspected_when_all_state_what_they_have(tmp_path: Path) -> None:
     async def train() -> InProcessSwarm:
         async with swarm_in_process(watched(12), tmp_path, peers=(3, 3)) as swarm:
