@@ -138,6 +138,7 @@ class Fleet:
             num_work,
             delay_s=self._delay_s,
             redo_stage=scenario.run.recovery == "stage",
+            busy_s=scenario.run.busy_s or math.inf,
         )
         self._slots: deque[int] = deque(range(num_slots))
         self._by_slot: dict[int, _Peer] = {}
@@ -150,7 +151,7 @@ class Fleet:
         """Rounds that have ended."""
         self._in_round: list[list[tuple[_Peer, int]] | None] = [None] * self._num_stages
         self._rate = np.zeros(num_slots)
-        self._deadline = AdaptiveDeadline(limit_s=4 * self._fill_s + model.step_s, floor_s=5.0, factor=3.0)
+        self._deadline = AdaptiveDeadline(limit_s=4 * self._fill_s + model.step_s, floor_s=5.0, factor=1.5)
         self._expiry_set = -1
         self._granting, self._granting_since = -1, 0.0
         self._ideal_rate = 0.0
@@ -358,7 +359,15 @@ class Fleet:
         self._ideal_rate -= self._rate[peer.slot]
         self._rate[peer.slot] = 0.0
         flows.drain(self.flow, peer.slot)
-        self._at(self.now + self.scenario.sessions.drain_s, then)
+        self._at(self.now + self.scenario.sessions.drain_s, lambda: self._end_drain(peer, then))
+
+    def _end_drain(self, peer: _Peer, then: Callable[[], None]) -> None:
+        flow = self.flow
+        if self.scenario.run.hands_over_sum and peer.slot >= 0 and flow.num_members[peer.stage]:
+            heir = flow.members[peer.stage, self.rng.randrange(int(flow.num_members[peer.stage]))]
+            flow.done[heir] += flow.done[peer.slot]
+            flow.done[peer.slot] = 0
+        then()
 
     def _vanish(self, peer: _Peer, *, notice_s: float = 0.0) -> None:
         """Gone with what it holds. A broken stream is noticed at once, silence only when the lease is over."""

@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 # Places in `Flow.counters`
 HEAP, FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, TRIPS, SENT, ORPHANED = range(14)
 NO_PEER_RETRY_S = 1.0
+BUSY_S = 1e6
 NUM_TRIPS = 1 << 10
 
 
@@ -97,11 +98,19 @@ class Flow(NamedTuple):
     trips_s: Floats
     """The last ones' durations."""
     settings: Floats
-    """Delay in seconds from peer to peer; 1 if only a lost peer's own stage is computed again."""
+    """Delay in seconds from peer to peer; 1 if only a lost peer's own stage is computed again; seconds of waiting work
+    past which a peer says BUSY."""
 
 
 def empty_flow(
-    num_peers: int, fanout: int, num_stages: int, num_work: int, *, delay_s: float, redo_stage: bool
+    num_peers: int,
+    fanout: int,
+    num_stages: int,
+    num_work: int,
+    *,
+    delay_s: float,
+    redo_stage: bool,
+    busy_s: float = math.inf,
 ) -> Flow:
     """No peers, no microbatches."""
     counters = np.zeros(14, np.int64)
@@ -129,7 +138,7 @@ def empty_flow(
         added=np.zeros(num_stages, np.int64),
         counters=counters,
         trips_s=np.zeros(NUM_TRIPS),
-        settings=np.array([delay_s, float(redo_stage)]),
+        settings=np.array([delay_s, float(redo_stage), busy_s]),
     )
 
 
@@ -218,6 +227,8 @@ def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
         ):
             duration_s, load = best_s, 1.0
         expected_s = duration_s + each_s * (pending + 1 - LOAD_MEMORY * load)
+        if flow.peers[flow.known[caller, place].target].free_at > now + flow.settings[2]:
+            expected_s += BUSY_S  # it would refuse: only if all do
         if expected_s < soonest_s:
             chosen, soonest_s = place, expected_s
     flow.counters[CHOICES] += 1
