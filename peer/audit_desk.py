@@ -5,6 +5,7 @@ from collections import Counter
 
 from peer.adversary import HONEST, Adversary
 from peer.exhibits import ExhibitStore
+from peer.reveals import Reveals
 from peer.rounds import StageRounds
 from peer.step_state import Applied
 from swarm.core.canonical import Value
@@ -13,11 +14,9 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.host_protocol import EXHIBIT, PART
-from swarm.identity import verify
 from swarm.network.transport import Message, Transport
-from verification.draws import AuditBudget, Draw, check_reveal, draw, reducer_rate
+from verification.draws import AuditBudget, Draw, draw, reducer_rate
 from verification.standing import SUSPICION_FACTOR
-from verification.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +32,11 @@ MOST_TIMES = 2
 class AuditDesk:
     """Answers auditors."""
 
-    def __init__(self, rounds: StageRounds, exhibits: ExhibitStore, *, adversary: Adversary = HONEST) -> None:
+    def __init__(
+        self, rounds: StageRounds, exhibits: ExhibitStore, reveals: Reveals, *, adversary: Adversary = HONEST
+    ) -> None:
         self._adversary = adversary
+        self._reveals = reveals
         self._rounds = rounds
         self._exhibits = exhibits
         self._budget = AuditBudget.of_run(rounds.settings.audits)
@@ -42,15 +44,12 @@ class AuditDesk:
         self._shown_to: set[tuple[int, PeerId]] = set()
         self.num_served = 0
         """Audits of this peer's work: an auditor that asked for one step's, however much of it."""
-        self._revealed: dict[PeerId, tuple[bytes, int, bytes]] = {}
-        """Of each auditor: the chain's end, and the last value that was checked."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
         transport.serve(EXHIBIT, self._on_exhibit, max_body_bytes=0)
         transport.serve(PART, self._on_part, max_body_bytes=0)
         transport.serve(INPUT, self._on_input, max_body_bytes=0)
-        transport.serve(ANSWER, self._on_answer, max_body_bytes=0)
 
     async def applied(self, applied: Applied) -> None:
         """A step is over: what is too old to be asked for goes."""
@@ -106,34 +105,6 @@ class AuditDesk:
         self._count(step, sender, f"input of {of} for {auditor}", index)
         return Message({}, body)
 
-    async def _on_answer(self, sender: PeerId, request: Message) -> Message:
-        """What a peer of the next stage really answered: it may show its auditor something better."""
-        fields = Fields("answer request", request.meta)
-        number = MicrobatchId(fields.integer("microbatch_id"))
-        contribution = Contribution.from_value(fields.message("contribution"))
-        rounds, made_by = self._rounds, contribution.peer_id
-        step, auditor, reveal = self._revealed_by(sender, fields, stage=rounds.chain.stage + 1)
-        if (contribution.run_id, contribution.stage, contribution.step) != (
-            rounds.run_id,
-            rounds.chain.stage + 1,
-            step,
-        ):
-            raise RemoteError(
-                "draw", f"a contribution to step {contribution.step} of stage {contribution.stage}", sender
-            )
-        if not verify(made_by, contribution.signed_bytes(), contribution.signature):
-            raise RemoteError("signature", f"the contribution is not signed by {made_by}", sender)
-        drawn = draw(reveal, contribution.digest(), auditor=auditor, target=made_by)
-        # How many replicas the next stage has is not known here: at least two, or nobody would audit.
-        if not any(drawn.hits_work(2, len(contribution.work), self._budget, factor=SUSPICION_FACTOR)):
-            raise RemoteError("draw", f"microbatch {number} of step {step} was not drawn", sender)
-        exhibit = self._exhibits.exhibit(step, number)
-        header = exhibit.papers.gradient_in if exhibit is not None else None
-        if exhibit is None or header is None or header.producer != made_by:
-            raise TransientError(f"microbatch {number} of step {step} did not count here by way of {made_by}")
-        self._count(step, sender, f"answer for {auditor}", number)
-        return Message({"header": header.to_value()}, exhibit.grad_y)
-
     def _drawn(self, sender: PeerId, fields: Fields) -> tuple[Step, Contribution, Draw, bool, bool]:
         """The draw that the request rests on, and whether it hits the contribution, or one microbatch of it."""
         step, auditor, reveal = self._revealed_by(sender, fields)
@@ -146,24 +117,14 @@ class AuditDesk:
         whole, hop = drawn.hits_work(len(roster.members), len(contribution.work), self._budget, factor=SUSPICION_FACTOR)
         return step, contribution, drawn, whole, hop
 
-    def _revealed_by(self, sender: PeerId, fields: Fields, *, stage: int | None = None) -> tuple[Step, PeerId, bytes]:
-        """Step, auditor of this stage (or of `stage`) and what it reveals of its hash chain: all else has been read.
-
-        An auditor that this peer did not answer comes through the host, which brings the auditor's ticket.
-        """
+    def _revealed_by(self, sender: PeerId, fields: Fields) -> tuple[Step, PeerId, bytes]:
+        """Step, auditor of this stage and what it reveals of its hash chain: all else has been read."""
         if self._adversary.withholds:
             raise TransientError("not now")
-        rounds = self._rounds
-        step, reveal = Step(fields.integer("step")), fields.octets("reveal", length=32)
-        ticket = Ticket.from_value(fields.message("ticket"))
-        fields.done()
-        ticket.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
-        auditor = ticket.peer_id
-        audited = rounds.chain.stage if stage is None else stage
-        if sender not in (auditor, rounds.chain.coordinator) or ticket.stage != audited:
+        ticket, step, reveal = self._reveals.read(sender, fields)
+        if ticket.stage != self._rounds.chain.stage:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
-        self._check_reveal(ticket, int(step), reveal)
-        return step, auditor, reveal
+        return step, ticket.peer_id, reveal
 
     def _roster(self, step: Step, auditor: PeerId) -> Roster:
         held = self._rounds.results.get(int(step))
@@ -172,12 +133,6 @@ class AuditDesk:
         if auditor not in held[0].roster.members:
             raise RemoteError("standing", f"{auditor} was no member at step {step}", auditor)
         return held[0].roster
-
-    def _check_reveal(self, ticket: Ticket, version: int, reveal: bytes) -> None:
-        end, known = ticket.chain_end, self._revealed.get(ticket.peer_id)
-        before = known[1:] if known is not None and known[0] == end else None
-        check_reveal(end, version, reveal, known=before)
-        self._revealed[ticket.peer_id] = (end, version, reveal)
 
     def _count(self, step: Step, sender: PeerId, what: str, number: int) -> None:
         """Bytes leave twice at most for an auditor, whose line may break: more would be an attack on this uplink."""

@@ -8,14 +8,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-import torch
-
 from peer.accuser import Accuser
-from peer.audit_desk import ANSWER
 from peer.compute import Urgency
 from peer.past_weights import PastVersion
 from peer.provable_past import provable_past
@@ -26,21 +23,19 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step, Version
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
-from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, draw
-from verification.headers import HopHeader
+from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, contribution_rate, draw
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import MAX_REASON, OwedAudit, read_exhibit, read_part
 from verification.papers import Bytes, Exhibit
-from verification.replay.compared import compared_contribution, compared_hop, worst
+from verification.replay.compared import compared_contribution
 from verification.replay.stage_replay import StageReplay
 from verification.ticket import Ticket
-from verification.tolerance import Comparison, Grade
+from verification.tolerance import Grade
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +72,6 @@ class _Due:
 
     contribution: Contribution
     reveal: bytes
-    work: tuple[Work, ...]
-    whole: bool
 
 
 @dataclass
@@ -104,12 +97,13 @@ class Auditor:
         self._budget = AuditBudget.of_run(self.rounds.settings.audits)
         self._due: deque[_Due] = deque(maxlen=MAX_DUE)
         self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage)
-        self._into: torch.Tensor | None = None
 
     async def applied(self, applied: Applied) -> None:
         """A round is over: draw on every other member's contribution."""
         roster, me = applied.result.roster, self.rounds.me
         if me not in roster.members:
+            return
+        if not self._can_replay_sums:
             return
         reveal = self.draws.reveal(int(roster.step))
         replicas = len(roster.members)
@@ -117,13 +111,9 @@ class Auditor:
             if contribution.peer_id == me or not contribution.work:
                 continue
             drawn = draw(reveal, contribution.digest(), auditor=me, target=contribution.peer_id)
-            number, factor = len(contribution.work), self.budget_factor(contribution.peer_id, applied.chain.version)
-            whole, hop = drawn.hits_work(replicas, number, self._budget, factor=factor)
-            if whole and self._can_replay_sums:
-                self._due.append(_Due(contribution, reveal, contribution.work, whole=True))
-            elif hop:
-                work = contribution.work[drawn.microbatch(number)]
-                self._due.append(_Due(contribution, reveal, (work,), whole=False))
+            factor = self.budget_factor(contribution.peer_id, applied.chain.version)
+            if drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor)):
+                self._due.append(_Due(contribution, reveal))
         self._want_weights()
 
     @property
@@ -168,10 +158,8 @@ class Auditor:
 
     async def _audit(self, due: _Due) -> None:
         contribution, rounds = due.contribution, self.rounds
-        kept = {work.version: rounds.replica.past.get(int(work.version)) for work in due.work}
-        exhibits = [await self._fetch_exhibit(due, work) for work in due.work]
-        if not due.whole:
-            exhibits = [await self._with_real_answer(due, due.work[0], exhibits[0])]
+        kept = {work.version: rounds.replica.past.get(int(work.version)) for work in contribution.work}
+        exhibits = [await self._fetch_exhibit(due, work) for work in contribution.work]
         for exhibit in exhibits:
             if await rounds.exact.run(Urgency.AUDIT, partial(self._is_of_the_data, exhibit)):
                 continue
@@ -180,26 +168,18 @@ class Auditor:
             await self.accuser.accuse(DataFraud(birth=exhibit.papers.birth))
             return
         compute, step = rounds.compute, contribution.step
-        parts: list[Bytes] = []
-        if due.whole:
-            own = await compute.run(Urgency.AUDIT, lambda: self._replayed_parts(kept, exhibits, step))
-            parts = await self._shown_parts(due, own)
-            replayed = [part for part, _ in own]
-            found = await compute.run(Urgency.AUDIT, lambda: compared_contribution(self._replay, parts, replayed))
-        else:
-            found = await compute.run(Urgency.AUDIT, lambda: self._compare_hop(kept, exhibits[0], step))
-        if due.whole:
-            self.counters.contributions += 1
-        else:
-            self.counters.hops += 1
+        own = await compute.run(Urgency.AUDIT, lambda: self._replayed_parts(kept, exhibits, step))
+        parts = await self._shown_parts(due, own)
+        replayed = [part for part, _ in own]
+        found = await compute.run(Urgency.AUDIT, lambda: compared_contribution(self._replay, parts, replayed))
+        self.counters.contributions += 1
         if found.grade is Grade.HONEST:
             share = found.measured / found.fraud
             self.counters.largest_honest_share = max(self.counters.largest_honest_share, share)
             if self.rounds.adversary.accuses_falsely(contribution.step):
                 await self._accuse(due, exhibits, parts)
             return
-        what = "contribution" if due.whole else f"microbatch {due.work[0].microbatch_id}"
-        log.warning("%s at step %d, %s: %s", contribution.peer_id, contribution.step, what, found.reason)
+        log.warning("%s at step %d, contribution: %s", contribution.peer_id, contribution.step, found.reason)
         if found.grade is Grade.SUSPICIOUS:
             self.counters.suspicious += 1
             self.suspect(contribution.peer_id, Version(int(contribution.step)))
@@ -219,42 +199,6 @@ class Auditor:
         number = int(work.microbatch_id)
         largest = max_exhibit_bytes(settings, self.rounds.replica.model.hidden_size)
         return await self._served(due, "exhibit", number, read, max_body_bytes=largest)
-
-    async def _with_real_answer(self, due: _Due, work: Work, shown: Exhibit) -> Exhibit:
-        """The exhibit with the gradient that the stage before really got: nothing binds the target to show that one.
-
-        As the target shows it where the peer before is gone, or has nothing that the target signed.
-        """
-        if shown.papers.input_header is None:
-            return shown
-        rounds, contribution = self.rounds, due.contribution
-        meta: dict[str, Value] = {
-            "step": contribution.step,
-            "ticket": self.ticket.to_value(),
-            "reveal": due.reveal,
-            "contribution": contribution.to_value(),
-            "microbatch_id": work.microbatch_id,
-        }
-        before, call_s = shown.papers.input_header.producer, rounds.settings.deadlines.call_s
-        try:
-            reply = await rounds.transport.call(
-                before, ANSWER, Message(meta), timeout_s=call_s, max_body_bytes=len(shown.grad_x)
-            )
-            self.counters.bytes += len(reply.body)
-            header = HopHeader.from_value(Fields("audit answer", reply.meta).message("header"))
-            got = replace(shown, papers=replace(shown.papers, gradient_out=header), grad_x=reply.body)
-            await rounds.exact.run(Urgency.AUDIT, partial(self._check_exhibit, got, contribution, work))
-        except (TransientError, RemoteError) as error:
-            log.info("microbatch %d as %s got it: %s", work.microbatch_id, before, error)
-            return shown
-        return got
-
-    def _check_exhibit(self, exhibit: Exhibit, contribution: Contribution, work: Work) -> None:
-        """(exact)"""
-        rounds = self.rounds
-        num_stages = rounds.settings.model.num_stages
-        exhibit.check(contribution.peer_id, run_id=rounds.run_id, stage=contribution.stage, num_stages=num_stages)
-        exhibit.check_work(work, contribution.peer_id)
 
     async def _shown_parts(self, due: _Due, own: Sequence[tuple[Bytes, bytes]]) -> list[Bytes]:
         """The contribution's parts. Only those cross the line that came out otherwise here, and of which this peer was
@@ -350,13 +294,6 @@ class Auditor:
             parts = replay.encoded_contribution(exhibits, step)
         return [(part, bulk_digest(part)) for part in parts]
 
-    def _compare_hop(self, kept: Mapping[Version, PastVersion], exhibit: Exhibit, step: Step) -> Comparison:
-        """(compute)"""
-        with self._standing_on(kept) as replay:
-            if self._into is None:
-                self._into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=replay.model.device)
-            return worst([*compared_hop(replay, exhibit, step, self._into).values()])
-
     @contextmanager
     def _standing_on(self, kept: Mapping[Version, PastVersion]) -> Iterator[StageReplay]:
         try:
@@ -369,7 +306,7 @@ class Auditor:
     def _want_weights(self) -> None:
         """Keep the versions that what is due was computed on."""
         due = [due for due in self._due if not self._is_late(due)]
-        self.rounds.replica.past.want({int(work.version) for one in due for work in one.work})
+        self.rounds.replica.past.want({int(work.version) for one in due for work in one.contribution.work})
 
     def _is_late(self, due: _Due) -> bool:
         """Whether the target need not hold any more what is to be audited."""
@@ -385,7 +322,7 @@ class Auditor:
 
     async def _mismatch(self, due: _Due, exhibits: Sequence[Exhibit], parts: Sequence[Bytes]) -> ReplayMismatch:
         contribution = due.contribution
-        step, oldest = int(contribution.step), min(int(work.version) for work in due.work)
+        step, oldest = int(contribution.step), min(int(work.version) for work in contribution.work)
         shown = await provable_past(self.rounds, self.coordinator, oldest=oldest, version=step)
         snapshot = shown.snapshot
         chunks = await asyncio.to_thread(lambda: [snapshot.chunk(index) for index in range(len(snapshot.hashes))])

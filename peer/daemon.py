@@ -26,7 +26,10 @@ from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
 from peer.downstream import Downstream, HopCounters, numeric_class
 from peer.exams import Examiner, Newcomer
+from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
+from peer.hop_auditor import Beside, HopAuditor
+from peer.hop_desk import HopDesk
 from peer.hops import HopServer
 from peer.host import HOST_RETRY_S, Host
 from peer.joining_state import JoiningState
@@ -36,6 +39,7 @@ from peer.mending import Mending
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
+from peer.reveals import Reveals
 from peer.rounds import StageRounds
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
@@ -431,6 +435,9 @@ class PeerDaemon:
             log.warning("this peer misbehaves: %s", attack)
         rounds.adversary = adversary
         exhibits = ExhibitStore.of_run(settings)
+        exchanges = ExchangeStore.of_run(settings, self.identity.peer_id)
+        if downstream is not None:
+            downstream.keep = exchanges.keep
         rounds.on_contributed = exhibits.keep_parts
         server = HopServer(
             settings,
@@ -443,6 +450,7 @@ class PeerDaemon:
             counters,
             kind,
             exhibits,
+            exchanges,
             rounds.screening,
             adversary=adversary,
         )
@@ -508,8 +516,11 @@ class PeerDaemon:
         ]
         if source is not None:
             services.append(asyncio.ensure_future(source.run(draining)))
-        desk = AuditDesk(rounds, exhibits, adversary=adversary)
+        reveals = Reveals(rounds)
+        desk = AuditDesk(rounds, exhibits, reveals, adversary=adversary)
         desk.serve(self.transport)
+        hop_desk = HopDesk(rounds, exchanges, reveals, adversary=adversary)
+        hop_desk.serve(self.transport)
         rounds.on_applied.append(self.tally.applied)
         self.live = Live(settings, rounds, counters, neighbours, server, source, desk, str(model.device))
         accuser = Accuser(self.transport, self._host_id, signed_run)
@@ -521,7 +532,7 @@ class PeerDaemon:
             rounds, ticket, draws, accuser, exhibits, budget_factor=self.standing.budget_factor
         )
         self.step_auditor = step_auditor = StepAuditor(rounds, self._host_id, accuser, catch_up.load_anew)
-        rounds.on_applied += [desk.applied, reducer_auditor.applied, step_auditor.applied]
+        rounds.on_applied += [desk.applied, hop_desk.applied, reducer_auditor.applied, step_auditor.applied]
         services += [asyncio.ensure_future(reducer_auditor.run()), asyncio.ensure_future(step_auditor.run())]
         if settings.has_probation:
             services.append(
@@ -554,8 +565,21 @@ class PeerDaemon:
                 prosecute=jury.prosecute,
                 reader=BatchReader(settings, files[0]) if files is not None else None,
             )
-            rounds.on_applied.append(auditor.applied)
-            services.append(asyncio.ensure_future(auditor.run()))
+            hop_auditor = HopAuditor(
+                rounds,
+                ticket,
+                draws,
+                accuser,
+                self._host_id,
+                lambda: Beside(frozenset(neighbours.of_stage(stage - 1)), frozenset(neighbours.of_stage(stage + 1))),
+                budget_factor=self.standing.budget_factor,
+                suspect=self.standing.suspect,
+                prosecute=jury.prosecute,
+                reader=auditor.reader,
+                counters=auditor.counters,
+            )
+            rounds.on_applied += [auditor.applied, hop_auditor.applied]
+            services += [asyncio.ensure_future(auditor.run()), asyncio.ensure_future(hop_auditor.run())]
         try:
             await self._until_over(stop, rounds, services)
             if not self.finished.is_set():

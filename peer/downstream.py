@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from swarm.core.wiring import EarliestFinishWiring, NoPeerAvailable
 from swarm.identity import Identity
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
+from verification.exchanges import Exchange
 from verification.headers import BirthRecord, HopHeader, check_hop, signed
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.papers import Bytes
@@ -107,6 +108,8 @@ class Downstream:
         self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
         self._deadline = AdaptiveDeadline(limit_s=settings.deadlines.hop_s, floor_s=3.0, factor=10.0)
         self._routes_changed = asyncio.Event()
+        self.keep: Callable[[Exchange], None] = lambda exchange: None
+        """Told of each training microbatch before it goes to a peer, and again with the answer."""
 
     def update_peers(self, peers: set[PeerId]) -> None:
         """The next stage's live peers."""
@@ -190,6 +193,17 @@ class Downstream:
             ),
             self._identity,
         )
+        view = memoryview(activation.body)
+        exchange = Exchange(
+            birth=birth,
+            forward=header,
+            gradient=None,
+            activation=view[: activation.num_activation_bytes],
+            targets=view[activation.num_activation_bytes :],
+            answer=b"",
+        )
+        if birth.kind == "train":
+            self.keep(exchange)
         request = Message({"birth": birth.to_value(), "header": header.to_value()}, activation.body)
         reply = await self._transport.call(
             peer,
@@ -230,6 +244,7 @@ class Downstream:
                 ) from error
 
         grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode)
+        self.keep(replace(exchange, gradient=answer_header, answer=reply.body))
         return Answer(loss_sum, num_targets, grad_y, answer_header, header, reply.body)
 
 

@@ -15,6 +15,7 @@ import torch
 from peer.adversary import HONEST, Adversary, At
 from peer.compute import Urgency, WorkThread
 from peer.downstream import METHOD, Activation, Answer, Downstream, HopCounters, Refused
+from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
 from peer.permit import Permit
 from peer.replica import StageReplica
@@ -30,6 +31,7 @@ from swarm.core.settings import RunSettings
 from swarm.identity import Identity
 from swarm.model.stage import Saved, Weights
 from swarm.network.transport import Message, Transport
+from verification.exchanges import Exchange
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.papers import Bytes, Exhibit, Papers
@@ -81,6 +83,7 @@ class HopServer:
         counters: HopCounters,
         numeric_class: str,
         exhibits: ExhibitStore,
+        exchanges: ExchangeStore,
         screening: Screening,
         *,
         adversary: Adversary = HONEST,
@@ -95,6 +98,7 @@ class HopServer:
         self._counters = counters
         self._numeric_class = numeric_class
         self._exhibits = exhibits
+        self._exchanges = exchanges
         self._screening = screening
         self.adversary = adversary
         self._codec: ActivationCodec = activation_codec(settings.codecs.activations)
@@ -173,6 +177,8 @@ class HopServer:
             raise Refused("busy", "this peer is not a member of its stage yet")
         if not self._replica.accepts(step):
             raise Refused("closed", f"step {step} is closed here")
+        if self._exchanges.is_full:
+            raise Refused("busy", "the papers of more microbatches cannot be kept")
         if not self._replica.can_compute(step):
             raise Refused("behind", f"version {gate.version} was loaded here: step {step} needs the next one")
 
@@ -262,6 +268,7 @@ class HopServer:
         self._counters.microbatches += 1
         self._gate.work_done(step)
         own = self._gradient_header(sender, birth, (header.digest(),), encoded, version)
+        self._exchanges.keep(_exchange(birth, header, view, activation_bytes, own, encoded))
         if counted:
             papers = Papers(birth=birth, input_header=header, forward_header=None, gradient_in=None, gradient_out=own)
             x, targets = view[:activation_bytes], view[activation_bytes:]
@@ -293,6 +300,7 @@ class HopServer:
             return self.pack(birth, version, (birth.digest(), header.digest()), y, view[activation_bytes:]), saved
 
         activation, saved = await self._compute.run(Urgency.FORWARD, forward)
+        self._exchanges.keep(_exchange(birth, header, view, activation_bytes))
         answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
         grad_x, counted = await self.backward(birth, activation, saved, answer, header.digest())
         assert grad_x is not None
@@ -300,6 +308,7 @@ class HopServer:
         assert answer.header is not None
         parents = (header.digest(), answer.header.digest())
         own = self._gradient_header(sender, birth, parents, encoded, activation.version)
+        self._exchanges.keep(_exchange(birth, header, view, activation_bytes, own, encoded))
         if counted:
             self.keep_exhibit(activation, answer, x=view[:activation_bytes], header=header, own=own, grad_x=encoded)
         return _answer(own, answer.loss_sum, answer.num_targets, encoded)
@@ -430,6 +439,25 @@ class HopServer:
             ),
             self._identity,
         )
+
+
+def _exchange(
+    birth: BirthRecord,
+    header: HopHeader,
+    view: memoryview,
+    activation_bytes: int,
+    own: HopHeader | None = None,
+    encoded: Bytes = b"",
+) -> Exchange:
+    """A microbatch that came, and what it is answered with."""
+    return Exchange(
+        birth=birth,
+        forward=header,
+        gradient=own,
+        activation=view[:activation_bytes],
+        targets=view[activation_bytes:],
+        answer=encoded,
+    )
 
 
 def _answer(header: HopHeader, loss_sum: float, num_targets: int, encoded: bytearray) -> Message:

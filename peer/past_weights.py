@@ -38,7 +38,8 @@ class PastWeights:
     def __init__(self, recent: int) -> None:
         self._recent = recent
         self._held: dict[int, PastVersion] = {}
-        self._wanted: frozenset[int] = frozenset()
+        self._wanted: dict[str, frozenset[int]] = {}
+        """By who wants them."""
 
     @classmethod
     def of_run(cls, settings: RunSettings) -> "PastWeights":
@@ -54,9 +55,9 @@ class PastWeights:
         self._held[version] = past
         self._forget(version)
 
-    def want(self, versions: Iterable[int]) -> None:
-        """Of those held now, audits that are due need these; earlier wishes are over."""
-        self._wanted = frozenset(versions)
+    def want(self, versions: Iterable[int], *, by: str = "contributions") -> None:
+        """Of those held now, audits that are due need these; earlier wishes of the same are over."""
+        self._wanted[by] = frozenset(versions)
         self._forget(max(self._held, default=0))
 
     def get(self, version: int) -> PastVersion:
@@ -71,6 +72,7 @@ class PastWeights:
         self._held.clear()
 
     def _forget(self, last: int) -> None:
+        wanted = frozenset[int]().union(*self._wanted.values())
         for version in self.versions:
-            if version <= last - self._recent and version not in self._wanted:
+            if version <= last - self._recent and version not in wanted:
                 del self._held[version]

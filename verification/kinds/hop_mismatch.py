@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, integer_item
+from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import SignedRun
 from verification.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
@@ -28,16 +28,26 @@ class HopMismatch:
 
     KIND: ClassVar[Kind] = "hop_mismatch"
     claim: HopClaim
-    past: Past
-    """Up to the version that the claim's header names."""
-    state_chunks: tuple[Bytes, ...]
+    past: Past | None = None
+    """Up to the version that the claim's header names; None before a jury, whose members hold it."""
+    state_chunks: tuple[Bytes, ...] = ()
     """Of the state at the past's beginning."""
-    bodies: tuple[tuple[Bytes, ...], ...]
+    bodies: tuple[tuple[Bytes, ...], ...] = ()
     """Of each result of the past, its encoded parts; empty ones for parts without contributors."""
 
     @property
     def accused(self) -> PeerId:
         return self.claim.peer_id
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The oldest version that a replay needs, and the one it stands at."""
+        version = int(self.claim.header.version)
+        return version, version
+
+    def without_past(self) -> "HopMismatch":
+        """The case as it goes before a jury: each juror holds the stage's past itself."""
+        return HopMismatch(claim=self.claim)
 
     def to_evidence(self, run: SignedRun) -> Evidence:
         blobs: list[Bytes] = [*self.state_chunks]
@@ -46,7 +56,7 @@ class HopMismatch:
         blobs += self.claim.bodies
         facts: Value = {
             "claim": self.claim.to_value(),
-            "past": self.past.to_value(),
+            "past": value_or_none(self.past),
             "num_chunks": len(self.state_chunks),
             "num_bodies": [len(bodies) for bodies in self.bodies],
         }
@@ -64,12 +74,13 @@ class HopMismatch:
     def from_evidence(cls, evidence: Evidence) -> "HopMismatch":
         """Raises RemoteError if it is malformed."""
         fields = Fields("hop mismatch", evidence.facts)
-        claim, past = fields.message("claim"), Past.from_value(fields.message("past"))
+        claim, past = fields.message("claim"), fields.maybe("past", Past.from_value)
         num_chunks = fields.integer("num_chunks", high=MAX_BLOBS)
         num_bodies = fields.items("num_bodies", integer_item, max_items=MAX_RESULTS)
         fields.done()
         wanted = num_chunks + sum(num_bodies) + NUM_BODIES
-        if len(evidence.blobs) != wanted or len(num_bodies) != len(past.results):
+        num_results = len(past.results) if past is not None else 0
+        if len(evidence.blobs) != wanted or len(num_bodies) != num_results or (past is None and num_chunks):
             raise RemoteError("malformed", f"{len(evidence.blobs)} blobs where the facts name {wanted}")
         blobs = iter(evidence.blobs)
         chunks = _next(blobs, num_chunks)

@@ -45,6 +45,12 @@ class ReplayMismatch:
     def accused(self) -> PeerId:
         return self.contribution.peer_id
 
+    @property
+    def versions(self) -> tuple[int, int]:
+        """The oldest version that a replay needs, and the one it stands at."""
+        step = int(self.contribution.step)
+        return min((int(work.version) for work in self.contribution.work), default=step), step
+
     def without_past(self) -> "ReplayMismatch":
         """The case as it goes before a jury: each juror holds the stage's past itself."""
         return replace(self, past=None, state_chunks=(), bodies=())

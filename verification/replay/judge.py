@@ -35,7 +35,7 @@ from verification.kinds.step_fraud import StepFraud
 from verification.papers import Bytes
 from verification.reduction import Reduction
 from verification.replay.compared import compared_activations, compared_claim, compared_contribution, compared_hop
-from verification.replay.rebuilt import check_commitments, replay_of, replay_of_hop
+from verification.replay.rebuilt import check_commitments, rebuilt_for, replay_of
 from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import chunk_again
@@ -174,10 +174,12 @@ def judge_plea(evidence: Evidence, bodies: Sequence[Bytes]) -> Verdict:
 
 
 def judge_as_replica(evidence: Evidence, replay: StageReplay) -> Verdict:
-    """Whether the accused of a replay mismatch did it, on the weights of a replica that stands where the step began.
+    """Whether the accused of a mismatch did it, on a replica's weights at the case's `versions`.
 
     For a juror: the file need not hold a past. Raises RemoteError if it proves nothing, or is of another chain.
     """
+    if evidence.kind == HopMismatch.KIND:
+        return _claim_verdict(HopMismatch.from_evidence(evidence), evidence, replay)
     case = ReplayMismatch.from_evidence(evidence)
     check_commitments(case, evidence)
     made = case.contribution
@@ -202,13 +204,19 @@ def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) 
 
 def _judge_hop(evidence: Evidence) -> Verdict:
     case = HopMismatch.from_evidence(evidence)
-    claim, settings = case.claim, evidence.settings
-    claim.check(settings, run_id=evidence.run_id)
     try:
-        replay = replay_of_hop(case, evidence)
-        found = compared_claim(replay, claim, torch.zeros(replay.layout.num_values, dtype=torch.float32))
+        return _claim_verdict(case, evidence, rebuilt_for(case, evidence))
     except LocalError as error:  # what is missing here is missing in the file
         raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
+
+
+def _claim_verdict(case: HopMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
+    claim = case.claim
+    claim.check(evidence.settings, run_id=evidence.run_id)
+    header, chain = claim.header, replay.chain
+    if (chain.stage, replay.version, chain.era) != (header.stage, header.version, claim.birth.era):
+        raise RemoteError("fork", f"version {replay.version} is not {header.version}, or of another era")
+    found = compared_claim(replay, claim, torch.zeros(replay.layout.num_values, dtype=torch.float32))
     what = "activation" if claim.header.direction == "forward" else "gradient"
     return _graded(evidence, {f"{what} of microbatch {claim.birth.microbatch_id}": found})
 

@@ -41,25 +41,17 @@ def replay_of(case: ReplayMismatch, evidence: Evidence) -> StageReplay:
 
     Raises RemoteError unless the run key's word and certified results lead there, by its name.
     """
-    made, replay = case.contribution, _rebuilt(case, evidence)
+    made, replay = case.contribution, rebuilt_for(case, evidence)
     if replay.version != int(made.step) or replay.chain.name != made.previous_name:
         raise RemoteError("fork", f"the past leads to another version {replay.version} than step {made.step} began at")
     return replay
 
 
-def replay_of_hop(case: HopMismatch, evidence: Evidence) -> StageReplay:
-    """A replay that stands at the version the claim was computed on, in the era its microbatch was born in.
+def rebuilt_for(case: ReplayMismatch | HopMismatch, evidence: Evidence) -> StageReplay:
+    """A replay of the evidence's stage that stands where the run key's word and certified results lead.
 
-    Raises RemoteError unless the run key's word and certified results lead there.
+    Raises RemoteError if they lead nowhere.
     """
-    claim, replay = case.claim, _rebuilt(case, evidence)
-    if (replay.version, replay.chain.era) != (claim.header.version, claim.birth.era):
-        raise RemoteError("fork", f"the past leads to version {replay.version} of an era, not {claim.header.version}")
-    return replay
-
-
-def _rebuilt(case: ReplayMismatch | HopMismatch, evidence: Evidence) -> StageReplay:
-    """A replay of the evidence's stage that stands where the past leads."""
     past, settings = case.past, evidence.settings
     if past is None:
         raise RemoteError("evidence", "the file holds no past: only a replica that has the weights itself can judge it")

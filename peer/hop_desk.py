@@ -1,0 +1,106 @@
+"""This is where a peer shows its calls with a peer beside it, or its own, to an auditor that has drawn them.
+
+What an audited peer sent on and sent back is with its neighbours. They show it, so that it needs neither the audited
+peer nor what that one lists.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from peer.adversary import HONEST, Adversary
+from peer.exchange_store import ExchangeStore
+from peer.reveals import Reveals
+from peer.rounds import StageRounds
+from peer.step_state import Applied
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import MicrobatchId, PeerId, Step
+from swarm.host_protocol import HOP
+from swarm.network.transport import Message, Transport
+from verification.draws import AuditBudget, hop_draw, microbatch_rate
+from verification.exchanges import Exchange
+from verification.standing import SUSPICION_FACTOR
+
+PASSED = "audit_passed"
+"""{step, ticket, reveal} -> {passed: [[peer, microbatch_id], ...]}: what passed between this peer and those of the
+auditor's stage, as far as the draw may hit it."""
+MOST_TIMES = 2
+"""Answers to one auditor for one thing."""
+MAX_PASSED = 1 << 12
+
+
+class HopDesk:
+    """Answers auditors of the stages beside this peer's, and of its own."""
+
+    def __init__(
+        self, rounds: StageRounds, exchanges: ExchangeStore, reveals: Reveals, *, adversary: Adversary = HONEST
+    ) -> None:
+        self._rounds = rounds
+        self._exchanges = exchanges
+        self._reveals = reveals
+        self._adversary = adversary
+        # How many replicas the auditor's stage has is not known here, nor whom it suspects: at least two, or nobody
+        # would audit.
+        self._rate = microbatch_rate(2, AuditBudget.of_run(rounds.settings.audits), factor=SUSPICION_FACTOR)
+        self._served: Counter[tuple[Step, PeerId, PeerId, MicrobatchId]] = Counter()
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to answer."""
+        transport.serve(PASSED, self._on_passed, max_body_bytes=0)
+        transport.serve(HOP, self._on_hop, max_body_bytes=0)
+
+    async def applied(self, applied: Applied) -> None:
+        """A step is over: what is too old to be asked for goes."""
+        version = int(applied.chain.version)
+        self._exchanges.forget(version)
+        oldest = version - 1 - self._rounds.settings.audits.retained_versions
+        for item in [item for item in self._served if int(item[0]) < oldest]:
+            del self._served[item]
+
+    async def _on_passed(self, sender: PeerId, request: Message) -> Message:
+        step, auditor, reveal, side = self._asked(sender, Fields("request of what passed", request.meta))
+        if not side:
+            raise RemoteError("ticket", f"{auditor} audits this peer's own stage", sender)
+        drawn: list[Value] = [
+            [peer, number]
+            for peer, number in self._exchanges.partners(step, came=side < 0)
+            if peer != auditor and hop_draw(reveal, number, auditor=auditor, target=peer).hits_hop(self._rate)
+        ]
+        return Message({"passed": drawn[:MAX_PASSED]})
+
+    async def _on_hop(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("hop request", request.meta)
+        target, number = fields.peer("target"), MicrobatchId(fields.integer("microbatch_id"))
+        step, auditor, reveal, side = self._asked(sender, fields)
+        if not hop_draw(reveal, number, auditor=auditor, target=target).hits_hop(self._rate):
+            raise RemoteError("draw", f"microbatch {number} of step {step} was not drawn", sender)
+        if side:
+            found = self._exchanges.with_partner(step, number, target)
+        elif target == self._rounds.me:
+            found = self._exchanges.own(number)
+        else:
+            raise RemoteError("draw", f"{target} is not this peer", sender)
+        if not found:
+            raise TransientError(f"microbatch {number} of step {step} with {target} is not here")
+        item = (step, sender, target, number)
+        if self._served[item] >= MOST_TIMES:
+            raise RemoteError("served", f"microbatch {number} went to {sender} {MOST_TIMES} times", sender)
+        self._served[item] += 1
+        return message_of(found)
+
+    def _asked(self, sender: PeerId, fields: Fields) -> tuple[Step, PeerId, bytes, int]:
+        """Step, auditor, what it reveals, and where its stage lies: 1 after this peer's, -1 before, 0 the same."""
+        if self._adversary.withholds:
+            raise TransientError("not now")
+        ticket, step, reveal = self._reveals.read(sender, fields)
+        side = int(ticket.stage) - int(self._rounds.chain.stage)
+        if abs(side) > 1:
+            raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
+        return step, ticket.peer_id, reveal, side
+
+
+def message_of(exchanges: Sequence[Exchange]) -> Message:
+    """As `verification.exchanges.read_exchanges` reads it."""
+    listed: list[Value] = [exchange.to_value() for exchange in exchanges]
+    return Message({"exchanges": listed}, b"".join(body for exchange in exchanges for body in exchange.bodies))
