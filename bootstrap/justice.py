@@ -380,8 +380,11 @@ class Justice:
         return not again.guilty
 
     async def _fault(self, evidence: Evidence) -> None:
-        """Out until it has mended itself, and for good if it happens too often."""
+        """Out until it has mended itself, and for good if it happens too often. What it did before is the same fault."""
         peer, version = evidence.accused, Version(evidence.version)
+        held = self.quarantines.get(peer)
+        if version <= self.table.on_probation_since(peer) or (held is not None and held.kind == FAULT):
+            return
         self.quarantines.pop(peer, None)  # what jurors found is judged
         self._juries.pop(peer, None)
         reason = "its work was wrong, and is right when it does it again"

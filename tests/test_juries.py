@@ -16,7 +16,7 @@ def audited(**tables: dict[str, Any]) -> str:
     """A run in which every contribution is replayed by everyone. Its second stage will have five replicas."""
     named: dict[str, dict[str, Any]] = {
         "run": {"trust": "public"},
-        "audits": {"hop_budget": 0.0, "contribution_budget": 8.0, "agreements_to_promote": 0},
+        "audits": {"hop_budget": 0.0, "contribution_budget": 2.0, "agreements_to_promote": 0},
         "optimizer": {"total_steps": 400},
         "batch": {"target_tokens": 10 * 32},
         "limits": {"founders_per_stage": 2},
@@ -31,8 +31,10 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
 
 async def until_full(swarm: InProcessSwarm) -> None:
     await swarm.until(
-        lambda: all(len(peer.rounds.chain.members) == 5 for peer in swarm.of_stage(1) if peer.daemon.rounds)
-        and len([peer for peer in swarm.of_stage(1) if peer.daemon.rounds]) == 5
+        lambda: (
+            all(len(peer.rounds.chain.members) == 5 for peer in swarm.of_stage(1) if peer.daemon.rounds)
+            and len([peer for peer in swarm.of_stage(1) if peer.daemon.rounds]) == 5
+        )
     )
 
 
@@ -44,7 +46,7 @@ def outcasts(peers: list[SwarmPeer]) -> list[set[PeerId]]:
 
 def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
     async def train() -> None:
-        async with swarm_in_process(audited(), tmp_path, peers=(2, 5), attacks={(1, 4): "sign_flip@12"}) as swarm:
+        async with swarm_in_process(audited(), tmp_path, peers=(2, 5), attacks={(1, 4): "sign_flip@8"}) as swarm:
             await until_full(swarm)
             swarm.network.kill(swarm.run.host_key.peer_id)
             liar = swarm.of_stage(1)[4]

@@ -34,7 +34,7 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
     return [event for event in swarm.events if event["event"] == kind]
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_newcomer_trains_once_its_replays_agree(tmp_path: Path, stage: int) -> None:
     async def train() -> None:
         async with swarm_in_process(public(), tmp_path, peers=(2, 2)) as swarm:
@@ -105,6 +105,7 @@ def test_a_newcomer_that_does_not_compute_stays_outside(tmp_path: Path) -> None:
     asyncio.run(train())
 
 
+@pytest.mark.soak
 def test_a_peer_in_debt_leaves_the_roster_and_comes_back_by_replays(tmp_path: Path) -> None:
     async def train() -> None:
         async with swarm_in_process(public(limits={"founders_per_stage": 3}), tmp_path, peers=(3, 3)) as swarm:
