@@ -245,7 +245,7 @@ class Coordinator:
     # -- what peers ask -----------------------------------------------------------------------------------
 
     async def _on_ping(self, sender: PeerId, request: Message) -> Message:
-        return Message()
+        return Message({"now": time.time()})
 
     async def _on_run(self, sender: PeerId, request: Message) -> Message:
         return Message(self.run.signed.to_value())

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "homeswarm"
 
 
-def folder_option(function: "Callable[..., None]") -> "Callable[..., None]":
+def folder_option(function: "Callable[..., object]") -> "Callable[..., object]":
     """--dir, the same for every command about a daemon."""
     return click.option(
         "--dir",

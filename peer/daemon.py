@@ -752,4 +752,4 @@ def _screens(counters: HopCounters, screening: Screening) -> tuple[tuple[str, in
 
 
 async def _ping(sender: PeerId, request: Message) -> Message:
-    return Message()
+    return Message({"now": time.time()})

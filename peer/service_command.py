@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from peer.command import folder_option, host_of
+from peer.command import folder_option, host_of, read_address
 from peer.state_folder import StateFolder
 from swarm.core.errors import SettingsError
 from swarm.durable_lines import replace_lines
@@ -63,7 +63,7 @@ def command(address: tuple[str, ...], folder: Path, only_print: bool) -> None:
 
     Limits are those of `swarm config`; see what you agree to with `swarm join ADDRESS` first.
     """
-    host_of(address)
+    host_of(read_address(address)[1])
     state = StateFolder(folder.absolute())
     unit = unit_of(address, state)
     if only_print:

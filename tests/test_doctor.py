@@ -1,0 +1,137 @@
+"""The doctor's judgements, each on what it would find, and its dial by another implementation of libp2p."""
+
+import asyncio
+
+import pytest
+
+from peer import diagnosis
+from peer.diagnosis import Dialled, Level
+from peer.doctor import DialCheck, unmet_requirements
+from swarm.core.guest import GIB
+from swarm.identity import Identity
+from swarm.network.p2p import P2PSettings, P2PTransport
+
+SEED = "/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW"
+
+
+@pytest.mark.parametrize(
+    ("p2pd", "libp2p", "level", "part"),
+    [
+        ("", "", Level.OK, "answers in 12 ms"),
+        ("", "no answer", Level.WARNING, "none needed to train"),
+        ("dial backoff", "", Level.PROBLEM, "p2pd waits before it dials a failed address again"),
+        ("failed", "[Errno 111] Connection refused", Level.PROBLEM, "nothing listens at that port"),
+        ("failed", "no answer within 6 s", Level.PROBLEM, "firewall"),
+        ("failed", "failed to upgrade security for peer", Level.PROBLEM, "another identity"),
+        (None, None, Level.WARNING, "try again"),
+    ],
+)
+def test_a_seed_that_does_not_answer_has_its_cause(
+    p2pd: str | None, libp2p: str | None, level: Level, part: str
+) -> None:
+    finding = diagnosis.seed(Dialled(SEED, p2pd, libp2p, ping_ms=12.0))
+    assert finding.level is level
+    assert part in f"{finding.says} {finding.remedy}"
+    assert SEED in finding.says
+
+
+@pytest.mark.parametrize(
+    ("addresses", "errors", "sees", "level", "part"),
+    [
+        (["/ip4/127.0.0.1/tcp/1"], {}, ["198.51.100.7"], Level.PROBLEM, "--listen 0.0.0.0:PORT"),
+        (["/ip4/127.0.0.1/tcp/1"], {}, ["127.0.0.1"], Level.OK, "it runs here"),
+        (["/ip4/192.168.1.4/tcp/1"], {}, ["198.51.100.7"], Level.WARNING, "forward a TCP port"),
+        (["/ip4/172.17.0.1/tcp/1"], {}, [], Level.WARNING, "the bridge of containers"),
+        (["/ip4/8.8.4.4/tcp/1"], {}, ["8.8.4.4"], Level.OK, "can be dialled at 8.8.4.4"),
+        (["/ip4/8.8.4.4/tcp/1"], {"/ip4/8.8.4.4/tcp/1": "timed out"}, [], Level.PROBLEM, "this machine's firewall"),
+    ],
+)
+def test_where_this_peer_listens_is_judged(
+    addresses: list[str], errors: dict[str, str], sees: list[str], level: Level, part: str
+) -> None:
+    found = diagnosis.announced(addresses, errors, sees)
+    assert found[0].level is level
+    assert part in f"{found[0].says} {found[0].remedy}"
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "error_s", "level"),
+    [
+        (0.5, 0.1, Level.OK),
+        (-4.0, 0.1, Level.PROBLEM),
+        (4.0, 2.0, Level.OK),
+        (8.0, 2.0, Level.PROBLEM),
+        (None, 0.0, Level.WARNING),
+    ],
+)
+def test_a_clock_is_wrong_only_beyond_what_the_way_explains(
+    offset_s: float | None, error_s: float, level: Level
+) -> None:
+    assert diagnosis.clock(offset_s, error_s).level is level
+
+
+def test_an_identity_that_answers_elsewhere_is_a_problem_unless_it_is_ours() -> None:
+    for runs_here, elsewhere, level in [
+        (False, True, Level.PROBLEM),
+        (True, True, Level.OK),
+        (False, False, Level.OK),
+        (False, None, Level.OK),
+    ]:
+        assert diagnosis.identity("12D3", runs_here=runs_here, answers_elsewhere=elsewhere).level is level
+
+
+def test_too_little_room_names_the_limit_or_the_machine() -> None:
+    assert diagnosis.room("memory", 8 * GIB, None, 7 * GIB, "memory-gib").level is Level.OK
+    limited = diagnosis.room("memory", 8 * GIB, 4 * GIB, 7 * GIB, "memory-gib")
+    assert limited.level is Level.PROBLEM
+    assert "swarm config memory-gib 7.1" in limited.remedy
+    assert "free some disk" in diagnosis.room("disk", GIB, None, None, "disk-gib").remedy
+
+
+def test_a_clobbered_import_name_and_a_wrong_version_are_told() -> None:
+    assert [found.level for found in diagnosis.dependencies([], ["homeswarm"])] == [Level.OK]
+    versions, name = diagnosis.dependencies(["numpy 3.0 is installed, <2.4 is needed"], ["homeswarm", "kernels"])
+    assert versions.level is name.level is Level.PROBLEM
+    assert "numpy 3.0" in versions.says
+    assert "pip uninstall kernels" in name.remedy
+    assert unmet_requirements("no-such-distribution") == [
+        "no-such-distribution is not installed, only found on the path"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "cuda", "level"),
+    [
+        (None, None, None, Level.OK),
+        (0, None, None, Level.PROBLEM),
+        (1, ["one"], "12.8", Level.PROBLEM),
+        (0, ["one"], None, Level.PROBLEM),
+        (0, ["one"], "12.8", Level.OK),
+    ],
+)
+def test_a_gpu_needs_a_driver_and_torch_for_it(
+    wanted: int | None, seen: list[str] | None, cuda: str | None, level: Level
+) -> None:
+    assert diagnosis.gpu(wanted, seen, cuda).level is level
+
+
+@pytest.mark.processes
+def test_another_implementation_dials_p2pd() -> None:
+    async def main() -> dict[str, dict[str, object]]:
+        transport = await P2PTransport.create(Identity.generate(), P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
+        try:
+            (address,) = transport.addresses()
+            other = f"{address.rpartition('/')[0]}/{Identity.generate().peer_id}"
+            nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{transport.peer_id}"
+            async with DialCheck() as check, asyncio.timeout(60):
+                told = await check.dial([address, other, nobody])
+            return {"right": told[address], "other": told[other], "nobody": told[nobody]}
+        finally:
+            await transport.close()
+
+    told = asyncio.run(main())
+    assert told["right"]["error"] == ""
+    assert "/ipfs/ping/1.0.0" in str(told["right"]["protocols"])
+    assert told["right"]["sees_us_at"] == "127.0.0.1"
+    assert told["other"]["error"]
+    assert "refused" in str(told["nobody"]["error"])
