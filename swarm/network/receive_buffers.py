@@ -40,7 +40,7 @@ class ReceiveBuffers:
             whole = self._free[size].pop() if self._free.get(size) else None
             self._kept_bytes -= size if whole is not None else 0
         if whole is None:
-            # Not a bytearray: its zeroing takes longer than the transfer, and makes announced bytes cost memory at once.
+            # Not a bytearray: its zeroing takes longer than the transfer, and makes announced bytes cost memory now.
             whole = np.empty(size, np.uint8)
         body = whole[:num_bytes]
         weakref.finalize(body, self._give_back, whole).atexit = False
