@@ -12,8 +12,11 @@ from swarm.core.canonical import Value, digest
 from swarm.core.errors import LocalError
 from swarm.core.ids import PeerId
 from swarm.core.stage_chain import Genesis
+from verification.standing import FAULT
 
 DIGEST_DOMAIN = "books"
+KEPT_CREDIT = 32
+"""Steps of each stage whose credit can still be taken back by itself; evidence is younger."""
 KEPT_SIGNED = 6
 """Anchors of each stage, and checkpoints."""
 
@@ -30,7 +33,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Credit:
-    """What certified results say a peer has done."""
+    """What certified results say a peer has done, less what was refuted since."""
 
     num_tokens: int = 0
     num_microbatches: int = 0
@@ -63,6 +66,8 @@ class Books:
     """Of each stage: the version that its last certified result made, and its name."""
     peers: dict[PeerId, Admitted] = field(default_factory=dict)
     credit: dict[PeerId, Credit] = field(default_factory=dict)
+    recent_credit: dict[tuple[int, int], list[tuple[PeerId, int, int]]] = field(default_factory=dict)
+    """What the last steps have brought whom, by stage and step: it is taken back from whose work is refuted."""
     vouchers: dict[str, Voucher] = field(default_factory=dict)
     """By the SHA-256 of the secret, in hex."""
     tickets: dict[PeerId, Value] = field(default_factory=dict)
@@ -74,6 +79,8 @@ class Books:
     """The newest, by version."""
     held_out: dict[int, float] = field(default_factory=dict)
     """Held-out loss by version."""
+    _digested: tuple[int, bytes] = (-1, b"")
+    """Event and digest of the last look."""
 
     def catch_up(self, ledger: Ledger) -> None:
         """Apply what the ledger has beyond what is in here."""
@@ -108,6 +115,7 @@ class Books:
                         self.vouchers[facts["voucher"]] = replace(held, used_by=(*held.used_by, facts["peer"]))
             case "result":
                 self.versions[facts["stage"]] = max(self.versions[facts["stage"]], (facts["step"] + 1, facts["name"]))
+                self._keep_recent(facts["stage"], facts["step"], facts["credit"])
                 for peer, num_microbatches, num_tokens in facts["credit"]:
                     held_credit = self.credit.get(PeerId(peer), Credit())
                     self.credit[PeerId(peer)] = Credit(
@@ -123,6 +131,7 @@ class Books:
                 self.tickets[PeerId(facts["value"]["peer_id"])] = facts
             case "ban" | "quarantine":
                 self.verdicts.setdefault(PeerId(facts["value"]["peer_id"]), {})[kind] = facts
+                self._refute(kind, facts["value"])
             case "pardon":
                 self.verdicts.get(PeerId(facts["value"]["peer_id"]), {}).pop("quarantine", None)
             case "anchor":
@@ -131,6 +140,31 @@ class Books:
                 _keep(self.checkpoints, facts["value"]["version"], facts)
             case "evaluation":
                 self.held_out[facts["version"]] = facts["held_out_loss"]
+
+    def _keep_recent(self, stage: int, step: int, credit: Any) -> None:
+        self.recent_credit[stage, step] = [
+            (PeerId(peer), num_microbatches, num_tokens) for peer, num_microbatches, num_tokens in credit
+        ]
+        for old in sorted(known for known in self.recent_credit if known[0] == stage)[:-KEPT_CREDIT]:
+            del self.recent_credit[old]
+
+    def _refute(self, kind: str, charge: Any) -> None:
+        """Credit counts unrefuted work only: a ban takes all of it back, a fault that step's."""
+        peer = PeerId(charge["peer_id"])
+        held = self.credit.get(peer)
+        if held is None:
+            return
+        if kind == "ban":
+            del self.credit[peer]
+            return
+        if charge["kind"] != FAULT:
+            return
+        at = charge["stage"], charge["version"]
+        refuted = [entry for entry in self.recent_credit.get(at, []) if entry[0] == peer]
+        for _, num_microbatches, num_tokens in refuted:
+            self.recent_credit[at].remove((peer, num_microbatches, num_tokens))
+            held = Credit(held.num_tokens - num_tokens, held.num_microbatches - num_microbatches, held.num_steps - 1)
+        self.credit[peer] = held
 
     def is_shut_out(self, peer: PeerId) -> bool:
         return bool(self.verdicts.get(peer))
@@ -142,7 +176,9 @@ class Books:
 
     def digest(self) -> bytes:
         """32 bytes that stand for all of it: equal digests, equal books."""
-        return digest(DIGEST_DOMAIN, self._value())
+        if self._digested[0] != self.num_events:
+            self._digested = self.num_events, digest(DIGEST_DOMAIN, self._value())
+        return self._digested[1]
 
     def _value(self) -> Value:
         return {
@@ -153,6 +189,9 @@ class Books:
             "versions": [[stage, *made] for stage, made in sorted(self.versions.items())],
             "peers": {peer: asdict(admitted) for peer, admitted in self.peers.items()},
             "credit": {peer: asdict(credit) for peer, credit in self.credit.items()},
+            "recent_credit": [
+                [*at, [list(entry) for entry in entries]] for at, entries in sorted(self.recent_credit.items())
+            ],
             "vouchers": {name: asdict(voucher) for name, voucher in self.vouchers.items()},
             "tickets": {str(peer): facts for peer, facts in self.tickets.items()},
             "verdicts": {peer: dict(held) for peer, held in self.verdicts.items()},

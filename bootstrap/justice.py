@@ -380,7 +380,7 @@ class Justice:
         return not again.guilty
 
     async def _fault(self, evidence: Evidence) -> None:
-        """Out until it has mended itself, and for good if it happens too often. What it did before is the same fault."""
+        """Out until it has mended itself, and for good if it happens too often. What came before is the same fault."""
         peer, version = evidence.accused, Version(evidence.version)
         held = self.quarantines.get(peer)
         if version <= self.table.on_probation_since(peer) or (held is not None and held.kind == FAULT):

@@ -1,4 +1,4 @@
-"""Faults in a running swarm: a machine whose bits flip is put out, tests itself, and is taken in again by its replays."""
+"""Faults in a running swarm: a machine whose bits flip is put out, tests itself, and earns its place again."""
 
 import asyncio
 from pathlib import Path

@@ -61,3 +61,22 @@ def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
             assert outcasts(swarm.peers)[:-1] == [{liar.peer_id}] * len(honest)
 
     asyncio.run(train())
+
+
+@pytest.mark.soak
+def test_no_honest_peer_is_out_for_long_when_one_accuses_falsely_and_jurors_lie(tmp_path: Path) -> None:
+    """Two of six lie: about others, and as jurors. The host contradicts them all; who accuses is put out in the end."""
+    attacks = {(1, 4): "false_accuser@8", (1, 5): "lying_juror"}
+
+    async def train() -> None:
+        async with swarm_in_process(audited(), tmp_path, peers=(2, 6), attacks=attacks) as swarm:
+            await swarm.until(lambda: len(events(swarm, "acquitted")) >= 3, timeout_s=120.0)
+            accuser = swarm.peers[6].peer_id
+            liars = {accuser, swarm.peers[7].peer_id}
+            await swarm.until(lambda: accuser in [e["peer_id"] for e in events(swarm, "quarantined")], timeout_s=120.0)
+            assert events(swarm, "banned") == []
+            assert {event["accuser"] for event in events(swarm, "acquitted")} == {accuser}
+            pardoned = {event["peer_id"] for event in events(swarm, "pardoned")}
+            assert {event["peer_id"] for event in events(swarm, "quarantined")} <= liars | pardoned
+
+    asyncio.run(train())
