@@ -169,9 +169,22 @@ class InProcessSwarm:
     async def add_peer(self, stage: int) -> SwarmPeer:
         """Start one more peer of `stage`; it joins in its own time."""
         number = len(self.peers)
-        identity = identity_of(number, seed=self.seed)
-        transport, directory = await self._connected(identity)
         index = sum(1 for peer in self.peers if peer.stage == stage)
+        self.peers.append(await self._started(stage, number, index, identity_of(number, seed=self.seed)))
+        return self.peers[-1]
+
+    async def restart(self, peer: SwarmPeer) -> SwarmPeer:
+        """Start a killed peer's process again, with its identity and what is left of it on disk."""
+        assert peer.killed
+        await asyncio.wait({peer.task})
+        number = self.peers.index(peer)
+        index = sum(1 for other in self.peers[:number] if other.stage == peer.stage)
+        await peer.directory.close()
+        self.peers[number] = await self._started(peer.stage, number, index, peer.identity)
+        return self.peers[number]
+
+    async def _started(self, stage: int, number: int, index: int, identity: Identity) -> SwarmPeer:
+        transport, directory = await self._connected(identity)
         attack = self.attacks.get((stage, index))
         volunteer = VolunteerSettings(
             folder=self.folder / f"peer{number}",
@@ -189,9 +202,7 @@ class InProcessSwarm:
         )
         stop = asyncio.Event()
         task = asyncio.ensure_future(daemon.run(stop))
-        peer = SwarmPeer(stage, identity, daemon, transport, directory, stop, task)
-        self.peers.append(peer)
-        return peer
+        return SwarmPeer(stage, identity, daemon, transport, directory, stop, task)
 
     async def kill(self, peer: SwarmPeer) -> None:
         """The peer's process dies: its calls break at once and it says goodbye to nobody.
