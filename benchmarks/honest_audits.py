@@ -39,7 +39,7 @@ MACHINES = (
 )
 """Of the peers of a stage, in order."""
 WIRES = ("int8", "bf16", "fp32")
-QUIET = {"language": 0, "by_heart": 40, "second_language": 10}
+QUIET = {"language": 0, "by_heart": 25, "second_language": 10}
 """Scenes, with the steps at their beginning that nobody audits: until the loss is small, or the language changes."""
 AUDITED_STEPS = 12
 """Of them the first ten's contributions are audited: 10 x 112 audits a scene."""
@@ -69,7 +69,7 @@ class Scene:
         each, wire = len(MACHINES) - 1, cast(Any, self.wire)
         tiny = TinyRun(
             num_replicas=len(MACHINES),
-            hidden_size=128,
+            hidden_size=64,
             sequence_length=32,
             total_steps=self.steps,
             audits=AuditSettings(hop_budget=each, contribution_budget=each / 2),
