@@ -11,7 +11,7 @@ from peer.step_state import Applied
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Roster
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.host_protocol import EXHIBIT, PART
 from swarm.network.transport import Message, Transport
@@ -21,7 +21,8 @@ from verification.standing import SUSPICION_FACTOR
 log = logging.getLogger(__name__)
 
 INPUT = "audit_input"
-"""{step, ticket, reveal, part, of} -> body: the encoded part of the contribution of `of`, one of the part's inputs."""
+"""{step, ticket, reveal, part, cohort, digest} -> body: of the part's inputs, or of those to the cohort's share of it,
+the one with this digest."""
 ANSWER = "audit_answer"
 """{step, ticket, reveal, contribution, microbatch_id} -> {header}, body: the gradient that this peer got from the
 contributor, a peer of the next stage whom the auditor drew."""
@@ -87,22 +88,27 @@ class AuditDesk:
         return Message({}, part)
 
     async def _on_input(self, sender: PeerId, request: Message) -> Message:
-        """What went into a reduced part: this peer's own, or another's if this peer reduced it."""
+        """What went into a reduced part: this peer's own, or others' if this peer reduced it."""
         fields = Fields("input request", request.meta)
-        index, of = fields.integer("part", high=1 << 20), fields.peer("of")
+        index, cohort = fields.integer("part", high=1 << 20), fields.maybe("cohort", integer_item)
+        wanted = fields.octets("digest", length=32)
         step, auditor, reveal = self._revealed_by(sender, fields)
         rounds, roster = self._rounds, self._roster(step, auditor)
-        made = rounds.driver.parts.reductions.reduction(step, index)
+        store = rounds.driver.parts.reductions
+        made = store.reduction(step, (index, cohort))
         if made is None:
             raise TransientError(f"who reduced part {index} of step {step} is not known here")
         drawn = draw(reveal, made.statement_digest, auditor=auditor, target=made.reducer)
         if not drawn.hits_part(index, reducer_rate(len(roster.members), self._budget, factor=SUSPICION_FACTOR)):
             raise RemoteError("draw", f"part {index} of step {step} was not drawn", sender)
-        store = rounds.driver.parts.reductions
-        body = self._exhibits.part(step, index) if of == rounds.me else store.input(step, index, of)
+        if wanted not in [one.digest for one in made.inputs]:
+            raise RemoteError("draw", f"nothing of that digest went into part {index} of step {step}", sender)
+        own = roster.contribution_of(rounds.me)
+        is_own = own is not None and wanted in own.part_digests[index : index + 1]
+        body = self._exhibits.part(step, index) if is_own else store.input(step, index, wanted)
         if body is None:
-            raise TransientError(f"part {index} of {of} at step {step} is not here")
-        self._count(step, sender, f"input of {of} for {auditor}", index)
+            raise TransientError(f"an input of part {index} at step {step} is not here")
+        self._count(step, sender, f"input {wanted.hex()} for {auditor}", index)
         return Message({}, body)
 
     def _drawn(self, sender: PeerId, fields: Fields) -> tuple[Step, Contribution, Draw, bool, bool]:

@@ -15,6 +15,7 @@ from peer.compute import Urgency
 from peer.exhibits import ExhibitStore
 from peer.rounds import StageRounds
 from peer.step_state import Applied
+from swarm.averaging.reduce import read_and_written
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -51,6 +52,8 @@ class _Due:
     """An audit that was drawn."""
 
     reduction: Reduction
+    cohort: int | None
+    """Whose share it made; None: the whole part."""
     reveal: bytes
 
 
@@ -78,13 +81,13 @@ class ReducerAuditor:
         if me not in roster.members:
             return
         reveal = self.draws.reveal(int(roster.step))
-        for part, made in sorted(self.rounds.driver.parts.reductions.of_step(roster.step).items()):
+        for (part, cohort), made in self.rounds.driver.parts.reductions.of_step(roster.step).items():
             if made.reducer == me:
                 continue
             factor = self.budget_factor(made.reducer, applied.chain.version)
             drawn = draw(reveal, made.statement_digest, auditor=me, target=made.reducer)
             if drawn.hits_part(part, reducer_rate(len(roster.members), self._budget, factor=factor)):
-                self._due.append(_Due(made, reveal))
+                self._due.append(_Due(made, cohort, reveal))
 
     async def run(self) -> None:
         """Audit what is due, one after another, for ever."""
@@ -130,10 +133,13 @@ class ReducerAuditor:
         return digest_again(made, bodies, self.rounds.settings, num_values=where.stop - where.start)
 
     async def _input(self, due: _Due, one: ReductionInput) -> Bytes:
-        """The encoded part that the contribution commits to. Raises what the last one asked had to say."""
+        """The encoded part that was committed to, or the share. Raises what the last one asked had to say."""
         made, me = due.reduction, self.rounds.me
         if one.peer_id == me:
-            own = self.exhibits.part(made.step, made.part)
+            store = self.rounds.driver.parts.reductions
+            is_share = made.level == "shares"
+            part = made.part
+            own = store.input(made.step, part, one.digest) if is_share else self.exhibits.part(made.step, part)
             if own is None:
                 raise LocalError(f"the own part {made.part} of step {made.step} is not here any more")
             return own
@@ -155,14 +161,16 @@ class ReducerAuditor:
             "ticket": self.ticket.to_value(),
             "reveal": due.reveal,
             "part": made.part,
-            "of": one.peer_id,
+            "cohort": due.cohort,
+            "digest": one.digest,
         }
+        read, _ = read_and_written(made.level, rounds.settings.codecs.averaging)
         reply = await rounds.transport.call(
             holder,
             INPUT,
             Message(meta),
             timeout_s=rounds.settings.deadlines.call_s,
-            max_body_bytes=rounds.replica.codec.encoded_bytes(where.stop - where.start),
+            max_body_bytes=read.encoded_bytes(where.stop - where.start),
         )
         self.counters.bytes += len(reply.body)
         found = await rounds.exact.run(Urgency.AUDIT, lambda: bulk_digest(reply.body))

@@ -211,7 +211,7 @@ class Auditor:
             if digest == made.part_digests[index]:
                 parts.append(part)
                 continue
-            reduced = reductions.input(made.step, index, made.peer_id)
+            reduced = reductions.input(made.step, index, made.part_digests[index])
             parts.append(reduced if reduced is not None else await self._fetch_part(due, index))
         return parts
 

@@ -7,9 +7,10 @@ reduced part goes with the signature of whoever reduced it, whoever hands it on:
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from peer.compute import Urgency
 from peer.outbox import MESSAGE_BYTES, Outbox, Parcel
@@ -18,19 +19,22 @@ from peer.reductions import ReductionStore, SignedPart
 from peer.replica import NewVersion
 from peer.round_work import reduce_part
 from peer.step_state import Bytes, StepState
+from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.encoded_mean import check_encoded
-from swarm.averaging.result_decoder import ResultDecoder
+from swarm.averaging.reduce import read_and_written
+from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value
-from swarm.core.contribution import ReducedPart, Result, Roster
+from swarm.core.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, Step
 from swarm.network.loop import happened
 from swarm.network.transport import Message
+from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -40,6 +44,9 @@ log = logging.getLogger(__name__)
 
 PART_BYTES = "part_bytes"
 MAX_PARCELS = 1 << 12
+
+Taken: TypeAlias = dict[ReducedPart, Reduction]
+"""What was signed for a part that came, and for the shares in it."""
 
 
 class Driver(Protocol):
@@ -79,11 +86,29 @@ class PartExchange:
         self._outbox.put(reducer, Parcel(state, "contributed", head, state.own_parts[part]))
 
     def send_reduced(self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart) -> None:
-        """A part that was aggregated here."""
-        head = SignedPart.of(reduced, state.reductions[reduced]).to_value()
+        """A part or share that was aggregated here, or that is handed on."""
+        assert state.round is not None
+        roster = state.round.roster_of(reduced)
+        assert roster is not None, f"part {reduced.part} of step {state.step} is of no roster"
+        head = SignedPart.of(reduced, roster, state.reductions).to_value()
         parcel = Parcel(state, "reduced", head, state.reduced[reduced.part, reduced.digest])
-        for peer in to:
-            self._outbox.put(peer, parcel)
+        for place, peer in enumerate(to):
+            self._outbox.put(peer, self._said_to(place, parcel, reduced, roster))
+
+    def _said_to(self, place: int, parcel: Parcel, reduced: ReducedPart, roster: Roster) -> Parcel:
+        """The parcel; from an adversary perhaps another, for the member at this place."""
+        stage, made = self._stage, parcel.state.reductions[reduced]
+        if made.reducer != stage.me or reduced.cohort is not None:
+            return parcel
+        where, codec, step = stage.replica.parts()[reduced.part], stage.replica.codec, parcel.state.step
+        body = stage.adversary.reduced_for(step, place, parcel.body, codec, num_values=where.stop - where.start)
+        if body is parcel.body:
+            return parcel
+        squares = squares_of(codec, body, where.stop - where.start)
+        other = replace(reduced, digest=bulk_digest(body), squares=squares)
+        signed = replace(made, digest=other.digest, squares=squares).signed_by(stage.identity)
+        head = SignedPart.of(other, roster, {**parcel.state.reductions, other: signed}).to_value()
+        return replace(parcel, head=head, body=body)
 
     async def _send(self, peer: PeerId, parcels: list[Parcel]) -> None:
         meta: dict[str, Value] = {
@@ -141,6 +166,9 @@ class PartExchange:
                 state.received[part, sender] = body
                 return machine.on_part(sender, part, now=now)
             log.warning("stage %d part %d of %s: %s", self._stage.chain.stage, part, sender[-6:], error)
+            contribution = machine.roster.contribution_of(sender) if machine.roster is not None else None
+            if error.kind != "digest" and contribution is not None:
+                self._stage.on_violation(ProtocolViolation(message=contribution, part=part, body=body))
             self._driver.carry_out(state, machine.on_bad_part(sender, part, str(error), now=now))
             raise RemoteError(error.kind, f"part {part}: {error}", sender)
 
@@ -174,12 +202,13 @@ class PartExchange:
         rosters = [machine.roster_of(one.reduced) for one in said]
         taken = await self._take_signed(state, said, rosters, bodies)
 
-        def came(reduced: ReducedPart, body: memoryview, found: Reduction | RemoteError) -> list[Instruction]:
+        def came(reduced: ReducedPart, body: memoryview, found: Taken | RemoteError) -> list[Instruction]:
             if isinstance(found, RemoteError):
+                self._accuse_if_proved(found)
                 raise RemoteError(found.kind, f"reduced part {reduced.part} from {sender}: {found}", sender)
             out = machine.on_reduced(sender, reduced, now=time.monotonic())
             state.reduced[reduced.part, reduced.digest] = body
-            state.reductions.setdefault(reduced, found)
+            self._keep_words(state, found)
             return out
 
         self._carry_out_each(state, map(partial, repeat(came), [one.reduced for one in said], bodies, taken))
@@ -203,31 +232,60 @@ class PartExchange:
         said: Sequence[SignedPart],
         rosters: Sequence[Roster | None],
         bodies: Sequence[Bytes],
-    ) -> list[Reduction | RemoteError]:
-        """What each part's reducer signed, or what is wrong with it; each good one is decoded while it is in cache."""
+    ) -> list[Taken | RemoteError]:
+        """What was signed for each part, or what is wrong with it; each good one is decoded while it is in cache."""
         self._check_open(state)
         weights = [self._weights(roster) if roster is not None else {} for roster in rosters]
         cap = self._stage.replica.norm_cap()
 
-        def take() -> list[Reduction | RemoteError]:
-            found: list[Reduction | RemoteError] = []
+        def take() -> list[Taken | RemoteError]:
+            found: list[Taken | RemoteError] = []
             for one, roster, counted, body in zip(said, rosters, weights, bodies, strict=True):
                 try:
                     made = one.checked(roster, counted, body, norm_cap=cap)
-                    squares = self._decoder(state).take(made.part, made.digest, body)
-                    found.append(self._violates(made, squares, body) or made)
+                    squares = self._read(state, one.reduced, body)
+                    found.append(self._violation(made[one.reduced], squares, body) or made)
                 except RemoteError as error:
                     found.append(error)
             return found
 
         return await self._stage.exact.run(Urgency.ROUND, take)
 
-    def _violates(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> RemoteError | None:
+    def _read(self, state: StepState, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
+        """(exact) The sum of squares of a part, which is decoded; 0 of a cohort's share; or what is wrong with it."""
+        if reduced.cohort is None:
+            return self._decoder(state).take(reduced.part, reduced.digest, body)
+        where, codec = self._stage.replica.parts()[reduced.part], self._share_codec
+        try:
+            if not reduced.is_empty:
+                check_encoded(codec, body, num_values=where.stop - where.start)
+        except RemoteError as error:
+            return error
+        return 0.0
+
+    @property
+    def _share_codec(self) -> VectorCodec:
+        return read_and_written("cohort", self._stage.settings.codecs.averaging)[1]
+
+    def _violation(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> ViolationError | None:
         """(exact) What is wrong with a part that its reducer signed, seen from its bytes alone."""
         if squares == made.squares:
             return None
         reason = f"squares sum to {squares}, not {made.squares}" if isinstance(squares, float) else str(squares)
-        return RemoteError("malformed", f"part {made.part}: {reason}", made.reducer)
+        error = RemoteError("malformed", f"part {made.part}: {reason}", made.reducer)
+        return ViolationError(ProtocolViolation(message=made, part=0, body=body), error)
+
+    def _accuse_if_proved(self, error: RemoteError) -> None:
+        if isinstance(error, ViolationError):
+            self._stage.on_violation(error.case)
+
+    def _keep_words(self, state: StepState, found: Taken) -> None:
+        """What reducers signed: for the auditors, and in case one of them has signed something else."""
+        for reduced, made in found.items():
+            for known, held in state.reductions.items():
+                if known.part == reduced.part and held.reducer == made.reducer and held.digest != made.digest:
+                    self._stage.on_equivocation(held, made)
+            state.reductions.setdefault(reduced, made)
 
     async def _take_certified(self, state: StepState, part: int, wanted: bytes, body: Bytes) -> bool:
         """Whether these are the bytes of the outcome's part, which are decoded, whoever reduced it."""
@@ -254,30 +312,33 @@ class PartExchange:
 
     # -- computed -----------------------------------------------------------------------------------------
 
-    async def aggregate(self, state: StepState, roster: Roster, asked: list[act.AggregatePart]) -> None:
+    async def aggregate(
+        self, state: StepState, roster: Roster, asked: list[act.AggregatePart | act.CombineShares]
+    ) -> None:
         """Aggregate and encode these parts, of which this peer is the roster's reducer."""
         stage, replica, chain, machine = self._stage, self._stage.replica, self._stage.chain, state.round
         assert machine is not None
         self._check_open(state)  # of a step that is over, it would be signed by the wrong seed
         counted = self._weights(roster)
-        bodies = [
-            [(counted[peer], state.received[one.part, peer]) for peer in one.contributors if counted[peer] > 0]
-            for one in asked
-        ]
+        wanted = [_wanted(one) for one in asked]
+        bodies = [self._inputs(state, roster, one) for one in wanted]
         cap, rule = replica.norm_cap(), stage.settings.averaging.rule
 
         def reduce() -> list[tuple[ReducedPart, Reduction, Bytes]]:
             made: list[tuple[ReducedPart, Reduction, Bytes]] = []
-            for one, held in zip(asked, bodies, strict=True):
-                seed = reduced_seed(stage.run_id, chain.stage, chain.version, one.part)
-                right = reduce_part(replica, one.part, held, rule=rule, norm_cap=cap, seed=seed)
-                where = replica.parts()[one.part]
-                encoded, found = stage.adversary.reduced(
-                    state.step, right, replica.codec, num_values=where.stop - where.start, seed=seed
-                )
-                squares = self._decoder(state).take(one.part, found, encoded)
-                said = squares if isinstance(squares, float) else 0.0
-                reduced = ReducedPart(one.part, found, one.contributors, one.excluded, said)
+            for one, held in zip(wanted, bodies, strict=True):
+                reduced, encoded = one, bytearray()
+                if one.contributors:
+                    seed = reduced_seed(stage.run_id, chain.stage, chain.version, one.part)
+                    right = reduce_part(replica, one.part, held, rule=rule, norm_cap=cap, seed=seed, level=one.level)
+                    codec = self._share_codec if one.cohort is not None else replica.codec
+                    where = replica.parts()[one.part]
+                    encoded, found = stage.adversary.reduced(
+                        state.step, right, codec, num_values=where.stop - where.start, seed=seed
+                    )
+                    reduced = replace(one, digest=found)
+                    squares = self._read(state, reduced, encoded)
+                    reduced = replace(reduced, squares=squares if isinstance(squares, float) else 0.0)
                 reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=stage.me)
                 made.append((reduced, reduction.signed_by(stage.identity), encoded))
             return made
@@ -289,6 +350,14 @@ class PartExchange:
             state.reductions[reduced] = reduction
             out += machine.aggregated(reduced, now=time.monotonic())
         self._driver.carry_out(state, out)
+
+    def _inputs(self, state: StepState, roster: Roster, one: ReducedPart) -> list[tuple[int, Bytes]]:
+        """Weight and bytes of what goes into a part or a share."""
+        counted = self._weights(roster)
+        if one.shares:
+            heard = [(sum(counted[peer] for peer in share.contributors), share) for share in one.shares_of(roster)]
+            return [(tokens, state.reduced[one.part, share.digest]) for tokens, share in heard if tokens > 0]
+        return [(counted[peer], state.received[one.part, peer]) for peer in one.contributors if counted[peer] > 0]
 
     def _weights(self, roster: Roster) -> Mapping[PeerId, int]:
         """Of the contributions to the present step."""
@@ -356,9 +425,10 @@ class PartExchange:
             return False
         if said is not None:
             (found,) = await self._take_signed(state, [said], [asked.roster], [reply.body])
-            if isinstance(found, Reduction):
-                state.reductions.setdefault(asked.reduced, found)
+            if not isinstance(found, RemoteError):
+                self._keep_words(state, found)
                 return True
+            self._accuse_if_proved(found)
             log.warning("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], found)
         is_certified = state.round is not None and state.round.result is not None
         return is_certified and await self._take_certified(state, asked.part, asked.digest, reply.body)
@@ -369,19 +439,31 @@ class PartExchange:
         wanted = fields.octets("digest", length=32)
         state = self._stage.open_step(Step(step))
         if state is not None and (part, wanted) in state.reduced:
-            said = (
-                made for reduced, made in state.reductions.items() if (reduced.part, reduced.digest) == (part, wanted)
-            )
-            return Message(SignedPart.answer(next(said, None)), state.reduced[part, wanted])
+            known = (made for made in state.reductions if (made.slot, made.digest) == ((part, None), wanted))
+            said = self._said(state, next(known, None))
+            return Message(said.answer() if said is not None else {}, state.reduced[part, wanted])
         held = self._stage.results.get(step)
         if held is not None and part < len(held[1]) and held[0].parts[part].digest == wanted:
-            return Message(SignedPart.answer(self.reductions.reduction(Step(step), part)), held[1][part])
+            said = self.reductions.said(Step(step), held[0].parts[part], held[0].roster)
+            return Message(said.answer() if said is not None else {}, held[1][part])
         raise TransientError(f"part {part} of step {step} is not here")
+
+    def _said(self, state: StepState, reduced: ReducedPart | None) -> SignedPart | None:
+        roster = state.round.roster_of(reduced) if state.round is not None and reduced is not None else None
+        return SignedPart.of(reduced, roster, state.reductions) if reduced is not None and roster is not None else None
 
     def _encoded_bytes(self, part: int) -> int:
         """Of the longest a part can be: no contribution is longer than the longest result."""
         where = self._stage.replica.parts()[part]
         return self._stage.replica.codec.encoded_bytes(where.stop - where.start)
+
+
+def _wanted(asked: act.AggregatePart | act.CombineShares) -> ReducedPart:
+    """What is to be made, without its digest."""
+    named = (asked.part, EMPTY_DIGEST, asked.contributors, asked.excluded)
+    if isinstance(asked, act.CombineShares):
+        return ReducedPart(*named, shares=asked.shares)
+    return ReducedPart(*named, cohort=asked.cohort)
 
 
 def _cut(body: memoryview, sizes: Sequence[int], sender: PeerId) -> list[memoryview]:

@@ -10,6 +10,7 @@ from swarm.core.contribution import ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
+from swarm.core.round_parts import Slot
 from verification.reduction import Reduction
 
 
@@ -21,24 +22,28 @@ class SignedPart:
     reducer: PeerId
     """Who aggregated it, whoever hands it on."""
     signature: bytes
+    shares: tuple[bytes, ...]
+    """The signatures of who made the cohorts' shares in it, in their order."""
 
     @classmethod
-    def of(cls, reduced: ReducedPart, reduction: Reduction) -> "SignedPart":
-        return cls(reduced, reduction.reducer, reduction.signature)
+    def of(cls, reduced: ReducedPart, roster: Roster, held: Mapping[ReducedPart, Reduction]) -> "SignedPart":
+        """`held`: what its reducer signed for the part, and others for the shares in it, made under the roster."""
+        made = held[reduced]
+        shares = tuple(held[share].signature for share in reduced.shares_of(roster))
+        return cls(reduced, made.reducer, made.signature, shares)
 
     def to_value(self) -> dict[str, Value]:
-        return {"reduced": self.reduced.to_value(), "reducer": self.reducer, "signature": self.signature}
+        return {"reduced": self.reduced.to_value(), **self.answer()}
 
     @classmethod
     def from_fields(cls, head: Fields) -> "SignedPart":
         """Raises RemoteError("malformed")."""
         reduced = ReducedPart.from_value(head.message("reduced"))
-        return cls(reduced, head.peer("reducer"), head.octets("signature", length=64))
+        return cls(reduced, *_signatures(reduced, head))
 
-    @staticmethod
-    def answer(held: Reduction | None) -> dict[str, Value]:
+    def answer(self) -> dict[str, Value]:
         """For who asks for the bytes, and knows the part."""
-        return {} if held is None else {"reducer": held.reducer, "signature": held.signature}
+        return {"reducer": self.reducer, "signature": self.signature, "shares": list(self.shares)}
 
     @classmethod
     def from_answer(cls, reduced: ReducedPart, answer: Value) -> "SignedPart | None":
@@ -46,37 +51,57 @@ class SignedPart:
         fields = Fields("part answer", answer)
         if not fields.optional("reducer"):
             return None
-        made = cls(reduced, fields.peer("reducer"), fields.octets("signature", length=64))
+        made = cls(reduced, *_signatures(reduced, fields))
         fields.done()
         return made
 
     def checked(
         self, roster: Roster | None, weights: Mapping[PeerId, int], body: Bytes, *, norm_cap: float | None
-    ) -> Reduction:
-        """What the reducer signed. `roster` is the part's, with the chain's weights; None: it is not known here.
+    ) -> dict[ReducedPart, Reduction]:
+        """What was signed for the part and for the shares in it. `roster` is the part's, with the chain's weights.
 
-        Raises RemoteError if the bytes are not the part's, or if no member of the stage signed for them.
+        Raises RemoteError if the roster is not known here (None), if the bytes are not the part's, or if no member of
+        the stage signed for them.
         """
         reduced = self.reduced
         if roster is None:
             raise RemoteError("protocol", f"reduced part {reduced.part} is of no roster that is certified here")
-        if bulk_digest(body) != reduced.digest:
+        if len(body) if reduced.is_empty else bulk_digest(body) != reduced.digest:
             raise RemoteError("digest", f"reduced part {reduced.part} differs from its digest")
-        if self.reducer not in roster.members:
-            raise RemoteError("standing", f"reducer {self.reducer} of part {reduced.part} is no member", self.reducer)
-        unsigned = Reduction.of(roster, reduced, weights, norm_cap=norm_cap, reducer=self.reducer)
-        made = replace(unsigned, signature=self.signature)
-        made.check()
-        return made
+        makers = [share.reducer for share in reduced.shares]
+        said = zip(
+            (reduced, *reduced.shares_of(roster)), (self.reducer, *makers), (self.signature, *self.shares), strict=True
+        )
+        found = {}
+        for one, reducer, signature in said:
+            if reducer not in roster.members:
+                raise RemoteError("standing", f"reducer {reducer} of part {reduced.part} is no member", reducer)
+            unsigned = Reduction.of(roster, one, weights, norm_cap=norm_cap, reducer=reducer)
+            found[one] = replace(unsigned, signature=signature)
+            found[one].check()
+        return found
+
+
+def _signatures(reduced: ReducedPart, fields: Fields) -> tuple[PeerId, bytes, tuple[bytes, ...]]:
+    """Who reduced the part, its signature, and those of who made the shares in it."""
+    reducer, signature = fields.peer("reducer"), fields.octets("signature", length=64)
+    shares = fields.items("shares", _signature_item, max_items=len(reduced.shares))
+    if len(shares) != len(reduced.shares):
+        raise RemoteError("malformed", f"{len(shares)} signatures for {len(reduced.shares)} shares")
+    return reducer, signature, shares
+
+
+def _signature_item(value: Value) -> bytes:
+    return Fields("signature", {"of": value}).octets("of", length=64)
 
 
 class ReductionStore:
-    """Of the last steps: the reduction of each part of the result, and the others' inputs to those made here."""
+    """Of the last steps: the reductions that made the result, and what went into those that were made here."""
 
     def __init__(self, retained_versions: int) -> None:
         self._retained = retained_versions
-        self._reductions: dict[Step, dict[int, Reduction]] = {}
-        self._inputs: dict[Step, dict[tuple[int, PeerId], Bytes]] = {}
+        self._reductions: dict[Step, dict[Slot, Reduction]] = {}
+        self._inputs: dict[Step, dict[tuple[int, bytes], Bytes]] = {}
 
     def keep(
         self, state: StepState, result: Result, weights: Mapping[PeerId, int], *, norm_cap: float | None, me: PeerId
@@ -85,34 +110,42 @@ class ReductionStore:
 
         `weights` and `norm_cap` are of the version that the round started from.
         """
-        reductions: dict[int, Reduction] = {}
-        for reduced in result.parts:
+        reductions: dict[Slot, Reduction] = {}
+        roster = result.roster
+        for reduced in (made for part in result.parts for made in (part, *part.shares_of(roster))):
             held = state.reductions.get(reduced)
             if held is None:  # a part without bytes, or one that came from a store
                 continue
-            known = Reduction.of(result.roster, reduced, weights, norm_cap=norm_cap, reducer=held.reducer)
+            known = Reduction.of(roster, reduced, weights, norm_cap=norm_cap, reducer=held.reducer)
             if replace(known, signature=held.signature) == held:
-                reductions[reduced.part] = held
+                reductions[reduced.slot] = held
         self._reductions[state.step] = reductions
-        self._inputs[state.step] = {
-            (made.part, one.peer_id): state.received[made.part, one.peer_id]
-            for made in reductions.values()
-            if made.reducer == me
-            for one in made.inputs
-            if one.peer_id != me
-        }
+        kept: dict[tuple[int, bytes], Bytes] = {}
+        for made in (made for made in reductions.values() if made.reducer == me):
+            for one in made.inputs:
+                key = made.part, one.digest
+                kept[key] = state.reduced[key] if made.level == "shares" else state.received[made.part, one.peer_id]
+            if made.level == "cohort":  # the combiner's input, of which its maker is asked first
+                kept[made.part, made.digest] = state.reduced[made.part, made.digest]
+        self._inputs[state.step] = kept
         oldest = int(state.step) - self._retained
         for held_steps in (self._reductions, self._inputs):
             for step in [step for step in held_steps if int(step) < oldest]:
                 del held_steps[step]
 
-    def of_step(self, step: Step) -> Mapping[int, Reduction]:
-        """By part; parts that are empty or came unsigned are missing."""
+    def of_step(self, step: Step) -> Mapping[Slot, Reduction]:
+        """By part and cohort; parts that are empty or came unsigned are missing."""
         return self._reductions.get(step, {})
 
-    def reduction(self, step: Step, part: int) -> Reduction | None:
-        return self.of_step(step).get(part)
+    def reduction(self, step: Step, slot: Slot) -> Reduction | None:
+        return self.of_step(step).get(slot)
 
-    def input(self, step: Step, part: int, peer: PeerId) -> Bytes | None:
-        """Another's encoded part, of which this peer made the reduction."""
-        return self._inputs.get(step, {}).get((part, peer))
+    def said(self, step: Step, reduced: ReducedPart, roster: Roster) -> SignedPart | None:
+        """What was signed for a part of the step's result; None if it came unsigned."""
+        made = {one: self.reduction(step, one.slot) for one in (reduced, *reduced.shares_of(roster))}
+        held = {one: found for one, found in made.items() if found is not None}
+        return SignedPart.of(reduced, roster, held) if len(held) == len(made) else None
+
+    def input(self, step: Step, part: int, digest: bytes) -> Bytes | None:
+        """What went into a reduction of this part that was made here, or the share that came of it."""
+        return self._inputs.get(step, {}).get((part, digest))

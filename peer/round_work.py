@@ -14,6 +14,7 @@ from peer.step_state import Bytes
 from swarm.averaging.aggregate import Rule
 from swarm.averaging.reduce import reduce_part as reduction
 from swarm.bulk_digest import bulk_digest
+from swarm.core.contribution import Level
 from swarm.core.errors import LocalError
 
 log = logging.getLogger(__name__)
@@ -59,12 +60,13 @@ def reduce_part(
     rule: Rule,
     norm_cap: float | None,
     seed: bytes,
+    level: Level = "all",
 ) -> tuple[bytearray, bytes]:
-    """The aggregate of (tokens, encoded part) in the order of peers, encoded once as results are, and its SHA-256."""
+    """The aggregate of (tokens, encoded part) in the order of peers or cohorts, encoded once, and its SHA-256."""
     where = replica.parts()[part]
     made = reduction(
-        replica.contribution_codec,
-        replica.codec,
+        level,
+        replica.settings.codecs.averaging,
         where.stop - where.start,
         bodies,
         rule=rule,

@@ -25,6 +25,7 @@ from swarm.core.ids import PeerId
 from swarm.network.transport import Message
 from tests.round_members import roster_of
 from tests.round_world import contribution, facts_of, identity_of
+from verification.kinds.equivocation import Equivocation
 from verification.reduction import Reduction
 
 FACTS = facts_of(3, num_parts=4)
@@ -75,6 +76,8 @@ class Machine:
 class Scene:
     def __init__(self) -> None:
         self.out: list[Any] = []
+        self.violations: list[Any] = []
+        self.equivocations: list[Any] = []
         self.state: Any = SimpleNamespace(
             step=FACTS.step,
             received={},
@@ -104,6 +107,8 @@ class Scene:
             me=OTHER,
             screening=SimpleNamespace(check_part=lambda *args, **named: None),
             open_step=lambda step: self.state,
+            on_violation=self.violations.append,
+            on_equivocation=lambda one, other: self.equivocations.append((one, other)),
         )
         self.machine = Machine([bulk_digest(body) for body in GOOD])
         self.exchange = PartExchange(stage, self)
@@ -151,7 +156,7 @@ def reduced(
         made = ReducedPart(part, found, FACTS.members, squares=said)
         reduction = Reduction.of(ROSTER, replace(made, part=min(part, 3)), WEIGHTS, norm_cap=cap, reducer=reducer)
         signed = signature or reduction.signed_by(identity_of(reducer)).signature
-        heads.append(SignedPart(made, reducer, signed).to_value())
+        heads.append(SignedPart(made, reducer, signed, ()).to_value())
     return {"of": "reduced", "heads": heads, "sizes": [len(body) for body in bodies], "bodies": bodies}
 
 
@@ -186,6 +191,7 @@ def test_committed_nonsense_is_refused_by_its_form(scene: Scene) -> None:
         scene.receive(**contributed([0, 1], [nonsense, GOOD[1]]))
     assert info.value.kind == "malformed"
     assert sorted(scene.out) == ["bad 0", "part 1"]
+    assert [(case.accused, case.part, bytes(case.body)) for case in scene.violations] == [(SENDER, 0, nonsense)]
 
 
 def test_what_the_round_refuses_costs_nothing_but_itself(scene: Scene) -> None:
@@ -251,6 +257,21 @@ def test_reduced_part_whose_bytes_are_nonsense_or_of_another_length_than_was_sig
             scene.receive(**message)
         assert (info.value.kind, info.value.peer_id) == ("malformed", SENDER)
     assert [part for part, _ in scene.state.reduced] == [0]
+    assert [(case.accused, case.message.part) for case in scene.violations] == [(SENDER, 1), (SENDER, 2)]
+
+
+def test_a_reducer_with_two_words_for_one_part_is_caught_by_whoever_gets_both(scene: Scene) -> None:
+    scene.receive(**reduced([0, 1], GOOD[:2]))
+    scene.receive(**reduced([1], GOOD[1:2]))
+    assert scene.equivocations == []
+    scene.receive(**reduced([1], GOOD[2:3]))
+    ((one, other),) = scene.equivocations
+    assert Equivocation(one=one, other=other).contradiction == "two reductions of one part from the same inputs at " + (
+        f"version {FACTS.step} of stage {FACTS.stage}"
+    )
+    scene.receive(**reduced([2], GOOD[2:3]))
+    scene.receive(**reduced([2], GOOD[1:2], reducer=OTHER))
+    assert len(scene.equivocations) == 1, "of two reducers each has its own"
 
 
 def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> None:
@@ -266,7 +287,9 @@ def answer(reducer: PeerId = SENDER) -> tuple[act.FetchPart, Message]:
     squares = squares_of(CODEC, GOOD[0], SIZE)
     made = ReducedPart(0, bulk_digest(GOOD[0]), FACTS.members, squares=squares)
     reduction = Reduction.of(ROSTER, made, WEIGHTS, norm_cap=CAP, reducer=reducer).signed_by(identity_of(reducer))
-    return act.FetchPart(0, made.digest, (OTHER,), made, ROSTER), Message(SignedPart.answer(reduction), GOOD[0])
+    return act.FetchPart(0, made.digest, (OTHER,), made, ROSTER), Message(
+        SignedPart.of(made, ROSTER, {made: reduction}).answer(), GOOD[0]
+    )
 
 
 @pytest.mark.parametrize("certified", [False, True])

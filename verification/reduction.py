@@ -7,22 +7,25 @@ certified roster and the chain: only the signature need travel with it.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.cohorts import MAX_MEMBERS
-from swarm.core.contribution import MAX_PARTS, ReducedPart, Roster
+from swarm.core.contribution import MAX_PARTS, Level, ReducedPart, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, number_item
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.identity import Identity, verify
 
+LEVELS: tuple[Level, ...] = get_args(Level)
+
 
 @dataclass(frozen=True)
 class ReductionInput:
-    """One contribution to a part."""
+    """One contribution to a part, or one cohort's share of it."""
 
     peer_id: PeerId
+    """Who contributed; of a share, who made it."""
     num_tokens: int
     """Its weight."""
     digest: bytes
@@ -47,8 +50,10 @@ class Reduction:
     """Name of the version that the round starts from."""
     reducer: PeerId
     part: int
+    level: Level = "all"
+    """What the inputs are: in a stage of several cohorts one's contributions, or the cohorts' shares."""
     inputs: tuple[ReductionInput, ...]
-    """Contributions of some weight, in the order of peer ids."""
+    """Contributions of some weight in the order of peer ids, or shares in the order of cohorts."""
     norm_cap: float | None
     """Of the version that the round starts from (`swarm.averaging.reduce`); None while it has none."""
     digest: bytes
@@ -68,8 +73,15 @@ class Reduction:
         reducer: PeerId,
     ) -> "Reduction":
         """What `reducer` is to sign for the part; `weights` are the chain's (`StageChain.weights_of`)."""
-        committed = {made.peer_id: made.part_digests[reduced.part] for made in roster.contributions}
-        counted = [peer for peer in reduced.contributors if weights[peer] > 0]
+        inputs: list[ReductionInput] = []
+        if reduced.shares:
+            for made, share in zip(reduced.shares, reduced.shares_of(roster), strict=True):
+                num_tokens = sum(weights[peer] for peer in share.contributors)
+                inputs += [ReductionInput(made.reducer, num_tokens, made.digest)] if num_tokens else []
+        else:
+            committed = {made.peer_id: made.part_digests[reduced.part] for made in roster.contributions}
+            counted = [peer for peer in reduced.contributors if weights[peer] > 0]
+            inputs += [ReductionInput(peer, weights[peer], committed[peer]) for peer in counted]
         return cls(
             run_id=roster.run_id,
             stage=roster.stage,
@@ -77,7 +89,8 @@ class Reduction:
             previous_name=roster.previous_name,
             reducer=reducer,
             part=reduced.part,
-            inputs=tuple(ReductionInput(peer, weights[peer], committed[peer]) for peer in counted),
+            level=reduced.level,
+            inputs=tuple(inputs),
             norm_cap=norm_cap,
             digest=reduced.digest,
             squares=reduced.squares,
@@ -91,6 +104,7 @@ class Reduction:
             "previous_name": self.previous_name,
             "reducer": self.reducer,
             "part": self.part,
+            "level": self.level,
             "inputs": [[one.peer_id, one.num_tokens, one.digest] for one in self.inputs],
             "norm_cap": self.norm_cap,
             "digest": self.digest,
@@ -128,6 +142,7 @@ class Reduction:
             previous_name=fields.octets("previous_name", length=32),
             reducer=fields.peer("reducer"),
             part=fields.integer("part", high=MAX_PARTS - 1),
+            level=_level(fields.text("level")),
             inputs=fields.items("inputs", ReductionInput.from_value, max_items=MAX_MEMBERS),
             norm_cap=fields.maybe("norm_cap", number_item),
             digest=fields.octets("digest", length=32),
@@ -139,3 +154,10 @@ class Reduction:
         if made.norm_cap is not None and made.norm_cap < 0:
             raise RemoteError("malformed", f"reduction with norm cap {made.norm_cap}")
         return made
+
+
+def _level(text: str) -> Level:
+    for level in LEVELS:
+        if level == text:
+            return level
+    raise RemoteError("malformed", f"reduction of level {text[:20]!r}")

@@ -1,5 +1,8 @@
 """This is where the contributions to a part become the one encoding that everyone gets: a reducer's work, to the bit.
 
+In a stage of several cohorts it is done in two levels: each cohort's contributions to a share, as fp32 has it, by the
+run's rule; then the shares to the part, by their mean weighted with the cohorts' tokens.
+
 What is malformed here was committed to by its maker: it is left out, the same way by everyone who has the bytes.
 """
 
@@ -10,11 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.averaging.aggregate import Rule, aggregate
+from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.averaging.encoded_mean import mean_of_encoded
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import NUM_CERTIFIED_NORMS
+from swarm.core.contribution import Level
 from swarm.core.errors import RemoteError
+from swarm.core.settings import AveragingCodecName
+
+
+def read_and_written(level: Level, name: AveragingCodecName) -> tuple[VectorCodec, VectorCodec]:
+    """Codecs of what goes in and of what comes out, in a run whose contributions are in the codec of that name."""
+    share = vector_codec("fp32")
+    return (
+        share if level == "shares" else vector_codec(name),
+        share if level == "cohort" else result_codec(name),
+    )
 
 
 @dataclass(frozen=True)
@@ -29,8 +44,8 @@ class Reduction:
 
 
 def reduce_part(
-    contribution_codec: VectorCodec,
-    result_codec: VectorCodec,
+    level: Level,
+    codec: AveragingCodecName,
     num_values: int,
     bodies: Sequence[tuple[int, Encoded]],
     *,
@@ -38,16 +53,18 @@ def reduce_part(
     norm_cap: float | None,
     seed: bytes,
 ) -> Reduction:
-    """The aggregate of (tokens, encoded part) in the order of peers, encoded once as results are.
+    """The aggregate of (tokens, encoded part) in the order of peers, or of shares in that of cohorts, encoded once.
 
-    `num_values` is the part's; `seed` is `seeds.reduced_seed`; `norm_cap` that of the version the round starts from.
+    `codec` and `rule` are the run's, for contributions; `num_values` is the part's; `seed` is `seeds.reduced_seed`;
+    `norm_cap` that of the version the round starts from.
     """
-    if rule == "mean":
-        found = mean_of_encoded(contribution_codec, bodies, num_values=num_values)
+    read, written = read_and_written(level, codec)
+    if rule == "mean" or level == "shares":
+        found = mean_of_encoded(read, bodies, num_values=num_values)
         values, left_out = found.values, found.left_out
     else:
-        values, left_out = _aggregated(contribution_codec, num_values, bodies, rule, norm_cap)
-    body = result_codec.encode(values, seed=seed)
+        values, left_out = _aggregated(read, num_values, bodies, rule, norm_cap)
+    body = written.encode(values, seed=seed)
     return Reduction(body, bulk_digest(body), left_out)
 
 

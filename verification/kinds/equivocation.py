@@ -185,7 +185,7 @@ def subject_of(made: Statement) -> tuple[object, ...]:
     if isinstance(made, Contribution):
         return common
     if isinstance(made, Reduction):
-        return (*common, made.part, made.inputs, made.norm_cap)
+        return (*common, made.part, made.level, made.inputs, made.norm_cap)
     return (*common, made.under, made.phase, made.view)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.reduce import reduce_part
 from swarm.averaging.seeds import reduced_seed
 from swarm.core.ids import Version
@@ -14,8 +13,8 @@ from verification.reduction import Reduction
 def digest_again(made: Reduction, bodies: Sequence[Bytes], settings: RunSettings, *, num_values: int) -> bytes:
     """The SHA-256 that an honest reducer signs; `bodies` are the inputs' encoded parts, of so many values each."""
     return reduce_part(
-        vector_codec(settings.codecs.averaging),
-        result_codec(settings.codecs.averaging),
+        made.level,
+        settings.codecs.averaging,
         num_values,
         [(one.num_tokens, body) for one, body in zip(made.inputs, bodies, strict=True)],
         rule=settings.averaging.rule,
