@@ -93,7 +93,7 @@ class Dashboard(Collector):
 
     def _stages(self) -> list[dict[str, Any]]:
         progress, missing = self._coordinator.progress, self._coordinator.missing()
-        stages = []
+        stages: list[dict[str, Any]] = []
         for stage in range(progress.num_stages):
             present = progress.present(stage=stage)
             busy = [share for peer in present if (share := self._busy(peer)) is not None]

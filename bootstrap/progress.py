@@ -65,6 +65,10 @@ class RunProgress:
     )
     """State digests by version, stage and peer."""
     started_at: float | None = None
+    tokens: int = 0
+    """Trained on since the run began, or began again."""
+    _done: int = 0
+    """`done_versions` at the last look: it is looked at far more often than it moves."""
 
     def take(self, peer: PeerId, report: StepReport) -> None:
         """A peer took a step."""
@@ -85,6 +89,7 @@ class RunProgress:
         """The run begins, or begins again, at this version."""
         self.steps.clear()
         self.digests.clear()
+        self.tokens = self._done = 0
         self.first_version = first_version
 
     def take_result(self, facts: dict[str, Any], at: float) -> None:
@@ -95,6 +100,7 @@ class RunProgress:
         if stage == 0:
             step.tokens = sum(num_tokens for _, _, num_tokens in facts["credit"])
             step.finished_at = at
+            self.tokens += step.tokens
 
     def take_figures(self, facts: dict[str, Any]) -> None:
         """What an earlier process of this host knew of a step."""
@@ -117,30 +123,30 @@ class RunProgress:
 
     def done_versions(self) -> int:
         """The version that every stage has reached."""
-        version = self.first_version
+        version = max(self._done, self.first_version)
         while version in self.steps and len(self.steps[version].ids) == self.num_stages:
             version += 1
+        self._done = version
         return version
 
     def recent_tokens_per_s(self) -> float:
         """Over the last steps that have finished; 0 before the second."""
-        ends = sorted((step.finished_at, step.tokens) for step in self.steps.values() if step.finished_at is not None)
-        recent = ends[-RECENT_STEPS:]
+        last = [
+            self.steps[n] for n in range(self.done_versions() - RECENT_STEPS, self.done_versions()) if n in self.steps
+        ]
+        recent = [(step.finished_at, step.tokens) for step in last if step.finished_at is not None]
         if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
             return 0.0
         return sum(tokens for _, tokens in recent[1:]) / (recent[-1][0] - recent[0][0])
 
     def last_loss(self) -> float | None:
         """Training loss, nats a token, of the last step that every source has had time to report; None before it."""
-        for number in range(self.done_versions() - 1, self.first_version - 1, -1):
-            step = self.steps[number]
-            if step.num_targets:
+        done = self.done_versions()
+        for number in range(done - 1, max(done - RECENT_STEPS, self.first_version) - 1, -1):
+            step = self.steps.get(number)
+            if step is not None and step.num_targets:
                 return step.loss_sum / step.num_targets
         return None
-
-    @property
-    def tokens(self) -> int:
-        return sum(step.tokens for step in self.steps.values())
 
     def seconds(self) -> float:
         """From the genesis to the last finished step."""

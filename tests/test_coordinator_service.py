@@ -284,7 +284,7 @@ def test_every_call_survives_nonsense_and_stores_nothing(tmp_path: Path) -> None
     asyncio.run(serve())
 
 
-def test_credit_is_ranked_and_the_banned_have_no_rank(tmp_path: Path) -> None:
+def test_credit_is_ranked_and_the_banned_have_none(tmp_path: Path) -> None:
     async def look() -> None:
         async with hosted(tmp_path) as host:
             peers = [identity_of(number).peer_id for number in range(3)]
@@ -298,8 +298,9 @@ def test_credit_is_ranked_and_the_banned_have_no_rank(tmp_path: Path) -> None:
             host.coordinator.books.catch_up(host.ledger)
             ranked = await called(host, lambda client: client.credit())
             assert [(one.peer_id, one.rank) for one in ranked.credits] == [(peers[1], 1), (peers[0], 2)]
-            (own,) = (await called(host, lambda client: client.credit(peers[2]))).credits
-            assert (own.num_tokens, own.rank) == (288, 0)
+            (own,) = (await called(host, lambda client: client.credit(peers[0]))).credits
+            assert (own.num_tokens, own.num_microbatches, own.rank) == (32, 1, 2)
+            await refused(host, lambda client: client.credit(peers[2]), "not_found")
             await refused(host, lambda client: client.credit("nobody"), "not_found")
 
     asyncio.run(look())

@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
 from pathlib import Path
@@ -279,3 +280,71 @@ def test_colours_have_contrast_in_light_and_in_dark() -> None:
                 assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
             for name in ("one", "two"):  # lines of the charts
                 assert contrast(colours[name], colours[ground]) >= 3.0, (name, ground)
+
+
+@asynccontextmanager
+async def browser_at(url: str, folder: Path) -> AsyncIterator[Callable[[str], Awaitable[Any]]]:
+    """A headless Chromium that has opened the page: evaluates JavaScript in it, over the DevTools protocol."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium is installed here")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--window-size=400,800"]
+    process = await asyncio.create_subprocess_exec(
+        program, *flags, "--remote-debugging-port=0", url, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stderr is not None
+        async with asyncio.timeout(60):
+            while not (found := re.search(rb"ws://([0-9.:]+)/", await process.stderr.readline())):
+                pass
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{found[1].decode()}/json/list") as listed:
+                (page,) = [target for target in await listed.json() if target["type"] == "page"]
+            async with session.ws_connect(page["webSocketDebuggerUrl"]) as socket:
+                numbers = itertools.count()
+
+                async def evaluate(expression: str) -> Any:
+                    number = next(numbers)
+                    parameters = {"expression": expression, "returnByValue": True}
+                    await socket.send_json({"id": number, "method": "Runtime.evaluate", "params": parameters})
+                    async with asyncio.timeout(20):
+                        while (answer := await socket.receive_json()).get("id") != number:
+                            pass
+                    assert "exceptionDetails" not in answer["result"], answer
+                    return answer["result"]["result"].get("value")
+
+                yield evaluate
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.soak
+def test_real_browser_sees_the_loss_fall_and_a_ban_appear(tmp_path: Path) -> None:
+    async def look() -> None:
+        async with hosted(tmp_path) as host:
+            assert host.doors.web is not None
+            async with browser_at(host.doors.web, tmp_path / "browser") as evaluate:
+
+                async def until(expression: str, wanted: str) -> None:
+                    async with asyncio.timeout(30):
+                        while wanted not in str(await evaluate(expression)):
+                            await asyncio.sleep(0.2)
+
+                loss = "document.getElementById('loss-t').textContent"
+                await until("document.getElementById('live')?.textContent", "live")
+                train(host, range(2))
+                await until(loss, "training loss 3.00 at step 0, 2.90 at step 1")
+                train(host, range(2, 3))
+                await until(loss, "2.80 at step 2")
+                assert await evaluate("document.querySelectorAll('#loss path.one').length") == 1
+                await until("document.getElementById('bans').innerText", "nobody")
+                ban(host)
+                await until("document.getElementById('bans').innerText", "ban: replay mismatch")
+                # On a phone nothing but tables scrolls sideways, and what the keyboard reaches has a name.
+                assert await evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+                nameless = "[...document.querySelectorAll('a, [tabindex=\"0\"], summary')].filter(one => "
+                nameless += "!one.textContent.trim() && !one.getAttribute('aria-labelledby')).length"
+                assert await evaluate(nameless) == 0
+
+    asyncio.run(look())

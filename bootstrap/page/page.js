@@ -19,15 +19,15 @@ function draw(name, attributes, text) {
   return element;
 }
 
-function chart(id, lines, meaning) {
+function chart(id, lines, meaning, floor = Infinity) {
   const svg = find(id), title = svg.querySelector("title");
   const points = lines.flatMap((line) => line.points);
   svg.replaceChildren(title);
   if (!points.length) return;
-  const left = 64, right = 590, top = 12, bottom = 228;
+  const left = 84, right = 590, top = 12, bottom = 228;
   const steps = points.map((point) => point[0]), values = points.map((point) => point[1]);
   const first = Math.min(...steps), last = Math.max(first + 1, ...steps);
-  const low = Math.min(...values), high = Math.max(...values, low + 1e-9);
+  const low = Math.min(floor, ...values), high = Math.max(...values, low + 1e-9);
   const x = (step) => left + ((step - first) / (last - first)) * (right - left);
   const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - top);
   for (const share of [0, 0.5, 1]) {
@@ -85,7 +85,7 @@ function show(state) {
   const loss = state.loss.at(-1), speed = state.speed.at(-1);
   chart("loss", [{ points: state.loss, kind: "one" }, { points: state.held_out, kind: "two" }],
     loss ? `training loss ${state.loss[0][1].toFixed(2)} at step ${state.loss[0][0]}, ${loss[1].toFixed(2)} at step ${loss[0]}` : "no loss yet");
-  chart("speed", [{ points: state.speed, kind: "one" }], speed ? `${count(speed[1])} tokens a second at step ${speed[0]}` : "no step yet");
+  chart("speed", [{ points: state.speed, kind: "one" }], speed ? `${count(speed[1])} tokens a second at step ${speed[0]}` : "no step yet", 0);
   rows("stages", state.stages, "none", (stage) => [
     String(stage.stage), String(stage.replicas), String(stage.version),
     stage.busy === null ? "–" : `${(100 * stage.busy).toFixed(0)} %`,
