@@ -1,4 +1,7 @@
-"""One of three replicas sends nonsense: it is refused when it comes, with a reason, and the others go on without it."""
+"""One of three replicas sends nonsense: it is refused when it comes, with a reason, and the others go on without it.
+
+Whoever has signed for the nonsense is banned.
+"""
 
 import asyncio
 import hashlib
@@ -16,7 +19,7 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core.contribution import Contribution, Result
 from swarm.core.errors import RemoteError
 from tests.round_world import cached_verify, contribution, facts_of, identity_of
-from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
+from tests.swarm_in_process import InProcessSwarm, manifest_of, prepare, swarm_in_process
 
 STEPS = 10
 """Where the liar reduces its own part nobody gives a reason: with so many steps others do, too."""
@@ -52,11 +55,16 @@ NONSENSE: dict[str, tuple[Nonsense, str]] = {
 }
 
 
+def bans(swarm: InProcessSwarm) -> list[tuple[str, str]]:
+    return [(event["peer_id"], event["kind"]) for event in swarm.events if event["event"] == "banned"]
+
+
 @pytest.mark.parametrize("what", NONSENSE)
 def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     nonsense, reason = NONSENSE[what]
+    is_signed = what != "other digest"
     liars: list[StageReplica] = []
     honest_encode = round_work.encode_contribution
 
@@ -77,7 +85,8 @@ def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
             liar = swarm.of_stage(0)[0]
             liars.append(liar.rounds.replica)
             report = await swarm.finished(timeout_s=90.0)
-            results.extend(held[0] for held in liar.rounds.results.values())
+            honest = swarm.of_stage(0)[-1]
+            results.extend(held[0] for held in honest.rounds.results.values())
             last = {peer.peer_id: peer.rounds.replica.state.weights for peer in swarm.of_stage(0)}
             assert len({weights.tobytes() for weights in last.values()}) == 1
             assert all(bool(np.isfinite(weights).all()) for weights in last.values())
@@ -95,6 +104,8 @@ def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
                 for part in made.parts:
                     assert liar.peer_id not in part.contributors
                     assert part.contributors, "the others' contributions count"
+            await swarm.until(lambda: not is_signed or bool(bans(swarm)))
+            assert bans(swarm) == ([(liar.peer_id, "protocol_violation")] if is_signed else [])
         return report
 
     report = asyncio.run(train())
