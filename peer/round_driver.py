@@ -26,9 +26,11 @@ from swarm.core.fields import Fields, packed_or_none, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round_ballots import Proposal
 from swarm.core.round_facts import EquivocationError
-from swarm.core.voting import Promise, Vote
+from swarm.core.voting import MAX_VOTERS, PHASES, Phase, Promise, Vote, phase_of
+from swarm.identity import verify
 from swarm.network.transport import Message
 from swarm.witness_service import ask_witness, check_joins
+from verification.kinds.equivocation import CastVote
 
 if TYPE_CHECKING:
     from peer.rounds import StageRounds
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 ROUND = "round"
 RESEND_S = 0.2
+MAX_VOTES = MAX_VOTERS * len(PHASES)
+"""Kept of a step to be compared with what else their voters sign."""
 
 
 class RoundDriver:
@@ -62,6 +66,8 @@ class RoundDriver:
         now = time.monotonic()
         if kind == "close":
             out = machine.on_close(sender, fields.integer("view", high=1 << 20), now=now)
+        elif kind == "commit" and self._stage.adversary.ignores(machine.facts, sender, me=self._stage.me):
+            out = []
         elif kind == "commit":
             view = fields.integer("view", high=1 << 20)
             contribution = Contribution.from_value(fields.message("contribution"))
@@ -84,7 +90,9 @@ class RoundDriver:
                 fields.text("phase"),
                 fields.octets("value", length=32),
             )
-            out = machine.on_vote(sender, view, phase, value, Vote.from_value(fields.message("vote")), now=now)
+            vote = Vote.from_value(fields.message("vote"))
+            self._compare_votes(state, view, phase_of(phase), value, vote)
+            out = machine.on_vote(sender, view, phase, value, vote, now=now)
         elif kind == "roster":
             out = machine.on_roster(sender, Roster.from_value(fields.message("roster")), now=now)
             state.notify()
@@ -102,9 +110,25 @@ class RoundDriver:
         self.carry_out(state, out)
         return Message({"status": "ok"})
 
+    def _compare_votes(self, state: StepState, view: int, phase: Phase, value: bytes, vote: Vote) -> None:
+        """Accuse a voter of two votes in one phase. Those of a reconfigured round are not compared."""
+        assert state.round is not None
+        election = state.round.facts.election
+        if vote.voter not in election.voters or view != state.round.view:
+            return
+        if len(state.votes) >= MAX_VOTES:
+            state.votes.clear()
+        earlier, earlier_vote = state.votes.setdefault((vote.voter, phase, view), (value, vote))
+        if earlier == value:
+            return
+        one = CastVote.of(election, phase, view, earlier, earlier_vote, None)
+        other = CastVote.of(election, phase, view, value, vote, None)
+        if all(verify(vote.voter, cast.signed_bytes(), cast.vote.signature) for cast in (one, other)):
+            self._stage.on_equivocation(one, other)
+
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
         to_aggregate: list[act.AggregatePart | act.CombineShares] = []
-        for instruction in instructions:
+        for instruction in self._instructed(state, instructions):
             match instruction:
                 case act.MakeContribution():
                     if state.closed_at is None:
@@ -166,6 +190,13 @@ class RoundDriver:
             assert state.round is not None
             assert state.round.roster is not None
             self._stage.spawn(self.parts.aggregate(state, state.round.roster, to_aggregate))
+
+    def _instructed(self, state: StepState, instructions: Iterable[Instruction]) -> Iterable[Instruction]:
+        """What this peer does where the round says so."""
+        stage = self._stage
+        for instruction in instructions:
+            assert state.round is not None
+            yield from stage.adversary.instructed(state.round.facts, instruction, stage.identity)
 
     def _send_all(self, state: StepState, to: Iterable[PeerId], meta: dict[str, Value]) -> None:
         for peer in to:
