@@ -12,7 +12,7 @@ from swarm.identity import Identity
 from verification.draws import HashChain, check_reveal, contribution_rate, draw, hop_rate
 from verification.evidence import KINDS
 from verification.tolerance import TABLE, bounds_for
-from verification.verdicts import Ban, JurorVote, Pardon, Quarantine
+from verification.verdicts import Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "verification.md").read_text()
@@ -87,7 +87,7 @@ def test_every_kind_of_evidence_and_every_verdict_is_described() -> None:
     assert sorted(row[0].strip("`") for row in table("kind | facts")) == sorted(KINDS)
     assert sorted(row[0].strip("`") for row in table("kind | checks")) == sorted(KINDS)
     forms = {row[1].strip("`") for row in table("form | domain")}
-    assert forms == {made.DOMAIN for made in (Ban, Quarantine, JurorVote, Pardon)}
+    assert forms == {made.DOMAIN for made in (Ban, Quarantine, JurorVote, Pardon, Promotion, Debt, Plea)}
 
 
 @pytest.mark.parametrize("name", ["hop_budget", "contribution_budget", "reducer_share"])
