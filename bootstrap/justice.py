@@ -63,6 +63,7 @@ from verification.standing import (
     Standing,
     StandingTable,
 )
+from verification.state_statement import StateStatement
 from verification.strikes import Strikes
 from verification.ticket import Ticket
 from verification.tolerance import Grade
@@ -135,7 +136,7 @@ class Justice:
         """Of who is quarantined for what jurors found: their votes."""
         self._sent_back: dict[PeerId, Debt | Pardon] = {}
         """Of who is on probation again: the last word that says so."""
-        self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed)
+        self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed, self._unreliable)
         self.newcomers = Newcomers(
             run.settings, run.run_id, followed, self._tickets, lambda: self.table, self._promote, emit
         )
@@ -348,6 +349,12 @@ class Justice:
         )
         await self._tell(BAN, "ban", ban)
         self._shut_out(ban)
+
+    async def _unreliable(self, statement: StateStatement) -> None:
+        """A machine that breaks again and again, or a liar that takes back what it is about to be accused of."""
+        reason = f"{FAULTS_TO_STAY_OUT} states it stated in {FAULT_VERSIONS} versions were wrong, as it says itself"
+        found = digest("state", statement.to_value())
+        await self._keep_out(statement.peer_id, statement.stage, statement.version, "withdrawals", found, reason)
 
     # -- faults -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ stage's state has said, under its signature, enough to be proved wrong without b
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from bootstrap.followed_stage import FollowedStage
@@ -18,6 +18,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.host_protocol import STATE, STATED, WITHDRAW
 from swarm.network.transport import Message, Transport
+from verification.standing import FAULT_VERSIONS, FAULTS_TO_STAY_OUT
 from verification.state_statement import MAX_STATED, StateStatement
 from verification.ticket import Ticket
 
@@ -46,12 +47,16 @@ class StatedStates:
         tickets: Mapping[PeerId, Ticket],
         followed: Mapping[int, FollowedStage],
         on_stated: Callable[[StageIndex], None],
+        on_unreliable: Callable[[StateStatement], Awaitable[None]],
     ) -> None:
-        """`on_stated` is told of the stage of each statement that is taken."""
+        """`on_stated` is told of the stage of each statement that is taken or taken back, `on_unreliable` of the last
+        statement of who has taken back too many.
+        """
         self._run = run
         self._tickets = tickets
         self._followed = followed
         self._heard = on_stated
+        self._unreliable = on_unreliable
         self._held: dict[int, dict[int, dict[PeerId, Stated]]] = {}
         """By stage, version and peer."""
         self._withdrawn: dict[PeerId, list[int]] = {}
@@ -127,7 +132,9 @@ class StatedStates:
         taken_back = stated.pop(sender, None)
         if ticket is not None and taken_back is not None:
             before = self._withdrawn.setdefault(sender, [])
-            before[:] = sorted({*before, version})[-KEPT_VERSIONS:]
-            self._heard(ticket.stage)
+            before[:] = sorted({*before, version})[-FAULTS_TO_STAY_OUT:]
             log.warning("%s takes back what it stated of version %d of stage %d", sender, version, ticket.stage)
+            self._heard(ticket.stage)
+            if len(before) == FAULTS_TO_STAY_OUT and before[-1] - before[0] < FAULT_VERSIONS:
+                await self._unreliable(taken_back.statement)
         return Message()

@@ -33,7 +33,12 @@ class Host:
         layout = SimpleNamespace(num_values=1 << 18)
         run: Any = SimpleNamespace(run_id=RUN_ID, states=[SimpleNamespace(layout=layout)] * 2)
         tickets: Any = {peer: SimpleNamespace(stage=STAGE) for peer in (*MEMBERS, STRANGER)}
-        self.board = StatedStates(run, tickets, followed, self.heard.append)
+        self.unreliable: list[PeerId] = []
+
+        async def unreliable(statement: StateStatement) -> None:
+            self.unreliable.append(statement.peer_id)
+
+        self.board = StatedStates(run, tickets, followed, self.heard.append, unreliable)
 
     def call(self, what: str, sender: PeerId, meta: dict[str, Any], body: bytes = b"") -> Message:
         handler = getattr(self.board, f"_on_{what}")
@@ -93,6 +98,18 @@ def test_a_first_word_stands_until_it_is_taken_back_and_is_not_given_again() -> 
     assert MEMBERS[1] not in host.board.digests(STAGE, 8, NAME)
     host.call("withdraw", STRANGER, {"version": 8})
     assert not host.board.has_withdrawn(STRANGER, 8), "it had stated nothing"
+
+
+@pytest.mark.parametrize(("every", "is_unreliable"), [(8, True), (49, True), (50, False)])
+def test_who_takes_back_three_in_a_hundred_versions_is_told_of(every: int, is_unreliable: bool) -> None:
+    host = Host()
+    for number in range(3):
+        assert host.unreliable == []
+        version = 1000 + number * every
+        host.state(MEMBERS[0], b"wrong", version=Version(version))
+        host.call("withdraw", MEMBERS[0], {"version": version})
+        host.call("withdraw", MEMBERS[0], {"version": version})
+    assert host.unreliable == ([MEMBERS[0]] if is_unreliable else [])
 
 
 @pytest.mark.parametrize(
