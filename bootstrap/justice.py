@@ -132,6 +132,7 @@ class Justice:
         self.bans: dict[PeerId, Ban] = {}
         self.quarantines: dict[PeerId, Quarantine] = {}
         """Those in force."""
+        self._founders: dict[StageIndex, frozenset[PeerId]] = {}
         self._juries: dict[PeerId, Quarantine] = {}
         """Of who is quarantined for what jurors found: their votes."""
         self._sent_back: dict[PeerId, Debt | Pardon] = {}
@@ -151,7 +152,7 @@ class Justice:
             case "genesis":  # states of what went before are none of this run any more
                 genesis = Genesis.from_value(facts)
                 self._anchors[genesis.stage].clear()
-                self._begin_with(genesis.members)
+                self._begin_with(genesis.stage, genesis.members)
             case "anchor":
                 self._keep(Anchor.from_value(facts))
             case "promotion":
@@ -223,7 +224,7 @@ class Justice:
 
     def anchor_genesis(self, stage: StageIndex, followed: FollowedStage, state_digest: bytes) -> None:
         """The state a stage begins at, or begins again, and who is a member from the start."""
-        self._begin_with(followed.chain.members)
+        self._begin_with(stage, followed.chain.members)
         self._anchors[stage].clear()
         self._anchor(Anchor.of_chain(followed.chain, state_digest))
 
@@ -391,7 +392,7 @@ class Justice:
         peer, version = evidence.accused, Version(evidence.version)
         held = self.quarantines.get(peer)
         if version <= self.table.on_probation_since(peer) or (held is not None and held.kind == FAULT):
-            return
+            raise RemoteError("standing", f"{peer} is out, or has begun again, for a fault that it had by {version}")
         self.quarantines.pop(peer, None)  # what jurors found is judged
         self._juries.pop(peer, None)
         reason = "its work was wrong, and is right when it does it again"
@@ -549,8 +550,10 @@ class Justice:
 
     # -- probation ----------------------------------------------------------------------------------------
 
-    def _begin_with(self, members: Iterable[PeerId]) -> None:
-        self.table = replace(self.table, founders=self.table.founders | set(members))
+    def _begin_with(self, stage: StageIndex, members: Iterable[PeerId]) -> None:
+        """The stage begins, or begins again: peers know the founders of its last genesis only."""
+        self._founders[stage] = frozenset(members)
+        self.table = replace(self.table, founders=frozenset().union(*self._founders.values()))
 
     async def _promote(self, peer: PeerId, stage: StageIndex, version: Version) -> Promotion:
         """The peer may train from now on."""

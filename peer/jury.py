@@ -116,7 +116,7 @@ class Jury:
 
     async def _ask(self, juror: PeerId, accusation: Accusation, step: Step, body: bytes) -> JurorVote | None:
         rounds = self._rounds
-        meta: dict[str, Value] = {"charge": accusation.charge, "committed_at": step}
+        meta: dict[str, Value] = {"charge": accusation.to_value(), "committed_at": step}
         for _ in range(TELL_TRIES):
             try:
                 reply = await rounds.transport.call(

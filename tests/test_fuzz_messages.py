@@ -51,10 +51,11 @@ from tests.round_world import run_key, witness_identities
 from tests.test_evidence import World, guilty_cases, world  # noqa: F401  (a fixture)
 from verification.evidence import MAGIC, Evidence
 from verification.owed import OwedAudit
+from verification.probation import Agreement
 from verification.replay.judge import judge
 from verification.ticket import Ticket
 from verification.tolerance import Grade
-from verification.verdicts import Ban, JurorVote, Pardon, Quarantine
+from verification.verdicts import Accusation, Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("swarm", "verification", "peer", "bootstrap")
@@ -173,7 +174,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         signature=bytes(64),
     )
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
-    vote = JurorVote(*charge, coordinator, Grade.FRAUD, signature=bytes(64))
+    vote = JurorVote(*charge, coordinator, Step(5), coordinator, Grade.FRAUD, signature=bytes(64))
     return [
         *(case for one in evidence for case in _cases_of(one)),
         *(round_ for done in shown.rounds for round_ in (done.chain, done.result)),
@@ -190,7 +191,20 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Quarantine(*charge, (vote, vote)),
         Quarantine(*charge, signature=bytes(64)),
         Pardon(chain.run_id, shown.accused, Version(3), False, signature=bytes(64)),
-        replace(shown.contribution, rates=(Rate(coordinator, 20),)),
+        Accusation(*charge),
+        Promotion(chain.run_id, shown.accused, StageIndex(1), Version(3), signature=bytes(64)),
+        Debt(chain.run_id, shown.accused, Version(3), signature=bytes(64)),
+        Plea(chain.run_id, shown.accused, StageIndex(1), Version(3), bytes(32), (bytes(32),) * 2, signature=bytes(64)),
+        Agreement(
+            run_id=chain.run_id,
+            stage=StageIndex(1),
+            step=Step(3),
+            newcomer=shown.accused,
+            reveal=bytes(32),
+            examiner=coordinator,
+            signature=bytes(64),
+        ),
+        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(bytes(32),)),
         OwedAudit(
             run_id=chain.run_id,
             stage=StageIndex(1),

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from bootstrap.followed_stage import FollowedStage
@@ -16,6 +17,7 @@ from bootstrap.following import Following
 from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.run_folder import PreparedRun, RunFolder
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_chunks, state_digest
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution
@@ -25,7 +27,18 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
 from swarm.core.settings import AuditSettings, CheckpointSettings, RunSettings
 from swarm.core.stage_chain import Genesis, StageChain
-from swarm.host_protocol import ACCUSE, EXHIBIT, MAX_RESULTS_PER_CALL, OWED, PARDON, QUARANTINE, RESULTS, SignedRun
+from swarm.host_protocol import (
+    ACCUSE,
+    EXHIBIT,
+    MAX_RESULTS_PER_CALL,
+    OWED,
+    PARDON,
+    PLEA,
+    QUARANTINE,
+    RESULTS,
+    RETURN,
+    SignedRun,
+)
 from swarm.identity import Identity
 from swarm.manifest_value import run_id, settings_bytes
 from swarm.network.memory import MemoryNetwork, MemoryTransport
@@ -37,12 +50,14 @@ from tests.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from verification.anchor import Anchor
 from verification.draws import HashChain
+from verification.evidence import Evidence
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.owed import OwedAudit, read_exhibit
 from verification.papers import Exhibit
 from verification.past import Past
+from verification.standing import FAULT
 from verification.strikes import STRIKE_VERSIONS, Strikes
-from verification.verdicts import Pardon, Quarantine
+from verification.verdicts import Debt, Pardon, Plea, Quarantine
 
 STAGE = StageIndex(1)
 ROUNDS = 6
@@ -406,6 +421,104 @@ def test_strikes_count_within_a_hundred_versions_and_until_the_pardon() -> None:
     assert struck(1, 90, 150, 180).are_too_many(accuser)
     assert not struck(1, 50, 60).are_too_many(accuser, pardoned_at=1)
     assert not struck(1, 2, 3).are_too_many(PeerId("another"))
+
+
+# -- faults, juries, probation ------------------------------------------------------------------------------
+
+
+def wrong_work(past: Past6, step: int) -> ReplayMismatch:
+    """What the target really did in a step, but for its contribution: it signed the negated one."""
+    true = ReplayMismatch.from_evidence(Evidence.from_bytes(past.untrue(step), max_bytes=1 << 26))
+    lies = tuple((-np.frombuffer(part, dtype="<f4")).tobytes() for part in true.parts)
+    unsigned = replace(true.contribution, part_digests=tuple(bulk_digest(lie) for lie in lies))
+    signed = replace(unsigned, signature=past.target.sign(unsigned.signed_bytes()))
+    return replace(true, contribution=signed, parts=lies)
+
+
+def pleading(court: Court, case: ReplayMismatch, bodies: Sequence[bytes]) -> None:
+    """The target answers the host that its work comes to this now."""
+
+    async def on_plea(sender: PeerId, request: Message) -> Message:
+        evidence = Evidence.from_bytes(request.body, max_bytes=1 << 26)
+        assert ReplayMismatch.from_evidence(evidence) == case.without_past()
+        digests = tuple(hashlib.sha256(body).digest() for body in bodies)
+        plea = Plea(court.prepared.run_id, case.accused, STAGE, evidence.version, evidence.digest(), digests)
+        sizes: list[Value] = [len(body) for body in bodies]
+        return Message({"plea": plea.signed_by(court.past.target).to_value(), "sizes": sizes}, b"".join(bodies))
+
+    court.target.serve(PLEA, on_plea, max_body_bytes=1 << 26)
+
+
+def test_who_does_its_work_again_rightly_had_a_fault_and_begins_again(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        target = court.past.target.peer_id
+
+        async def accuse(step: int) -> None:
+            case = wrong_work(court.past, step)
+            pleading(court, case, [bytes(part) for part in court.past.rounds[step].parts[target]])
+            await court.accuse(case.to_evidence(court.past.signed).to_bytes())
+
+        async def come_back() -> Pardon:
+            reply = await court.target.call(court.host.peer_id, RETURN, Message(), timeout_s=5.0, max_body_bytes=0)
+            return Pardon.from_value(reply.meta["pardon"])
+
+        await accuse(1)
+        assert court.quarantined == [(target, FAULT)]
+        await accuse(2)
+        pardon = await come_back()
+        pardon.check(court.prepared.run_id, run_key().peer_id)
+        assert not pardon.acquitted
+        assert not court.justice.may_train(target)
+        await accuse(3)
+        assert court.quarantined == [(target, FAULT)], "what came before the pardon is the same fault"
+        assert {event["event"] for event in court.judged} == {"dismissed"}
+        with pytest.raises(RemoteError, match="not out for a fault"):
+            await come_back()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("plea", ["the same again", "of another key", "too little", "none"])
+def test_who_does_not_do_its_work_again_rightly_lied(court: Court, plea: str) -> None:
+    async def play() -> None:
+        court.open()
+        case = wrong_work(court.past, 1)
+        honest = [bytes(part) for part in court.past.rounds[1].parts[case.accused]]
+        if plea == "the same again":
+            pleading(court, case, [bytes(part) for part in case.parts])
+        elif plea == "of another key":
+            court.past = replace(court.past, target=court.past.auditor)
+            pleading(court, case, honest)
+        elif plea == "too little":
+            pleading(court, case, [])
+        await court.accuse(case.to_evidence(court.past.signed).to_bytes())
+        assert [event["event"] for event in court.judged] == ["banned"]
+        assert court.quarantined == []
+
+    asyncio.run(play())
+
+
+def test_a_debt_is_told_and_the_debtor_is_no_member_until_it_is_promoted(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.justice.anchor_genesis(STAGE, court.followed[STAGE], bytes(32))
+        target = court.past.target.peer_id
+        assert court.justice.may_train(target)
+        court.serve = withheld
+        with pytest.raises(RemoteError):
+            await court.owed(1)
+        assert not court.justice.may_train(target)
+        debts = court.justice.papers_for(court.past.auditor.peer_id)["debts"]
+        assert isinstance(debts, list)
+        debt = Debt.from_value(debts[0])
+        debt.check(court.prepared.run_id, run_key().peer_id)
+        assert (debt.peer_id, debt.version) == (target, 1)
+        court.ledger.close()
+        court.open()
+        assert not court.justice.may_train(target), "the ledger keeps it"
+
+    asyncio.run(play())
 
 
 # -- in a running swarm -----------------------------------------------------------------------------------

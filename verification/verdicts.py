@@ -91,9 +91,13 @@ class Accusation(_Charge):
 
     DOMAIN: ClassVar[str] = "charge"
 
+    def to_value(self) -> Value:
+        """The charge alone: nobody signs it but by its digest in a contribution."""
+        return self.charge
+
     @classmethod
     def from_value(cls, value: Value) -> "Accusation":
-        """Of the charge alone. Raises RemoteError("malformed")."""
+        """Raises RemoteError("malformed")."""
         fields = Fields(cls.DOMAIN, value)
         made = cls(*_read_charge(fields))
         fields.done()
