@@ -1,5 +1,34 @@
-"""homeswarm: volunteers train one large model together over the Internet."""
+"""homeswarm: volunteers train one large model together over the Internet.
+
+from swarm import Manifest, Run
+
+manifest = Manifest.write("run.toml", data={"text": ["book.txt"]}, optimizer={"total_steps": 100})
+with Run(manifest, peers=(1, 2)) as run:
+    for event in run.events():
+        print(event)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swarm.local_run import Run
+    from swarm.manifest import Manifest
+
+__all__ = ["PROTOCOL", "Manifest", "Run", "__version__"]
 
 __version__ = "0.1.0"
 PROTOCOL = 1
 """Number of the wire protocol; peers of another number are refused by name."""
+
+
+def __getattr__(name: str) -> Any:
+    """`Run` and `Manifest` are imported when they are asked for: the command must not wait for what they bring."""
+    if name == "Run":
+        from swarm.local_run import Run
+
+        return Run
+    if name == "Manifest":
+        from swarm.manifest import Manifest
+
+        return Manifest
+    raise AttributeError(f"module 'swarm' has no attribute {name!r}")

@@ -6,7 +6,7 @@ settings = freeze(manifest, prepared, initial_state_digests)
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from swarm.data.tokenizer import BYTES, load_tokenizer
 from swarm.manifest_model import model_settings
 from swarm.manifest_problems import describe
 from swarm.manifest_tables import DataTable, ManifestTable, ModelTable
+from swarm.manifest_text import manifest_text
 from swarm.manifest_value import checked_settings, run_id, settings_bytes, settings_from_value, settings_to_value
 
 __all__ = [
@@ -73,6 +74,22 @@ class Manifest:
     checkpoint: CheckpointSettings
     limits: LimitSettings
     deadlines: DeadlineSettings
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Manifest":
+        """The manifest in a file; see `read_manifest`."""
+        return read_manifest(Path(path))
+
+    @classmethod
+    def write(cls, path: Path | str, **tables: Mapping[str, Any]) -> "Manifest":
+        """Write the tables' fields as TOML to `path` and read that; what is left out has its default.
+
+        Raises SettingsError as `read_manifest` does, and then nothing is written.
+        """
+        text = manifest_text(tables)
+        manifest = parse_manifest(text, Path(path))
+        Path(path).write_text(text)
+        return manifest
 
     @property
     def initial_checkpoint(self) -> Path | None:

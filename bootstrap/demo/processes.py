@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from bootstrap.demo import child
+from swarm import tied_program
 from swarm.core.errors import LocalError
 
 LAST_LINES = 12
@@ -40,7 +40,7 @@ class Program:
     ) -> "Program":
         """Start `swarm ARGUMENTS` in our environment and more. Raises LocalError when the system cannot."""
         # -P keeps modules of the folder we stand in from passing for ours.
-        tie = (sys.executable, "-I", "-S", child.__file__, str(os.getpid()))
+        tie = (sys.executable, "-I", "-S", tied_program.__file__, str(os.getpid()))
         with log.open("ab") as file:
             try:
                 process = await asyncio.create_subprocess_exec(
