@@ -4,7 +4,7 @@
 
 - **papers**: headers, hashes and signatures of a microbatch at a stage, against the computing of it, one thread;
 - **audits**: what a replica spends on replays at 4, 8 and 32 replicas: the default draws over many steps, each at
-  the measured time of what an audit does, against its own work; and the versions of the weights kept for it;
+  the measured time of what an audit does, against its own work;
 - **swarm**: tokens/s and bytes a token of a real swarm (host and peers, each a process) with trust "public" against
   "friends", in alternating pairs.
 """
@@ -27,17 +27,17 @@ import torch
 
 from benchmarks.training_throughput import READY_S, Events, running
 from bootstrap.run_folder import prepare_run
-from peer.past_weights import PastVersion, PastWeights
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import num_parts, part_slice
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.identity import Identity
 from swarm.manifest import parse_manifest
 from swarm.model.stage import StageModel
-from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, draw
+from verification.draws import AuditBudget, HashChain, contribution_rate, draw, hop_draw, microbatch_rate
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
 from verification.tolerance import bounds_for, compare
 
@@ -148,7 +148,7 @@ def measure_units(settings: RunSettings, weights: np.ndarray[Any, np.dtype[np.fl
                 dtype="fp32",
                 codec=codec.name,
                 numeric_class="torch/cpu/fp32",
-                body_digest=hashlib.sha256(wire).digest(),
+                body_digest=bulk_digest(wire),
             ),
             maker,
         )
@@ -184,7 +184,7 @@ def measure_units(settings: RunSettings, weights: np.ndarray[Any, np.dtype[np.fl
         """What a contribution's audit does besides replays: encode, hash, decode twice, compare."""
         for where in parts:
             one = averaging.encode(gradient[where], seed=bytes(32))
-            hashlib.sha256(one)
+            bulk_digest(one)
             averaging.decode(one, into_parts[where])
             averaging.decode(one, into_parts[where])
         compare(into_parts, gradient, bounds_for("fp32", averaging.name, "gradient"))
@@ -211,27 +211,16 @@ def audit_share(settings: RunSettings, units: dict[str, float], replicas: int, e
     budget = AuditBudget.of_run(settings.audits)
     chain = HashChain(bytes(32), STEPS)
     me, others = PeerId("auditor"), [PeerId(f"target {number}") for number in range(replicas - 1)]
-    replays = hops = contributions = 0
-    past, kept = PastWeights.of_run(settings), list[int]()
-    weights = PastVersion(np.zeros(1, np.float32), None, ahead_is_known=True)
-    due: list[int] = []
+    hops = contributions = 0
     for step in range(STEPS):
-        past.remember(step, weights)
-        due = [one for one in due if one > step - REVEALED_AFTER]
         value = chain.reveal(step)
         for target in others:
             drawn = draw(value, digest("benchmark", [step, target]), auditor=me, target=target)
-            whole, hop = drawn.hits_work(replicas, each, budget)
-            if whole:
-                replays, contributions = replays + each, contributions + 1
-            elif hop:
-                replays, hops = replays + 1, hops + 1
-            else:
-                continue
-            past.get(step)  # what the audit is computed on is there
-            due.append(step)
-        past.want(due)
-        kept.append(len(past.versions))
+            contributions += drawn.hits_contribution(contribution_rate(replicas, budget))
+            for number in range(each):
+                drawn = hop_draw(value, MicrobatchId(step * each + number), auditor=me, target=target)
+                hops += drawn.hits_hop(microbatch_rate(replicas, budget))
+    replays = hops + each * contributions
     spent = replays * (units["microbatch_s"] + units["papers_s"])
     spent += contributions * units["compare_contribution_s"] + hops * units["compare_hop_s"]
     own = STEPS * each * units["microbatch_s"]
@@ -242,8 +231,6 @@ def audit_share(settings: RunSettings, units: dict[str, float], replicas: int, e
         "replays_a_step": replays / STEPS,
         "hop_audits_a_step": hops / STEPS,
         "contribution_audits_a_step": contributions / STEPS,
-        "versions_kept": statistics.mean(kept),
-        "most_versions_kept": max(kept),
     }
 
 
