@@ -12,6 +12,7 @@ import pytest
 from peer.accuser import Accuser
 from peer.round_driver import ROUND
 from swarm.core.averaging_round import Accuse
+from swarm.core.canonical import pack, unpack
 from swarm.core.contribution import Contribution, Rate
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
@@ -89,7 +90,7 @@ class TwoFaced:
     async def call(self, peer_id: PeerId, method: str, request: Message, **limits: Any) -> Message:
         answer = await self._transport.call(peer_id, method, request, **limits)
         if method == ROUND and request.meta["kind"] == "commit" and int(cast(int, request.meta["step"])) >= 1:
-            made = Contribution.from_value(request.meta["contribution"])
+            made = Contribution.from_value(unpack(pack(request.meta["contribution"]), max_bytes=1 << 20))
             rates = () if made.rates else (Rate(peer_id, 20),)
             unsigned = replace(made, rates=rates)
             other = replace(unsigned, signature=LIAR.sign(unsigned.signed_bytes()))
