@@ -36,6 +36,7 @@ from peer.joining_state import JoiningState
 from peer.jury import Jury
 from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_fit, used_bytes
 from peer.mending import Mending
+from peer.moving import MEASURED_AFTER, Mover, say_on_the_way
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
@@ -165,6 +166,8 @@ class PeerDaemon:
         self.finished = asyncio.Event()
         self._rng = rng or random.Random(secrets.randbits(64))
         self._host_id = host
+        self._wish = volunteer.stage
+        """The stage to serve; None: wherever the host sends this peer."""
         self._reports: deque[tuple[StepReport, Result]] = deque(maxlen=MAX_UNSENT_REPORTS)
         self._report_ready = asyncio.Event()
         self._outdated: UpgradeNeeded | None = None
@@ -191,9 +194,16 @@ class PeerDaemon:
         joining = asyncio.ensure_future(self._join())
         stopping = asyncio.ensure_future(stop.wait())
         try:
-            await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if joining.done():
-                await self._live(*joining.result(), stop)
+            while True:
+                await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not joining.done():
+                    break
+                joined = joining.result()
+                target = await self._live(*joined, stop)
+                if target is None or stop.is_set() or self.finished.is_set():
+                    break
+                self._wish = target
+                joining = asyncio.ensure_future(self._join_from_elsewhere(joined.settings, joined.run_id, target))
             if self._outdated is not None:
                 raise self._outdated
             verdict = self._shut_out_by
@@ -229,6 +239,17 @@ class PeerDaemon:
         state, chain = await self._first_state(settings, name, run_key, stage, layout)
         return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, files)
 
+    async def _join_from_elsewhere(self, settings: RunSettings, name: RunId, target: StageIndex) -> Joined:
+        """Join another stage, counting there from now on."""
+        on_the_way = asyncio.ensure_future(
+            say_on_the_way(self.directory, stage_topic(name, target), settings.deadlines.lease_s)
+        )
+        try:
+            return await self._join()
+        finally:
+            on_the_way.cancel()
+            await asyncio.gather(on_the_way, return_exceptions=True)
+
     # -- joining ------------------------------------------------------------------------------------------
 
     def _draw_seed(self, name: RunId) -> bytes:
@@ -239,7 +260,7 @@ class PeerDaemon:
         """This peer's ticket; who is banned by now is shut out."""
         invite = self.volunteer.invite
         voucher = invite.voucher if invite is not None else ""
-        meta: dict[str, Value] = {"stage": self.volunteer.stage, "chain_end": chain_end, "voucher": voucher}
+        meta: dict[str, Value] = {"stage": self._wish, "chain_end": chain_end, "voucher": voucher}
         reply = await self.host.call(ADMIT, meta, tries=20)
         fields = Fields("admission", reply.meta)
         ticket = Ticket.from_value(fields.message("ticket"))
@@ -362,7 +383,8 @@ class PeerDaemon:
         """The stage's state by now, from whoever went on from its `beginning`. Raises TransientError."""
         stage = beginning.stage
         found = await self.directory.lookup(stage_topic(beginning.run_id, stage))
-        donors = sorted(set(found) - {self.identity.peer_id})
+        there = {peer for peer, said in found.items() if said.get("moving") is not True}
+        donors = sorted(there - {self.identity.peer_id})
         self._rng.shuffle(donors)
         for donor in donors:
             addresses = found[donor].get("addresses")
@@ -391,7 +413,8 @@ class PeerDaemon:
         folder: Path,
         files: tuple[TokenFile, TokenFile] | None,
         stop: asyncio.Event,
-    ) -> None:
+    ) -> StageIndex | None:
+        """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
         stage = chain.stage
         compute = WorkThread("compute", on_start=lambda: torch.set_num_threads(self.volunteer.threads))
         exact = WorkThread("exact")
@@ -476,7 +499,18 @@ class PeerDaemon:
         server.is_before = lambda peer: peer in neighbours.of_stage(stage - 1)
         rounds.neighbours = lambda: neighbours.of_stage(stage - 1) | neighbours.of_stage(stage + 1)
         neighbours.on_lost = rounds.peer_lost
-        neighbours.takes, neighbours.more_to_say = self.verdicts.is_shown_to_train, self.verdicts.said_of_self
+        mover = None
+        if settings.limits.rebalance_s and settings.trust == "friends":
+            mover = Mover(
+                settings,
+                self.directory,
+                self.identity.peer_id,
+                stage,
+                lambda of_stage: stage_topic(name, of_stage),
+                lambda: compute.busy_s / counters.microbatches if counters.microbatches >= MEASURED_AFTER else 0.0,
+            )
+        neighbours.takes = self.verdicts.is_shown_to_train
+        neighbours.more_to_say = lambda: {**self.verdicts.said_of_self(), **(mover.said() if mover is not None else {})}
         rounds.may_join = self.verdicts.may_train
 
         def lost(peer: PeerId) -> None:
@@ -534,6 +568,8 @@ class PeerDaemon:
         self.step_auditor = step_auditor = StepAuditor(rounds, self._host_id, accuser, catch_up.load_anew)
         rounds.on_applied += [desk.applied, hop_desk.applied, reducer_auditor.applied, step_auditor.applied]
         services += [asyncio.ensure_future(reducer_auditor.run()), asyncio.ensure_future(step_auditor.run())]
+        if mover is not None:
+            services.append(asyncio.ensure_future(mover.run()))
         if settings.has_probation:
             services.append(
                 asyncio.ensure_future(self._on_probation(rounds, exhibits, ticket, draws, catch_up, neighbours))
@@ -581,7 +617,7 @@ class PeerDaemon:
             rounds.on_applied += [auditor.applied, hop_auditor.applied]
             services += [asyncio.ensure_future(auditor.run()), asyncio.ensure_future(hop_auditor.run())]
         try:
-            await self._until_over(stop, rounds, services)
+            await self._until_over(stop, rounds, services, mover)
             if not self.finished.is_set():
                 neighbours.leaving = server.draining = True
                 draining.set()
@@ -591,11 +627,13 @@ class PeerDaemon:
             for service in services:
                 service.cancel()
             await asyncio.gather(*services, return_exceptions=True)
+            neighbours.gone.set()
             await rounds.stop()
             with contextlib.suppress(TransientError, RemoteError):
                 await self.host.call(GOODBYE, {}, timeout_s=2.0)
             compute.close(timeout_s=10.0)
             exact.close(timeout_s=10.0)
+        return mover.target if mover is not None else None
 
     async def _on_probation(
         self,
@@ -620,9 +658,13 @@ class PeerDaemon:
                 await neighbours.announce_once()
 
     async def _until_over(
-        self, stop: asyncio.Event, rounds: StageRounds, services: Sequence[asyncio.Future[None]]
+        self,
+        stop: asyncio.Event,
+        rounds: StageRounds,
+        services: Sequence[asyncio.Future[None]],
+        mover: Mover | None,
     ) -> None:
-        """Until the run is finished or this peer is told to stop; raises what broke."""
+        """Until the run is finished, or this peer is told to stop or is to move; raises what broke."""
         waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.finished)]
         over_since: float | None = None
         try:
@@ -636,6 +678,8 @@ class PeerDaemon:
                         raise LocalError(
                             f"a service of this peer died: {service.exception()!r}"
                         ) from service.exception()
+                if mover is not None and mover.target is not None:
+                    return
                 limit = self.volunteer.memory_bytes
                 if limit is not None and used_bytes() > limit:
                     raise LocalError(

@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.settings import RunSettings
+from swarm.network.loop import happened
 from swarm.network.transport import Directory, Message, Transport
 
 log = logging.getLogger(__name__)
@@ -61,9 +63,22 @@ class Neighbours:
         self.more_to_say: Callable[[], dict[str, Value]] = dict
         """What this peer says of itself besides where it is."""
         self.leaving = False
+        self.gone = asyncio.Event()
+        """This peer serves the stage no more."""
 
     def serve(self) -> None:
-        self._transport.serve(WATCH, _watched_here, max_body_bytes=0)
+        self._transport.serve(WATCH, self._watched_here, max_body_bytes=0)
+
+    async def _watched_here(self, sender: PeerId, request: Message) -> Message:
+        """Answers while this peer serves the stage that the caller takes it to serve."""
+        fields = Fields("watch", request.meta)
+        stage, waits = fields.integer("stage"), fields.boolean("waits")
+        fields.done()
+        if waits and stage == self._stage:
+            await happened(self.gone, within_s=WATCH_S)
+        if stage != self._stage or self.gone.is_set():
+            raise TransientError(f"this peer does not serve stage {stage}")
+        return Message()
 
     def of_stage(self, stage: int) -> set[PeerId]:
         """Peers of the stage that answer now, without this one."""
@@ -108,7 +123,7 @@ class Neighbours:
             now = time.monotonic()
             for peer, fields in found.items():
                 known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
-                known = known or now < self._retry_at.get(peer, 0.0)
+                known = known or now < self._retry_at.get(peer, 0.0) or fields.get("moving") is True
                 if not known and self.takes(peer, fields) and len(watched) < self._settings.limits.max_peers_per_stage:
                     watched[peer] = asyncio.ensure_future(self._watch(stage, peer, _addresses(fields)))
             for gone in [peer for peer, task in watched.items() if task.done() and peer not in found]:
@@ -122,14 +137,16 @@ class Neighbours:
         live = self._live.setdefault(stage, set())
         try:
             await self._transport.connect(peer, addresses)
-            await self._transport.call(peer, "ping", Message(), timeout_s=5.0, max_body_bytes=0)
+            meta: dict[str, Value] = {"stage": int(stage), "waits": False}
+            await self._transport.call(peer, WATCH, Message(meta), timeout_s=5.0, max_body_bytes=0)
+            meta["waits"] = True
             live.add(peer)
             self.addresses[peer] = addresses
             self._misses.pop(peer, None)
             self.on_change(stage, set(live))
             while True:
                 await self._transport.call(
-                    peer, WATCH, Message(), timeout_s=WATCH_S + self._settings.deadlines.lease_s, max_body_bytes=0
+                    peer, WATCH, Message(meta), timeout_s=WATCH_S + self._settings.deadlines.lease_s, max_body_bytes=0
                 )
         except (TransientError, RemoteError) as error:
             misses = self._misses[peer] = self._misses.get(peer, 0) + 1
@@ -141,11 +158,6 @@ class Neighbours:
                 live.discard(peer)
                 self.on_change(stage, set(live))
                 self.on_lost(peer)
-
-
-async def _watched_here(sender: PeerId, request: Message) -> Message:
-    await asyncio.sleep(WATCH_S)
-    return Message()
 
 
 def _addresses(fields: dict[str, Value]) -> list[str]:

@@ -129,6 +129,10 @@ founders_per_stage = 1
 max_peers_per_stage = 64
 # Microbatches one peer holds at once; more need more memory.
 max_in_flight = 4
+# A stage gives no peer to another below this many.
+min_replicas = 2
+# Seconds between two looks at who should move to a stage that is short of peers; 0: nobody moves. Among friends only.
+rebalance_s = 0.0
 # After this many failed sends in one step a microbatch is left for a later one.
 max_microbatch_attempts = 20
 

@@ -151,6 +151,8 @@ class LimitTable(Table):
     founders_per_stage: int = Field(default=1, ge=1, le=4096)
     max_peers_per_stage: int = Field(default=64, ge=1, le=4096)
     max_in_flight: int = Field(default=4, ge=1, le=4096)
+    min_replicas: int = Field(default=2, ge=1, le=4096)
+    rebalance_s: float = Field(default=0.0, ge=0, le=86400)
     max_microbatch_attempts: int = Field(default=20, ge=1, le=10000)
 
     @model_validator(mode="after")

@@ -141,6 +141,10 @@ class LimitSettings:
     max_peers_per_stage: int = 64
     max_in_flight: int = 4
     """Microbatches one peer holds at once; past it a peer says BUSY."""
+    min_replicas: int = 2
+    """A stage gives no peer to another below this many."""
+    rebalance_s: float = 0.0
+    """Seconds between two looks at who should move to another stage; 0: nobody moves, as in all public runs."""
     max_microbatch_attempts: int = 20
     """After this many failed sends of one microbatch in one step its source lets it go to a later step."""
 
