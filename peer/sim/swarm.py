@@ -36,8 +36,18 @@ from verification.standing import StandingTable
 EVALUATED_EVERY = 10
 """Steps."""
 EVALUATED_MICROBATCHES = 32
-NOT_SIMULATED = ("wrong_reducer",)
-"""Each part is reduced once for all, and nobody audits that."""
+NOT_SIMULATED = (
+    "wrong_reducer",
+    "equivocating_reducer",
+    "omitting_reducer",
+    "omitting_leader",
+    "equivocating_leader",
+    "two_votes",
+    "wrong_state",
+    "false_accuser",
+    "lying_juror",
+)
+"""Each part is reduced once for all and nobody audits that; there are no votes, stated states or juries."""
 
 
 @dataclass(frozen=True)
