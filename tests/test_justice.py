@@ -527,7 +527,7 @@ def test_a_debt_is_told_and_the_debtor_is_no_member_until_it_is_promoted(court: 
 def test_a_peer_that_withholds_is_quarantined_and_the_others_train_on(tmp_path: Path) -> None:
     manifest = manifest_of(
         run={"trust": "public"},
-        audits={"hop_budget": 8.0, "contribution_budget": 0.0, "retained_versions": 12, "agreements_to_promote": 0},
+        audits={"hop_budget": 0.0, "contribution_budget": 8.0, "retained_versions": 12, "agreements_to_promote": 0},
         optimizer={"total_steps": 10},
         batch={"target_tokens": 6 * 32},
         limits={"founders_per_stage": 3},
