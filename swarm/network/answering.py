@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _LINGER_S = 5.0
 """A refused caller has this long to read why and to close."""
+_GREET_S = 5.0
+"""Whoever connects says by then who it is: until then it is anybody."""
 _ACCEPT_PAUSE_S = 0.1
 
 Greet = Callable[[socket.socket], Awaitable[tuple[PeerId, Stream]]]
@@ -91,8 +93,9 @@ class Answering:
         stream: Stream = connection
         with contextlib.closing(connection):
             try:
-                async with asyncio.timeout(self._limits.stall_s):
+                async with asyncio.timeout(_GREET_S):
                     peer_id, stream = await greet(connection)
+                async with asyncio.timeout(self._limits.stall_s):
                     head = await framing.read_request_head(stream)
                 while True:
                     await self._answer_request(stream, peer_id, head)
