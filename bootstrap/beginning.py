@@ -11,11 +11,11 @@ from bootstrap.run_folder import PreparedRun
 from swarm.checkpoint.state import StageState, chunk_hash, merkle_root, state_chunks, state_digest
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.canonical import Value
-from swarm.core.contribution import MAX_NEIGHBOURS
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.leases import LeaseTable
+from swarm.core.round_basis import MAX_NEIGHBOURS
 from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import GENESIS
 from swarm.network.loop import happened

@@ -1,7 +1,8 @@
 """This is where a peer measures how fast each other member's parts come in, so that slow links get fewer of them."""
 
-from swarm.core.contribution import Rate
+from swarm.core.contribution import MAX_RATES, Rate
 from swarm.core.ids import PeerId
+from swarm.core.ranking import rank
 
 SMOOTHING = 0.3
 """Share of the newest round in the average."""
@@ -33,6 +34,7 @@ class ReceiveRates:
         self._round.clear()
 
     def of(self, members: tuple[PeerId, ...], *, me: PeerId) -> tuple[Rate, ...]:
-        """What is known of the other members, in the order of peer ids."""
-        known = [(peer, int(self._average[peer])) for peer in sorted(members) if peer in self._average and peer != me]
+        """What is known of the other members, in the order of peer ids; of many, of some that are drawn."""
+        others = rank((peer for peer in members if peer in self._average and peer != me), "rates", me)[:MAX_RATES]
+        known = [(peer, int(self._average[peer])) for peer in sorted(others)]
         return tuple(Rate(peer, rate.bit_length() - 1) for peer, rate in known if rate > 0)

@@ -403,7 +403,8 @@ class StageRounds:
         self.driver.carry_out(state, self._closed(state.round, closing.reason, view, now))
 
     def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
-        joins = [peer for peer in self.joining if peer not in self.chain.members and self.may_join(peer)]
+        free = max(0, self.settings.limits.max_peers_per_stage - len(self.chain.members))
+        joins = [peer for peer in sorted(self.joining) if peer not in self.chain.members and self.may_join(peer)][:free]
         # Drawn, so that no neighbour can make sure of being asked.
         drawn = rank(self.neighbours(), "neighbour", self.chain.name)[:MAX_NEIGHBOURS_NAMED]
         return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)

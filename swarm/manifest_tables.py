@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.settings import ActivationCodecName, AveragingCodecName
 
 MAX_TOKENS = 1 << 40
@@ -148,8 +149,8 @@ class CheckpointTable(Table):
 
 
 class LimitTable(Table):
-    founders_per_stage: int = Field(default=1, ge=1, le=4096)
-    max_peers_per_stage: int = Field(default=64, ge=1, le=4096)
+    founders_per_stage: int = Field(default=1, ge=1, le=MAX_MEMBERS)
+    max_peers_per_stage: int = Field(default=64, ge=1, le=MAX_MEMBERS)
     max_in_flight: int = Field(default=4, ge=1, le=4096)
     min_replicas: int = Field(default=2, ge=1, le=4096)
     rebalance_s: float = Field(default=0.0, ge=0, le=86400)

@@ -145,3 +145,22 @@ def test_the_other_cohorts_count_when_all_of_one_that_worked_are_dead() -> None:
         assert not reduced.is_empty
         assert {one.peer_id for one in reduced.excluded} == names
         assert [world.facts.cohorts[share.cohort] != silent for share in reduced.shares] == [True]
+
+
+def test_a_reducer_that_says_its_share_is_made_and_sends_nothing_holds_up_no_part() -> None:
+    """The leader first relieves who combines the shares, for all are said to be made; then everyone who reduces."""
+    world = World(4, 65, num_parts=1, slowest_s=0.1)
+    liar: list[PeerId] = []
+
+    def strike() -> None:
+        _, reducer = reducers_first_part(world)
+        liar.append(reducer.peer_id)
+        world.cut = lambda one, other: one in liar and other != world.leader().peer_id
+
+    when_the_leader_has_a_roster(world, strike)
+    finished(world, until_s=40 * PHASE_S)
+    result = world.leader().finished
+    assert result is not None
+    assert result.roster.rank >= (world.facts.first_view, 2)
+    assert not result.parts[0].is_empty
+    assert liar[0] not in [share.reducer for share in result.parts[0].shares]

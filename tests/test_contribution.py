@@ -17,6 +17,7 @@ from swarm.core.contribution import (
     ReducedPart,
     Result,
     Roster,
+    Share,
     Work,
     counted_tokens,
 )
@@ -95,9 +96,9 @@ GOLDEN = {
     "contribution": "cf1595b31da21a8c918655976ba3220e0bffeb440e268b9ebb2abf117a103f1b",
     "roster": "d81aafb4adba73e8dcbeefc8009aed9340682d778dd276dca44aac4dfbec4b1d",
     "roster facts": "0e151817870c166ab5e70fff10b09288231edae2dc7ba3cfe5bea1e8a0710399",
-    "result root": "067939cb006968cac4a6d7c671df6f44bdc1627938dc3cbcdeee7183d1132b7e",
-    "version name": "21fa8860a7648b144d83f464ea00d33959e1405cbc25b92ef3aded8a1d2a6005",
-    "result": "0e03974e1bd2dd7eb9de85a0b3a75d058db3d27e0415d016437002e3d129a799",
+    "result root": "6e6d8dbf83904bf42b2a773c7e30cee2632564ffd09bf744b975a03c9bc7ecec",
+    "version name": "8fe15cea340cd45fd66cfea5cbc27e1d5ac5ccd5721b22d831cfe66dbd7158be",
+    "result": "0ef71517ee975231baed2489441c2b6cd58b17fb135469b204ac48ea8500ee9a",
 }
 
 
@@ -112,7 +113,9 @@ def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
         "result": hashlib.sha256(pack(result.to_value())).hexdigest(),
     }
     assert found == GOLDEN
-    assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x89\xa7charges\x90\xacpart_digests\x92\xc4\x20")
+    assert contribution.signed_bytes().startswith(
+        b"homeswarm/contribution\0\x89\xa7charges\x90\xacpart_digests\x92\xc4\x20"
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_malformed_messages_are_refused() -> None:
     contribution, roster, result = _contribution(MAKER), _roster(), _result()
     twice = replace(contribution, work=contribution.work[:1] * 2)
     disordered = replace(roster, contributions=roster.contributions[::-1])
-    gap = replace(result, parts=result.parts[1:])
+    of_strangers = replace(result, parts=(replace(result.parts[0], excluded=(Departure(PeerId("x"), ""),) * 2),))
     of_good = ReducedPart(0, b"0" * 32, PEERS)
     backwards = ReducedPart(0, b"0" * 32, PEERS[::-1])
     doubled = ReducedPart(0, b"0" * 32, PEERS[:1] * 2)
@@ -226,7 +229,12 @@ def test_malformed_messages_are_refused() -> None:
     rates_disordered = replace(contribution, rates=contribution.rates[::-1])
     contributions: tuple[Contribution, ...] = (twice, own_rate, rates_disordered)
     parts = (backwards, doubled, of_nobody, of_nothing, both_ways, left_out_twice, squares_of_nothing, negative)
-    malformed: tuple[Contribution | Roster | Result | ReducedPart, ...] = (*contributions, disordered, gap, *parts)
+    malformed: tuple[Contribution | Roster | Result | ReducedPart, ...] = (
+        *contributions,
+        disordered,
+        of_strangers,
+        *parts,
+    )
     for made in malformed:
         with pytest.raises(RemoteError) as caught:
             type(made).from_value(made.to_value())
@@ -277,6 +285,17 @@ def test_every_id_that_counts_counts_once_at_its_highest_attempt(seed: int) -> N
 
 def test_what_is_packed_once_has_the_bytes_of_its_value() -> None:
     contribution, roster, result = _contribution(MAKER), _roster(), _result()
-    for made in (contribution, roster, result, *result.parts):
+    for made in (contribution, roster, result):
         assert made.packed.data == pack(made.to_value())
+    assert all(part.packed_outcome.data == pack(part.outcome_value()) for part in result.parts)
     assert roster.signed_bytes().endswith(pack(roster.signed_value()))
+
+
+def test_a_reduced_part_of_a_cohort_comes_back_as_it_was() -> None:
+    share = ReducedPart(3, b"3" * 32, PEERS[:1], (Departure(PEERS[1], "nonsense"),), cohort=1)
+    combined = ReducedPart(3, b"4" * 32, PEERS, squares=2.5, shares=(Share(0, PEERS[0], b"5" * 32),))
+    for made in (share, combined):
+        assert ReducedPart.from_value(made.to_value()) == made
+    for wrong in (replace(share, shares=combined.shares), replace(share, squares=1.0)):
+        with pytest.raises(RemoteError, match="itself combined"):
+            ReducedPart.from_value(wrong.to_value())

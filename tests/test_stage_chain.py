@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.core.canonical import Value, pack, unpack
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.contribution import Contribution, Departure, ReducedPart, Result, Roster, Work
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -262,7 +263,7 @@ def _chain_value(**changes: Value) -> Value:
         {"members": ["b", "a"]},
         {"members": ["a", "a"]},
         {"previous_members": ["b", "a"]},
-        {"members": [f"{number:03}" for number in range(65)]},
+        {"members": [f"{number:03}" for number in range(MAX_MEMBERS + 1)]},
         {"neighbours": [f"{number:03}" for number in range(65)]},
         {"root": b"short"},
         {"basis": []},

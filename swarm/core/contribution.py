@@ -3,7 +3,7 @@
 Each is signed by its maker over `signed_value()` under its domain; readers check every field.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
@@ -13,13 +13,13 @@ from swarm.core.cohorts import MAX_MEMBERS, cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item, peer_item, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.round_basis import RoundBasis
+from swarm.core.round_basis import MAX_NEIGHBOURS, RoundBasis
 from swarm.core.voting import Certificate
 
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
 MAX_COHORTS = 16
-MAX_NEIGHBOURS = 16
+MAX_RATES = 16
 MAX_CHARGES = 4
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
@@ -136,7 +136,7 @@ class Contribution:
             fields.peer("peer_id"),
             fields.items("work", Work.from_value, max_items=MAX_WORK),
             fields.items("part_digests", digest_item, max_items=MAX_PARTS),
-            fields.items("rates", Rate.from_value, max_items=MAX_MEMBERS),
+            fields.items("rates", Rate.from_value, max_items=MAX_RATES),
             fields.items("charges", digest_item, max_items=MAX_CHARGES),
             outer.octets("signature", length=64),
         )
@@ -415,16 +415,39 @@ class ReducedPart:
             "part": self.part,
             "digest": self.digest,
             "contributors": list(self.contributors),
-            "excluded": [{"peer_id": left_out.peer_id, "reason": left_out.reason} for left_out in self.excluded],
+            "excluded": self._excluded_value(),
             "squares": self.squares,
-            "shares": [[share.cohort, share.reducer, share.digest] for share in self.shares],
+            "shares": self._shares_value(),
             "cohort": self.cohort,
         }
 
+    def outcome_value(self) -> Value:
+        """What a result says of it: its place there and the roster say the rest."""
+        return [self.digest, self._excluded_value(), self.squares, self._shares_value()]
+
+    def _excluded_value(self) -> Value:
+        return [{"peer_id": left_out.peer_id, "reason": left_out.reason} for left_out in self.excluded]
+
+    def _shares_value(self) -> Value:
+        return [[share.cohort, share.reducer, share.digest] for share in self.shares]
+
     @cached_property
-    def packed(self) -> Packed:
-        """Its value, packed once."""
-        return Packed(self.to_value())
+    def packed_outcome(self) -> Packed:
+        """What a result says of it, packed once."""
+        return Packed(self.outcome_value())
+
+    @classmethod
+    def from_outcome(cls, part: int, value: Value, on_roster: Sequence[PeerId]) -> "ReducedPart":
+        """The part of this number in a result; `on_roster` are all whose contributions are on its roster."""
+        fields = Fields.of_list("part of a result", value, "digest", "excluded", "squares", "shares")
+        found = fields.octets("digest", length=32)
+        excluded = fields.items("excluded", Departure.from_value, max_items=MAX_MEMBERS)
+        left_out = {departure.peer_id for departure in excluded}
+        contributors = tuple(peer for peer in on_roster if peer not in left_out) if found != EMPTY_DIGEST else ()
+        shares = fields.items("shares", Share.from_value, max_items=MAX_COHORTS)
+        made = cls(part, found, contributors, excluded, fields.number("squares"), shares)
+        made._check()
+        return made
 
     @classmethod
     def from_value(cls, value: Value) -> "ReducedPart":
@@ -439,18 +462,22 @@ class ReducedPart:
             fields.maybe("cohort", integer_item),
         )
         fields.done()
-        if made.cohort is not None and (made.shares or made.squares):
-            raise RemoteError("malformed", f"cohort {made.cohort}'s share of part {made.part} is itself combined")
-        if made.squares < 0 or (made.is_empty and made.squares):
-            raise RemoteError("malformed", f"part {made.part} has a sum of squares of {made.squares}")
-        listed = [left_out.peer_id for left_out in made.excluded]
-        if listed != sorted(set(listed)) or set(listed) & set(made.contributors):
-            raise RemoteError("malformed", f"part {made.part} excludes peers out of order, or contributors")
-        if list(made.contributors) != sorted(set(made.contributors)):
-            raise RemoteError("malformed", f"contributors of part {made.part} are not in the order of peer ids")
-        if made.is_empty != (made.digest == EMPTY_DIGEST):
-            raise RemoteError("malformed", f"part {made.part} has a digest but no contributors, or the other way round")
+        made._check()
         return made
+
+    def _check(self) -> None:
+        """Raises RemoteError("malformed") if it contradicts itself."""
+        if self.cohort is not None and (self.shares or self.squares):
+            raise RemoteError("malformed", f"cohort {self.cohort}'s share of part {self.part} is itself combined")
+        if self.squares < 0 or (self.is_empty and self.squares):
+            raise RemoteError("malformed", f"part {self.part} has a sum of squares of {self.squares}")
+        listed = [left_out.peer_id for left_out in self.excluded]
+        if listed != sorted(set(listed)) or set(listed) & set(self.contributors):
+            raise RemoteError("malformed", f"part {self.part} excludes peers out of order, or contributors")
+        if list(self.contributors) != sorted(set(self.contributors)):
+            raise RemoteError("malformed", f"contributors of part {self.part} are not in the order of peer ids")
+        if self.is_empty != (self.digest == EMPTY_DIGEST):
+            raise RemoteError("malformed", f"part {self.part} has a digest but no contributors, or the other way round")
 
 
 @dataclass(frozen=True)
@@ -472,7 +499,7 @@ class Result:
 
     @cached_property
     def _root(self) -> bytes:
-        return digest("result-root", [self.roster.facts_digest(), [part.packed for part in self.parts]])
+        return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
 
     @property
     def basis(self) -> RoundBasis:
@@ -491,7 +518,7 @@ class Result:
     def to_value(self) -> Value:
         return {
             "roster": self.roster.to_value(),
-            "parts": [part.to_value() for part in self.parts],
+            "parts": [part.outcome_value() for part in self.parts],
             "leader": self.leader,
             "signature": self.signature,
             "certificate": value_or_none(self.certificate),
@@ -503,7 +530,7 @@ class Result:
         return Packed(
             {
                 "roster": self.roster.packed,
-                "parts": [part.packed for part in self.parts],
+                "parts": [part.packed_outcome for part in self.parts],
                 "leader": self.leader,
                 "signature": self.signature,
                 "certificate": value_or_none(self.certificate),
@@ -513,16 +540,17 @@ class Result:
     @classmethod
     def from_value(cls, value: Value) -> "Result":
         fields = Fields("result", value)
+        roster = Roster.from_value(fields.message("roster"))
+        on_roster = [made.peer_id for made in roster.contributions]
+        parts = fields.items("parts", lambda part: part, max_items=MAX_PARTS)
         made = cls(
-            Roster.from_value(fields.message("roster")),
-            fields.items("parts", ReducedPart.from_value, max_items=MAX_PARTS),
+            roster,
+            tuple(ReducedPart.from_outcome(part, said, on_roster) for part, said in enumerate(parts)),
             fields.peer("leader"),
             fields.octets("signature", length=64),
             fields.maybe("certificate", Certificate.from_value),
         )
         fields.done()
-        if [part.part for part in made.parts] != list(range(len(made.parts))):
-            raise RemoteError("malformed", "result's parts are not numbered from 0 without a gap")
         return made
 
     def work_done(self) -> tuple[Work, ...]:

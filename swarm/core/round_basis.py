@@ -13,6 +13,8 @@ from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.ranking import rank
 
+MAX_NEIGHBOURS = 16
+
 
 @dataclass(frozen=True)
 class RoundBasis:
@@ -53,5 +55,5 @@ class RoundBasis:
             fields.octets("root", length=32),
             fields.items("previous_members", peer_item, max_items=MAX_MEMBERS),
             fields.items("members", peer_item, max_items=MAX_MEMBERS),
-            fields.items("neighbours", peer_item, max_items=MAX_MEMBERS),
+            fields.items("neighbours", peer_item, max_items=MAX_NEIGHBOURS),
         )

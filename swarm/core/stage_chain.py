@@ -9,14 +9,14 @@ from typing import ClassVar, cast
 
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.cohorts import MAX_MEMBERS
-from swarm.core.contribution import MAX_NEIGHBOURS, MAX_WORK, Result, counted_tokens
+from swarm.core.contribution import MAX_WORK, Result, counted_tokens
 from swarm.core.data_order import DataOrder
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, peer_item
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
 from swarm.core.ranking import rank
-from swarm.core.round_basis import RoundBasis
+from swarm.core.round_basis import MAX_NEIGHBOURS, RoundBasis
 from swarm.core.round_facts import RoundFacts
 from swarm.core.settings import RunSettings
 
