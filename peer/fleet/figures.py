@@ -4,10 +4,7 @@ import io
 import statistics
 from typing import Any
 
-from peer.fleet.fleet import RECOVERED, SAMPLE_S, Outcome, median_and_worst
-
-SMOOTHED = 12
-"""Samples that the plot averages."""
+from peer.fleet.fleet import RECENT, RECOVERED, SAMPLE_S, Outcome, median_and_worst
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
@@ -72,7 +69,8 @@ def summary(found: dict[str, Any]) -> str:
     for event in found["disturbances"]:
         back = event["recovered_s"]
         when = "not within the time simulated" if back is None else f"after {back:.0f} s"
-        lines.append(f"  {event['kind']:<13} at {event['at_s']:.0f} s: back at {100 * RECOVERED:.0f} % of ideal {when}")
+        share = 100 * RECOVERED
+        lines.append(f"  {event['kind']:<13} at {event['at_s']:.0f} s: back at {share:.0f} % of what it was {when}")
     return "\n".join(lines)
 
 
@@ -84,9 +82,9 @@ def plot_png(outcome: Outcome) -> bytes:
     speed, crowd = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     series = [sample for sample in outcome.series if sample[0] >= 0]
     minutes = [sample[0] / 60 for sample in series]
-    done = [statistics.fmean(s[1] for s in series[max(0, at - SMOOTHED + 1) : at + 1]) for at in range(len(series))]
+    done = [statistics.fmean(s[1] for s in series[max(0, at - RECENT + 1) : at + 1]) for at in range(len(series))]
     speed.plot(minutes, [sample[2] for sample in series], color="0.5", label="ideal")
-    speed.plot(minutes, done, color="tab:blue", label=f"came home ({SMOOTHED * SAMPLE_S:.0f} s mean)")
+    speed.plot(minutes, done, color="tab:blue", label=f"came home ({RECENT * SAMPLE_S:.0f} s mean)")
     speed.set_ylabel("microbatches a second")
     speed.set_ylim(bottom=0)
     speed.legend(loc="lower right")

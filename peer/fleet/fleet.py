@@ -34,7 +34,9 @@ SAMPLE_S = 10.0
 LONGEST_STEP = 2.0
 """A step's grants end at this multiple of `model.step_s`, whatever has been granted."""
 RECOVERED = 0.9
-"""A disturbance is over when throughput is back at this share of the ideal."""
+"""A disturbance is over when throughput, as a share of the ideal, is back at this share of what it was before."""
+RECENT = 12
+"""Samples that say what throughput is now."""
 
 RECORD_BYTES = 400
 """A signed record of a peer in the directory: addresses, stage, power, expiry, key and signature."""
@@ -530,7 +532,9 @@ class Fleet:
     # -- what befalls the fleet ---------------------------------------------------------------------------
 
     def _befall(self, event: Event) -> None:
-        self.outcome.disturbances.append({"kind": event.kind, "at_s": self._since_warm_up(), "recovered_s": None})
+        self.outcome.disturbances.append(
+            {"kind": event.kind, "at_s": self._since_warm_up(), "before": self._reached(), "recovered_s": None}
+        )
         names = sorted(self._present)
         if event.kind == "crowd":
             law = self.scenario.law
@@ -592,13 +596,18 @@ class Fleet:
         outcome.series.append((self._since_warm_up(), rate, self._ideal_rate, len(self._present), members))
         self._tell_control(members)
         if self._is_measured():
-            recent = outcome.series[-6:]
-            reached = sum(one[1] for one in recent) / max(1e-9, sum(one[2] for one in recent))
+            reached = self._reached()
             for disturbance in outcome.disturbances:
-                since = self._since_warm_up() - float(disturbance["at_s"] or 0.0)
-                if disturbance["recovered_s"] is None and since >= 60 and reached >= RECOVERED:
+                since, before = (float(disturbance[name] or 0.0) for name in ("at_s", "before"))
+                since = self._since_warm_up() - since
+                if disturbance["recovered_s"] is None and since >= RECENT * SAMPLE_S and reached >= RECOVERED * before:
                     disturbance["recovered_s"] = since
         self._at(self.now + SAMPLE_S, self._sample)
+
+    def _reached(self) -> float:
+        """Microbatches that came home lately, as a share of the ideal."""
+        recent = self.outcome.series[-RECENT:]
+        return float(sum(one[1] for one in recent) / max(1e-9, sum(one[2] for one in recent)))
 
     def _tell_control(self, members: int) -> None:
         """Bytes that nobody computes with: records, look-ups, watches, and the small calls of rounds."""
