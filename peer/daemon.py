@@ -34,7 +34,8 @@ from peer.hops import HopServer
 from peer.host import HOST_RETRY_S, Host
 from peer.joining_state import JoiningState
 from peer.jury import Jury
-from peer.limits import GIB, LimitedTransport, VolunteerSettings, check_fit, used_bytes
+from peer.limited_transport import LimitedTransport
+from peer.limits import GIB, VolunteerSettings, check_fit, used_bytes
 from peer.mending import Mending
 from peer.moving import MEASURED_AFTER, Mover, say_on_the_way
 from peer.neighbours import Neighbours, stage_topic

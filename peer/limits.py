@@ -1,9 +1,7 @@
-"""This is where a peer is fitted to the owner's limits: memory and disk before the start, then Mbit/s each way."""
+"""This is where a peer is fitted to the owner's limits before it starts: threads, memory, disk."""
 
-import asyncio
 import os
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,7 @@ import psutil
 
 from swarm.attacks import Attack
 from swarm.core.errors import SettingsError
-from swarm.core.ids import PeerId
 from swarm.invite import Invite
-from swarm.network.transport import Handler, Message, Transport
 
 GIB = 1 << 30
 
@@ -110,68 +106,3 @@ def limit_gpu(gpu: int, limit_bytes: int | None) -> int:
     if limit_bytes is not None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), gpu)
     return int(free)
-
-
-class _Bucket:
-    """Lets through `bytes_per_s` on average and up to a second's worth at once."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._free_at = time.monotonic()
-
-    async def take(self, size_bytes: int) -> None:
-        now = time.monotonic()
-        start = max(self._free_at, now - 1.0)
-        self._free_at = start + size_bytes / self._bytes_per_s
-        if self._free_at > now:
-            await asyncio.sleep(self._free_at - now)
-
-
-class LimitedTransport:
-    """A transport that keeps to the owner's megabits a second, each way."""
-
-    def __init__(self, inner: Transport, *, upload_mbit: float | None, download_mbit: float | None) -> None:
-        self._inner = inner
-        self.set_rates(upload_mbit=upload_mbit, download_mbit=download_mbit)
-
-    def set_rates(self, *, upload_mbit: float | None, download_mbit: float | None) -> None:
-        """Keep to other megabits a second from now on."""
-        self._up = None if upload_mbit is None else _Bucket(upload_mbit * 125_000)
-        self._down = None if download_mbit is None else _Bucket(download_mbit * 125_000)
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._inner.peer_id
-
-    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
-        async def limited(sender: PeerId, request: Message) -> Message:
-            if self._down is not None:
-                await self._down.take(len(request.body))
-            reply = await handler(sender, request)
-            if self._up is not None:
-                await self._up.take(len(reply.body))
-            return reply
-
-        self._inner.serve(method, limited, max_body_bytes=max_body_bytes)
-
-    async def call(
-        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
-    ) -> Message:
-        if self._up is not None:
-            await self._up.take(request.num_bytes)
-        reply = await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
-        if self._down is not None:
-            await self._down.take(len(reply.body))
-        return reply
-
-    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
-        await self._inner.connect(peer_id, addresses)
-
-    def addresses(self) -> list[str]:
-        return self._inner.addresses()
-
-    def traffic(self) -> tuple[int, int]:
-        return self._inner.traffic()
-
-    async def close(self) -> None:
-        await self._inner.close()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from peer.limits import GIB, LimitedTransport, check_memory, used_bytes
+from peer.limited_transport import LimitedTransport, Meter
+from peer.limits import GIB, check_memory, used_bytes
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
+from swarm.core.plan import HEADERS
 from swarm.identity import Identity
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
@@ -54,6 +56,28 @@ def test_megabits_a_second_are_kept_to(up: float | None, down: float | None) -> 
     # 400 KB are 3.2 Mbit: 1.6 s at 2 Mbit/s, of which up to a second's worth may go at once.
     assert _seconds(up, down) >= 0.55
     assert _seconds(None, None) < 0.55
+
+
+def test_a_meter_makes_up_for_what_moved_unasked() -> None:
+    """100 bodies of 10 kB with 5 kB more on the line each take what 1.5 MB take, but for the first second's burst."""
+    now, moved = 0.0, 0
+    meter = Meter(0.8, lambda: moved, clock=lambda: now)  # 100 kB/s
+    for _ in range(100):
+        now += max(0.0, meter.book(10_000))
+        moved += 15_000
+    assert now == pytest.approx(1_500_000 * HEADERS / 100_000, rel=0.02)
+
+
+def test_bytes_that_do_not_move_are_given_back() -> None:
+    async def main() -> float:
+        meter = Meter(0.8, lambda: 0)
+        meter.book(100_000)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await meter.take(10_000_000)
+        return meter.book(0)
+
+    assert asyncio.run(main()) < 2.0
 
 
 def test_a_peer_refuses_a_run_that_does_not_fit_its_memory(zygote: Zygote, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """This is where a peer is dialled by another implementation of libp2p than p2pd, to tell whose fault a failure is.
 
-Run as `python -m swarm.network.dial_check SECONDS`: a line in is an address, a JSON line out what came of it; it ends with
-its input. Never imported: py-libp2p shares no process with hivemind.
+Run as `python -m swarm.network.dial_check SECONDS`: a line in is an address, a JSON line out what came of dialling it;
+its input's end ends it. Never imported: py-libp2p shares no process with hivemind.
 """
 
 import ipaddress
