@@ -50,7 +50,7 @@ from swarm.network.transport import Message
 from verification.anchor import Anchor
 from verification.draws import REVEALED_AFTER
 from verification.evidence import SUFFIX, Evidence
-from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.kinds.mismatch import MISMATCHES, mismatch_of
 from verification.kinds.step_fraud import StepFraud
 from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
 from verification.papers import Bytes
@@ -323,7 +323,7 @@ class Justice:
             )
             await self._contradict(accuser, evidence)
             return
-        if evidence.kind == ReplayMismatch.KIND and await self._is_fault(evidence):
+        if evidence.kind in MISMATCHES and await self._is_fault(evidence):
             await self._fault(evidence)
             return
         ban = Ban(
@@ -361,7 +361,7 @@ class Justice:
 
     async def _is_fault(self, evidence: Evidence) -> bool:
         """Whether the accused, asked to do its work again, gets what it should have: a lie is told twice."""
-        light = ReplayMismatch.from_evidence(evidence).without_past().to_evidence(evidence.run)
+        light = mismatch_of(evidence).without_past().to_evidence(evidence.run)
         body = await asyncio.to_thread(light.to_bytes)
         try:
             reply = await self._transport.call(

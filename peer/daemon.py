@@ -88,7 +88,7 @@ from swarm.rehearsal import rehearse
 from swarm.release import check_release
 from swarm.witness_service import VoteLog, WitnessService
 from verification.draws import HashChain
-from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.kinds.mismatch import MISMATCHES
 from verification.standing import FAULT
 from verification.ticket import Ticket
 from verification.verdicts import Ban, Pardon, Quarantine
@@ -274,7 +274,7 @@ class PeerDaemon:
 
     def _on_self(self, word: Word) -> None:
         """The run key's word on this peer."""
-        if isinstance(word, Quarantine) and word.kind == ReplayMismatch.KIND:
+        if isinstance(word, Quarantine) and word.kind in MISMATCHES:
             log.warning("jurors have found this peer guilty of %s: it waits for the host's word", word.kind)
         elif isinstance(word, Quarantine) and word.kind == FAULT:
             self._on_fault()

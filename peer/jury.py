@@ -22,8 +22,7 @@ from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.host_protocol import MAX_ACCUSATION_BYTES, QUARANTINE, SignedRun
 from swarm.network.transport import Message, Transport
 from verification.evidence import Evidence
-from verification.kinds.hop_mismatch import HopMismatch
-from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.kinds.mismatch import Mismatch, mismatch_of
 from verification.replay.judge import judge_as_replica
 from verification.tolerance import Grade
 from verification.verdicts import (
@@ -89,7 +88,7 @@ class Jury:
             if waiting is not None and not waiting.done():
                 waiting.set_result(applied.result)
 
-    async def prosecute(self, mismatch: ReplayMismatch | HopMismatch) -> None:
+    async def prosecute(self, mismatch: Mismatch) -> None:
         """Bring a case before a jury, and its finding before everybody. Nothing comes of it in a small stage."""
         rounds = self._rounds
         if len(rounds.chain.members) < FEWEST_REPLICAS or self._is_out(mismatch.accused):
@@ -165,9 +164,7 @@ class Jury:
 
     def _is_guilty(self, evidence: Evidence) -> bool:
         """(exact) Raises LocalError if this peer does not hold the versions."""
-        is_hop = evidence.kind == HopMismatch.KIND
-        case = HopMismatch.from_evidence(evidence) if is_hop else ReplayMismatch.from_evidence(evidence)
-        oldest, version = case.versions
+        oldest, version = mismatch_of(evidence).versions
         if not version - 1 <= oldest <= version <= self._rounds.version:
             raise RemoteError("evidence", f"work of version {oldest} on the way to version {version}")
         return judge_as_replica(evidence, rebuilt(self._rounds, version, oldest)).guilty

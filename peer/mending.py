@@ -16,6 +16,7 @@ from peer.exams import encoded_hop
 from peer.rebuilding import rebuilt
 from peer.rounds import StageRounds
 from peer.verdicts import Verdicts
+from swarm.averaging.activations import activation_codec
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -23,7 +24,8 @@ from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import MAX_ACCUSATION_BYTES, PLEA, RETURN
 from swarm.network.transport import Message, Transport
 from verification.evidence import Evidence
-from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.kinds.hop_mismatch import HopMismatch
+from verification.kinds.mismatch import Mismatch, mismatch_of
 from verification.papers import Bytes
 from verification.verdicts import Pardon, Plea
 
@@ -84,7 +86,7 @@ class Mending:
         if sender != self._coordinator:
             raise RemoteError("standing", "only the host asks for a plea", sender)
         evidence = await asyncio.to_thread(Evidence.from_bytes, request.body, max_bytes=MAX_ACCUSATION_BYTES)
-        case = ReplayMismatch.from_evidence(evidence)
+        case = mismatch_of(evidence)
         if (case.accused, evidence.run_id, evidence.stage) != (rounds.me, rounds.run_id, rounds.chain.stage):
             raise RemoteError("evidence", f"evidence about {case.accused} of stage {evidence.stage}", sender)
         try:
@@ -96,16 +98,31 @@ class Mending:
         sizes: list[Value] = [len(body) for body in bodies]
         return Message({"plea": plea.signed_by(rounds.identity).to_value(), "sizes": sizes}, b"".join(bodies))
 
-    def _again(self, case: ReplayMismatch) -> Sequence[Bytes]:
+    def _again(self, case: Mismatch) -> Sequence[Bytes]:
         """(exact)"""
-        if self._rounds.adversary.stands_by_its_work:
-            return case.parts or (case.exhibits[0].y, case.exhibits[0].grad_x)
-        step, work = case.contribution.step, case.contribution.work
-        replay = rebuilt(self._rounds, int(step), min(int(one.version) for one in work))
+        rounds = self._rounds
+        if rounds.adversary.stands_by_its_work:
+            return _claimed(case)
+        oldest, version = case.versions
+        replay = rebuilt(rounds, version, oldest)
+        into = torch.zeros(replay.layout.num_values, dtype=torch.float32)
+        if isinstance(case, HopMismatch):
+            case.claim.check(rounds.settings, run_id=rounds.run_id)
+            _, found = replay.hop(case.claim, into)
+            is_forward, codecs = case.claim.header.direction == "forward", rounds.settings.codecs
+            codec = activation_codec(codecs.activations if is_forward else codecs.activation_gradients)
+            return (codec.encode(torch.from_numpy(found)),)
+        step = case.contribution.step
         if case.parts:
             return replay.encoded_contribution(case.exhibits, step)
-        into = torch.zeros(replay.layout.num_values, dtype=torch.float32)
-        return encoded_hop(self._rounds.settings, replay.microbatch(case.exhibits[0], step, into))
+        return encoded_hop(rounds.settings, replay.microbatch(case.exhibits[0], step, into))
+
+
+def _claimed(case: Mismatch) -> Sequence[Bytes]:
+    """What the accused had sent."""
+    if isinstance(case, HopMismatch):
+        return (case.claim.claimed,)
+    return case.parts or (case.exhibits[0].y, case.exhibits[0].grad_x)
 
 
 def self_test(rounds: StageRounds) -> None:

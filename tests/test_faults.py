@@ -18,11 +18,14 @@ def told(swarm: InProcessSwarm, kind: str) -> list[str]:
 
 
 @pytest.mark.soak
-def test_a_machine_whose_bits_flip_is_put_out_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hop", "contribution"), [(0.0, 8.0), (8.0, 0.0)])
+def test_a_machine_whose_bits_flip_is_put_out_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hop: float, contribution: float
+) -> None:
     monkeypatch.setattr(strengths, "BIT_FLIP_SHARE", 0.5)  # the first is found at once; what is tested comes after
     manifest = manifest_of(
         run={"trust": "public"},
-        audits={"hop_budget": 0.0, "contribution_budget": 8.0, "agreements_to_promote": 3},
+        audits={"hop_budget": hop, "contribution_budget": contribution, "agreements_to_promote": 3},
         optimizer={"total_steps": 400},
         batch={"target_tokens": 12 * 32},
         limits={"founders_per_stage": 3},

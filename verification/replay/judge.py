@@ -158,10 +158,15 @@ def _judge_replay(evidence: Evidence) -> Verdict:
 
 
 def judge_plea(evidence: Evidence, bodies: Sequence[Bytes]) -> Verdict:
-    """Whether what the accused of a replay mismatch comes to now is wrong too: then it lies, else it had a fault.
+    """Whether what the accused of a mismatch comes to now is wrong too: then it lies, else it had a fault.
 
-    `bodies` stand in place of the contribution's parts, or of y and the gradient of x. Raises as `judge`.
+    `bodies` stand in place of the contribution's parts; of y and the gradient of x; of the hop's. Raises as `judge`.
     """
+    if evidence.kind == HopMismatch.KIND:
+        hop = HopMismatch.from_evidence(evidence)
+        if len(bodies) != 1:
+            raise RemoteError("malformed", f"a plea of {len(bodies)} bodies about one hop", evidence.accused)
+        return _claimed_verdict(hop, evidence, rebuilt_for(hop, evidence), bodies[0])
     case = ReplayMismatch.from_evidence(evidence)
     check_commitments(case, evidence)
     replay = replay_of(case, evidence)
@@ -211,8 +216,13 @@ def _judge_hop(evidence: Evidence) -> Verdict:
 
 
 def _claim_verdict(case: HopMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
-    claim = case.claim
-    claim.check(evidence.settings, run_id=evidence.run_id)
+    return _claimed_verdict(case, evidence, replay, case.claim.claimed)
+
+
+def _claimed_verdict(case: HopMismatch, evidence: Evidence, replay: StageReplay, claimed: Bytes) -> Verdict:
+    """On `claimed` in the place of what the hop's peer sent."""
+    case.claim.check(evidence.settings, run_id=evidence.run_id)
+    claim = replace(case.claim, claimed=claimed)
     header, chain = claim.header, replay.chain
     if (chain.stage, replay.version, chain.era) != (header.stage, header.version, claim.birth.era):
         raise RemoteError("fork", f"version {replay.version} is not {header.version}, or of another era")
