@@ -3,18 +3,20 @@
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from swarm.averaging.parts import num_parts
 from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.canonical import unpack
 from swarm.core.errors import SettingsError
 from swarm.core.ids import RunId
 from swarm.core.leases import LeaseTable
+from swarm.core.result_size import most_members
 from swarm.core.settings import RunSettings
 from swarm.data.prepare import PreparedData, prepare_data
 from swarm.data.tokenizer import BYTES
@@ -24,6 +26,7 @@ from swarm.manifest import Manifest, freeze, run_id, settings_bytes, settings_fr
 from swarm.model.families import stage_layout
 from swarm.model.initial import initial_weights
 from swarm.network.identity_file import load_or_create_identity
+from swarm.network.transport import MAX_META_BYTES
 from swarm.optim.exact import ExactOptimizer
 
 log = logging.getLogger(__name__)
@@ -101,6 +104,7 @@ def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> P
     else:
         settings = freeze(manifest, data, ())
         states = _initial_states(settings, manifest, say)
+        _check_stage_sizes(settings, states)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
         leases = LeaseTable()
         _write_settings(folder, settings)
@@ -118,6 +122,20 @@ def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> P
         leases,
         None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
     )
+
+
+def _check_stage_sizes(settings: RunSettings, states: Sequence[StageState]) -> None:
+    """Raises SettingsError if a round's result of a stage that is full would not fit into a message."""
+    wanted = settings.limits.max_peers_per_stage
+    for stage, state in enumerate(states):
+        parts = num_parts(state.layout.num_values)
+        most = most_members(parts, settings.microbatches_per_step, max_bytes=MAX_META_BYTES)
+        if wanted > most:
+            raise SettingsError(
+                f"limits.max_peers_per_stage = {wanted}: a round's result of stage {stage} with {parts} parts fits into"
+                f" a message of {MAX_META_BYTES >> 20} MiB for {most} peers at most; lower it, or cut the model into"
+                " more stages"
+            )
 
 
 def _known_settings(folder: RunFolder) -> RunSettings | None:

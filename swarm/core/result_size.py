@@ -1,0 +1,28 @@
+"""This is where it is foretold how long the longest message of a round is: a result, with the roster it is made of."""
+
+from swarm.core.cohorts import COHORT_MEMBERS, MAX_MEMBERS
+from swarm.core.contribution import MAX_CHARGES, MAX_RATES
+
+PEER_BYTES = 55
+DIGEST_BYTES = 34
+WORK_BYTES = 96
+FIELDS_BYTES = 512
+"""Of a message's own fields, names and signature."""
+SPARE = 1.25
+"""For microbatches that two members list, and for members and parts that are left out, with a sentence why."""
+
+
+def result_bytes(num_members: int, num_parts: int, num_microbatches: int) -> int:
+    """Of a stage with so many members and parts, and so many microbatches a step."""
+    num_cohorts = -(-num_members // COHORT_MEMBERS)
+    contribution = FIELDS_BYTES + num_parts * DIGEST_BYTES + MAX_RATES * (PEER_BYTES + 2) + MAX_CHARGES * DIGEST_BYTES
+    reduced = 16 + DIGEST_BYTES + num_cohorts * (PEER_BYTES + DIGEST_BYTES + 4)
+    votes = 3 * num_members * (PEER_BYTES + 68)
+    roster = num_members * (contribution + 2 * PEER_BYTES) + num_cohorts * num_parts * PEER_BYTES
+    return int(SPARE * (roster + num_microbatches * WORK_BYTES + num_parts * reduced + votes + FIELDS_BYTES))
+
+
+def most_members(num_parts: int, num_microbatches: int, *, max_bytes: int) -> int:
+    """Members of a stage whose results are at most so long; 0 if not even one."""
+    fitting = (n for n in range(MAX_MEMBERS, 0, -1) if result_bytes(n, num_parts, num_microbatches) <= max_bytes)
+    return next(fitting, 0)
