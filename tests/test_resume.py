@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from bootstrap.books import Books
 from bootstrap.ledger import Ledger
+from swarm.invite import parse_invite
+from swarm.network.coordinator_client import coordinator_client
 from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
@@ -63,6 +66,8 @@ def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote
         swarm.start_founders()
         port = swarm.wait_for("listening")["addresses"][0].split("/tcp/")[1].split("/")[0]
         swarm.wait_for("version", version=4)
+        with coordinator_client(parse_invite(swarm.wait_for("listening")["invite"])) as client:
+            before = client.status()
         os.kill(swarm.host, signal.SIGKILL)
         assert zygote.exit_code(swarm.host, timeout_s=10) == -9
         swarm.start_host(listen=f"127.0.0.1:{port}")
@@ -73,6 +78,11 @@ def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote
         # Nothing is lost, and nothing is credited twice: each step once in each stage, whatever the host missed.
         ledger = Ledger(tmp_path / "host" / "ledger.sqlite")
         facts: list[Any] = [event.facts for event in ledger.events("result")]
+        books = Books()
+        for event in ledger.events():
+            books.apply(event)
+            if event.number == before.num_events:
+                assert books.digest() == before.books, "the host that was started again has other books"
         ledger.close()
         assert sorted((f["stage"], f["step"]) for f in facts) == [(stage, n) for stage in (0, 1) for n in range(60)]
         for done in facts:
