@@ -10,11 +10,13 @@ from swarm.core.contribution import Result
 from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.evidence import Evidence
+from verification.kinds.equivocation import CastVote, Equivocation
+from verification.reduction import Reduction
 from verification.replay.judge import judge
 
 STEPS = 16
-FIRST_LIAR, SECOND_LIAR = identity_of(2).peer_id, identity_of(5).peer_id
-"""The third of stage 0, and of stage 1."""
+LIAR = identity_of(5).peer_id
+"""The third of stage 1, where stage 0 has three peers."""
 
 
 def unaudited(total_steps: int, **tables: dict[str, Any]) -> str:
@@ -35,11 +37,13 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
     return [event for event in swarm.events if event["event"] == kind]
 
 
-def bans(folder: Path, attacks: dict[tuple[int, int], str]) -> dict[str, Evidence]:
+def bans(folder: Path, peers: tuple[int, int], attacks: dict[tuple[int, int], str]) -> dict[str, Evidence]:
     """Evidence against each of the attackers, all of which are banned, and nobody else."""
+    checkpoint, batch = {"every_steps": 400, "snapshot_every": 2}, {"target_tokens": 6 * 32}
+    manifest = unaudited(400, checkpoint=checkpoint, batch=batch)
 
     async def train() -> InProcessSwarm:
-        async with swarm_in_process(unaudited(400), folder, peers=(3, 3), attacks=attacks) as swarm:
+        async with swarm_in_process(manifest, folder, peers=peers, attacks=attacks) as swarm:
             await swarm.until(lambda: len(events(swarm, "banned")) == len(attacks), timeout_s=90.0)
             await swarm.until_version(swarm.coordinator.progress.done_versions() + 2, timeout_s=60.0)
             return swarm
@@ -56,12 +60,15 @@ def bans(folder: Path, attacks: dict[tuple[int, int], str]) -> dict[str, Evidenc
     return found
 
 
-def test_two_words_for_one_part_and_two_votes_in_one_phase_are_bans(tmp_path: Path) -> None:
-    found = bans(tmp_path, {(0, 2): "equivocating_reducer@2", (1, 2): "two_votes@2"})
-    assert {peer: (made.kind, made.facts["of"]) for peer, made in found.items()} == {  # type: ignore[index,call-overload]
-        FIRST_LIAR: ("equivocation", "reduction"),
-        SECOND_LIAR: ("equivocation", "ballot"),
-    }
+def test_two_words_for_one_part_two_votes_in_one_phase_and_another_state_are_bans(tmp_path: Path) -> None:
+    attacks = {(0, 2): "equivocating_reducer@2", (0, 3): "wrong_state@3", (1, 2): "two_votes@2"}
+    found = bans(tmp_path, (4, 3), attacks)
+    kinds = {peer: made.kind for peer, made in found.items()}
+    reducer, stating, voter = (identity_of(number).peer_id for number in (2, 3, 6))
+    assert kinds == {reducer: "equivocation", stating: "step_fraud", voter: "equivocation"}
+    said = {peer: Equivocation.from_evidence(found[peer]).one for peer in (reducer, voter)}
+    assert isinstance(said[reducer], Reduction)
+    assert isinstance(said[voter], CastVote)
 
 
 def rounds_of(folder: Path, attack: str) -> tuple[list[Result], dict[str, Any]]:
@@ -100,7 +107,7 @@ def test_a_reducer_that_omits_a_contributor_costs_it_no_more_than_what_it_reduce
         for left_out in part.excluded
     ]
     assert omitted, "it reduced nothing: the test shows nothing"
-    assert {reducer for reducer, _ in omitted} == {SECOND_LIAR}
+    assert {reducer for reducer, _ in omitted} == {LIAR}
     (victim,) = {peer for _, peer in omitted}
     whole = [result for result in results if any(victim in part.contributors for part in result.parts)]
     assert len(whole) >= STEPS // 3, "who reduces is drawn anew for each step"
@@ -112,7 +119,7 @@ def test_a_leader_that_omits_a_member_puts_it_off_only_where_it_leads(tmp_path: 
     results, _ = rounds_of(tmp_path, "omitting_leader@2")
     put_off = [(result.roster.leader, left.peer_id) for result in results for left in result.roster.leaves]
     assert put_off, "it led nothing: the test shows nothing"
-    assert {leader for leader, _ in put_off} == {SECOND_LIAR}
+    assert {leader for leader, _ in put_off} == {LIAR}
     for honest in {peer for _, peer in put_off}:
         contributed = [result for result in results if result.roster.contribution_of(honest) is not None]
         assert len(contributed) >= STEPS // 4, "leaders are drawn anew for each step, and it asks to be let in again"

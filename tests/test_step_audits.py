@@ -39,6 +39,7 @@ def counters(swarm: InProcessSwarm) -> list[StepAuditCounters]:
     return [auditor.counters for auditor in found if auditor is not None]
 
 
+@pytest.mark.soak
 def test_who_states_another_state_is_banned_and_the_stage_is_anchored_again(tmp_path: Path) -> None:
     """One of three lies, which is too many for the others to agree without it: until its lie is proved."""
 
