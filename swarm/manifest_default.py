@@ -125,7 +125,7 @@ snapshot_every = 8
 [limits]
 # Peers of each stage the host waits for before the run begins.
 founders_per_stage = 1
-# A stage takes in no more peers than this.
+# A stage takes in no more peers than this: 256 at most; past 64 it reduces in cohorts.
 max_peers_per_stage = 64
 # Microbatches one peer holds at once; more need more memory.
 max_in_flight = 4
