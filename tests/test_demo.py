@@ -229,6 +229,15 @@ def test_ban_is_told_at_once_and_kept_for_the_report() -> None:
     assert observed.peers[peer_id].state == "banned"
 
 
+def test_a_fault_is_told_when_it_puts_a_peer_out_and_when_it_comes_back() -> None:
+    observed = Observed(5, 2048, started_at=0.0)
+    observed.take({"event": "quarantined", "peer_id": "peer", "stage": 1, "kind": "fault", "step": 3}, now=1.0)
+    observed.take({"event": "pardoned", "peer_id": "peer", "stage": 1, "step": 4}, now=2.0)
+    observed.take({"event": "promoted", "peer_id": "peer", "stage": 1, "step": 9}, now=3.0)
+    told = [(item.text.partition(":")[0], item.is_bad) for item in observed.news]
+    assert told == [("quarantined", True), ("pardoned", False), ("promoted", False)]
+
+
 @pytest.mark.parametrize("from_step", [0, 1, 3])
 def test_attack_is_told_once_when_it_begins(from_step: int) -> None:
     observed = Observed(100, 2048, started_at=0.0)

@@ -144,6 +144,11 @@ class Observed:
                 self.bans.append({**ban, "evidence": event.get("evidence")})
                 self._peer(peer_id, stage).state = "banned"
                 self.tell(f"banned: {short(peer_id)} of stage {stage} for {kind} at step {step}", now=now, is_bad=True)
+            case {"event": "quarantined", "peer_id": peer_id, "stage": stage, "kind": kind, "step": step}:
+                text = f"quarantined: {short(peer_id)} of stage {stage} for {kind} at step {step}"
+                self.tell(text, now=now, is_bad=True)
+            case {"event": "pardoned" | "promoted" as what, "peer_id": peer_id, "stage": stage}:
+                self.tell(f"{what}: {short(peer_id)} of stage {stage}", now=now)
             case {"event": "finished"}:
                 self.finished = True
 
