@@ -100,6 +100,9 @@ class Jury:
         try:
             async with asyncio.timeout(2 * rounds.settings.deadlines.step_s):
                 result = await committed
+        except TimeoutError:  # the stage stands still, or this peer is no member any more
+            log.warning("%s is accused, but no round bears the charge: no jury", mismatch.accused)
+            return
         finally:
             self._committing.pop(accusation.digest(), None)
         step = result.roster.step
