@@ -104,7 +104,9 @@ class Coordinator:
             LostQuorum(StageIndex(stage), self._transport, run.host_key.peer_id, run.run_key, lease_s)
             for stage in range(run.settings.model.num_stages)
         ]
-        self._evaluation = Evaluation(run.settings, self._transport, self.progress, settings.evaluate_tokens)
+        self._evaluation = Evaluation(
+            run.settings, self._transport, self.progress, settings.evaluate_tokens, self.justice.may_train
+        )
         self._archivist = Archivist(
             run, self._transport, ledger, self.progress, self.justice.anchor_of, settings.kept_checkpoints
         )
@@ -170,7 +172,9 @@ class Coordinator:
         """
 
         async def mend(stage: int, watched: LostQuorum) -> None:
-            changed = await watched.mend(self.progress.present(stage=stage))
+            # A newcomer must not say where the stage is, nor who its voters are.
+            members = [peer for peer in self.progress.present(stage=stage) if self.justice.may_train(peer)]
+            changed = await watched.mend(members)
             if changed is not None:
                 self._emit({"event": "reconfigured", "stage": stage, "voters": [*changed.voters]})
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from bootstrap.progress import RunProgress, VersionGone
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.network.transport import Message, Transport
 
@@ -18,7 +20,16 @@ PAUSE_S = 0.2
 class Evaluation:
     """Asks the sources for the loss of held-out microbatches, one after another, until each is answered."""
 
-    def __init__(self, settings: RunSettings, transport: Transport, progress: RunProgress, num_tokens: int) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        transport: Transport,
+        progress: RunProgress,
+        num_tokens: int,
+        may_train: Callable[[PeerId], bool],
+    ) -> None:
+        """`may_train`: whether anything is taken from a peer; the others are not asked."""
+        self._may_train = may_train
         self._settings = settings
         self._transport = transport
         self._progress = progress
@@ -41,7 +52,7 @@ class Evaluation:
         """Loss sum and number of targets."""
         turn = index
         while True:
-            sources = self._progress.present(stage=0)
+            sources = [peer for peer in self._progress.present(stage=0) if self._may_train(peer)]
             if sources:
                 source = sources[turn % len(sources)]
                 try:

@@ -10,9 +10,11 @@ import pytest
 
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Roster, Work
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.round_ballots import Proposal
 from swarm.identity import Identity
+from swarm.witness_service import check_joins
 from verification.draws import HashChain
 from verification.probation import AGREEMENT_VERSIONS, Agreement, Probation, exam_of
 from verification.ticket import Ticket
@@ -120,6 +122,25 @@ def test_malformed_agreements_are_refused() -> None:
         with pytest.raises(RemoteError) as caught:
             Agreement.from_value(one)
         assert caught.value.kind == "malformed"
+
+
+# -- rosters -----------------------------------------------------------------------------------------------
+
+
+def test_voters_look_at_who_joins_unless_it_was_certified_before() -> None:
+    def proposal(*joins: str, certified: bool = False) -> Proposal:
+        proof = SimpleNamespace(certificate=object() if certified else None)
+        return cast(Proposal, SimpleNamespace(roster=SimpleNamespace(joins=joins), proof=proof))
+
+    def may_join(peer: PeerId) -> bool:
+        return peer == "known"
+
+    check_joins(proposal("known"), may_join)
+    check_joins(proposal(), may_join)
+    check_joins(proposal("unknown", certified=True), may_join)
+    check_joins(cast(Proposal, SimpleNamespace(roster=None)), may_join)
+    with pytest.raises(TransientError, match="probation"):
+        check_joins(proposal("known", "unknown"), may_join)
 
 
 # -- the fold -----------------------------------------------------------------------------------------------
