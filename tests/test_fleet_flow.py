@@ -112,7 +112,7 @@ def test_only_the_lost_peers_stage_is_computed_again_if_the_rest_is_adopted() ->
         flow = pipeline(1, 2, 1, 1, window=1, redo_stage=redo_stage)
         flow.counters[flows.TARGET] = 1
         run_until(flow, 6.4)  # the last stage computes
-        held_by = int(flow.ways[flow.work["is_active"] == 1]["path"][0, 1])
+        held_by = int(flow.holder[1, flow.work["is_active"] == 1][0])
         flows.lose(flow, held_by, 6.4, 6.4)
         run_until(flow, 100.0)
         assert flow.counters[flows.COMPLETED] == 1

@@ -59,7 +59,7 @@ WORK = np.dtype(
         ("born", np.float64),
     ]
 )
-WAY = np.dtype([("chosen_at", np.float64), ("path", np.int32), ("link", np.int32), ("load_then", np.int64)])
+WAY = np.dtype([("chosen_at", np.float64), ("link", np.int32), ("load_then", np.int32)])
 EVENT = np.dtype([("at", np.float64), ("work", np.int64), ("token", np.int64)])
 
 
@@ -78,7 +78,9 @@ class Flow(NamedTuple):
     work: Any
     """WORK [M]: microbatches."""
     ways: Any
-    """WAY [M, S]: who has them in each stage, and how its caller chose the next."""
+    """WAY [M, S]: how the peer of each stage chose the next."""
+    holder: NDArray[np.int32]
+    """[S, M]: the peer of each stage that has the microbatch; by stage, for a lost peer's are searched."""
     free: Ints
     """[M] places in `work`."""
     heap: Any
@@ -121,13 +123,14 @@ def empty_flow(
     known = np.zeros((num_peers, fanout), KNOWN)
     known["target"], known["duration_s"] = -1, -1.0
     ways = np.zeros((num_work, num_stages), WAY)
-    ways["path"] = ways["link"] = -1
+    ways["link"] = -1
     return Flow(
         peers=peers,
         done=np.zeros((num_peers, 2), np.int64),
         known=known,
         work=np.zeros(num_work, WORK),
         ways=ways,
+        holder=np.full((num_stages, num_work), -1, np.int32),
         free=np.arange(num_work, dtype=np.int64),
         heap=np.zeros(4 * num_work, EVENT),
         members=np.full((num_stages, num_peers), -1, np.int32),
@@ -257,14 +260,14 @@ def finished(flow: Flow, caller: int, place: int, duration_s: float, load: int) 
 def _is_known(flow: Flow, work: int, hop: int) -> bool:
     """Whether the caller at stage `hop` still knows the peer it sent the microbatch to."""
     place = flow.ways[work, hop].link
-    return bool(place >= 0 and flow.known[flow.ways[work, hop].path, place].target == flow.ways[work, hop + 1].path)
+    return bool(place >= 0 and flow.known[flow.holder[hop, work], place].target == flow.holder[hop + 1, work])
 
 
 @compiled
 def _forget(flow: Flow, work: int, hop: int) -> None:
     """The call from stage `hop` ends without an answer."""
     if _is_known(flow, work, hop):
-        flow.known[flow.ways[work, hop].path, flow.ways[work, hop].link].pending -= 1
+        flow.known[flow.holder[hop, work], flow.ways[work, hop].link].pending -= 1
     flow.ways[work, hop].link = -1
 
 
@@ -281,14 +284,14 @@ def _send(flow: Flow, sender: int, ready_at: float) -> float:
 def _onward(flow: Flow, work: int, now: float, ready_at: float) -> None:
     """The peer at stage `at` - 1 sends the microbatch, once it is ready, to a peer that it chooses."""
     stage = flow.work[work].at
-    caller = flow.ways[work, stage - 1].path
+    caller = flow.holder[stage - 1, work]
     place = choose(flow, caller, stage, now)
     if place < 0:
-        flow.ways[work, stage].path = -1
+        flow.holder[stage, work] = -1
         flow.ways[work, stage - 1].link = -1
         _push(flow, max(ready_at, now) + NO_PEER_RETRY_S, work)
         return
-    flow.ways[work, stage].path = flow.known[caller, place].target
+    flow.holder[stage, work] = flow.known[caller, place].target
     flow.ways[work, stage - 1].link = place
     flow.ways[work, stage - 1].chosen_at = now
     flow.ways[work, stage - 1].load_then = sent(flow, caller, place, now)
@@ -313,7 +316,7 @@ def _count(flow: Flow, work: int, stage: int) -> None:
     if step < flow.open_step[stage]:
         return
     flow.stage_done[stage, step & 1] += 1
-    peer = flow.ways[work, stage].path
+    peer = flow.holder[stage, work]
     if peer >= 0 and flow.peers[peer].stage == stage:
         flow.done[peer, step & 1] += 1
         flow.added[stage] += 1
@@ -335,7 +338,7 @@ def _end(flow: Flow, work: int) -> None:
     flow.work[work].is_active = 0
     flow.free[flow.counters[FREE]] = work
     flow.counters[FREE] += 1
-    source = flow.ways[work, 0].path
+    source = flow.holder[0, work]
     if flow.peers[source].stage == 0:
         flow.peers[source].in_flight -= 1
 
@@ -373,12 +376,12 @@ def start(flow: Flow, source: int, now: float) -> None:
         counters[GRANTED] += 1
         work = flow.free[counters[FREE]]
         flow.peers[source].in_flight += 1
-        flow.ways[work, 0].path = source
+        flow.holder[0, work] = source
         flow.work[work].at = 0
         flow.work[work].is_back = 0
         flow.work[work].step = counters[STEP]
         flow.work[work].left_at = now
-        flow.work[work].counted = flow.ways.shape[1]
+        flow.work[work].counted = flow.holder.shape[0]
         flow.work[work].is_active = 1
         flow.work[work].born = now
         _push(flow, now, work)
@@ -394,9 +397,9 @@ def start_all(flow: Flow, now: float) -> None:
 @compiled
 def _event(flow: Flow, work: int, now: float) -> int:
     """Something happens to a microbatch; the stage that counted it, or -1."""
-    stage, last = flow.work[work].at, flow.ways.shape[1] - 1
+    stage, last = flow.work[work].at, flow.holder.shape[0] - 1
     if not flow.work[work].is_back:
-        peer = flow.ways[work, stage].path
+        peer = flow.holder[stage, work]
         if stage > 0 and (peer < 0 or flow.peers[peer].stage != stage):
             _forget(flow, work, stage - 1)
             _onward(flow, work, now, now)
@@ -414,7 +417,7 @@ def _event(flow: Flow, work: int, now: float) -> int:
         return -1
     _count(flow, work, stage + 1)
     if stage < 0:
-        source = flow.ways[work, 0].path
+        source = flow.holder[0, work]
         flow.trips_s[flow.counters[TRIPS] % NUM_TRIPS] = now - flow.work[work].born
         flow.counters[TRIPS] += 1
         flow.counters[COMPLETED] += 1
@@ -422,11 +425,11 @@ def _event(flow: Flow, work: int, now: float) -> int:
         start(flow, source, now)
         return 0
     if flow.work[work].step < flow.open_step[stage]:  # a straggler: its step has closed here
-        source = flow.ways[work, 0].path
+        source = flow.holder[0, work]
         kill(flow, work)
         start(flow, source, now)
         return int(stage + 1)
-    peer = flow.ways[work, stage].path
+    peer = flow.holder[stage, work]
     if _is_known(flow, work, stage):
         seconds = now - flow.ways[work, stage].chosen_at
         finished(flow, peer, flow.ways[work, stage].link, seconds, flow.ways[work, stage].load_then)
@@ -454,7 +457,7 @@ def advance(flow: Flow, until: float) -> tuple[float, int]:
 @compiled
 def expire(flow: Flow, step: int) -> None:
     """What is still under way of `step` is late: lost to the stages that have not counted it."""
-    for work in range(flow.ways.shape[0]):
+    for work in range(flow.work.shape[0]):
         if flow.work[work].is_active and flow.work[work].step == step:
             kill(flow, work)
 
@@ -509,11 +512,11 @@ def _adopted(flow: Flow, work: int, stage: int, now: float) -> None:
     """The stage before sends the microbatch to another peer, which computes it forward and takes the lost one's place:
     what is under way in later stages goes on."""
     caller, sender_was_lost = (
-        flow.ways[work, stage - 1].path,
+        flow.holder[stage - 1, work],
         flow.work[work].at <= stage and flow.work[work].is_back == 1,
     )
     if sender_was_lost and (
-        stage == flow.ways.shape[1] - 1 or flow.peers[flow.ways[work, stage + 1].path].stage != stage + 1
+        stage == flow.holder.shape[0] - 1 or flow.peers[flow.holder[stage + 1, work]].stage != stage + 1
     ):
         _again(flow, work, stage, now)
         return
@@ -523,7 +526,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float) -> None:
         _again(flow, work, stage, now)
         return
     peer = flow.known[caller, place].target
-    flow.ways[work, stage].path = peer
+    flow.holder[stage, work] = peer
     flow.ways[work, stage - 1].link = place
     flow.ways[work, stage - 1].chosen_at = now
     flow.ways[work, stage - 1].load_then = sent(flow, caller, place, now)
@@ -534,7 +537,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float) -> None:
     if sender_was_lost:  # the gradient had come to the lost peer, or was on its way: it is sent again
         flow.work[work].token += 1
         flow.work[work].at = stage
-        flow.work[work].left_at = _send(flow, flow.ways[work, stage + 1].path, now)
+        flow.work[work].left_at = _send(flow, flow.holder[stage + 1, work], now)
         _push(flow, max(ready_at, flow.work[work].left_at + flow.settings[0]), work)
 
 
@@ -550,8 +553,8 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     flow.peers[peer].in_flight = 0
     redo_stage = flow.settings[1] > 0
     back_at = now
-    for work in range(flow.ways.shape[0]):
-        if not flow.work[work].is_active or flow.ways[work, stage].path != peer:
+    for work in range(flow.work.shape[0]):
+        if flow.holder[stage, work] != peer or not flow.work[work].is_active:
             continue
         at, is_back = flow.work[work].at, flow.work[work].is_back
         if not is_back and at < stage:
@@ -567,9 +570,9 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
             _adopted(flow, work, stage, noticed_at)
         else:
             _again(flow, work, stage, noticed_at)
-        other = flow.ways[work, stage].path
+        other = flow.holder[stage, work]
         if other >= 0:
-            back_at = max(back_at, flow.peers[flow.ways[work, stage - 1].path].sends_at, flow.peers[other].free_at)
+            back_at = max(back_at, flow.peers[flow.holder[stage - 1, work]].sends_at, flow.peers[other].free_at)
     return float(back_at)
 
 
