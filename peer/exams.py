@@ -76,6 +76,9 @@ class Examiner:
         step, reveal = Step(fields.integer("step")), fields.octets("reveal", length=32)
         ticket = Ticket.from_value(fields.message("ticket"))
         fields.done()
+        held = rounds.results.get(int(step))
+        if held is None:
+            raise TransientError(f"the result of step {step} is not here")
         shown = self._shown.setdefault(step, Counter())
         if sender not in shown and len(shown) >= EXAMS_A_STEP:
             raise TransientError(f"{EXAMS_A_STEP} newcomers are examined about step {step} here")
@@ -84,9 +87,6 @@ class Examiner:
         ticket.check(run_id=rounds.run_id, run_key=rounds.chain.run_key)
         if (ticket.peer_id, ticket.stage) != (sender, rounds.chain.stage):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
-        held = rounds.results.get(int(step))
-        if held is None:
-            raise TransientError(f"the result of step {step} is not here")
         await rounds.exact.run(Urgency.AUDIT, partial(check_reveal, ticket.chain_end, int(step), reveal))
         exam = exam_of(held[0].roster, reveal, sender)
         if exam is None or exam.examiner != rounds.me:
