@@ -40,15 +40,12 @@ class DoorSettings:
 class Doors:
     """Made by `open`."""
 
-    def __init__(self, server: CoordinatorServer, site: WebSite | None, invite: Invite) -> None:
+    def __init__(self, server: CoordinatorServer, site: WebSite | None, invite: Invite, web: str | None) -> None:
         self._server = server
         self._site = site
         self.invite = invite
-
-    @property
-    def web(self) -> str | None:
+        self.web = web
         """Address of the web page."""
-        return f"http://{self.invite.host}:{self._site.port}/" if self._site is not None else None
 
     @classmethod
     async def open(
@@ -75,7 +72,11 @@ class Doors:
                 await site.close()
             raise
         replace_lines(run.folder.root / INVITE_FILE, [invite.line()])
-        return cls(server, site, invite)
+        if site is None or settings.web is None:
+            return cls(server, None, invite, None)
+        listens_at = settings.web.rpartition(":")[0]
+        everywhere = listens_at.strip("[]") in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
+        return cls(server, site, invite, f"http://{invite.host if everywhere else listens_at}:{site.port}/")
 
     async def close(self) -> None:
         await self._server.close()

@@ -121,28 +121,42 @@ def test_state_tells_the_run_and_no_address(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/evidence/..%2f..%2frun.key",
-        "/evidence/0123456789abcdef",
-        "/checkpoints/5/..%2f..%2frun.key",
-        "/checkpoints/5/checkpoint.json%00",
-        "/checkpoints/6/checkpoint.json",
-        "/checkpoints/x/y",
-        "/ledger.sqlite",
-        "/run.key",
-    ],
+ELSEWHERE = (
+    "/evidence/..%2f..%2frun.key",
+    "/evidence/0123456789abcdef",
+    "/checkpoints/5/..%2f..%2frun.key",
+    "/checkpoints/5/checkpoint.json%00",
+    "/checkpoints/6/checkpoint.json",
+    "/checkpoints/x/y",
+    "/ledger.sqlite",
+    "/run.key",
 )
-def test_nothing_else_is_served(tmp_path: Path, path: str) -> None:
+
+
+def test_nothing_else_is_served_and_nobody_is_served_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_site, "BURST", len(ELSEWHERE) + 1 + web_site.MAX_WATCHERS_EACH + 1)
+    monkeypatch.setattr(web_site, "CALLS_PER_S", 0.001)
+
     async def look() -> None:
         async with watched(tmp_path) as (host, session):
             host.archive(5)
-            async with session.get(path) as answer:
-                assert answer.status == 404
-                assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+            for path in ELSEWHERE:
+                async with session.get(path) as answer:
+                    assert answer.status == 404, path
+                    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
             async with session.post("/") as answer:
                 assert answer.status == 405
+            streams = [await session.get("/events") for _ in range(web_site.MAX_WATCHERS_EACH)]
+            assert {stream.status for stream in streams} == {200}
+            async with session.get("/events") as answer:
+                assert answer.status == 503
+            async with session.get("/state.json") as answer:
+                assert answer.status == 429
+                assert int(answer.headers["Retry-After"]) > 0
+            for stream in streams:
+                stream.close()
 
     asyncio.run(look())
 
@@ -329,7 +343,7 @@ def test_real_browser_sees_the_loss_fall_and_a_ban_appear(tmp_path: Path) -> Non
                 async def until(expression: str, wanted: str) -> None:
                     async with asyncio.timeout(30):
                         while wanted not in str(await evaluate(expression)):
-                            await asyncio.sleep(0.2)
+                            pass
 
                 loss = "document.getElementById('loss-t').textContent"
                 await until("document.getElementById('live')?.textContent", "live")

@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import time
 import urllib.parse
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -56,6 +57,8 @@ class ServiceLimits:
     max_calls: int = 256
     """Under way at once, from all addresses."""
     max_downloads: int = 16
+    max_downloads_each: int = 2
+    """Of one address."""
 
 
 class Answers(Protocol):
@@ -126,7 +129,8 @@ class _Servicer:
         self._answers = answers
         self._limits = limits
         self._rates = AddressRates(calls_per_s=limits.calls_per_s, burst=limits.burst)
-        self._downloads = 0
+        self._downloads = Counter[str]()
+        """Under way, by address."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         answers = self._answers
@@ -158,11 +162,13 @@ class _Servicer:
 
     async def _download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
         await self._admit_call(context)
-        if self._downloads >= self._limits.max_downloads:
+        address, limits = address_of(context.peer()), self._limits
+        if self._downloads.total() >= limits.max_downloads or self._downloads[address] >= limits.max_downloads_each:
             await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._downloads} downloads are under way; try again later"
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._downloads.total()} downloads are under way, {self._downloads[address]} of them yours; wait",
             )
-        self._downloads += 1
+        self._downloads[address] += 1
         give_up_at = time.monotonic() + self._limits.download_s
         try:
             async with contextlib.aclosing(self._answers.download(_parsed(pb.DownloadRequest, data))) as pieces:
@@ -175,7 +181,7 @@ class _Servicer:
         except (RemoteError, TransientError, LocalError) as error:
             await _refuse(context, error)
         finally:
-            self._downloads -= 1
+            self._downloads -= Counter([address])  # and forgets an address that has none
 
     async def _admit_call(self, context: Any) -> None:
         wait_s = self._rates.take(address_of(context.peer()), now=time.monotonic())

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ HEADERS = {
 }
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_WATCHERS = 200
+MAX_WATCHERS_EACH = 8
+"""Pages that one address has open."""
 TICK_S = 1.0
 """A page hears of changes at most so often."""
 HEARTBEAT_S = 15.0
@@ -60,7 +63,8 @@ class WebSite:
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
         self._rates = AddressRates(calls_per_s=CALLS_PER_S, burst=BURST)
-        self._num_watchers = 0
+        self._watchers = Counter[str]()
+        """Open pages of each address."""
         self._said: tuple[float, str] = (0.0, "")
         self._closing = asyncio.Event()
         app = web.Application(middlewares=[self._guard], client_max_size=1024)
@@ -123,19 +127,20 @@ class WebSite:
         return web.Response(text=self._json(), content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        if self._num_watchers >= MAX_WATCHERS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_WATCHERS} pages are open; look at /state.json")
+        address = request.remote or ""
+        if self._watchers.total() >= MAX_WATCHERS or self._watchers[address] >= MAX_WATCHERS_EACH:
+            raise web.HTTPServiceUnavailable(text="too many pages are open; look at /state.json")
         response = web.StreamResponse(
             headers={**HEADERS, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
-        self._num_watchers += 1
+        self._watchers[address] += 1
         try:
             await response.prepare(request)
             await self._tell(response)
         except (ConnectionError, TimeoutError):
             pass  # the page was closed, or does not read
         finally:
-            self._num_watchers -= 1
+            self._watchers -= Counter([address])  # and forgets an address that has none
         return response
 
     async def _tell(self, response: web.StreamResponse) -> None:
