@@ -19,6 +19,7 @@ from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import SignedRun
 from swarm.identity import Identity
+from swarm.network.addresses import knock
 from swarm.network.dht import DHTDirectory
 from swarm.network.loop import happened
 from swarm.network.p2p import P2PSettings, P2PTransport
@@ -169,6 +170,9 @@ async def reach(transport: P2PTransport, host: PeerId, addresses: Sequence[str])
     """Dial each address, all at once: those that failed, each with its cause."""
 
     async def dial(address: str) -> str:
+        closed = await knock(address)
+        if closed:
+            return closed
         try:
             await transport.connect(host, [address])
         except TransientError as error:

@@ -1,8 +1,33 @@
 """This is where HOST:PORT, as people write it, becomes a multiaddress, as libp2p does."""
 
+import asyncio
+import contextlib
+import os
+
 from swarm.core.errors import SettingsError
 
 MAX_PORT = 65535
+
+
+async def knock(address: str, *, timeout_s: float = 5.0) -> str:
+    """Why nothing accepts a TCP connection at a multiaddress; empty if something does.
+
+    p2pd must not find that out: it waits longer after each failed dial, up to five minutes, before it dials again.
+    """
+    parts = address.split("/")
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    except TimeoutError:
+        return f"no answer within {timeout_s:g} s"
+    except OSError as error:
+        return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
+    except (ValueError, IndexError):
+        return "no TCP multiaddress"
+    return ""
 
 
 def listen_multiaddress(listen: str) -> str:

@@ -1,0 +1,101 @@
+"""A real daemon in a real run, as its owner sees it: useful, paused within a microbatch, left in order."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process_swarm import ProcessSwarm, Zygote
+
+pytestmark = pytest.mark.processes
+
+IN_FLIGHT = 2  # limits.max_in_flight of the manifest
+UP_S = 5.0
+FOUND_S = 30.0
+
+
+def _ask(zygote: Zygote, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "swarm", *arguments],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(zygote.runtime)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def _status(zygote: Zygote, folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(_ask(zygote, "status", "--json", "--dir", str(folder)))
+    return told
+
+
+def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=2000, every=2000, founders=2) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=4)
+        folder = tmp_path / "p1a"
+        told = _status(zygote, folder)
+        assert told["state"] == "working"
+        assert told["reason"] == ""
+        assert told["place"]["standing"] == "member"
+        assert told["work"]["certified_microbatches"] > 0
+        assert 0 < told["work"]["last_step_tokens"] <= told["work"]["last_step_all_tokens"]
+        assert told["traffic"]["month_bytes"] > 0
+
+        _ask(zygote, "pause", "--dir", str(folder))
+        before = _status(zygote, folder)
+        assert before["state"] == "paused"
+        swarm.wait_for_more("version", after=len(swarm.events()), count=3, timeout_s=60)
+        after = _status(zygote, folder)
+        assert after["work"]["computed"] - before["work"]["computed"] <= IN_FLIGHT
+        assert after["work"]["last_step_tokens"] == 0
+        _ask(zygote, "resume", "--dir", str(folder))
+
+        started = time.monotonic()
+        assert "left after" in _ask(zygote, "leave", "--dir", str(folder))
+        assert time.monotonic() - started < 30
+        assert zygote.exit_code(swarm.peers["p1a"], timeout_s=5) == 0
+
+        os.kill(swarm.peers["p0a"], signal.SIGKILL)
+        zygote.exit_code(swarm.peers["p0a"], timeout_s=5)
+        gone = subprocess.run(
+            [sys.executable, "-m", "swarm", "status", "--dir", str(tmp_path / "p0a")], capture_output=True, check=False
+        )
+        assert gone.returncode == 4
+    assert zygote.leftovers() == []
+
+
+def test_a_daemon_waits_for_its_seeds_and_finds_them_when_they_come_back(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=2000, every=2000, founders=1) as swarm:
+        swarm.start_host()
+        address = swarm.wait_for("listening")["addresses"][0]
+        listen = "127.0.0.1:" + address.split("/")[4]
+        os.kill(swarm.host, signal.SIGKILL)
+        zygote.exit_code(swarm.host, timeout_s=5)
+
+        folder = tmp_path / "p0a"
+        argv = ["join", address, "--yes", "--dir", str(folder), "--threads", "1", "--listen", "127.0.0.1:0"]
+        started = time.monotonic()
+        swarm.peers["p0a"] = zygote.start(argv, tmp_path / "p0a.log")
+        while not (folder / "daemon.lock").exists() or "socket" not in (folder / "daemon.lock").read_text():
+            assert time.monotonic() - started < UP_S
+            time.sleep(0.02)
+        while (told := _status(zygote, folder))["state"] != "looking":
+            assert time.monotonic() - started < 30
+        assert f"{address}: connection refused" in told["reason"]
+
+        swarm.start_host(listen=listen)
+        swarm.wait_for("listening")
+        back = time.monotonic()
+        while _status(zygote, folder)["state"] not in ("joining", "working"):
+            assert time.monotonic() - back < FOUND_S
+    assert zygote.leftovers() == []
