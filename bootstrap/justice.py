@@ -89,9 +89,9 @@ ASK_FOR_AUDITORS_AT_ONCE = 4
 REVEAL_WAITS = 50
 """Of 0.1 s."""
 PING_S = 3.0
-RESTART_VERSIONS = 10
-"""A peer that is admitted again owes nothing from before, for what it kept died with its process; once in so many
-versions, or whoever withholds would be admitted again and again."""
+RESTART_VERSIONS = 8
+"""A peer that is admitted again owes nothing from before, for what it kept died with its process; after the first time
+once in so many versions, or whoever withholds would be admitted again and again."""
 
 
 FOR_THE_QUARANTINED = frozenset({FINISH, PARDON, BAN, QUARANTINE, PLEA, RETURN})
@@ -123,6 +123,7 @@ class Justice:
         """Of each stage, by version."""
         self._tickets: dict[PeerId, Ticket] = {}
         self._waiting: asyncio.Queue[tuple[PeerId, Path]] = asyncio.Queue(MAX_WAITING)
+        self._restarted_at: dict[PeerId, int] = {}
         self._begun_at: dict[PeerId, int] = {}
         """Version of its stage when the peer's process began, as far as is believed."""
         self._asking = asyncio.Semaphore(ASK_FOR_AUDITORS_AT_ONCE)
@@ -207,8 +208,10 @@ class Justice:
             self._tickets[peer] = held
             self._ledger.append("ticket", held.to_value())
         version = int(self._version(stage))
-        if version >= self._begun_at.get(peer, -RESTART_VERSIONS) + RESTART_VERSIONS:
+        if peer not in self._begun_at:
             self._begun_at[peer] = version
+        elif version >= self._restarted_at.get(peer, -RESTART_VERSIONS) + RESTART_VERSIONS:
+            self._begun_at[peer] = self._restarted_at[peer] = version
         return held
 
     def ticket_of(self, peer: PeerId) -> Ticket | None:
