@@ -1,6 +1,7 @@
 """A guest's manners: each of the owner's limits alone decides when the peer works, pauses or goes away."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,8 @@ def test_hours_agree_with_a_minute_by_minute_list() -> None:
             minute = (minute + 1) % (24 * 60)
         hours = Hours(((start, stop),))
         assert {minute for minute in range(24 * 60) if hours.include(minute)} == inside
+
+
+def test_the_guide_explains_every_limit() -> None:
+    guide = (Path(__file__).parent.parent / "docs" / "volunteer.md").read_text(encoding="utf-8")
+    assert [limit.name for limit in LIMITS if f"`{limit.name}`" not in guide] == []
