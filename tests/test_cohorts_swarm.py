@@ -126,6 +126,7 @@ def test_every_part_is_the_weighted_sum_of_the_cohorts_weighted_sums(tmp_path: P
     run(manifest, tmp_path, 5, lambda swarm: check_two_steps(swarm, timeout_s=60.0))
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("small_cohorts")
 def test_who_reduces_wrongly_is_banned_and_the_others_go_on(tmp_path: Path) -> None:
     audits = {"hop_budget": 0.0, "contribution_budget": 0.0, "reducer_share": 8.0}
