@@ -7,7 +7,7 @@ replays the case on the weights that it has itself. Two who find fraud shut the 
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
 from peer.compute import Urgency
@@ -24,6 +24,7 @@ from swarm.network.transport import Message, Transport
 from verification.evidence import Evidence
 from verification.kinds.mismatch import Mismatch, mismatch_of
 from verification.replay.judge import judge_as_replica
+from verification.strikes import STRIKES_TO_QUARANTINE
 from verification.tolerance import Grade
 from verification.verdicts import (
     FEWEST_REPLICAS,
@@ -64,6 +65,10 @@ class Jury:
         self._take = take
         self._is_out = is_out
         self._committing: dict[bytes, asyncio.Future[Result]] = {}
+        self._prosecuted: set[PeerId] = set()
+        """Whom this peer is accusing now: of one thing at a time."""
+        self._contradicted: Counter[PeerId] = Counter()
+        """How often accusers were wrong, as this juror found."""
         self._votes: OrderedDict[tuple[PeerId, bytes], JurorVote] = OrderedDict()
         self._sitting = asyncio.Lock()
         self._told_by: OrderedDict[tuple[PeerId, bytes], set[PeerId]] = OrderedDict()
@@ -91,8 +96,17 @@ class Jury:
     async def prosecute(self, mismatch: Mismatch) -> None:
         """Bring a case before a jury, and its finding before everybody. Nothing comes of it in a small stage."""
         rounds = self._rounds
-        if len(rounds.chain.members) < FEWEST_REPLICAS or self._is_out(mismatch.accused):
+        accused = mismatch.accused
+        if len(rounds.chain.members) < FEWEST_REPLICAS or self._is_out(accused) or accused in self._prosecuted:
             return
+        self._prosecuted.add(accused)
+        try:
+            await self._prosecute(mismatch)
+        finally:
+            self._prosecuted.discard(accused)
+
+    async def _prosecute(self, mismatch: Mismatch) -> None:
+        rounds = self._rounds
         evidence = mismatch.without_past().to_evidence(self._signed_run)
         body = await asyncio.to_thread(evidence.to_bytes)
         accusation = _accusation_of(evidence)
@@ -142,6 +156,8 @@ class Jury:
         fields.done()
         if rounds.me not in jury_of(self._result(accusation.stage, step), accusation, sender):
             raise RemoteError("verdict", f"this peer was not drawn as a juror of {accusation.peer_id}", sender)
+        if self._contradicted[sender] >= STRIKES_TO_QUARANTINE:
+            raise RemoteError("standing", f"{sender} has accused wrongly {STRIKES_TO_QUARANTINE} times", sender)
         key = (sender, accusation.digest())
         async with self._sitting:
             if key not in self._votes:
@@ -161,6 +177,7 @@ class Jury:
             guilty = await rounds.exact.run(Urgency.AUDIT, lambda: self._is_guilty(evidence))
         except LocalError as error:
             raise TransientError(f"the case cannot be judged here: {error}") from error
+        self._contradicted[accuser] += not guilty
         grade = Grade.FRAUD if rounds.adversary.finds(guilty) else Grade.HONEST
         log.info("%s, accused by %s: %s", accusation.peer_id, accuser, grade.value)
         return JurorVote(*accusation.facts, accuser, step, rounds.me, grade).signed_by(rounds.identity)
