@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,15 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
             f"data.sequence_length = {sequence_length} is more than the model's "
             f"max_position_embeddings = {shape.max_positions}; shorten it"
         )
+
+
+def cuts(model: ModelSettings) -> list[ModelSettings]:
+    """The same model cut evenly into two stages, three, and so on."""
+    num_layers, head_cost = model.stage_layers[-1][1], _head_cost(model.config_json)
+    return [
+        replace(model, stage_layers=even_layers(num_layers, num_stages, last_cost=head_cost))
+        for num_stages in range(2, num_layers + 1)
+    ]
 
 
 def stage_num_parameters(model: ModelSettings) -> list[int]:

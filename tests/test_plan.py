@@ -17,6 +17,8 @@ from swarm.core.plan import (
     WITH_RESIDUAL,
     Assumptions,
     activation_bytes_per_token,
+    best_cut,
+    plan_cut,
     plan_run,
     round_bytes,
     stage_memory_bytes,
@@ -24,7 +26,7 @@ from swarm.core.plan import (
 )
 from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings
 from swarm.manifest import assumed_data, freeze, parse_manifest
-from swarm.manifest_model import hidden_size, stage_num_parameters
+from swarm.manifest_model import cuts, hidden_size, stage_num_parameters
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
 
@@ -192,3 +194,31 @@ def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> 
     assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04)
     alone = plan_run(_settings(), [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
     assert alone.round_s == 0.0
+
+
+def test_fleet_gets_the_fastest_cut_that_fits_its_memory() -> None:
+    settings = _settings()
+    found = {}
+    for model in cuts(settings.model):
+        cut_settings = replace(settings, model=model)
+        numbers, width = stage_num_parameters(model), hidden_size(model)
+        found[model.num_stages] = plan_cut(cut_settings, numbers, width, LINKS, num_peers=8, memory_bytes=1 << 40)
+        exact = plan_run(cut_settings, numbers, width, replace(LINKS, peers_per_stage=8 // model.num_stages))
+        assert found[model.num_stages].tokens_per_s == exact.tokens_per_s
+    best = best_cut(list(found.values()))
+    assert best is not None
+    assert best.tokens_per_s == max(cut.tokens_per_s for cut in found.values() if not cut.problem)
+    least = min(cut.host_bytes for cut in found.values())
+    poor = [replace(cut, problem="" if cut.host_bytes <= least else "too large") for cut in found.values()]
+    chosen = best_cut(poor)
+    assert chosen is not None
+    assert chosen.host_bytes == least
+    assert best_cut([replace(best, problem="too large")]) is None
+
+
+def test_run_takes_its_steps_and_moves_its_bytes() -> None:
+    settings = _settings()
+    plan = plan_run(settings, stage_num_parameters(settings.model), hidden_size(settings.model), LINKS)
+    assert plan.run_s == pytest.approx(plan.step_s * settings.optimizer.total_steps)
+    for part, month, whole in zip(plan.stages, plan.month_bytes, plan.run_bytes, strict=True):
+        assert whole == pytest.approx(month * plan.run_s / (30 * 24 * 3600) + part.join_bytes)

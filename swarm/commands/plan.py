@@ -1,7 +1,7 @@
 """This is where `swarm plan` shows what a run needs before anybody starts it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm.core.errors import SettingsError
-from swarm.core.plan import Assumptions, Plan, plan_run, total_bytes
+from swarm.core.plan import Assumptions, Cut, Plan, best_cut, plan_cut, plan_run, total_bytes
+
+NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, or take a smaller model"
 
 
 @click.command()
@@ -32,6 +34,16 @@ from swarm.core.plan import Assumptions, Plan, plan_run, total_bytes
     show_default=True,
     help="How long a peer stays, on average.",
 )
+@click.option(
+    "--fleet", type=click.IntRange(min=2), metavar="PEERS", help="Show how to cut the model for so many peers."
+)
+@click.option(
+    "--memory-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=8.0,
+    show_default=True,
+    help="Memory of a peer of the fleet.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object for scripts.")
 def command(
     manifest: Path,
@@ -41,6 +53,8 @@ def command(
     peers: int,
     tflops: float,
     session_hours: float,
+    fleet: int | None,
+    memory_gib: float,
     as_json: bool,
 ) -> None:
     """Reckon what the run in MANIFEST needs of a peer of each stage.
@@ -48,7 +62,7 @@ def command(
     Exit code 2 if joining would take more than a tenth of a session.
     """
     from swarm.manifest import assumed_data, freeze, read_manifest
-    from swarm.manifest_model import hidden_size, stage_num_parameters
+    from swarm.manifest_model import cuts, hidden_size, stage_num_parameters
 
     read = read_manifest(manifest)
     settings = freeze(read, assumed_data(read), ())
@@ -60,6 +74,27 @@ def command(
         session_hours=session_hours,
         round_trip_ms=round_trip_ms,
     )
+    if fleet is not None:
+        found = [
+            plan_cut(
+                replace(settings, model=model),
+                stage_num_parameters(model),
+                hidden_size(model),
+                assumptions,
+                num_peers=fleet,
+                memory_bytes=round(memory_gib * (1 << 30)),
+            )
+            for model in cuts(settings.model)
+        ]
+        best = best_cut(found)
+        if as_json:
+            cuts_json = [asdict(cut) for cut in found]
+            click.echo(json.dumps({"cuts": cuts_json, "best_stages": best.num_stages if best else None}, indent=2))
+        else:
+            _show_cuts(found, best, fleet)
+        if best is None:
+            raise SettingsError(f"no cut suits {fleet} peers: {found[-1].problem}; {NO_CUT}")
+        return
     plan = plan_run(settings, stage_num_parameters(settings.model), hidden_size(settings.model), assumptions)
     if as_json:
         click.echo(json.dumps({"assumptions": asdict(assumptions), **asdict(plan)}, indent=2))
@@ -79,8 +114,30 @@ def _show(plan: Plan, assumptions: Assumptions) -> None:
     console.print(_table(plan))
     seconds = f"{plan.step_s:.2f} s" if plan.step_s >= 0.01 else f"{plan.step_s * 1000:.2g} ms"
     console.print(f"a step takes {seconds}: {plan.tokens_per_s:,.0f} tokens/s for the whole swarm")
+    most = _size(max(plan.run_bytes))
+    console.print(f"the run takes {plan.run_s / 3600:,.1f} hours; who stays for all of it moves up to {most}")
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow")
+
+
+def _show_cuts(found: list[Cut], best: Cut | None, num_peers: int) -> None:
+    table = Table(title=f"The model cut for {num_peers} peers")
+    for title in ("stages", "peers each", "tokens/s", "memory", "join", "traffic a month", ""):
+        table.add_column(title, justify="right" if title else "left")
+    for cut in found:
+        table.add_row(
+            str(cut.num_stages),
+            str(cut.peers_per_stage),
+            f"{cut.tokens_per_s:,.0f}",
+            _size(cut.host_bytes),
+            f"{cut.join_s / 60:.1f} min",
+            _size(cut.month_bytes),
+            "best" if cut is best else cut.problem,
+        )
+    console = Console(width=None)
+    console.print(table)
+    if best is not None:
+        console.print(f"set model.stages = {best.num_stages}")
 
 
 def _table(plan: Plan) -> Table:

@@ -6,7 +6,7 @@ messages, and times count what headers add to them. A step is one optimizer step
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.core.settings import RunSettings
 
@@ -93,12 +93,33 @@ class StagePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A number of stages for a fleet, and what comes of it."""
+
+    num_stages: int
+    peers_per_stage: int
+    """The fleet's peers, spread evenly; what is left over stands by."""
+    tokens_per_s: float
+    host_bytes: int
+    """Memory that the stage that needs most asks of a peer."""
+    join_s: float
+    month_bytes: float
+    """Up and down together, of a peer of the busiest stage that runs all day."""
+    problem: str = ""
+    """Why it will not do; empty if it will."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     stages: tuple[StagePlan, ...]
     step_s: float
     tokens_per_s: float
     month_bytes: tuple[float, ...]
     """Up and down together, of a peer of each stage that runs all day."""
+    run_s: float
+    """The whole run."""
+    run_bytes: tuple[float, ...]
+    """Up and down together, of a peer of each stage that joins once and stays for the whole run."""
     warnings: tuple[str, ...]
     refusals: tuple[str, ...]
     """Why the run should not be started like this; empty if it may."""
@@ -182,6 +203,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
+    run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
         * (HEADERS * MONTH_S / step_s)
@@ -192,9 +214,49 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         step_s=step_s,
         tokens_per_s=settings.batch.target_tokens / step_s,
         month_bytes=month,
+        run_s=run_s,
+        run_bytes=tuple(size * run_s / MONTH_S + part.join_bytes for size, part in zip(month, stages, strict=True)),
         warnings=tuple(_slow_rounds(settings, stages)),
         refusals=tuple(_slow_joins(stages, assumptions)),
     )
+
+
+def plan_cut(
+    settings: RunSettings,
+    num_parameters: Sequence[int],
+    hidden_size: int,
+    assumptions: Assumptions,
+    *,
+    num_peers: int,
+    memory_bytes: int,
+) -> Cut:
+    """The run with `settings.model` as it is cut, on so many peers with so much memory each."""
+    num_stages = settings.model.num_stages
+    assumptions = replace(assumptions, peers_per_stage=max(1, num_peers // num_stages))
+    plan = plan_run(settings, num_parameters, hidden_size, assumptions)
+    host_bytes = max(total_bytes(part.memory_bytes, "host") for part in plan.stages)
+    problem = ""
+    if num_peers < num_stages:
+        problem = f"{num_peers} peers are fewer than the stages"
+    elif host_bytes > memory_bytes:
+        problem = f"needs {host_bytes / 1e9:.1f} GB, peers have {memory_bytes / 1e9:.1f}"
+    elif plan.refusals:
+        problem = "joining takes more than a tenth of a session"
+    return Cut(
+        num_stages=num_stages,
+        peers_per_stage=assumptions.peers_per_stage,
+        tokens_per_s=plan.tokens_per_s,
+        host_bytes=host_bytes,
+        join_s=max(part.join_s for part in plan.stages),
+        month_bytes=max(plan.month_bytes),
+        problem=problem,
+    )
+
+
+def best_cut(cuts: Sequence[Cut]) -> Cut | None:
+    """The fastest that will do, of equally fast ones that with the fewest stages; None if none will do."""
+    able = [cut for cut in cuts if not cut.problem]
+    return max(able, key=lambda cut: (cut.tokens_per_s, -cut.num_stages), default=None)
 
 
 def _plan_stage(
