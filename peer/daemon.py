@@ -182,6 +182,8 @@ class PeerDaemon:
         self.rounds: StageRounds | None = None
         self.auditor: Auditor | None = None
         self.reducer_auditor: ReducerAuditor | None = None
+        self.newcomer: Newcomer | None = None
+        """In runs with probation."""
         self.step_auditor: StepAuditor | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -648,7 +650,7 @@ class PeerDaemon:
         """Examine newcomers, and be examined while this peer is one."""
         examiner = Examiner(rounds, exhibits)
         examiner.serve(self.transport)
-        newcomer = Newcomer(rounds, ticket, draws, self._host_id, lambda: self.verdicts.may_train(rounds.me))
+        newcomer = self.newcomer = Newcomer(rounds, ticket, draws, self._host_id, lambda: self.verdicts.may_train(rounds.me))
         catch_up.promotion = self.verdicts.own_promotion
         rounds.on_applied += [examiner.applied, newcomer.applied]
         while True:

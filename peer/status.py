@@ -80,7 +80,18 @@ def state_of(facts: Facts, live: "Live | None", tally: "WorkTally | None") -> tu
         return ("paused" if facts.decision.conduct is Conduct.PAUSE else "away"), facts.decision.reason
     if live is None or tally is None:
         return facts.phase, facts.waits_for
+    if facts.daemon is not None and _on_probation(facts.daemon, live):
+        agreed = f"{_agreements(facts.daemon)} of {live.settings.audits.agreements_to_promote}"
+        return "working", f"on probation: {agreed} of its replays of others' work agreed; it trains once it is promoted"
     return "working", idle_reason(live, tally, facts.uptime_s)
+
+
+def _agreements(daemon: "PeerDaemon") -> int:
+    return daemon.newcomer.agreements if daemon.newcomer is not None else 0
+
+
+def _on_probation(daemon: "PeerDaemon", live: "Live") -> bool:
+    return daemon.standing.table.standing(daemon.identity.peer_id, live.rounds.version).value == "probation"
 
 
 def idle_reason(live: "Live", tally: "WorkTally", uptime_s: float) -> str:
@@ -113,7 +124,9 @@ def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "Live") -> None:
             total_steps=settings.optimizer.total_steps,
             num_members=len(rounds.chain.members),
             is_member=rounds.is_member,
-            standing=daemon.standing.table.standing(daemon.identity.peer_id, rounds.version).value,
+            standing=f"probation {_agreements(daemon)}/{settings.audits.agreements_to_promote}"
+            if _on_probation(daemon, live)
+            else daemon.standing.table.standing(daemon.identity.peer_id, rounds.version).value,
         )
     )
     rank, num_ranked = tally.rank()

@@ -6,7 +6,7 @@ import pytest
 
 from peer import diagnosis
 from peer.diagnosis import Dialled, Level
-from peer.doctor import DialCheck, unmet_requirements
+from peer.probes import DialCheck, unmet_requirements
 from swarm.core.guest import GIB
 from swarm.identity import Identity
 from swarm.network.p2p import P2PSettings, P2PTransport
