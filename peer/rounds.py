@@ -49,6 +49,8 @@ SHORTEST_PHASE_S, PHASE_FACTOR, PHASE_WINDOW = 1.0, 2.0, 16
 """A phase of a round is waited for twice as long as whole rounds lately took: a second at least."""
 MAX_NEIGHBOURS_NAMED = 6
 """Voters a stage of few members takes from its neighbours."""
+MAX_JOINS_TOLD = 64
+"""Peers that want to join, in one report to the leader: the others are in a later one."""
 REPORT_EVERY_S = 0.25
 PING_S = 2.0
 
@@ -307,7 +309,7 @@ class StageRounds:
                 "in_flight": report.num_in_flight,
                 "wanted": report.num_wanted,
                 "saw_next": report.saw_next,
-                "joins": [*sorted(self.joining)],
+                "joins": [*sorted(self.joining)[:MAX_JOINS_TOLD]],
             }
             try:
                 reply = await self.transport.call(
@@ -345,7 +347,7 @@ class StageRounds:
             fields.integer("wanted", high=1 << 10),
             fields.boolean("saw_next"),
         )
-        joins = fields.items("joins", peer_item, max_items=64)
+        joins = fields.items("joins", peer_item, max_items=MAX_JOINS_TOLD)
         fields.done()
         if int(step) < self.chain.version:
             return Message({"granted": 0, "exhausted": True, "over": True})
