@@ -13,7 +13,7 @@ from bootstrap.run_folder import PreparedRun
 from swarm.checkpoint.state import verify_hashes
 from swarm.checkpoint.transfer import MAX_HASH_BYTES, MAX_STATE_BYTES_PER_VALUE
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.host_protocol import STATE, STATED, WITHDRAW
@@ -25,9 +25,9 @@ from verification.ticket import Ticket
 log = logging.getLogger(__name__)
 
 KEPT_VERSIONS = 4
-"""Of a stage. A snapshot is kept by peers as long."""
-MAX_STATING = 64
-"""Peers whose statements of one version are kept."""
+"""With a snapshot, of a stage; peers keep three."""
+MAX_AHEAD = 16
+"""Versions that a statement may be ahead of the results that have come."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class StatedStates:
         return Message()
 
     def _take(self, sender: PeerId, statement: StateStatement, hashes: bytes) -> None:
-        """What a peer states of its own. Raises RemoteError if it is none, or of no version of its stage."""
+        """What a peer states of its own. Raises RemoteError if it is none, or of no version of its stage that had a
+        snapshot; TransientError if the stage is not known to be near it yet.
+        """
         statement.check(run_id=self._run.run_id)
         ticket, stage, version = self._tickets.get(sender), statement.stage, int(statement.version)
         if statement.peer_id != sender or ticket is None or ticket.stage != stage:
@@ -87,16 +89,27 @@ class StatedStates:
             raise RemoteError("protocol", f"a state of {statement.total_bytes} bytes; none is above {largest}", sender)
         leaves = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
         verify_hashes(statement.state_digest, leaves, statement.total_bytes)
-        followed = self._followed.get(stage)
-        chain = followed.at(version) if followed is not None else None
-        if chain is not None and (chain.name != statement.name or sender not in chain.members):
-            raise RemoteError("fork", f"{sender} states a version {version} that is not the stage's", sender)
+        self._check_version(statement)
         versions = self._held.setdefault(stage, {})
         stated = versions.setdefault(version, {})
-        if sender not in stated and len(stated) < MAX_STATING and version not in self._withdrawn.get(sender, ()):
-            stated[sender] = Stated(statement, hashes)
-        for old in sorted(versions)[:-KEPT_VERSIONS]:
+        if sender not in stated and version not in self._withdrawn.get(sender, ()):
+            same = (one.hashes for one in stated.values() if one.statement.state_digest == statement.state_digest)
+            stated[sender] = Stated(statement, next(same, hashes))
+        oldest = int(self._followed[stage].version) - KEPT_VERSIONS * self._run.settings.checkpoint.snapshot_every
+        for old in [old for old in versions if old < oldest]:
             del versions[old]
+
+    def _check_version(self, statement: StateStatement) -> None:
+        """By what is certified of the version or, if it is a little ahead of what is known here, by who is a member."""
+        followed, version, sender = self._followed.get(statement.stage), int(statement.version), statement.peer_id
+        if followed is None or version > int(followed.version) + MAX_AHEAD:
+            raise TransientError(f"version {version} of stage {statement.stage} is not known here yet")
+        chain = followed.at(version)
+        if chain is None and version > int(followed.version):
+            if sender not in followed.chain.members:
+                raise TransientError(f"{sender} is not known here as a member of stage {statement.stage}")
+        elif chain is None or chain.name != statement.name or sender not in chain.members:
+            raise RemoteError("fork", f"{sender} states a version {version} that is not the stage's", sender)
 
     def versions(self, stage: StageIndex) -> list[int]:
         """Those that are stated, sorted."""

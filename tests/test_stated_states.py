@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bootstrap.stated_states import KEPT_VERSIONS, StatedStates
+from bootstrap.stated_states import MAX_AHEAD, StatedStates
 from swarm.checkpoint.state import CHUNK_BYTES, merkle_root
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.network.transport import Message
 from tests.round_world import identities, identity_of
@@ -28,10 +28,12 @@ class Host:
 
     def __init__(self) -> None:
         self.heard: list[StageIndex] = []
-        chain = SimpleNamespace(name=NAME, members=MEMBERS)
-        followed: Any = {1: SimpleNamespace(at=lambda version: chain if version == 8 else None)}
+        self.chain = SimpleNamespace(name=NAME, members=MEMBERS)
+        self.followed = SimpleNamespace(version=8, chain=self.chain, at=lambda version: self.chain)
+        followed: Any = {1: self.followed}
         layout = SimpleNamespace(num_values=1 << 18)
-        run: Any = SimpleNamespace(run_id=RUN_ID, states=[SimpleNamespace(layout=layout)] * 2)
+        settings = SimpleNamespace(checkpoint=SimpleNamespace(snapshot_every=2))
+        run: Any = SimpleNamespace(run_id=RUN_ID, states=[SimpleNamespace(layout=layout)] * 2, settings=settings)
         tickets: Any = {peer: SimpleNamespace(stage=STAGE) for peer in (*MEMBERS, STRANGER)}
         self.unreliable: list[PeerId] = []
 
@@ -105,7 +107,7 @@ def test_who_takes_back_three_in_a_hundred_versions_is_told_of(every: int, is_un
     host = Host()
     for number in range(3):
         assert host.unreliable == []
-        version = 1000 + number * every
+        host.followed.version = version = 1000 + number * every
         host.state(MEMBERS[0], b"wrong", version=Version(version))
         host.call("withdraw", MEMBERS[0], {"version": version})
         host.call("withdraw", MEMBERS[0], {"version": version})
@@ -136,6 +138,19 @@ def test_what_is_no_member_s_word_for_a_state_of_its_stage_is_refused(sender: Pe
 
 def test_only_the_last_versions_are_kept() -> None:
     host = Host()
-    for version in range(20, 20 + 2 * KEPT_VERSIONS):
+    for version in range(8, 40, 2):
+        host.followed.version = version
         host.state(MEMBERS[0], b"ours", version=Version(version))
-    assert host.board.versions(STAGE) == [20 + KEPT_VERSIONS + number for number in range(KEPT_VERSIONS)]
+    assert host.board.versions(STAGE) == [30, 32, 34, 36, 38]
+
+
+def test_a_version_that_is_not_known_yet_is_a_member_s_to_state_and_not_far_ahead() -> None:
+    host = Host()
+    host.followed.at = lambda version: host.chain if version == 8 else None
+    host.state(MEMBERS[0], b"ours", version=Version(8 + MAX_AHEAD))
+    for peer, version in ((MEMBERS[0], 9 + MAX_AHEAD), (STRANGER, 10)):
+        with pytest.raises(TransientError):
+            host.state(peer, b"ours", version=Version(version))
+    with pytest.raises(RemoteError, match="not the stage's"):
+        host.state(MEMBERS[0], b"ours", version=Version(7))
+    assert host.board.versions(STAGE) == [8 + MAX_AHEAD]
