@@ -107,10 +107,12 @@ class Admission:
                 if peer not in self.policy.listed:
                     raise RemoteError("voucher", f"{peer} is not on this run's list; ask its host to add it", peer)
                 return None
+        if not voucher:
+            raise RemoteError("voucher", "this run admits by voucher; ask its host for an invite that holds one", peer)
         name = voucher_digest(voucher)
         held = self._books.vouchers.get(name)
         if held is None:
-            raise RemoteError("voucher", "this run admits by voucher, and knows none like that; ask its host", peer)
+            raise RemoteError("voucher", "this run knows no voucher like that; ask its host for another invite", peer)
         if reason := refusal(held, now=time.time()):
             raise RemoteError("voucher", f"the voucher {name[:8]} {reason}; ask the host for another", peer)
         return name

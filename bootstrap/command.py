@@ -122,6 +122,8 @@ async def host(
                 "run_id": prepared.run_id,
                 "invite": doors.invite.line(),
                 "web": doors.web,
+                "admission": settings.admission.kind,
+                "folder": str(prepared.folder.root),
             }
         )
         conducting = asyncio.ensure_future(coordinator.conduct())
@@ -167,10 +169,13 @@ class _Shown:
         match event:
             case {"event": "preparing", "what": what}:
                 click.echo(f"{what} ...")
-            case {"event": "listening", "invite": invite, "run_id": run_id, "web": web}:
-                click.echo(f"run {run_id[:12]}: join with\n    swarm join '{invite}'")
-                if web is not None:
-                    click.echo(f"watch it at {web}")
+            case {"event": "listening", "invite": invite, "run_id": run_id}:
+                if event["admission"] == "ticket":
+                    click.echo(f"run {run_id[:12]}: make invites with\n    swarm ticket create {event['folder']}")
+                else:
+                    click.echo(f"run {run_id[:12]}: join with\n    swarm join '{invite}'")
+                if event["web"] is not None:
+                    click.echo(f"watch it at {event['web']}")
             case {"event": "unverified", "address": address}:
                 click.echo(f"{address} does not answer from here; have somebody outside try it before you invite")
             case {"event": "waiting", "missing": missing} if missing:

@@ -64,7 +64,7 @@ class Doors:
         try:
             if settings.web is not None:
                 site = await WebSite.start(Dashboard(coordinator), settings.web)
-            addresses = await _seed_addresses(transport.addresses(), settings.public, emit)
+            addresses = await seed_addresses(transport.addresses(), settings.public, emit)
             invite = _invite(coordinator, certificate, server.port, addresses, settings.public)
         except BaseException:
             await server.close()
@@ -102,7 +102,7 @@ def _invite(
     )
 
 
-async def _seed_addresses(listened: list[str], public: str | None, emit: Callable[[dict[str, Any]], None]) -> list[str]:
+async def seed_addresses(listened: list[str], public: str | None, emit: Callable[[dict[str, Any]], None]) -> list[str]:
     """Those that answer; this machine's own only if there is no other. With `public`, that one on top."""
     found = await answering(listened)
     remote = [address for address in found if not _is_loopback(address)]

@@ -50,7 +50,8 @@ def test_vouchers_admit_until_they_are_used_up_or_revoked(tmp_path: Path, capsys
             for number, voucher, said in (
                 (2, for_two.voucher, "has admitted 2 already"),
                 (2, for_nobody.voucher, "is revoked"),
-                (2, "", "knows none like that"),
+                (2, "", "ask its host for an invite that holds one"),
+                (2, "0" * 30, "knows no voucher like that"),
             ):
                 with pytest.raises(RemoteError, match=said):
                     await ask(host, number, voucher)

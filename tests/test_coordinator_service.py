@@ -92,7 +92,7 @@ def test_admission_is_refused_with_a_status_and_nothing_is_stored(tmp_path: Path
             secret = create_voucher(host.ledger, books, note="a friend", uses=1, days=1)
             withdrawn = create_voucher(host.ledger, books, note="nobody", uses=1, days=1)
             revoke_voucher(host.ledger, books, withdrawn)
-            assert "knows none like that" in await refused(
+            assert "knows no voucher like that" in await refused(
                 host, admitting(asking(host, peer, voucher="00" * 15)), "unauthenticated"
             )
             assert "is revoked" in await refused(

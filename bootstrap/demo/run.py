@@ -99,7 +99,15 @@ class Demo:
             # Made here, so that processes and the ids in the host's events can be matched.
             peer_id = load_or_create_identity(folder.peer(number) / "identity.key").peer_id
             self.observed.expect(peer_id, stage, number, attack)
-            arguments = ["join", *self.observed.addresses, "--yes", "--dir", str(folder.peer(number)), "--stage", str(stage)]
+            arguments = [
+                "join",
+                *self.observed.addresses,
+                "--yes",
+                "--dir",
+                str(folder.peer(number)),
+                "--stage",
+                str(stage),
+            ]
             arguments += ["--threads", str(request.threads), "--listen", "127.0.0.1:0", "--verbose"]
             arguments += ["--adversary", str(attack)] if attack is not None else []
             self.peers[peer_id] = await Program.start(
