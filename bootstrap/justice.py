@@ -509,6 +509,8 @@ class Justice:
             "reveal": owed.reveal,
             name: owed.number,
         }
+        if owed.what == "part":
+            meta["of"] = owed.target
         largest = self._largest_part if owed.what == "part" else self._largest_exhibit
         reply = await self._transport.call(
             owed.target,

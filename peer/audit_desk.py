@@ -23,9 +23,6 @@ log = logging.getLogger(__name__)
 INPUT = "audit_input"
 """{step, ticket, reveal, part, cohort, digest} -> body: of the part's inputs, or of those to the cohort's share of it,
 the one with this digest."""
-ANSWER = "audit_answer"
-"""{step, ticket, reveal, contribution, microbatch_id} -> {header}, body: the gradient that this peer got from the
-contributor, a peer of the next stage whom the auditor drew."""
 MOST_TIMES = 2
 """Answers to one auditor for one thing."""
 
@@ -77,14 +74,17 @@ class AuditDesk:
 
     async def _on_part(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("part request", request.meta)
-        index = fields.integer("part", high=1 << 20)
-        step, _, drawn, whole, _ = self._drawn(sender, fields)
-        if not whole:
-            raise RemoteError("draw", f"the contribution to step {step} was not drawn", sender)
-        part = self._exhibits.part(step, index)
+        index, of = fields.integer("part", high=1 << 20), fields.peer("of")
+        step, made, drawn, whole, _ = self._drawn(sender, fields, of=of)
+        if not whole or index >= len(made.part_digests):
+            raise RemoteError("draw", f"part {index} of the contribution to step {step} was not drawn", sender)
+        if of == self._rounds.me:
+            part = self._exhibits.part(step, index)
+        else:  # what was sent to its reducer
+            part = self._rounds.driver.parts.reductions.input(step, index, made.part_digests[index])
         if part is None:
-            raise TransientError(f"part {index} of step {step} is not here any more")
-        self._count(step, sender, f"part for {drawn.auditor}", index)
+            raise TransientError(f"part {index} of {of} at step {step} is not here")
+        self._count(step, sender, f"part of {of} for {drawn.auditor}", index)
         return Message({}, part)
 
     async def _on_input(self, sender: PeerId, request: Message) -> Message:
@@ -111,14 +111,18 @@ class AuditDesk:
         self._count(step, sender, f"input {wanted.hex()} for {auditor}", index)
         return Message({}, body)
 
-    def _drawn(self, sender: PeerId, fields: Fields) -> tuple[Step, Contribution, Draw, bool, bool]:
-        """The draw that the request rests on, and whether it hits the contribution, or one microbatch of it."""
+    def _drawn(
+        self, sender: PeerId, fields: Fields, *, of: PeerId | None = None
+    ) -> tuple[Step, Contribution, Draw, bool, bool]:
+        """The draw that the request rests on, and whether it hits the contribution (this peer's, or another's of the
+        stage), or one microbatch of it."""
         step, auditor, reveal = self._revealed_by(sender, fields)
         rounds, roster = self._rounds, self._roster(step, auditor)
-        contribution = roster.contribution_of(rounds.me)
+        target = rounds.me if of is None else of
+        contribution = roster.contribution_of(target)
         if contribution is None:
-            raise TransientError(f"this peer is not in the roster of step {step}")
-        drawn = draw(reveal, contribution.digest(), auditor=auditor, target=rounds.me)
+            raise TransientError(f"{target} is not in the roster of step {step}")
+        drawn = draw(reveal, contribution.digest(), auditor=auditor, target=target)
         # Whoever is suspicious is audited more often; the audited cannot know, and answers up to that.
         whole, hop = drawn.hits_work(len(roster.members), len(contribution.work), self._budget, factor=SUSPICION_FACTOR)
         return step, contribution, drawn, whole, hop

@@ -6,7 +6,7 @@ A draw is revealed two versions after the contribution it is of. Replays are the
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,6 +66,10 @@ async def _to_no_jury(mismatch: ReplayMismatch) -> None:
     pass
 
 
+async def _nowhere(contribution: Contribution, work: Work, reveal: bytes) -> Exhibit:
+    raise TransientError("no neighbour is asked")
+
+
 @dataclass(frozen=True)
 class _Due:
     """An audit that was drawn."""
@@ -89,6 +93,8 @@ class Auditor:
     """Something short of fraud was found at a version of the stage: look closer."""
     prosecute: Callable[[ReplayMismatch], Coroutine[Any, Any, None]] = _to_no_jury
     """Brings a case, which need not have its past, before a jury."""
+    exhibit_of_neighbours: Callable[[Contribution, Work, bytes], Awaitable[Exhibit]] = _nowhere
+    """An entry of a contribution, from its maker's neighbours; the last argument is what this peer reveals."""
     reader: BatchReader | None = None
     """At stage 0: what every microbatch must hold."""
     counters: AuditCounters = field(default_factory=AuditCounters)
@@ -198,11 +204,15 @@ class Auditor:
 
         number = int(work.microbatch_id)
         largest = max_exhibit_bytes(settings, self.rounds.replica.model.hidden_size)
-        return await self._served(due, "exhibit", number, read, max_body_bytes=largest)
+
+        async def instead() -> Exhibit:
+            return await self.exhibit_of_neighbours(due.contribution, work, due.reveal)
+
+        return await self._served(due, "exhibit", number, read, instead, max_body_bytes=largest)
 
     async def _shown_parts(self, due: _Due, own: Sequence[tuple[Bytes, bytes]]) -> list[Bytes]:
         """The contribution's parts. Only those cross the line that came out otherwise here, and of which this peer was
-        not the reducer: who computes alike to the bit needs none."""
+        not the reducer: who computes alike to the bit needs none. What nobody has any more is empty."""
         made, reductions = due.contribution, self.rounds.driver.parts.reductions
         if len(made.part_digests) != len(own):
             raise RemoteError("malformed", f"contribution of {len(made.part_digests)} parts, not {len(own)}")
@@ -213,6 +223,8 @@ class Auditor:
                 continue
             reduced = reductions.input(made.step, index, made.part_digests[index])
             parts.append(reduced if reduced is not None else await self._fetch_part(due, index))
+        if not any(len(part) for part in parts):
+            raise TransientError(f"no part of {made.peer_id} at step {made.step} is with anybody who reduced it")
         return parts
 
     async def _fetch_part(self, due: _Due, index: int) -> Bytes:
@@ -223,7 +235,32 @@ class Auditor:
         def read(reply: Message) -> Bytes:
             return read_part(reply.body, due.contribution, index)
 
-        return await self._served(due, "part", index, read, max_body_bytes=largest)
+        async def instead() -> Bytes:
+            return await self._part_of_others(due, index, largest)
+
+        try:
+            return await self._served(due, "part", index, read, instead, max_body_bytes=largest)
+        except TransientError as error:  # it reduced the part itself, and is gone: the others tell enough
+            log.info("part %d of %s at step %d: %s", index, due.contribution.peer_id, due.contribution.step, error)
+            return b""
+
+    async def _part_of_others(self, due: _Due, index: int, largest: int) -> Bytes:
+        """The encoded part, from whoever reduced it. Raises TransientError."""
+        rounds, made = self.rounds, due.contribution
+        meta: dict[str, Value] = {**self._basis(due), "part": index, "of": made.peer_id}
+        call_s = rounds.settings.deadlines.call_s
+        for peer in sorted({*rounds.chain.members} - {made.peer_id, rounds.me}):
+            try:
+                reply = await rounds.transport.call(peer, PART, Message(meta), timeout_s=call_s, max_body_bytes=largest)
+                self.counters.bytes += len(reply.body)
+                return await rounds.exact.run(Urgency.AUDIT, partial(read_part, reply.body, made, index))
+            except (TransientError, RemoteError) as error:
+                log.debug("part %d of %s by %s: %s", index, made.peer_id, peer[-6:], error)
+        raise TransientError(f"part {index} of {made.peer_id} is with nobody who reduced it")
+
+    def _basis(self, due: _Due) -> dict[str, Value]:
+        """What a request rests on."""
+        return {"step": due.contribution.step, "ticket": self.ticket.to_value(), "reveal": due.reveal}
 
     async def _served(
         self,
@@ -231,21 +268,20 @@ class Auditor:
         what: Literal["exhibit", "part"],
         number: int,
         read: Callable[[Message], T],
+        instead: Callable[[], Awaitable[T]],
         *,
         max_body_bytes: int,
     ) -> T:
-        """What the target shows: to this peer or, if it will not or shows something else, to the host.
+        """What the target shows; or, if it shows nothing or something else, what it shows the host; or, if nothing again,
+        what others show who hold the same (`instead`). So who withholds owes it, and it is audited all the same.
 
         Raises TransientError if nobody reaches it, RemoteError if it owes the audit.
         """
         rounds, target = self.rounds, due.contribution.peer_id
         method, name = (EXHIBIT, "microbatch_id") if what == "exhibit" else (PART, "part")
-        meta: dict[str, Value] = {
-            "step": due.contribution.step,
-            "ticket": self.ticket.to_value(),
-            "reveal": due.reveal,
-            name: number,
-        }
+        meta: dict[str, Value] = {**self._basis(due), name: number}
+        if what == "part":
+            meta["of"] = target
         call_s = rounds.settings.deadlines.call_s
         try:
             reply = await rounds.transport.call(
@@ -267,15 +303,22 @@ class Auditor:
             number=number,
             reason=reason,
         ).signed_by(rounds.identity)
-        relayed = await rounds.transport.call(
-            self.coordinator,
-            OWED,
-            Message({"owed": owed.to_value()}),
-            timeout_s=OWED_S,
-            max_body_bytes=max_body_bytes,
-        )
-        self.counters.bytes += len(relayed.body)
-        return await rounds.exact.run(Urgency.AUDIT, lambda: read(relayed))
+        try:
+            relayed = await rounds.transport.call(
+                self.coordinator,
+                OWED,
+                Message({"owed": owed.to_value()}),
+                timeout_s=OWED_S,
+                max_body_bytes=max_body_bytes,
+            )
+            self.counters.bytes += len(relayed.body)
+            return await rounds.exact.run(Urgency.AUDIT, lambda: read(relayed))
+        except (TransientError, RemoteError) as error:
+            try:
+                return await instead()
+            except (TransientError, RemoteError) as other:
+                log.info("%s %d of %s at step %d: %s", what, number, target, due.contribution.step, other)
+                raise error from other
 
     def _is_of_the_data(self, exhibit: Exhibit) -> bool:
         """(exact) Whether the source read what the data order says."""

@@ -617,6 +617,7 @@ class PeerDaemon:
                 reader=auditor.reader,
                 counters=auditor.counters,
             )
+            auditor.exhibit_of_neighbours = hop_auditor.exhibit
             rounds.on_applied += [auditor.applied, hop_auditor.applied]
             services += [asyncio.ensure_future(auditor.run()), asyncio.ensure_future(hop_auditor.run())]
         try:

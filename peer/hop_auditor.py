@@ -25,20 +25,22 @@ from peer.rounds import StageRounds
 from peer.step_state import Applied
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, signed_bytes
+from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import HOP, max_exhibit_bytes
 from swarm.identity import verify
 from swarm.network.transport import Message
 from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, hop_draw, microbatch_rate
-from verification.exchanges import MAX_EXCHANGES, Exchange, read_exchanges
+from verification.exchanges import MAX_EXCHANGES, Exchange, exhibit_of, read_exchanges
 from verification.headers import HopHeader, check_birth, ids_bytes
 from verification.hop_claim import HopClaim, claims_of
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
+from verification.papers import Exhibit
 from verification.replay.compared import compared_activations, compared_claim
 from verification.replay.stage_replay import StageReplay
 from verification.ticket import Ticket
@@ -314,8 +316,48 @@ class HopAuditor:
 
     # -- asked --------------------------------------------------------------------------------------------
 
-    async def _fetch(self, peer: PeerId, due: _Due, target: PeerId, number: MicrobatchId) -> tuple[Exchange, ...]:
-        meta: dict[str, Value] = {"target": target, "microbatch_id": number}
+    async def exhibit(self, contribution: Contribution, work: Work, reveal: bytes) -> Exhibit:
+        """An entry of a contribution that was drawn, from its maker's neighbours. Raises TransientError."""
+        due, target, number = _Due(contribution.step, (), reveal), contribution.peer_id, work.microbatch_id
+        beside, shown = self.beside(), dict[int, list[Exchange]]()
+        for side in SIDES:
+            asked = [self._fetch_or_not(peer, due, contribution, number) for peer in sorted(beside.of_side(side))]
+            shown[side] = [exchange for found in await asyncio.gather(*asked) for exchange in found]
+        ids = ids_bytes(self.reader.batch(number)[0]) if self.reader is not None else b""
+
+        def put_together() -> Exhibit:
+            found = exhibit_of(work, shown[-1], shown[1], ids=ids)
+            if found is None:
+                raise TransientError(f"microbatch {number} of {target} is not with its neighbours")
+            num_stages = self.rounds.settings.model.num_stages
+            found.check(target, run_id=self.rounds.run_id, stage=contribution.stage, num_stages=num_stages)
+            found.check_work(work, target)
+            return found
+
+        return await self._exact(put_together)
+
+    async def _fetch_or_not(
+        self, peer: PeerId, due: _Due, contribution: Contribution, number: MicrobatchId
+    ) -> tuple[Exchange, ...]:
+        try:
+            return await self._fetch(peer, due, contribution.peer_id, number, contribution)
+        except (TransientError, RemoteError) as error:
+            log.debug("microbatch %d of %s by %s: %s", number, contribution.peer_id, peer[-6:], error)
+            return ()
+
+    async def _fetch(
+        self,
+        peer: PeerId,
+        due: _Due,
+        target: PeerId,
+        number: MicrobatchId,
+        contribution: Contribution | None = None,
+    ) -> tuple[Exchange, ...]:
+        meta: dict[str, Value] = {
+            "target": target,
+            "microbatch_id": number,
+            "contribution": value_or_none(contribution),
+        }
         reply = await self._call(peer, HOP, due, meta, max_body_bytes=self._largest)
         self.counters.bytes += len(reply.body)
         return await self._exact(lambda: read_exchanges(reply.meta, reply.body))

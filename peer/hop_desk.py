@@ -13,12 +13,14 @@ from peer.reveals import Reveals
 from peer.rounds import StageRounds
 from peer.step_state import Applied
 from swarm.core.canonical import Value
+from swarm.core.contribution import Contribution
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.host_protocol import HOP
+from swarm.identity import verify
 from swarm.network.transport import Message, Transport
-from verification.draws import AuditBudget, hop_draw, microbatch_rate
+from verification.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate
 from verification.exchanges import Exchange
 from verification.standing import SUSPICION_FACTOR
 
@@ -43,6 +45,7 @@ class HopDesk:
         # How many replicas the auditor's stage has is not known here, nor whom it suspects: at least two, or nobody
         # would audit.
         self._rate = microbatch_rate(2, AuditBudget.of_run(rounds.settings.audits), factor=SUSPICION_FACTOR)
+        self._whole_rate = contribution_rate(2, AuditBudget.of_run(rounds.settings.audits), factor=SUSPICION_FACTOR)
         self._served: Counter[tuple[Step, PeerId, PeerId, MicrobatchId]] = Counter()
 
     def serve(self, transport: Transport) -> None:
@@ -72,8 +75,13 @@ class HopDesk:
     async def _on_hop(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("hop request", request.meta)
         target, number = fields.peer("target"), MicrobatchId(fields.integer("microbatch_id"))
+        contribution = fields.maybe("contribution", Contribution.from_value)
         step, auditor, reveal, side = self._asked(sender, fields)
-        if not hop_draw(reveal, number, auditor=auditor, target=target).hits_hop(self._rate):
+        if contribution is not None:
+            is_drawn = self._is_drawn(contribution, number, step, auditor, target, reveal, side)
+        else:
+            is_drawn = hop_draw(reveal, number, auditor=auditor, target=target).hits_hop(self._rate)
+        if not is_drawn:
             raise RemoteError("draw", f"microbatch {number} of step {step} was not drawn", sender)
         if side:
             found = self._exchanges.with_partner(step, number, target)
@@ -88,6 +96,26 @@ class HopDesk:
             raise RemoteError("served", f"microbatch {number} went to {sender} {MOST_TIMES} times", sender)
         self._served[item] += 1
         return message_of(found)
+
+    def _is_drawn(
+        self,
+        made: Contribution,
+        number: MicrobatchId,
+        step: Step,
+        auditor: PeerId,
+        target: PeerId,
+        reveal: bytes,
+        side: int,
+    ) -> bool:
+        """Whether the draw hits the target's contribution, and the microbatch is in it."""
+        chain = self._rounds.chain
+        if (made.run_id, made.stage, made.step, made.peer_id) != (chain.run_id, chain.stage + side, step, target):
+            return False
+        if not any(work.microbatch_id == number for work in made.work):
+            return False
+        if not verify(target, made.signed_bytes(), made.signature):
+            return False
+        return draw(reveal, made.digest(), auditor=auditor, target=target).hits_contribution(self._whole_rate)
 
     def _asked(self, sender: PeerId, fields: Fields) -> tuple[Step, PeerId, bytes, int]:
         """Step, auditor, what it reveals, and where its stage lies: 1 after this peer's, -1 before, 0 the same."""

@@ -252,7 +252,7 @@ class HopServer:
                 raise RemoteError(
                     "protocol", f"{num_targets} targets, birth record says {birth.num_targets}", birth.source
                 )
-            known = replica.has_done(step, birth.microbatch_id)
+            known = replica.has_done(step, birth.microbatch_id) or not adversary.lists(at)
             into = replica.scratch() if known else replica.sum_of(step).gradient.flat
             grad_y = saved.grad_y_BLD
             adversary.adding(at, into)
@@ -352,7 +352,7 @@ class HopServer:
                 self._counters.stragglers += 1
                 raise Refused("closed", f"step {step} closed before the gradient came back")
             self._screening.check("gradient_norm", downstream, float(torch.linalg.vector_norm(grad_y)))
-            known = replica.has_done(step, birth.microbatch_id)
+            known = replica.has_done(step, birth.microbatch_id) or not adversary.lists(at)
             into = replica.scratch() if known else replica.sum_of(step).gradient.flat
             adversary.adding(at, into)
             grad_x = replica.model.backward(saved, adversary.output_gradient(at, grad_y), into)

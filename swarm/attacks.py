@@ -16,6 +16,9 @@ DEVELOPER_VARIABLE = "HOMESWARM_DEVELOPER"
 SOMETIMES = "sometimes_"
 """Before a kind: partial cheating, in a small share of microbatches (of steps, for a contribution)."""
 
+UNLISTED = "unlisted_"
+"""Before a kind: what was attacked is left out of the contribution, and so out of what a contribution commits to."""
+
 Stages = Literal["any", "not the last", "not the first", "the first or last"]
 
 KINDS: Mapping[str, Stages] = MappingProxyType(
@@ -66,14 +69,15 @@ class Attack:
     """A kind of misbehaviour, and the step at which it begins."""
 
     kind: str
-    """Of KINDS, SOMETIMES may stand before it."""
+    """Of KINDS, SOMETIMES, UNLISTED or both may stand before it, in this order."""
     from_step: int = 0
 
     def __post_init__(self) -> None:
         """Raises SettingsError for a kind that does not exist."""
         if self.plain_kind not in KINDS:
             raise SettingsError(
-                f"{self.kind}: is no kind of attack; choose {', '.join(KINDS)}, with {SOMETIMES} before it if need be"
+                f"{self.kind}: is no kind of attack; choose {', '.join(KINDS)}, with {SOMETIMES} or {UNLISTED} before "
+                "it if need be"
             )
 
     def __str__(self) -> str:
@@ -81,11 +85,15 @@ class Attack:
 
     @property
     def plain_kind(self) -> str:
-        return self.kind.removeprefix(SOMETIMES)
+        return self.kind.removeprefix(SOMETIMES).removeprefix(UNLISTED)
 
     @property
     def is_partial(self) -> bool:
         return self.kind.startswith(SOMETIMES)
+
+    @property
+    def is_unlisted(self) -> bool:
+        return self.kind.removeprefix(SOMETIMES).startswith(UNLISTED)
 
     def works_in(self, stage: int, num_stages: int) -> bool:
         """Whether a peer of that stage has anything to attack so."""

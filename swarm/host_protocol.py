@@ -48,10 +48,12 @@ OWED = "owed"
 EXHIBIT = "audit_exhibit"
 """To a peer: {step, ticket, reveal, microbatch_id} -> {papers, sizes} with the exhibit's five bodies, end to end."""
 PART = "audit_part"
-"""To a peer: {step, ticket, reveal, part} -> body: an encoded part of the contribution."""
+"""To a peer: {step, ticket, reveal, part, of} -> body: an encoded part of the contribution of `of`, which is the peer
+itself or another whose part it reduced."""
 HOP = "audit_hop"
-"""To a peer: {step, ticket, reveal, target, microbatch_id} -> {exchanges} with their bodies, end to end: its calls with
-the target, a peer of a stage beside it, or its own if the target is itself."""
+"""To a peer: {step, ticket, reveal, target, microbatch_id, contribution | None} -> {exchanges} with their bodies, end
+to end: its calls with the target, a peer of a stage beside it, or its own if it is the target. What was drawn is the
+microbatch, or the contribution."""
 BAN = "ban"
 """Host to peer: {ban} -> {}: signed by the run key."""
 QUARANTINE = "quarantine"

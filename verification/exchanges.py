@@ -4,14 +4,15 @@ Either end holds the same, signed by both. So what a peer sent on is with the st
 stage before, and an audit of it needs nothing that the peer could hide.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.core.canonical import Value
+from swarm.core.contribution import Work
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from verification.headers import BirthRecord, HopHeader
-from verification.papers import Bytes, Exhibit
+from verification.papers import NO_HEADER, Bytes, Exhibit, Papers
 
 MAX_EXCHANGES = 16
 """Of one microbatch with one peer: each attempt makes one."""
@@ -71,6 +72,39 @@ class Exchange:
             "gradient": value_or_none(self.gradient),
             "sizes": [len(body) for body in self.bodies],
         }
+
+
+def exhibit_of(
+    work: Work, before: Iterable[Exchange], after: Iterable[Exchange], *, ids: Bytes = b""
+) -> Exhibit | None:
+    """What the maker of a contribution would show of one entry, put together from its neighbours' exchanges with it.
+
+    `ids` are the input ids, at stage 0, where nobody is before. None if they do not hold all of it; nothing is checked.
+    """
+    came = next((one for one in before if one.forward.digest() == work.input_header), None)
+    went = next(
+        (one for one in after if one.gradient is not None and one.gradient.digest() == work.output_header), None
+    )
+    is_first, is_last = bool(ids), work.output_header == NO_HEADER
+    if (came is None) != is_first or (went is None) != is_last:
+        return None
+    one = came or went
+    assert one is not None
+    papers = Papers(
+        birth=one.birth,
+        input_header=came.forward if came is not None else None,
+        forward_header=went.forward if went is not None else None,
+        gradient_in=went.gradient if went is not None else None,
+        gradient_out=came.gradient if came is not None else None,
+    )
+    return Exhibit(
+        papers=papers,
+        x=came.activation if came is not None else ids,
+        targets=one.targets,
+        y=went.activation if went is not None else b"",
+        grad_y=went.answer if went is not None else b"",
+        grad_x=came.answer if came is not None else b"",
+    )
 
 
 def read_exchanges(value: Value, body: Bytes) -> tuple[Exchange, ...]:

@@ -70,6 +70,10 @@ class Adversary:
         """What goes to the stage before; `grad_y_BLD` as `output_gradient` was given it."""
         return grad_x_BLD
 
+    def lists(self, at: At) -> bool:
+        """Whether the microbatch goes into this peer's contribution."""
+        return self.attack is None or not (self.attack.is_unlisted and self.acts(at))
+
     # -- a round ------------------------------------------------------------------------------------------
 
     def mean(self, step: Step, where: slice, mean: Floats) -> Floats:

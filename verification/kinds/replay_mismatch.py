@@ -31,7 +31,7 @@ class ReplayMismatch:
     KIND: ClassVar[Kind] = "replay_mismatch"
     contribution: Contribution
     parts: tuple[Bytes, ...]
-    """Its encoded parts; none if one microbatch's activations are what is wrong."""
+    """Its encoded parts, empty where nobody has one any more; none if one microbatch's activations are wrong."""
     exhibits: tuple[Exhibit, ...]
     """Of all its work, in order; of one microbatch if there are no parts."""
     past: Past | None = None

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from swarm.averaging.activations import activation_codec
+from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import RunSettings
 from verification.hop_claim import HopClaim
@@ -18,9 +19,12 @@ from verification.tolerance import Comparison, bounds_for, compare
 def compared_contribution(replay: StageReplay, claimed: Sequence[Bytes], replayed: Sequence[Bytes]) -> Comparison:
     """Of a contribution, from its parts as they were sent and as they came out of a replay.
 
-    Raises RemoteError("malformed").
+    A part that nobody shows is empty, and taken to be as it should. Raises RemoteError("malformed").
     """
     settings = replay.settings
+    if len(claimed) != len(replayed):
+        raise RemoteError("malformed", f"contribution of {len(claimed)} parts, not {len(replayed)}")
+    claimed = [part if len(part) else other for part, other in zip(claimed, replayed, strict=True)]
     bounds = bounds_for(settings.model.compute_dtype, settings.codecs.averaging, "gradient")
     return compare(replay.decoded_contribution(claimed), replay.decoded_contribution(replayed), bounds)
 

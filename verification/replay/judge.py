@@ -171,6 +171,8 @@ def judge_plea(evidence: Evidence, bodies: Sequence[Bytes]) -> Verdict:
     check_commitments(case, evidence)
     replay = replay_of(case, evidence)
     if case.parts:
+        if not all(len(body) for body in bodies):  # in evidence an empty part is one that nobody had any more
+            raise RemoteError("malformed", "a plea without all parts", evidence.accused)
         return _contribution_verdict(replace(case, parts=tuple(bodies)), evidence, replay)
     if len(bodies) != 2:
         raise RemoteError("malformed", f"a plea of {len(bodies)} bodies about one microbatch", evidence.accused)

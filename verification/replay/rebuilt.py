@@ -22,7 +22,9 @@ def check_commitments(case: ReplayMismatch, evidence: Evidence) -> None:
         raise RemoteError("evidence", f"contribution of another run, or to stage {made.stage}")
     if not verify(accused, made.signed_bytes(), made.signature):
         raise RemoteError("signature", f"the contribution is not signed by {accused}")
-    if case.parts and tuple(bulk_digest(part) for part in case.parts) != made.part_digests:
+    digests = made.part_digests
+    found = tuple(bulk_digest(part) if len(part) else digest for part, digest in zip(case.parts, digests, strict=False))
+    if case.parts and (len(case.parts) != len(digests) or found != digests):
         raise RemoteError("digest", f"{len(case.parts)} parts are not those that the contribution commits to")
     wanted = made.work
     if not case.parts:
