@@ -70,8 +70,7 @@ class Coordinator:
         self._ledger = ledger
         self._emit = emit
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
-        self.books = Books()
-        self.books.catch_up(ledger)
+        self._books = Books()
         era = self.books.lineages.get(0, 0)
         self._beginning = Beginning(run, self._remember(), era, self._stage_of, self._begin, emit)
         self._changed = asyncio.Event()
@@ -85,7 +84,7 @@ class Coordinator:
             settings.admission,
             run.settings.model.num_stages,
             ledger,
-            self.books,
+            self._books,
             self.progress,
             self.justice,
             emit,
@@ -126,6 +125,12 @@ class Coordinator:
         self._beginning.serve(self._transport)
         self._witness.serve(self._transport)
         self.justice.serve()
+
+    @property
+    def books(self) -> Books:
+        """As of now: justice and `swarm ticket` write to the ledger too."""
+        self._books.catch_up(self._ledger)
+        return self._books
 
     def missing(self) -> dict[int, int]:
         """How many peers of which stages have to come before the run can begin; empty once it has."""
@@ -216,7 +221,6 @@ class Coordinator:
                 self._ledger.append("genesis", genesis.to_value())
                 followed = self._followed.begin(genesis)
                 self.justice.anchor_genesis(genesis.stage, followed, self._beginning.state_digest_of(genesis))
-        self.books.catch_up(self._ledger)
 
     async def farewell(self) -> None:
         """Tell every peer that the run is over."""
@@ -331,7 +335,6 @@ class Coordinator:
         for version in range(before, self.progress.done_versions()):
             self._write_figures(version - FIGURES_AFTER)
             self._emit({"event": "version", "version": version + 1})
-        self.books.catch_up(self._ledger)
         self._changed.set()
 
     def _write_figures(self, step: int) -> None:
@@ -393,7 +396,6 @@ class Coordinator:
 
     def report(self) -> dict[str, Any]:
         """The run's figures for `--report`."""
-        self.books.catch_up(self._ledger)
         first, last = self.run.version, self.run.settings.optimizer.total_steps
         summary = self.progress.summary()
         held_out, path = self.books.held_out, self._archivist.paths.get(last)

@@ -66,7 +66,6 @@ class Hosted:
         record = CheckpointRecord(self.run.run_id, version, anchored, tuple(digests), files_below(path))
         record = record.signed_by(self.run.run_key)
         self.ledger.append("checkpoint", record.to_value())
-        self.coordinator.books.catch_up(self.ledger)
         return record
 
 

@@ -295,7 +295,6 @@ def test_credit_is_ranked_and_the_banned_have_none(tmp_path: Path) -> None:
             )
             ban = Ban(host.run.run_id, peers[2], StageIndex(0), Version(1), "replay_mismatch", bytes(32))
             host.ledger.append("ban", ban.signed_by(host.run.run_key).to_value())
-            host.coordinator.books.catch_up(host.ledger)
             ranked = await called(host, lambda client: client.credit())
             assert [(one.peer_id, one.rank) for one in ranked.credits] == [(peers[1], 1), (peers[0], 2)]
             (own,) = (await called(host, lambda client: client.credit(peers[0]))).credits

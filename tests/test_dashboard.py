@@ -68,7 +68,6 @@ def train(host: Hosted, steps: range) -> None:
             coordinator.progress.take_result(facts, 1000.0 + step)
         coordinator.progress.peers.setdefault(PEERS[0], PeerFigures(0, 0.0, 0.0))
         coordinator.progress.take(PEERS[0], report_of(step, 3.0 - step / 10))
-    coordinator.books.catch_up(host.ledger)
 
 
 def ban(host: Hosted) -> bytes:
@@ -76,7 +75,6 @@ def ban(host: Hosted) -> bytes:
     digest, body = b"\xab" * 32, b"what it did"
     made = Ban(host.run.run_id, PEERS[2], StageIndex(1), Version(4), "replay_mismatch", digest)
     host.ledger.append("ban", made.signed_by(host.run.run_key).to_value())
-    host.coordinator.books.catch_up(host.ledger)
     folder = host.run.folder.root / "evidence"
     folder.mkdir()
     (folder / f"replay_mismatch-{PEERS[2][-8:]}-{digest.hex()[:16]}.evidence").write_bytes(body)
