@@ -528,9 +528,9 @@ class PeerDaemon:
         rounds.start()
         server.serve(self.transport)
         StateDonor(rounds, self.verdicts.take).serve(self.transport)
-        WitnessService(name, self.identity, chain.coordinator, chain.run_key, vote_log, is_of_stage).serve(
-            self.transport
-        )
+        WitnessService(
+            name, self.identity, chain.coordinator, chain.run_key, vote_log, is_of_stage, self.verdicts.may_train
+        ).serve(self.transport)
         neighbours.serve()
         if source is not None:
             source.serve(self.transport)
@@ -651,7 +651,9 @@ class PeerDaemon:
         """Examine newcomers, and be examined while this peer is one."""
         examiner = Examiner(rounds, exhibits)
         examiner.serve(self.transport)
-        newcomer = self.newcomer = Newcomer(rounds, ticket, draws, self._host_id, lambda: self.verdicts.may_train(rounds.me))
+        newcomer = self.newcomer = Newcomer(
+            rounds, ticket, draws, self._host_id, lambda: self.verdicts.may_train(rounds.me)
+        )
         catch_up.promotion = self.verdicts.own_promotion
         rounds.on_applied += [examiner.applied, newcomer.applied]
         while True:

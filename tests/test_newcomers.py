@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from peer.audit_desk import INPUT
 from peer.catch_up import JOIN
 from peer.downstream import METHOD
 from peer.exams import EXAM_ANSWER
+from peer.jury import JURY
+from peer.round_driver import ROUND
 from peer.rounds import PROGRESS
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, Version
+from swarm.host_protocol import EXHIBIT, PART
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import WITNESS
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
@@ -91,7 +95,7 @@ def test_a_newcomer_that_does_not_compute_stays_outside(tmp_path: Path) -> None:
             assert newcomer.peer_id not in member.rounds.joining
             upstream = swarm.of_stage(0)[0]
             assert newcomer.peer_id not in upstream.rounds.neighbours()
-            for method in (METHOD, PROGRESS, WITNESS, "round", "audit_exhibit", "audit_input", "audit_answer"):
+            for method in (METHOD, PROGRESS, WITNESS, ROUND, EXHIBIT, PART, INPUT, JURY):
                 with pytest.raises(TransientError, match="probation"):
                     await newcomer.transport.call(
                         member.peer_id, method, Message({}), timeout_s=5.0, max_body_bytes=1 << 20
