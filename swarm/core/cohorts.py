@@ -12,6 +12,7 @@ MAX_MEMBERS = 256
 """Of a stage: four cohorts. A roster holds a commitment of each to every part."""
 COHORT_MEMBERS = 64
 """A stage of more is split: about a part nobody hears or sends to many more than that."""
+MAX_COHORTS = -(-MAX_MEMBERS // COHORT_MEMBERS)
 COMMITTEE = 127
 """Members who vote on a round, at most: with the coordinator 128."""
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import ClassVar, Literal, TypeAlias
 
 from swarm.core.canonical import Packed, Value, digest, signed_bytes
-from swarm.core.cohorts import MAX_MEMBERS, cohorts
+from swarm.core.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item, peer_item, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -18,7 +18,6 @@ from swarm.core.voting import Certificate
 
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
-MAX_COHORTS = 16
 MAX_RATES = 16
 MAX_CHARGES = 4
 EMPTY_DIGEST = bytes(32)
