@@ -183,6 +183,7 @@ class Justice:
 
     def _shut_out(self, verdict: Ban | Quarantine) -> None:
         self.table = self.table.after(verdict, verdict.version)
+        self.stated.forget(verdict.peer_id)
         but = FOR_THE_QUARANTINED if isinstance(verdict, Quarantine) else frozenset[str]()
         self._transport.shut_out(verdict.peer_id, but=but)
 
@@ -234,15 +235,16 @@ class Justice:
     def anchor_what_is_agreed(self, stage: StageIndex) -> None:
         """Anchor each version of which more than two thirds of its members state one digest.
 
-        Members do not count who are banned, or who have found themselves broken and taken back what they stated.
+        Members do not count who are shut out, or who have found themselves broken and taken back what they stated.
         """
         followed = self._followed.get(stage)
         for version in self.stated.versions(stage):
             chain = followed.at(version) if followed is not None else None
             if chain is None or version in self._anchors[stage]:
                 continue
+            out = self.bans.keys() | self.quarantines.keys()
             members = [
-                peer for peer in chain.members if peer not in self.bans and not self.stated.has_withdrawn(peer, version)
+                peer for peer in chain.members if peer not in out and not self.stated.has_withdrawn(peer, version)
             ]
             digests = self.stated.digests(stage, version, chain.name)
             agreed = [digests[peer] for peer in members if peer in digests]
@@ -577,11 +579,18 @@ class Justice:
         """Whether anybody takes anything from the peer but its replays."""
         return self.table.may_train(peer)
 
+    def _shown_promotion(self, peer: PeerId) -> Promotion | None:
+        """A founder gets one too: in another stage than it has founded nobody knows it."""
+        held, ticket = self.newcomers.promotion_of(peer), self._tickets.get(peer)
+        if held is not None or ticket is None or peer not in self.table.founders or not self.may_train(peer):
+            return held
+        return Promotion(self._run.run_id, peer, ticket.stage, self._version(ticket.stage)).signed_by(self._run.run_key)
+
     def papers_for(self, peer: PeerId) -> dict[str, Value]:
         """What a peer that is admitted must know of the others, and may show of itself."""
         sent_back = list(self._sent_back.values())
         return {
-            "promotion": value_or_none(self.newcomers.promotion_of(peer)),
+            "promotion": value_or_none(self._shown_promotion(peer)),
             "bans": [ban.to_value() for ban in self.bans.values()],
             "quarantines": [quarantine.to_value() for quarantine in self.quarantines.values()],
             "pardons": [word.to_value() for word in sent_back if isinstance(word, Pardon)],

@@ -57,7 +57,7 @@ from verification.papers import Exhibit
 from verification.past import Past
 from verification.standing import FAULT
 from verification.strikes import STRIKE_VERSIONS, Strikes
-from verification.verdicts import Debt, Pardon, Plea, Quarantine
+from verification.verdicts import Debt, Pardon, Plea, Promotion, Quarantine
 
 STAGE = StageIndex(1)
 ROUNDS = 6
@@ -528,12 +528,16 @@ def test_a_debt_is_told_and_the_debtor_is_no_member_until_it_is_promoted(court: 
         court.justice.anchor_genesis(STAGE, court.followed[STAGE], bytes(32))
         target = court.past.target.peer_id
         assert court.justice.may_train(target)
+        shown = Promotion.from_value(court.justice.papers_for(target)["promotion"])
+        shown.check(court.prepared.run_id, run_key().peer_id)
+        assert shown.peer_id == target, "a founder may show itself elsewhere"
         court.serve = withheld
         with pytest.raises(RemoteError):
             await court.owed(1)
         assert not court.justice.may_train(target)
         debts = court.justice.papers_for(court.past.auditor.peer_id)["debts"]
         assert isinstance(debts, list)
+        assert court.justice.papers_for(target)["promotion"] is None
         debt = Debt.from_value(debts[0])
         debt.check(court.prepared.run_id, run_key().peer_id)
         assert (debt.peer_id, debt.version) == (target, 1)
