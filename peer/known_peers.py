@@ -32,8 +32,9 @@ class KnownPeers:
 
     def remember(self, addresses: Mapping[PeerId, Sequence[str]]) -> None:
         """These peers answered; the newest are kept."""
+        addresses = {peer: found for peer, found in addresses.items() if found}
         merged = {peer: kept for peer, kept in self._addresses.items() if peer not in addresses}
-        merged |= {peer: list(found[:MOST_ADDRESSES]) for peer, found in addresses.items() if found}
+        merged |= {peer: list(found[:MOST_ADDRESSES]) for peer, found in addresses.items()}
         merged = dict(list(merged.items())[-MOST_PEERS:])
         if merged != self._addresses:
             self._addresses = merged

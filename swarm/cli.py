@@ -36,7 +36,7 @@ VERBS = {
     "config": ("peer.commands:config", "Show and set the limits on this machine's use."),
     "identity": ("peer.identity_commands", "Show, back up or restore this machine's identity."),
     "install-service": ("peer.service_command", "Write a systemd unit that runs this machine's peer."),
-    "doctor": ("peer.doctor_command", "Find what keeps this machine from taking part, with the remedy."),
+    "doctor": ("peer.doctor_command", "Find what keeps this machine from taking part."),
     "invite": ("swarm.commands.invite", "Show what an invite says."),
     "simulate": ("peer.fleet.command", "Simulate a fleet of volunteers on a virtual clock."),
     "ticket": ("bootstrap.ticket_command", "Give away, list and revoke what admits to a run."),

@@ -11,8 +11,9 @@ name = "my-run"
 # How much peers are audited. "friends": all is signed and screened, reducers are recomputed. "public": replicas also
 # replay each other's work (see [audits]).
 trust = "friends"
-# Licences of the weights and of the text; volunteers see them before they join.
+# Licence of the weights; volunteers see it before they join.
 model_licence = "not stated"
+# Licence of the text; they see it too.
 data_licence = "not stated"
 
 [model]

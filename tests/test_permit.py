@@ -57,15 +57,15 @@ async def _paused(swarm: InProcessSwarm, stage: int) -> tuple[int, int]:
 
 
 def test_a_paused_peer_begins_nothing_and_comes_back(tmp_path: Path) -> None:
-    async def main(stage: int) -> tuple[int, int]:
+    async def main() -> None:
         manifest = manifest_of(
             optimizer={"total_steps": 500},
             limits={"founders_per_stage": 2, "max_in_flight": 2},
             checkpoint={"every_steps": 500},
         )
-        async with swarm_in_process(manifest, tmp_path / str(stage), peers=(2, 2), evaluate_tokens=64) as swarm:
-            return await _paused(swarm, stage)
+        async with swarm_in_process(manifest, tmp_path, peers=(2, 2), evaluate_tokens=64) as swarm:
+            for stage in (0, 1):
+                in_flight, done = await _paused(swarm, stage)
+                assert done <= in_flight, f"stage {stage}: {done} microbatches after the pause, {in_flight} in flight"
 
-    for stage in (0, 1):
-        in_flight, done = asyncio.run(main(stage))
-        assert done <= in_flight, f"stage {stage}: {done} microbatches after the pause, {in_flight} were in flight"
+    asyncio.run(main())
