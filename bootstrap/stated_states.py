@@ -120,6 +120,12 @@ class StatedStates:
         held = self._held.get(stage, {}).get(version, {})
         return {peer: one.statement.state_digest for peer, one in held.items() if one.statement.name == name}
 
+    def forget(self, peer: PeerId) -> None:
+        """The peer is out: its word counts no more, nor does it stand before others'."""
+        for versions in self._held.values():
+            for stated in versions.values():
+                stated.pop(peer, None)
+
     def has_withdrawn(self, peer: PeerId, version: int) -> bool:
         """Whether the peer took back what it stated of the version: it had found itself broken."""
         return version in self._withdrawn.get(peer, ())

@@ -33,7 +33,8 @@ from verification.state_statement import MAX_STATED, StateStatement
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-"""And after each step: what a statement is held against is kept for a few versions only."""
+"""While a statement is wrong; and after each step, for what it is held against is kept for a few versions only."""
+IDLE_S = 10.0
 LOOKS = 3
 """At a wrong statement before its maker is accused of it."""
 MAX_JUDGED = 256
@@ -91,6 +92,8 @@ class StepAuditor:
     counters: StepAuditCounters = field(default_factory=StepAuditCounters)
     _said: int = -1
     """The newest version that was stated."""
+    _settled: set[int] = field(default_factory=set)
+    """Versions of which everybody had time to state something else, and nobody did."""
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _judged: dict[bytes, _Wrong | None] = field(default_factory=dict)
     """By the statement's signature; None: it is not wrong, or nothing can be shown."""
@@ -106,9 +109,12 @@ class StepAuditor:
                 self._stepped.clear()
                 await self._state()
                 await self._withdraw()
-                for version in reversed(self.rounds.snapshots.versions()):
+                held = self.rounds.snapshots.versions()
+                self._settled &= set(held)
+                for version in sorted(set(held) - self._settled, reverse=True):
                     await self._look_at(version)
-                await happened(self._stepped, within_s=LOOK_EVERY_S)
+                is_open = any(found is not None for found in self._judged.values())
+                await happened(self._stepped, within_s=LOOK_EVERY_S if is_open else IDLE_S)
             except (TransientError, RemoteError, TimeoutError) as error:
                 log.debug("stated states: %s", error)
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -146,8 +152,10 @@ class StepAuditor:
         shown = {statement.signature for statement, _ in others}
         for signature, found in list(self._judged.items()):
             if found is not None and int(found.case.statement.version) == version and signature not in shown:
-                self.counters.withdrawn += 1
+                self.counters.withdrawn += found.looks < LOOKS
                 del self._judged[signature]
+        if not others and rounds.version >= version + rounds.settings.checkpoint.snapshot_every:
+            self._settled.add(version)
         for statement, hashes in others:
             if statement.signature not in self._judged:
                 if len(self._judged) >= MAX_JUDGED:

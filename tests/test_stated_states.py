@@ -102,6 +102,15 @@ def test_a_first_word_stands_until_it_is_taken_back_and_is_not_given_again() -> 
     assert not host.board.has_withdrawn(STRANGER, 8), "it had stated nothing"
 
 
+def test_who_is_out_has_stated_nothing() -> None:
+    host = Host()
+    ours = host.state(MEMBERS[0], b"ours").state_digest
+    host.state(MEMBERS[1], b"wrong")
+    host.board.forget(MEMBERS[1])
+    assert host.shown(ours) == []
+    assert list(host.board.digests(STAGE, 8, NAME)) == [MEMBERS[0]]
+
+
 @pytest.mark.parametrize(("every", "is_unreliable"), [(8, True), (49, True), (50, False)])
 def test_who_takes_back_three_in_a_hundred_versions_is_told_of(every: int, is_unreliable: bool) -> None:
     host = Host()
