@@ -116,6 +116,8 @@ class Life:
                 await daemon.run(enough)
             finally:
                 minding.cancel()
+            if daemon.finished.is_set():
+                self._say("the run is over")
             return daemon.finished.is_set()
         finally:
             desk.detach()
@@ -151,10 +153,19 @@ class Life:
 
     async def _mind(self, enough: asyncio.Event, daemon: PeerDaemon, stop: asyncio.Event) -> None:
         """End the session when the owner's limits, or the owner, end it; remember whom the peer met."""
+        told, before = False, self._desk.decision.conduct
         while not stop.is_set() and self._desk.decision.conduct is not Conduct.AWAY:
             if daemon.live is not None:
                 self._known.remember(daemon.live.neighbours.addresses)
-            await self._until_decided(stop, within_s=10.0)
+            if daemon.live is not None and not told:
+                told, rounds = True, daemon.live.rounds
+                at = f"stage {rounds.chain.stage} of {daemon.live.settings.name} at step {rounds.version}"
+                self._say(f"joined {at}; `swarm status` and `swarm top` tell more, Ctrl-C leaves")
+            await self._until_decided(stop, within_s=10.0 if told else 0.5)
+            if self._desk.decision.conduct is not before:
+                before = self._desk.decision.conduct
+                self._say(self._desk.decision.reason or "working again")
+        self._say("leaving: what is in flight is finished first" if stop.is_set() else "away: it comes back by itself")
         enough.set()
 
     async def _until_decided(self, stop: asyncio.Event, *, within_s: float = 3600.0) -> None:

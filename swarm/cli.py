@@ -99,7 +99,7 @@ def group() -> None:
 
     \b
     Exit codes: 0 well, 1 failed, 2 a setting or argument is wrong, 3 not proven, 4 no daemon runs,
-    5 shut out of the run, 130 interrupted.
+    5 shut out of the run, 6 this release is too old or too new, 130 interrupted.
     """
 
 
