@@ -32,7 +32,7 @@ from swarm.averaging.codecs import vector_codec
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
 from swarm.core.canonical import pack, unpack
-from swarm.core.contribution import Departure, Rate
+from swarm.core.contribution import Departure, Rate, ReducedPart, Share
 from swarm.core.data_order import DataOrder
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
@@ -205,6 +205,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             signature=bytes(64),
         ),
         replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(bytes(32),)),
+        ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
         OwedAudit(
             run_id=chain.run_id,
             stage=StageIndex(1),
