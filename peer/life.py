@@ -130,12 +130,13 @@ class Life:
         desk = self._desk
         while not stop.is_set() and desk.decision.conduct is not Conduct.AWAY:
             failed = await reach(transport, self._host, self._addresses)
-            met = await self._known.meet(transport, directory)
             if len(failed) < len(self._addresses):
                 with contextlib.suppress(TransientError):
                     await directory.join([f"{address}" for address in self._addresses if address not in failed])
                 self._backoff.reset()
                 return True
+            # Only now: peers that are gone since take a dial's whole deadline to say so.
+            met = await self._known.meet(transport, directory)
             others = f"; {met} peers met before answer" if met else ""
             causes = "; ".join(f"{address}: {cause}" for address, cause in failed.items())
             if await self._wait_to_retry(f"the host does not answer{others}: {causes}", stop):
