@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from peer.adversary import strengths
 from peer.sim import Outcome, SimulatedSwarm, TinyRun
 from swarm.core.errors import SettingsError
 from swarm.core.settings import AuditSettings, CodecSettings
@@ -55,6 +56,19 @@ def test_who_shows_nothing_is_quarantined_after_three_debts() -> None:
     outcome = swarm.run(9)
     assert outcome.bans == ()
     assert outcome.quarantined == (swarm.peer(0, 3).peer_id,)
+
+
+def test_bits_that_flip_are_a_fault_and_who_has_the_third_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strengths, "BIT_FLIP_SHARE", 1.0)  # in every microbatch: most flips are too small to be found
+    swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(1, 2): "bit_flips@2"}, seed=0)
+    broken, out_after = swarm.peer(1, 2).peer_id, []
+    for _ in range(24):
+        swarm.step()
+        if swarm.outcome().quarantined:
+            out_after.append(swarm.counts.faults)
+    assert set(out_after) == {3}, (out_after, swarm.counts)
+    assert swarm.outcome().quarantined == (broken,)
+    assert swarm.bans == []
 
 
 def test_outcome_is_the_same_when_the_seed_is() -> None:

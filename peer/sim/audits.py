@@ -27,9 +27,9 @@ from verification.past import Past
 from verification.replay.compared import compared_contribution, compared_hop, worst
 from verification.replay.judge import judge
 from verification.replay.stage_replay import StageReplay
-from verification.standing import AuditDebt, Standing, StandingTable, Suspicion
+from verification.standing import FAULT, AuditDebt, Standing, StandingTable, Suspicion
 from verification.tolerance import Comparison, Grade
-from verification.verdicts import Ban
+from verification.verdicts import Ban, Pardon, Quarantine
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class AuditCounts:
     suspicious: int = 0
     frauds: int = 0
     acquitted: int = 0
+    faults: int = 0
+    """Of frauds, those that were not done again."""
     debts: int = 0
     """Audits that were not served."""
     skipped: int = 0
@@ -250,15 +252,29 @@ class StageAudits:
         if not judge(evidence, run_key=self.run_key.peer_id).guilty:
             self.counts.acquitted += 1
             return table, []
+        if not target.adversary.stands_by_its_work:
+            return self._fault(table, evidence), []
         charge = (self.run_id, evidence.accused, evidence.stage, evidence.version, evidence.kind, evidence.digest())
         ban = Ban(*charge).signed_by(self.run_key)
         ban.check(self.run_id, self.run_key.peer_id)
         banned = Banned(ban.peer_id, ban.stage, target.index, made.step, ban.kind, whole=place is None)
         return table.after(ban, self.stage.chain.version), [banned]
 
+    def _fault(self, table: StandingTable, evidence: Evidence) -> StandingTable:
+        """The accused does its work again and gets it right: out, and back at once, but for the third time."""
+        peer, version = evidence.accused, self.stage.chain.version
+        if evidence.version <= table.on_probation_since(peer):
+            return table  # it is the same fault
+        self.counts.faults += 1
+        charge = (self.run_id, peer, evidence.stage, evidence.version, FAULT, evidence.digest())
+        table = table.after(Quarantine(*charge).signed_by(self.run_key), version)
+        if not table.may_return(peer):
+            return table
+        return table.after(Pardon(self.run_id, peer, version, acquitted=False).signed_by(self.run_key), version)
+
 
 def is_out(table: StandingTable, peer: PeerId, version: Version) -> bool:
-    """Whether nobody takes anything from the peer. Probation is not simulated: whoever owes an audit goes on."""
+    """Whether nobody takes anything from the peer. Probation is not simulated: debts and faults cost no time."""
     return table.standing(peer, version) in (Standing.BANNED, Standing.QUARANTINED)
 
 
