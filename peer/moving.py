@@ -1,8 +1,8 @@
 """This is where a peer finds out that another stage needs it more, from what all peers say of themselves.
 
 What a stage's work takes is the median of what its peers say, so that a few boasters move nobody. Everyone plans for
-all with the same plan (`swarm.core.rebalancing`); whoever is named in it twice running, goes. While it is on its way
-it says so where it goes to, and counts there. The directory's records are anybody's: only runs among friends move.
+all with the same plan (`swarm.core.rebalancing`); whoever is named in it twice running, goes, and says so where it
+goes to: until it has arrived nobody else is named. The directory's records are anybody's: only runs among friends move.
 """
 
 import asyncio
@@ -70,7 +70,9 @@ def placements(
 ) -> tuple[list[Placement], list[float]] | None:
     """The peers of all stages from their topics' records, and what a microbatch costs in each stage.
 
-    None while some stage has not been measured. A peer counts where it was last; what cannot be read counts nowhere.
+    None while some stage has not been measured, and while anybody is on the way: a stage's roster must be without those
+    who left it before more leave, or what is left of it is no quorum. A peer counts where it was last; what cannot be
+    read counts nowhere.
     """
     latest: dict[PeerId, tuple[int, Said]] = {}
     for stage, records in enumerate(found):
@@ -79,6 +81,8 @@ def placements(
                 said = Said.read(record)
                 if peer not in latest or said.since_ms > latest[peer][1].since_ms:
                     latest[peer] = (stage, said)
+    if any(said.moving for _, said in latest.values()):
+        return None
     costs = []
     for stage in range(len(found)):
         measured = [said.microbatch_s for at, said in latest.values() if at == stage and said.microbatch_s > 0]
@@ -117,7 +121,7 @@ class Mover:
         return Said(self._since_ms, self._microbatch_s(), time.monotonic() >= self._settled_at).to_value()
 
     async def run(self) -> None:
-        """Until this peer is to go."""
+        """Look until this peer is to go; then, until cancelled, say where it goes."""
         named: StageIndex | None = None
         while True:
             await asyncio.sleep(self._settings.limits.rebalance_s)
@@ -125,7 +129,7 @@ class Mover:
             if target is not None and target == named:
                 log.warning("this peer moves from stage %d to stage %d: %s", self._stage, target, reason)
                 self.target = target
-                return
+                await say_on_the_way(self._directory, self._topic(target), self._settings.deadlines.lease_s)
             named = target
 
     async def _look(self) -> tuple[StageIndex | None, str]:
@@ -136,7 +140,7 @@ class Mover:
             return None, str(error)
         facts = placements(found)
         if facts is None:
-            return None, "not measured yet"
+            return None, "not measured yet, or somebody is on the way"
         peers, costs = facts
         rules = RebalancingSettings(min_replicas=self._settings.limits.min_replicas)
         move_s = self._settings.deadlines.drain_s + self._settings.deadlines.step_s

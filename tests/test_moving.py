@@ -25,19 +25,20 @@ async def _five_and_one(folder: Path) -> None:
         optimizer={"total_steps": 100_000},
         checkpoint={"every_steps": 1000, "snapshot_every": 2},
         limits={"rebalance_s": 0.4, "min_replicas": 1},
-        deadlines={"call_s": 5.0, "hop_s": 20.0, "round_phase_s": 3.0, "step_s": 20.0, "lease_s": 3.0, "drain_s": 1.0},
+        deadlines={"call_s": 5.0, "hop_s": 20.0, "round_phase_s": 3.0, "step_s": 20.0, "lease_s": 6.0, "drain_s": 1.0},
     )
     async with swarm_in_process(manifest, folder, peers=(5, 1)) as swarm:
-        await swarm.until(lambda: stages(swarm) in EVEN, timeout_s=90)
+        await swarm.until(lambda: stages(swarm) in EVEN, timeout_s=300)
         came = swarm.coordinator.progress.done_versions()
-        await swarm.until_version(came + 20, timeout_s=90)
+        await swarm.until_version(came + 20, timeout_s=300)
         assert stages(swarm) in EVEN
         admitted = [event["peer_id"] for event in swarm.events if event["event"] == "admitted"]
         assert max(admitted.count(peer) for peer in admitted) == 2, "somebody went back and forth"
         assert len(admitted) == 6 + stages(swarm)[1] - 1
 
 
-@pytest.mark.processes
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_five_and_one_become_even_and_stay(tmp_path: Path) -> None:
     asyncio.run(_five_and_one(tmp_path))
 
@@ -48,11 +49,16 @@ def said(since_ms: int = 0, microbatch_s: float = 1.0, *, moving: bool = False) 
 
 def test_peer_counts_where_it_was_last() -> None:
     a, b, c = (PeerId(name) for name in "abc")
-    found = placements([{a: said(1), b: said(1)}, {b: said(2, 0.0, moving=True), c: said(1, 3.0)}])
+    found = placements([{a: said(1), b: said(1)}, {b: said(2, 0.0), c: said(1, 3.0)}])
     assert found is not None
     peers, costs = found
     assert [(peer.peer_id, peer.stage) for peer in peers] == [("a", 0), ("b", 1), ("c", 1)]
     assert costs == [1.0, 3.0]
+
+
+def test_nobody_plans_while_somebody_is_on_the_way() -> None:
+    a, b, c = (PeerId(name) for name in "abc")
+    assert placements([{a: said(1), b: said(1)}, {b: said(2, 0.0, moving=True), c: said(1, 3.0)}]) is None
 
 
 def test_boaster_does_not_move_the_median() -> None:

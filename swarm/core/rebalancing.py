@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from swarm.core.ids import PeerId, StageIndex
 
+GIVEN_AT_ONCE = 3
+"""Of so many replicas a stage gives at most one in a plan, so that those who stay are a quorum of its voters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -85,6 +88,7 @@ class _Stages:
                 self.movable[peer.stage].append((peer.power, peer.peer_id))
         for movable in self.movable:
             movable.sort()
+        self.may_give = [max(1, num // GIVEN_AT_ONCE) for num in self.num_replicas]
         self.capacity = [sum_ / cost for sum_, cost in zip(power, costs, strict=True)]
 
     def slowest(self) -> int:
@@ -98,7 +102,11 @@ class _Stages:
         able = [
             stage
             for stage, num in enumerate(self.num_replicas)
-            if stage != target and stage not in self.received and num > min_replicas and self.movable[stage]
+            if stage != target
+            and stage not in self.received
+            and num > min_replicas
+            and self.may_give[stage]
+            and self.movable[stage]
         ]
         return sorted(able, key=lambda stage: (-self.capacity[stage], stage))
 
@@ -121,6 +129,7 @@ class _Stages:
     def move(self, source: int, target: int, place: int) -> tuple[float, PeerId]:
         """Take the peer at `place` from one stage to the other, where it stays."""
         self.gave.add(source)
+        self.may_give[source] -= 1
         self.received.add(target)
         power, peer_id = self.movable[source].pop(place)
         self.num_replicas[source] -= 1
