@@ -1,7 +1,6 @@
 """This is where a run's stages begin: who is ready, what they start from, and the geneses once enough are."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -113,13 +112,12 @@ class Beginning:
         self._emit({"event": "waiting", "missing": {str(stage): count for stage, count in missing.items()}})
         if missing:
             return
-        era = secrets.randbits(62)
-        self._genesis = [self._sign_genesis(stage, start, era) for stage, start in enumerate(self.stages)]
+        self._genesis = [self._sign_genesis(stage, start) for stage, start in enumerate(self.stages)]
         self._begin(self._genesis)
         self._emit({"event": "genesis", "version": self._run.version})
         self.made.set()
 
-    def _sign_genesis(self, stage: int, start: StageStart, era: int) -> Genesis:
+    def _sign_genesis(self, stage: int, start: StageStart) -> Genesis:
         beside = [other for number, other in enumerate(self.stages) if abs(number - stage) == 1]
         neighbours = tuple(sorted({peer for other in beside for peer in other.ready}))
         unsigned = Genesis(
@@ -132,7 +130,7 @@ class Beginning:
             self._run.host_key.peer_id,
             self._run.run_key.peer_id,
             neighbours[:MAX_NEIGHBOURS],
-            era,
+            self._era,
         )
         return replace(unsigned, signature=self._run.run_key.sign(unsigned.signed_bytes()))
 

@@ -272,7 +272,7 @@ class Auditor:
         *,
         max_body_bytes: int,
     ) -> T:
-        """What the target shows; or, if it shows nothing or something else, what it shows the host; or, if nothing again,
+        """What the target shows; or, if it shows nothing or something else, what it shows the host; or, if nothing,
         what others show who hold the same (`instead`). So who withholds owes it, and it is audited all the same.
 
         Raises TransientError if nobody reaches it, RemoteError if it owes the audit.

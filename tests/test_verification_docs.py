@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from swarm.core.canonical import digest
-from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Version
 from swarm.core.settings import AuditSettings
 from swarm.identity import Identity
-from verification.draws import HashChain, check_reveal, contribution_rate, draw, hop_rate
+from verification.draws import HashChain, check_reveal, contribution_rate, draw, hop_draw, microbatch_rate
 from verification.evidence import KINDS
 from verification.tolerance import TABLE, bounds_for
 from verification.verdicts import Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
@@ -29,20 +29,19 @@ def computed() -> dict[str, str]:
     """What they must say."""
     chain = HashChain(SEED, 4)
     drawn = draw(chain.reveal(2), b"\x11" * 32, auditor=PeerId("a"), target=PeerId("b"))
-    hop, contribution = hop_rate(3, 16), contribution_rate(3)
+    hop_drawn = hop_draw(chain.reveal(2), MicrobatchId(10), auditor=PeerId("a"), target=PeerId("b"))
+    hop, contribution = microbatch_rate(3), contribution_rate(3)
     ban = Ban("ab" * 32, PeerId("accused"), StageIndex(1), Version(300), "replay_mismatch", SEED)
     return {
         "chain seed": SEED.hex(),
         **{f"value({version})": chain.reveal(version).hex() for version in range(4)},
         "chain end": chain.end.hex(),
         "draw with value(2)": drawn.value.hex(),
-        **{
-            f'digest("draw/{purpose}")': digest(f"draw/{purpose}", drawn.value).hex()
-            for purpose in ("hop", "contribution", "microbatch")
-        },
-        f"hits hop at {hop:g}": "yes" if drawn.hits_hop(hop) else "no",
+        'digest("draw/contribution")': digest("draw/contribution", drawn.value).hex(),
         f"hits contribution at {contribution:g}": "yes" if drawn.hits_contribution(contribution) else "no",
-        "microbatch of 16": str(drawn.microbatch(16)),
+        "draw on microbatch 10": hop_drawn.value.hex(),
+        'digest("draw/hop")': digest("draw/hop", hop_drawn.value).hex(),
+        f"hits hop at {hop:g}": "yes" if hop_drawn.hits_hop(hop) else "no",
         "ban signed": ban.signed_bytes().hex(),
         "ban digest": ban.digest().hex(),
         "ban signature": ban.signed_by(Identity.from_seed(SEED)).signature.hex(),
