@@ -111,7 +111,7 @@ class Life:
             desk.phase, desk.waits_for = "joining", "the run's data and state"
             desk.joins(daemon)
             enough = asyncio.Event()
-            minding = asyncio.ensure_future(self._mind(enough, daemon, stop))
+            minding = asyncio.ensure_future(self._mind(enough, daemon, directory, stop))
             try:
                 await daemon.run(enough)
             finally:
@@ -131,8 +131,12 @@ class Life:
         while not stop.is_set() and desk.decision.conduct is not Conduct.AWAY:
             failed = await reach(transport, self._host, self._addresses)
             if len(failed) < len(self._addresses):
-                with contextlib.suppress(TransientError):
-                    await directory.join([f"{address}" for address in self._addresses if address not in failed])
+                try:
+                    await directory.join([address for address in self._addresses if address not in failed])
+                except TransientError as error:  # without the directory this peer would find nobody
+                    if await self._wait_to_retry(f"the host answers, but not its directory: {error}", stop):
+                        return False
+                    continue
                 self._backoff.reset()
                 return True
             # Only now: peers that are gone since take a dial's whole deadline to say so.
@@ -152,12 +156,17 @@ class Life:
         self._desk.phase, self._desk.waits_for = "looking", why
         return await happened(stop, within_s=wait_s)
 
-    async def _mind(self, enough: asyncio.Event, daemon: PeerDaemon, stop: asyncio.Event) -> None:
-        """End the session when the owner's limits, or the owner, end it; remember whom the peer met."""
+    async def _mind(
+        self, enough: asyncio.Event, daemon: PeerDaemon, directory: DHTDirectory, stop: asyncio.Event
+    ) -> None:
+        """End the session when the owner's limits, or the owner, end it; remember whom the peer met; end isolation."""
         told, before = False, self._desk.decision.conduct
         while not stop.is_set() and self._desk.decision.conduct is not Conduct.AWAY:
             if daemon.live is not None:
                 self._known.remember(daemon.live.neighbours.addresses)
+            if not directory.num_neighbours:  # an outage emptied its table
+                with contextlib.suppress(TransientError):
+                    await directory.join(self._addresses)
             if daemon.live is not None and not told:
                 told, rounds = True, daemon.live.rounds
                 at = f"stage {rounds.chain.stage} of {daemon.live.settings.name} at step {rounds.version}"
