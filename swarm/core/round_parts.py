@@ -96,8 +96,9 @@ class RoundParts:
         same = {made.peer_id for made in roster.contributions if before.get(made.peer_id) == made}
         for peers in self.received.values():
             peers &= same
-        for slot in [slot for slot, made in self.aggregated.items() if not set(made.contributors) <= same]:
-            del self.aggregated[slot]
+        for slot, made in list(self.aggregated.items()):
+            if not set(made.contributors) <= same or (made.cohort is not None and not is_of(made, roster)):
+                del self.aggregated[slot]
         for part in [part for part, made in self.reduced.items() if not set(made.contributors) <= same]:
             del self.reduced[part]
         fits = {slot for slot, (_, made) in self.shares.items() if is_of(made, roster)}

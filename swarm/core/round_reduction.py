@@ -75,8 +75,9 @@ class RoundReduction:
                 self.parts.received.setdefault(part, set()).add(self.me)
             moved = new_leader or not stays
             if self._is_split:
-                moved = moved or earlier is None or earlier.combiner_of(part) != roster.combiner_of(part)
-                out += self._share_again(part, cohort, roster) if moved else []
+                before = (earlier.view, earlier.combiner_of(part)) if earlier is not None and held else None
+                moved = moved or before != (roster.view, roster.combiner_of(part))
+                out += self._share_again(part, cohort, roster, moved=moved)
             if roster.combiner_of(part) == self.me:
                 out += self._whole_again(part, roster, to_leader=moved and not leads)
         self.due = now + self.facts.phase_s if self.me in roster.reducers else None
@@ -93,9 +94,12 @@ class RoundReduction:
         self.parts.reduced.setdefault(part, known)
         return [SendReduced((roster.leader,), known)] if to_leader else []
 
-    def _share_again(self, part: int, cohort: int, roster: Roster) -> Instructions:
+    def _share_again(self, part: int, cohort: int, roster: Roster, *, moved: bool) -> Instructions:
+        """`moved`: who combines the shares or leads may not have it."""
         known = self.parts.aggregated.get((part, cohort))
-        return self._aggregate_if_complete((part, cohort)) if known is None else self._hand_on(known, roster)
+        if known is None:
+            return self._aggregate_if_complete((part, cohort))
+        return self._hand_on(known, roster) if moved else []
 
     def _own_contribution(self, roster: Roster) -> Contribution | None:
         """The own contribution, if it is on the roster and the bytes it commits to are here."""
