@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 MEASURED_AFTER = 4
 """Microbatches a peer has done before it says how long one takes."""
-SETTLES_FOR = 4
-"""Looks that a peer stays in a stage at least."""
+SETTLES_FOR = 20
+"""Looks that a peer stays in a stage at least: what a microbatch takes there is known by then."""
 MOST_SECONDS = 1e6
 
 
