@@ -98,6 +98,8 @@ log = logging.getLogger(__name__)
 STATE_TRIES = 20
 GENESIS_WAIT_S = 5.0
 MAX_UNSENT_REPORTS = 256
+MOST_DRAIN_S = 25.0
+"""A peer leaves within 30 s, goodbye and all."""
 LINGER_S = 60.0
 """After the last step a peer serves evaluations and state until the host says it is over, at most this long alone."""
 
@@ -710,7 +712,7 @@ class PeerDaemon:
         self, settings: RunSettings, rounds: StageRounds, server: HopServer, source: Source | None
     ) -> None:
         """Finish what is in flight and see its gradients averaged, within the drain deadline."""
-        give_up_at = time.monotonic() + settings.deadlines.drain_s
+        give_up_at = time.monotonic() + min(MOST_DRAIN_S, settings.deadlines.drain_s)
         while time.monotonic() < give_up_at:
             if not (self.live is not None and self.live.in_flight) and not rounds.owes_work():
                 return
