@@ -42,8 +42,10 @@ from verification.anchor import Anchor
 from verification.evidence import MAGIC, SUFFIX, Bytes, Evidence
 from verification.headers import BirthRecord
 from verification.headers import signed as signed_record
+from verification.hop_claim import NO_SIGNATURE, HopClaim
 from verification.kinds.data_fraud import DataFraud
 from verification.kinds.equivocation import CastVote, Equivocation
+from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
@@ -250,6 +252,25 @@ def _lying_hop(world: World) -> tuple[Contribution, Exhibit]:
     return world.contribution, replace(honest, papers=papers, grad_x=body)
 
 
+def _hop_mismatch(world: World, shown: Exhibit) -> HopMismatch:
+    """What the neighbours of the last stage's peer show of the gradient it signed."""
+    header = shown.papers.gradient_out
+    assert header is not None
+    assert shown.papers.input_header is not None
+    claim = HopClaim(
+        birth=shown.papers.birth,
+        header=header,
+        x_header=replace(shown.papers.input_header, signature=NO_SIGNATURE),
+        grad_header=None,
+        claimed=shown.grad_x,
+        x=shown.x,
+        targets=shown.targets,
+        grad_y=b"",
+    )
+    past = world.mismatch(world.contribution, ())
+    return HopMismatch(claim=claim, past=past.past, state_chunks=past.state_chunks, bodies=past.bodies)
+
+
 def _vote(world: World, value: bytes) -> CastVote:
     facts = world.rounds[1].chain.facts(num_parts=1, phase_s=1.0, max_tokens=99)
     vote = vote_by(facts, world.accused, "result", 3, value)
@@ -299,6 +320,7 @@ def guilty_cases(world: World) -> Makers:
             run
         ),
         "negated gradient": lambda: world.mismatch(listing, (), [lying_hop]).to_evidence(run),
+        "negated hop": lambda: _hop_mismatch(world, lying_hop).to_evidence(run),
     }
 
 
@@ -346,6 +368,7 @@ GUILTY = (
     "swapped targets",
     "negated contribution",
     "negated gradient",
+    "negated hop",
 )
 HONEST = (
     "two steps",

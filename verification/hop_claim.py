@@ -8,7 +8,7 @@ with its peer, leaves headers that are true.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, signed_bytes
@@ -20,6 +20,9 @@ from swarm.identity import verify
 from verification.exchanges import Exchange
 from verification.headers import BirthRecord, HopHeader, check_birth
 from verification.papers import Bytes
+
+NO_SIGNATURE = bytes(64)
+"""Of what a claim names as its parents: one claim has one form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,8 @@ class HopClaim:
         if self.grad_header is not None:
             _check_one(self.grad_header, birth, self.grad_y, stage=stage + 1, direction="gradient", consumer=peer)
             parents.add(self.grad_header.digest())
+        if any(one is not None and one.signature != NO_SIGNATURE for one in (self.x_header, self.grad_header)):
+            raise RemoteError("papers", "a signature that nobody asks for", peer)
         if set(header.parents) != parents:
             raise RemoteError("papers", "header does not name what it is shown to be made from", peer)
         if not is_forward and stage == last:
@@ -137,7 +142,7 @@ def claims_of(
             HopClaim(
                 birth=one.birth,
                 header=one.forward,
-                x_header=made_from.forward if made_from is not None else None,
+                x_header=_unsigned(made_from.forward) if made_from is not None else None,
                 grad_header=None,
                 claimed=one.activation,
                 x=made_from.activation if made_from is not None else ids or b"",
@@ -156,8 +161,8 @@ def claims_of(
             HopClaim(
                 birth=one.birth,
                 header=one.gradient,
-                x_header=one.forward,
-                grad_header=answer.gradient if answer is not None else None,
+                x_header=_unsigned(one.forward),
+                grad_header=_unsigned(answer.gradient) if answer is not None and answer.gradient is not None else None,
                 claimed=one.answer,
                 x=one.activation,
                 targets=one.targets if is_last else b"",
@@ -165,6 +170,10 @@ def claims_of(
             )
         )
     return claims
+
+
+def _unsigned(header: HopHeader) -> HopHeader:
+    return replace(header, signature=NO_SIGNATURE)
 
 
 def _check_one(
