@@ -46,7 +46,7 @@ def encode_contribution(
             return [encoded for encoded, _ in made], [found for _, found in made]
         mean = replica.mean(accumulation)
         encoded = replica.residual.encode(said(slice(0, mean.size), mean), codec, parts=parts, seeds=seeds)
-        return encoded, replica.threads.map(lambda part: bulk_digest(part), encoded)
+        return encoded, replica.threads.map(bulk_digest, encoded)
     except LocalError as error:
         log.warning("stage %d: this peer's gradient is left out: %s", replica.stage, error)
         return [], []

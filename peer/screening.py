@@ -35,9 +35,7 @@ class KnownStanding:
     def begin(self, founders: Iterable[PeerId], *, has_probation: bool) -> None:
         """The run's geneses are known, of the stages that matter here."""
         with self._lock:
-            self.table = replace(
-                self.table, founders=self.table.founders | set(founders), has_probation=has_probation
-            )
+            self.table = replace(self.table, founders=self.table.founders | set(founders), has_probation=has_probation)
 
     def is_out(self, peer: PeerId) -> bool:
         """Whether nothing at all is taken from the peer."""
