@@ -42,7 +42,7 @@ WIRES = ("int8", "bf16", "fp32")
 QUIET = {"language": 0, "by_heart": 25, "second_language": 10}
 """Scenes, with the steps at their beginning that nobody audits: until the loss is small, or the language changes."""
 AUDITED_STEPS = 12
-"""Of them the first ten's contributions are audited: 10 x 112 audits a scene."""
+"""The last two's contributions are not audited any more, two quiet ones' are: 10 or 12 times 112 audits a scene."""
 BY_HEART = 2
 """Microbatches."""
 SEED = 7
