@@ -276,7 +276,7 @@ def show(result: dict[str, dict[str, Fields]]) -> None:
 @click.command()
 @click.option("--peers", type=click.IntRange(2, 16), default=3, show_default=True)
 @click.option("--params", type=click.IntRange(min=1000), default=25_000_000, show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=1, show_default=True, help="Timed, each turn.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Timed, each turn.")
 @click.option("--passes", type=click.IntRange(min=1), default=3, show_default=True, help="Turns of each codec.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of each peer.")
 @click.option("--rule", type=click.Choice(["mean", "centered_clip"]), default="mean", show_default=True)

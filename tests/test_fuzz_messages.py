@@ -27,8 +27,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from swarm.admission_request import AdmissionRequest
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
+from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
 from swarm.core.canonical import pack, unpack
@@ -42,6 +44,7 @@ from swarm.core.voting import Proof, Reconfiguration
 from swarm.host_protocol import StepReport
 from swarm.manifest_value import settings_from_value
 from swarm.network import framing
+from swarm.network.direct import DirectOffer
 from swarm.network.records import open_record, sign_record
 from swarm.network.service import decode_error, decode_meta
 from swarm.network.transport import MAX_META_BYTES, Message
@@ -219,6 +222,11 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             signature=bytes(64),
         ),
         Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), bytes(64)),
+        AdmissionRequest(chain.run_id, shown.accused, 1, bytes(32), "word", 1_700_000_000_000, bytes(64)),
+        CheckpointRecord(
+            chain.run_id, 8, True, (bytes(32),) * 2, (ArchivedFile("stage-0/state.bin", 99, bytes(32)),), bytes(64)
+        ),
+        DirectOffer(bytes(16), bytes(32), 4001, None),
         _step_report(),
     ]
 

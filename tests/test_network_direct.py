@@ -15,7 +15,7 @@ from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.network import direct
-from swarm.network.direct import WORTH_BYTES, DirectListener, Offer
+from swarm.network.direct import WORTH_BYTES, DirectListener, DirectOffer
 from swarm.network.loop import new_event_loop
 from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.receive_buffers import CLASS_BYTES, ReceiveBuffers
@@ -101,8 +101,8 @@ def test_each_stream_and_each_direction_has_keys_of_its_own() -> None:
 
 
 def test_malformed_offers_are_the_peers_fault() -> None:
-    good = Offer(bytes(16), bytes(32), 4001, None)
-    assert Offer.from_value(good.to_value()) == good
+    good = DirectOffer(bytes(16), bytes(32), 4001, None)
+    assert DirectOffer.from_value(good.to_value()) == good
     value = good.to_value()
     for wrong in (
         {**value, "session": bytes(15)},
@@ -114,7 +114,7 @@ def test_malformed_offers_are_the_peers_fault() -> None:
         {"session": bytes(16)},
     ):
         with pytest.raises(RemoteError):
-            Offer.from_value(wrong)
+            DirectOffer.from_value(wrong)
 
 
 def test_sessions_are_bounded_and_a_new_offer_ends_the_peers_old_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ Ask = Callable[[PeerId], Awaitable[dict[str, Value]]]
 
 
 @dataclass(frozen=True)
-class Offer:
+class DirectOffer:
     """Where a peer takes direct connections of one other peer, and what both alone know."""
 
     session: bytes
@@ -61,7 +61,7 @@ class Offer:
         return {"session": self.session, "secret": self.secret, "port4": self.port4, "port6": self.port6}
 
     @classmethod
-    def from_value(cls, value: Value) -> "Offer":
+    def from_value(cls, value: Value) -> "DirectOffer":
         """Raises RemoteError when it is none."""
         fields = Fields("direct offer", value)
         offer = cls(
@@ -90,7 +90,7 @@ class DirectListener:
             self.close()
             raise
 
-    def offer(self, peer_id: PeerId) -> Offer:
+    def offer(self, peer_id: PeerId) -> DirectOffer:
         """For one peer, whose earlier ones end. Old ones of others end too when there are too many."""
         for session in [known for known, (owner, _) in self._sessions.items() if owner == peer_id]:
             del self._sessions[session]
@@ -98,7 +98,7 @@ class DirectListener:
         self._sessions[session] = (peer_id, secret)
         if len(self._sessions) > _MOST_SESSIONS:
             self._sessions.popitem(last=False)
-        return Offer(session, secret, self._port(socket.AF_INET), self._port(socket.AF_INET6))
+        return DirectOffer(session, secret, self._port(socket.AF_INET), self._port(socket.AF_INET6))
 
     async def greet(self, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
         """Who is at the other end of a connection just accepted. Whether that is true, its first record shows.
@@ -134,7 +134,7 @@ class DirectDialler:
         self._control = control
         self._on_known = on_known
         self._ask = ask
-        self._known: OrderedDict[PeerId, tuple[Offer, str]] = OrderedDict()
+        self._known: OrderedDict[PeerId, tuple[DirectOffer, str]] = OrderedDict()
         self._again_at: OrderedDict[PeerId, float] = OrderedDict()
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
         self._open: weakref.WeakSet[SealedSocket] = weakref.WeakSet()
@@ -182,7 +182,7 @@ class DirectDialler:
                 host = await self._control.remote_host(peer_id)
                 if host is None:
                     raise ConnectionRefusedError("it is reached through a relay alone")
-                offer = Offer.from_value(await self._ask(peer_id))
+                offer = DirectOffer.from_value(await self._ask(peer_id))
                 (await _dial(offer, host)).close()
         except (OSError, EOFError, TimeoutError, ControlError, TransientError, RemoteError) as error:
             self._give_up(peer_id, error)
@@ -210,7 +210,7 @@ def prepare(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
 
 
-async def _dial(offer: Offer, host: str) -> SealedSocket:
+async def _dial(offer: DirectOffer, host: str) -> SealedSocket:
     """Raises OSError, EOFError or TimeoutError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     port = offer.port6 if family == socket.AF_INET6 else offer.port4

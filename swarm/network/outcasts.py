@@ -1,10 +1,19 @@
 """This is where the banned are shut out, and newcomers kept at a distance: whose calls pass, and which."""
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.network.transport import Handler, Message, Transport
+
+
+@dataclass(frozen=True, eq=False)
+class _OpenCall:
+    task: asyncio.Task[object]
+    method: str
 
 
 class GuardedTransport:
@@ -17,12 +26,20 @@ class GuardedTransport:
         self._inner = inner
         self._outcasts: dict[PeerId, frozenset[str]] = {}
         """With the methods that pass all the same."""
+        self._calling: defaultdict[PeerId, set[_OpenCall]] = defaultdict(set)
+        """By whom they are made to."""
         self.may: Callable[[PeerId, str], bool] = lambda peer, method: True
         """Whether calls of a method pass between this peer and another, which is no outcast."""
 
     def shut_out(self, peer_id: PeerId, *, but: frozenset[str] = frozenset()) -> None:
-        """From now on, but for calls of these methods. Calls that are open already end as they would."""
+        """From now on, but for calls of these methods; others that are open to the peer break off as if it had died.
+
+        What it has asked already is still answered.
+        """
         self._outcasts[peer_id] = but
+        for call in self._calling.get(peer_id, ()):
+            if call.method not in but:
+                call.task.cancel()
 
     def let_in(self, peer_id: PeerId) -> None:
         self._outcasts.pop(peer_id, None)
@@ -48,7 +65,20 @@ class GuardedTransport:
             raise UnreachableError(f"{peer_id} is banned from this run")
         if not self.may(peer_id, method):
             raise UnreachableError(f"{method}: {peer_id} is not known here to be past its probation")
-        return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling, opened = task.cancelling(), _OpenCall(task, method)
+        self._calling[peer_id].add(opened)
+        try:
+            return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+        except asyncio.CancelledError:
+            if method not in self._outcasts.get(peer_id, {method}) and task.uncancel() <= cancelling:
+                raise UnreachableError(f"{peer_id} has been banned from this run") from None
+            raise
+        finally:
+            self._calling[peer_id].discard(opened)
+            if not self._calling[peer_id]:
+                del self._calling[peer_id]
 
     async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
         if peer_id in self._outcasts:
