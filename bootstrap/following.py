@@ -12,7 +12,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import Genesis, StageChain
-from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
+from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, RESULTS
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -84,11 +84,18 @@ class Following(Mapping[int, FollowedStage]):
         for version, peer in sorted(peers, reverse=True)[:ASKED_AT_ONCE]:
             if int(followed.version) + MAX_BEHIND >= version:
                 return
-            meta: dict[str, Value] = {"from": int(followed.version), "wait_s": 0.0, "bodies": False}
             try:
-                reply = await self._transport.call(peer, RESULTS, Message(meta), timeout_s=CALL_S, max_body_bytes=0)
-                fields = Fields("results", reply.meta)
-                for result in fields.items("results", Result.from_value, max_items=MAX_RESULTS_PER_CALL):
-                    self.take(result)
+                while int(followed.version) + MAX_BEHIND < version and await self._ask(followed, peer):
+                    pass
             except (TransientError, RemoteError) as error:
                 log.info("stage %d from version %d by %s: %s", stage, followed.version, peer[-6:], error)
+
+    async def _ask(self, followed: FollowedStage, peer: PeerId) -> bool:
+        """The peer's next results, taken; whether there were any. Raises TransientError and RemoteError."""
+        before = int(followed.version)
+        meta: dict[str, Value] = {"from": before, "wait_s": 0.0, "bodies": False}
+        reply = await self._transport.call(peer, RESULTS, Message(meta), timeout_s=CALL_S, max_body_bytes=0)
+        fields = Fields("results", reply.meta)
+        for result in fields.items("results", Result.from_value, max_items=MAX_BARE_RESULTS_PER_CALL):
+            self.take(result)
+        return int(followed.version) > before

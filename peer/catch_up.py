@@ -19,7 +19,7 @@ from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId
-from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
+from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.ticket import Ticket
@@ -57,6 +57,9 @@ class StateDonor:
         rounds = self._rounds
         if start >= rounds.version and not rounds.is_over:
             await rounds.wait_for_version(start + 1, timeout_s=wait_s)
+        if not with_bodies:
+            bare = rounds.bare_results.since(start, at_most=MAX_BARE_RESULTS_PER_CALL)
+            return Message({"version": rounds.version, "oldest": start, "results": [*bare], "sizes": []})
         values: list[Value] = []
         sizes: list[Value] = []
         bodies: list[bytes | bytearray | memoryview] = []
@@ -64,10 +67,9 @@ class StateDonor:
             held = rounds.results.get(version)
             if held is None:
                 break
-            values.append(held[0].to_value())
-            if with_bodies:
-                sizes.append([len(body) for body in held[1]])
-                bodies += held[1]
+            values.append(held[0].packed)
+            sizes.append([len(body) for body in held[1]])
+            bodies += held[1]
         oldest = min(rounds.results, default=int(rounds.version))
         meta: dict[str, Value] = {"version": rounds.version, "oldest": oldest, "results": values, "sizes": sizes}
         return Message(meta, b"".join(bodies))

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from peer.adversary import HONEST, Adversary
+from peer.bare_results import BareResults
 from peer.compute import Urgency, WorkThread
 from peer.grants import StepGrants, Ticket, take_next
 from peer.replica import StageReplica
@@ -101,6 +102,7 @@ class StageRounds:
         self._gone: dict[PeerId, Version] = {}
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
         self.results: dict[int, tuple[Result, list[Bytes]]] = {}
+        self.bare_results = BareResults()
         self.on_applied: list[Callable[[Applied], Awaitable[None]]] = []
         self.on_contributed: Callable[[Step, Sequence[Bytes]], None] = lambda step, parts: None
         """Told of the encoded parts of this peer's contribution before they are committed to."""
@@ -182,6 +184,7 @@ class StageRounds:
         self._steps.clear()
         self._used.clear()
         self.results.clear()
+        self.bare_results.clear()
         self._open_steps()
         self._announce_version()
 
@@ -562,6 +565,7 @@ class StageRounds:
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)
+        self.bare_results.keep(result)
         for old in sorted(self.results)[: -self.settings.retained_results]:
             del self.results[old]
         self.joining -= set(next_chain.members)

@@ -24,6 +24,8 @@ RESULTS = "results"
 """To a peer: {from, wait_s, bodies} -> {version, oldest, results, sizes}, body: its stage's certified results from a
 version on, a few at most; with `bodies` the encoded parts too, end to end."""
 MAX_RESULTS_PER_CALL = 4
+MAX_BARE_RESULTS_PER_CALL = 64
+"""Without their bodies."""
 REPORT = "report"
 """{report} -> {wants_result}: what a peer did in a step; figures for people."""
 RESULT = "result"
