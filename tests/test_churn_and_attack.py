@@ -10,8 +10,6 @@ import pytest
 from swarm.core.ids import PeerId
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, identity_of, manifest_of, swarm_in_process
 
-pytestmark = pytest.mark.processes
-
 EVERY = 10
 """Steps."""
 FIRST = 4

@@ -21,7 +21,6 @@ from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swa
 from verification.evidence import Evidence
 from verification.kinds.reducer_fraud import ReducerFraud
 
-pytestmark = pytest.mark.processes
 Floats = NDArray[np.float32]
 
 

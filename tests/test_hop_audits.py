@@ -23,8 +23,6 @@ from verification.evidence import Evidence
 from verification.headers import BirthRecord, HopHeader, signed
 from verification.replay.judge import judge
 
-pytestmark = pytest.mark.processes
-
 
 def assert_guilty(swarm: InProcessSwarm, liar: PeerId, kind: str) -> None:
     """The liar alone is banned, for that, and the file proves it."""
@@ -34,7 +32,13 @@ def assert_guilty(swarm: InProcessSwarm, liar: PeerId, kind: str) -> None:
     assert judge(evidence, run_key=swarm.run.run_key.peer_id).guilty
 
 
-@pytest.mark.parametrize(("stage", "attack"), [(1, "unlisted_gradient_negate@3"), (0, "unlisted_activation_noise@3")])
+@pytest.mark.parametrize(
+    ("stage", "attack"),
+    [
+        (1, "unlisted_gradient_negate@3"),
+        pytest.param(0, "unlisted_activation_noise@3", marks=pytest.mark.soak),
+    ],
+)
 def test_a_liar_that_leaves_its_lies_out_of_its_contribution_is_banned(tmp_path: Path, stage: int, attack: str) -> None:
     async def train() -> InProcessSwarm:
         # A stage waits for what its member did and does not list.

@@ -9,8 +9,6 @@ import pytest
 from swarm.core.ids import PeerId
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
 
-pytestmark = pytest.mark.processes
-
 
 def audited(**tables: dict[str, Any]) -> str:
     """A run in which every contribution is replayed by everyone. Its second stage will have five replicas."""

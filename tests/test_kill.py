@@ -87,7 +87,7 @@ def test_a_run_goes_on_when_so_many_die_at_once_that_nothing_can_be_certified(zy
     assert zygote.leftovers() == []
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_peer_told_to_leave_finishes_its_work_first(zygote: Zygote, tmp_path: Path, stage: int) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=60, every=20, founders=2) as swarm:
         swarm.start_host()

@@ -20,8 +20,6 @@ from swarm.network.transport import Message, Transport
 from swarm.witness_service import WITNESS
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
-pytestmark = pytest.mark.processes
-
 
 def public(**tables: dict[str, Any]) -> str:
     named: dict[str, dict[str, Any]] = {
