@@ -18,6 +18,7 @@ import time
 
 STOP = b"stop"
 """What a daemon says that ends in order."""
+SWEEP_AFTER_S = (0.0, 0.5, 2.0)
 CHECK_PARENT_EVERY_S = 1.0
 """A forked child of the daemon may keep the pipe open after the daemon's death; its parent's id tells."""
 
@@ -58,12 +59,22 @@ def main() -> int:
 
 
 def _sweep(root: str, daemon_pid: int) -> None:
-    """Remove the runtime folders that no living process holds (see `swarm.network.processes`)."""
-    give_up_at = time.monotonic() + CHECK_PARENT_EVERY_S
-    while os.getppid() == daemon_pid and time.monotonic() < give_up_at:  # until then its locks may be held
-        time.sleep(0.01)
-    with contextlib.suppress(OSError):
-        whole = os.open(root, os.O_RDONLY)
+    """Remove the runtime folders that no living process holds (see `swarm.network.processes`).
+
+    More than once: the last threads of a daemon that was killed may hold its locks for a moment on a busy machine.
+    """
+    for pause_s in SWEEP_AFTER_S:
+        give_up_at = time.monotonic() + CHECK_PARENT_EVERY_S
+        while os.getppid() == daemon_pid and time.monotonic() < give_up_at:  # until then its locks are held
+            time.sleep(0.01)
+        time.sleep(pause_s)
+        with contextlib.suppress(OSError):
+            _sweep_once(root)
+
+
+def _sweep_once(root: str) -> None:
+    whole = os.open(root, os.O_RDONLY)
+    try:
         fcntl.flock(whole, fcntl.LOCK_EX)
         for name in os.listdir(root):
             if not name.startswith("p-"):
@@ -74,6 +85,8 @@ def _sweep(root: str, daemon_pid: int) -> None:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(os.path.join(root, name), ignore_errors=True)
                 os.close(lock)
+    finally:
+        os.close(whole)
 
 
 def _become(command: list[str], alive_write: int) -> None:
