@@ -60,6 +60,7 @@ async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[Result]]) -> 
         return await task
     finally:
         settling.cancel()
+        gc.unfreeze()  # at the end libraries count what was not collected
         for number in handled:
             loop.remove_signal_handler(number)
 
