@@ -15,7 +15,7 @@ from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.network import direct
-from swarm.network.direct import WORTH_BYTES, DirectListener, DirectOffer
+from swarm.network.direct import WORTH_BYTES, WORTH_BYTES_PER_S, DirectListener, DirectOffer
 from swarm.network.loop import new_event_loop
 from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.receive_buffers import CLASS_BYTES, ReceiveBuffers
@@ -160,6 +160,7 @@ class Two:
         return bytes(answer.body)
 
     async def until_direct(self) -> None:
+        self.a._direct.consider(self.b.peer_id, WORTH_BYTES, 0.0)
         async with asyncio.timeout(10):
             while not self.a._direct.knows(self.b.peer_id):
                 assert await self.echo() == BULK
@@ -197,6 +198,11 @@ def test_bulk_goes_directly_after_the_first_call_and_small_talk_never_asks(two: 
     async def main() -> None:
         for _ in range(3):
             await two.echo(b"x" * (WORTH_BYTES // 2 - 1))
+        for num_bytes, seconds in (
+            (WORTH_BYTES - 1, 0.0),
+            (10 * WORTH_BYTES, 10 * WORTH_BYTES / WORTH_BYTES_PER_S * 1.1),
+        ):
+            two.a._direct.consider(two.b.peer_id, num_bytes, seconds)
         assert not two.a._direct._asking
         await two.until_direct()
         opened: list[str] = []

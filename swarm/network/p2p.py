@@ -102,6 +102,7 @@ class P2PTransport:
             raise RemoteError("malformed", f"{peer_id[:60]!r} is no peer id", None)
         phase = "connecting"
         stream: Stream | None = None
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
@@ -113,7 +114,8 @@ class P2PTransport:
                 self._idle.put(peer_id, stream)
                 stream = None
             if self._settings.direct_port is not None:
-                self._direct.consider(peer_id, request.num_bytes + len(reply.body))
+                took_s = asyncio.get_running_loop().time() - began
+                self._direct.consider(peer_id, request.num_bytes + len(reply.body), took_s)
             return reply
         except TimeoutError as error:
             raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
