@@ -132,6 +132,7 @@ def pestered(
     return asyncio.run(train())
 
 
+@pytest.mark.soak
 def test_a_run_ends_as_it_should_when_everyone_is_called_with_garbage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

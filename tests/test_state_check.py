@@ -4,12 +4,14 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
 STEPS = 24
 
 
+@pytest.mark.soak
 def test_a_peer_with_a_wrong_state_loads_it_anew_and_ends_like_the_others(tmp_path: Path) -> None:
     manifest = manifest_of(
         optimizer={"total_steps": STEPS},
