@@ -53,6 +53,9 @@ def main() -> int:
             os.kill(child, signal.SIGKILL)  # it holds nothing worth a goodbye: connections are closed by the kernel
         _, status = os.waitpid(child, 0)
         shutil.rmtree(runtime_folder, ignore_errors=True)
+        if p2pd_died and not daemon_died:  # of the daemon's end, perhaps: its log has no reader any more
+            ready, _, _ = select.select([0], [], [], CHECK_PARENT_EVERY_S)
+            daemon_died = os.read(0, len(STOP)) != STOP if ready else os.getppid() != int(daemon_pid)
         if daemon_died:
             _sweep(os.path.dirname(runtime_folder), int(daemon_pid))
     return os.waitstatus_to_exitcode(status) & 0xFF if p2pd_died else 0
