@@ -221,10 +221,15 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             reason="gone",
             signature=bytes(64),
         ),
-        Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), bytes(64)),
-        AdmissionRequest(chain.run_id, shown.accused, 1, bytes(32), "word", 1_700_000_000_000, bytes(64)),
+        Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64)),
+        AdmissionRequest(chain.run_id, shown.accused, 1, bytes(32), "word", 1_700_000_000_000, signature=bytes(64)),
         CheckpointRecord(
-            chain.run_id, 8, True, (bytes(32),) * 2, (ArchivedFile("stage-0/state.bin", 99, bytes(32)),), bytes(64)
+            chain.run_id,
+            8,
+            True,
+            (bytes(32),) * 2,
+            (ArchivedFile("stage-0/state.bin", 99, bytes(32)),),
+            signature=bytes(64),
         ),
         DirectOffer(bytes(16), bytes(32), 4001, None),
         _step_report(),

@@ -1,18 +1,17 @@
 """This is where the run key says which state a stage has at a version: what replays and joiners may begin from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.stage_chain import StageChain
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 
 
 @dataclass(frozen=True)
-class Anchor:
+class Anchor(SignedRecord):
     """The digest of a stage's state at a version, and what is certified of that version."""
 
     DOMAIN: ClassVar[str] = "anchor"
@@ -23,7 +22,6 @@ class Anchor:
     """Of the version; the state bears it too."""
     state_digest: bytes
     chain: StageChain
-    signature: bytes = b""
 
     @classmethod
     def of_chain(cls, chain: StageChain, state_digest: bytes) -> "Anchor":
@@ -40,24 +38,17 @@ class Anchor:
             "chain": self.chain.to_value(),
         }
 
-    def signed_by(self, run_key: Identity) -> "Anchor":
-        return replace(self, signature=run_key.sign(signed_bytes(self.DOMAIN, self.signed_value())))
-
     def check(self, *, run_id: str, run_key: PeerId) -> None:
         """Raises RemoteError unless the run key of this run signed it."""
         if (self.run_id, self.chain.run_key) != (run_id, run_key):
             raise RemoteError("anchor", f"anchor of run {self.run_id[:12]}, not {run_id[:12]}, or of another run key")
-        if not verify(run_key, signed_bytes(self.DOMAIN, self.signed_value()), self.signature):
+        if not self.is_signed_by(run_key):
             raise RemoteError("anchor", f"anchor of stage {self.stage} at {self.version} is not signed by the run key")
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
 
     @classmethod
     def from_value(cls, value: Value) -> "Anchor":
         """Raises RemoteError("malformed")."""
-        outer = Fields("anchor", value)
-        fields = Fields("anchor", outer.message("value"))
+        outer, fields = opened("anchor", value)
         made = cls(
             fields.text("run_id"),
             StageIndex(fields.integer("stage", high=1 << 16)),
@@ -65,7 +56,7 @@ class Anchor:
             fields.octets("name", length=32),
             fields.octets("state_digest", length=32),
             StageChain.from_value(fields.message("chain")),
-            outer.octets("signature", length=64),
+            signature=outer.octets("signature", length=64),
         )
         fields.done()
         outer.done()

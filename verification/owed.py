@@ -5,17 +5,17 @@ so a target that serves its judge serves its auditors, and an auditor that lies 
 it did not get. Only what the host is refused too is a debt.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 from swarm.bulk_digest import bulk_digest
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Roster, Work
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.settings import AuditSettings
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 from verification.draws import AuditBudget, check_reveal, draw
 from verification.papers import Bytes, Exhibit, Papers
 from verification.standing import SUSPICION_FACTOR
@@ -26,7 +26,7 @@ MAX_REASON = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwedAudit:
+class OwedAudit(SignedRecord):
     """The auditor's word that the target did not serve what it had drawn."""
 
     DOMAIN: ClassVar[str] = "owed-audit"
@@ -42,7 +42,6 @@ class OwedAudit:
     number: int
     """The microbatch's id, or the part's index."""
     reason: str
-    signature: bytes = b""
 
     def signed_value(self) -> Value:
         return {
@@ -57,24 +56,17 @@ class OwedAudit:
             "reason": self.reason,
         }
 
-    def signed_by(self, auditor: Identity) -> "OwedAudit":
-        return replace(self, signature=auditor.sign(signed_bytes(self.DOMAIN, self.signed_value())))
-
     def check(self, *, run_id: str) -> None:
         """Raises RemoteError unless the auditor signed it in this run."""
         if self.run_id != run_id:
             raise RemoteError("protocol", f"audit owed in run {self.run_id[:12]}, not {run_id[:12]}", self.auditor)
-        if not verify(self.auditor, signed_bytes(self.DOMAIN, self.signed_value()), self.signature):
+        if not self.is_signed_by(self.auditor):
             raise RemoteError("signature", f"audit owed to {self.auditor} is not signed by it", self.auditor)
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
 
     @classmethod
     def from_value(cls, value: Value) -> "OwedAudit":
         """Raises RemoteError("malformed")."""
-        outer = Fields("owed audit", value)
-        fields = Fields("owed audit", outer.message("value"))
+        outer, fields = opened("owed audit", value)
         what = fields.text("what", max_length=16)
         if what not in ("exhibit", "part"):
             raise RemoteError("malformed", f"owed audit of {what!r}, not of an exhibit or a part")

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Roster, Work
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.ranking import rank
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 from verification.draws import check_reveal, draw
 from verification.ticket import Ticket
 
@@ -53,7 +52,7 @@ def exam_of(roster: Roster, reveal: bytes, newcomer: PeerId) -> Exam | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class Agreement(SignedRecord):
     """The examiner's word that a newcomer's replay came to what it has itself."""
 
     DOMAIN: ClassVar[str] = "agreement"
@@ -64,7 +63,6 @@ class Agreement:
     reveal: bytes
     """Of the newcomer's hash chain, for the step: it names the examiner."""
     examiner: PeerId
-    signature: bytes = b""
 
     def signed_value(self) -> Value:
         return {
@@ -76,9 +74,6 @@ class Agreement:
             "examiner": self.examiner,
         }
 
-    def signed_by(self, examiner: Identity) -> "Agreement":
-        return replace(self, signature=examiner.sign(signed_bytes(self.DOMAIN, self.signed_value())))
-
     def check(self, *, run_id: str, ticket: Ticket, roster: Roster) -> None:
         """Raises RemoteError unless the examiner that the newcomer had drawn in the roster's version signed it."""
         if self.run_id != run_id:
@@ -89,17 +84,13 @@ class Agreement:
         exam = exam_of(roster, self.reveal, self.newcomer) if roster.step == self.step else None
         if exam is None or exam.examiner != self.examiner:
             raise RemoteError("draw", f"{self.examiner} is not who {self.newcomer} drew at {self.step}", self.newcomer)
-        if not verify(self.examiner, signed_bytes(self.DOMAIN, self.signed_value()), self.signature):
+        if not self.is_signed_by(self.examiner):
             raise RemoteError("signature", f"the agreement is not signed by {self.examiner}", self.newcomer)
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
 
     @classmethod
     def from_value(cls, value: Value) -> "Agreement":
         """Raises RemoteError("malformed")."""
-        outer = Fields("agreement", value)
-        fields = Fields("agreement", outer.message("value"))
+        outer, fields = opened("agreement", value)
         made = cls(
             run_id=fields.text("run_id"),
             stage=StageIndex(fields.integer("stage", high=1 << 16)),

@@ -5,17 +5,17 @@ certified roster and the chain: only the signature need travel with it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, get_args
 
-from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.canonical import Value, digest
 from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.contribution import MAX_PARTS, Level, ReducedPart, Roster
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, number_item
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 
@@ -39,7 +39,7 @@ class ReductionInput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
+class Reduction(SignedRecord):
     """A reducer's word for one part."""
 
     DOMAIN: ClassVar[str] = "reduction"
@@ -60,7 +60,6 @@ class Reduction:
     """SHA-256 of the one encoding that everyone gets."""
     squares: float
     """Sum of squares of what it stands for; the gradient is clipped by it."""
-    signature: bytes = b""
 
     @classmethod
     def of(
@@ -111,30 +110,20 @@ class Reduction:
             "squares": self.squares,
         }
 
-    def signed_bytes(self) -> bytes:
-        return signed_bytes(self.DOMAIN, self.signed_value())
-
     @cached_property
     def statement_digest(self) -> bytes:
         """What an audit's draw on the reduction is made from: digest of all that its maker signed."""
         return digest(self.DOMAIN, self.signed_value())
 
-    def signed_by(self, reducer: Identity) -> "Reduction":
-        return replace(self, signature=reducer.sign(self.signed_bytes()))
-
     def check(self) -> None:
         """Raises RemoteError unless the reducer signed it."""
-        if not verify(self.reducer, self.signed_bytes(), self.signature):
+        if not self.is_signed_by(self.reducer):
             raise RemoteError("signature", f"reduction of part {self.part} is not signed by it", self.reducer)
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
 
     @classmethod
     def from_value(cls, value: Value) -> "Reduction":
         """Raises RemoteError("malformed")."""
-        outer = Fields("reduction", value)
-        fields = Fields("reduction", outer.message("value"))
+        outer, fields = opened("reduction", value)
         made = cls(
             run_id=fields.text("run_id"),
             stage=StageIndex(fields.integer("stage", high=1 << 16)),

@@ -4,15 +4,14 @@ Replicas are exact, so whoever states another digest than the certified results 
 chunks prove it: the root that it signs commits it to every one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from swarm.checkpoint.state import CHUNK_BYTES
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 
 MAX_CHUNKS = 1 << 20
 """Of a state: their hashes are 32 MiB."""
@@ -21,7 +20,7 @@ MAX_STATED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateStatement:
+class StateStatement(SignedRecord):
     """A member's word for a state."""
 
     DOMAIN: ClassVar[str] = "state"
@@ -34,7 +33,6 @@ class StateStatement:
     state_digest: bytes
     """Root over the chunks' hashes."""
     total_bytes: int
-    signature: bytes = b""
 
     def signed_value(self) -> Value:
         return {
@@ -47,24 +45,17 @@ class StateStatement:
             "total_bytes": self.total_bytes,
         }
 
-    def signed_by(self, peer: Identity) -> "StateStatement":
-        return replace(self, signature=peer.sign(signed_bytes(self.DOMAIN, self.signed_value())))
-
     def check(self, *, run_id: str) -> None:
         """Raises RemoteError unless the peer signed it in this run."""
         if self.run_id != run_id:
             raise RemoteError("protocol", f"state of run {self.run_id[:12]}, not {run_id[:12]}", self.peer_id)
-        if not verify(self.peer_id, signed_bytes(self.DOMAIN, self.signed_value()), self.signature):
+        if not self.is_signed_by(self.peer_id):
             raise RemoteError("signature", f"the state of version {self.version} is not signed by it", self.peer_id)
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
 
     @classmethod
     def from_value(cls, value: Value) -> "StateStatement":
         """Raises RemoteError("malformed")."""
-        outer = Fields("state statement", value)
-        fields = Fields("state statement", outer.message("value"))
+        outer, fields = opened("state statement", value)
         made = cls(
             run_id=fields.text("run_id"),
             stage=StageIndex(fields.integer("stage", high=1 << 16)),

@@ -3,18 +3,17 @@
 A peer has one chain in a run, named before it knows whose work it will be near: so its draws are its own, and none.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 
 
 @dataclass(frozen=True)
-class Ticket:
+class Ticket(SignedRecord):
     """The run key's word that a peer may serve a stage."""
 
     DOMAIN: ClassVar[str] = "ticket"
@@ -23,7 +22,6 @@ class Ticket:
     stage: StageIndex
     chain_end: bytes
     """End of the peer's hash chain (verification/draws.py)."""
-    signature: bytes = b""
 
     def signed_value(self) -> Value:
         return {
@@ -33,30 +31,23 @@ class Ticket:
             "chain_end": self.chain_end,
         }
 
-    def signed_by(self, run_key: Identity) -> "Ticket":
-        return replace(self, signature=run_key.sign(signed_bytes(self.DOMAIN, self.signed_value())))
-
     def check(self, *, run_id: str, run_key: PeerId) -> None:
         """Raises RemoteError unless the run key of this run signed it."""
         if self.run_id != run_id:
             raise RemoteError("ticket", f"ticket of run {self.run_id[:12]}, not {run_id[:12]}", self.peer_id)
-        if not verify(run_key, signed_bytes(self.DOMAIN, self.signed_value()), self.signature):
+        if not self.is_signed_by(run_key):
             raise RemoteError("ticket", f"the ticket of {self.peer_id} is not signed by the run key", self.peer_id)
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
 
     @classmethod
     def from_value(cls, value: Value) -> "Ticket":
         """Raises RemoteError("malformed")."""
-        outer = Fields("ticket", value)
-        fields = Fields("ticket", outer.message("value"))
+        outer, fields = opened("ticket", value)
         made = cls(
             fields.text("run_id"),
             fields.peer("peer_id"),
             StageIndex(fields.integer("stage", high=1 << 16)),
             fields.octets("chain_end", length=32),
-            outer.octets("signature", length=64),
+            signature=outer.octets("signature", length=64),
         )
         fields.done()
         outer.done()

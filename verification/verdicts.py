@@ -4,18 +4,17 @@ A ban is for ever and signed by the run key. A quarantine lasts until the run ke
 the evidence was committed, can impose one too.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
-from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.canonical import Value, digest
 from swarm.core.contribution import MAX_PARTS, Result
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 from verification.tolerance import Grade
 
 FEWEST_REPLICAS = 5
@@ -25,29 +24,14 @@ VOTES_TO_QUARANTINE = 2
 
 
 @dataclass(frozen=True)
-class _Signed(ABC):
-    DOMAIN: ClassVar[str]
-    signature: bytes = field(default=b"", kw_only=True)
-
-    @abstractmethod
-    def signed_value(self) -> Value: ...
-
-    def signed_bytes(self) -> bytes:
-        return signed_bytes(self.DOMAIN, self.signed_value())
-
+class _Signed(SignedRecord):
     def digest(self) -> bytes:
         return digest(self.DOMAIN, self.signed_value())
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
-
-    def signed_by(self, identity: Identity) -> Self:
-        return replace(self, signature=identity.sign(self.signed_bytes()))
 
     def _check_signature(self, run_id: str, expected_run_id: str, signer: PeerId) -> None:
         if run_id != expected_run_id:
             raise RemoteError("protocol", f"{self.DOMAIN} of run {run_id[:12]}, not {expected_run_id[:12]}")
-        if not verify(signer, self.signed_bytes(), self.signature):
+        if not self.is_signed_by(signer):
             raise RemoteError("signature", f"{self.DOMAIN} is not signed by {signer}")
 
 
@@ -116,7 +100,7 @@ class Ban(_Charge):
 
     @classmethod
     def from_value(cls, value: Value) -> "Ban":
-        outer, fields = _opened(cls.DOMAIN, value)
+        outer, fields = opened(cls.DOMAIN, value)
         made = cls(*_read_charge(fields), signature=outer.octets("signature", length=64))
         fields.done()
         outer.done()
@@ -149,7 +133,7 @@ class JurorVote(_Charge):
 
     @classmethod
     def from_value(cls, value: Value) -> "JurorVote":
-        outer, fields = _opened(cls.DOMAIN, value)
+        outer, fields = opened(cls.DOMAIN, value)
         charge, accuser, committed_at = _read_charge(fields), fields.peer("accuser"), fields.integer("committed_at")
         juror, verdict = fields.peer("juror"), fields.text("verdict", max_length=16)
         if verdict not in {grade.value for grade in Grade}:
@@ -211,7 +195,7 @@ class Quarantine(_Charge):
 
     @classmethod
     def from_value(cls, value: Value) -> "Quarantine":
-        outer, fields = _opened(cls.DOMAIN, value)
+        outer, fields = opened(cls.DOMAIN, value)
         made = cls(
             *_read_charge(fields),
             outer.items("votes", JurorVote.from_value, max_items=NUM_JURORS),
@@ -249,7 +233,7 @@ class Pardon(_Signed):
 
     @classmethod
     def from_value(cls, value: Value) -> "Pardon":
-        outer, fields = _opened(cls.DOMAIN, value)
+        outer, fields = opened(cls.DOMAIN, value)
         made = cls(
             fields.text("run_id"),
             fields.peer("peer_id"),
@@ -292,7 +276,7 @@ class Plea(_Signed):
     @classmethod
     def from_value(cls, value: Value) -> "Plea":
         """Raises RemoteError("malformed")."""
-        outer, fields = _opened(cls.DOMAIN, value)
+        outer, fields = opened(cls.DOMAIN, value)
         made = cls(
             fields.text("run_id"),
             fields.peer("peer_id"),
@@ -345,7 +329,7 @@ class Promotion(_Signed):
     @classmethod
     def from_value(cls, value: Value) -> "Promotion":
         """Raises RemoteError("malformed")."""
-        outer, fields = _opened(cls.DOMAIN, value)
+        outer, fields = opened(cls.DOMAIN, value)
         made = cls(
             fields.text("run_id"),
             fields.peer("peer_id"),
@@ -377,7 +361,7 @@ class Debt(_Signed):
     @classmethod
     def from_value(cls, value: Value) -> "Debt":
         """Raises RemoteError("malformed")."""
-        outer, fields = _opened(cls.DOMAIN, value)
+        outer, fields = opened(cls.DOMAIN, value)
         made = cls(
             fields.text("run_id"),
             fields.peer("peer_id"),
@@ -401,12 +385,6 @@ def jurors(
     if len(replicas) < FEWEST_REPLICAS:
         return ()
     return rank(replicas - {accuser, accused}, "juror", evidence_digest, accused, next_name)[:NUM_JURORS]
-
-
-def _opened(kind: str, value: Value) -> tuple[Fields, Fields]:
-    """Readers of a signed message and of its value."""
-    outer = Fields(kind, value)
-    return outer, Fields(kind, outer.message("value"))
 
 
 def _read_charge(fields: Fields) -> tuple[str, PeerId, StageIndex, Version, str, bytes]:

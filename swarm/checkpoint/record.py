@@ -5,15 +5,15 @@ Whoever has the record and the run key's peer id may fetch the files from anybod
 
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from swarm.core.canonical import Value, signed_bytes
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item
 from swarm.core.ids import PeerId
-from swarm.identity import Identity, verify
+from swarm.signed_record import SignedRecord, opened
 
 MAX_FILES = 4096
 MAX_FILE_BYTES = 1 << 42
@@ -47,7 +47,7 @@ class ArchivedFile:
 
 
 @dataclass(frozen=True)
-class CheckpointRecord:
+class CheckpointRecord(SignedRecord):
     """A checkpoint that the host keeps."""
 
     DOMAIN: ClassVar[str] = "checkpoint"
@@ -59,7 +59,6 @@ class CheckpointRecord:
     """Of each stage."""
     files: tuple[ArchivedFile, ...]
     """Sorted by name."""
-    signature: bytes = b""
 
     @property
     def total_bytes(self) -> int:
@@ -74,31 +73,24 @@ class CheckpointRecord:
             "files": [file.to_value() for file in self.files],
         }
 
-    def signed_by(self, run_key: Identity) -> "CheckpointRecord":
-        return replace(self, signature=run_key.sign(signed_bytes(self.DOMAIN, self.signed_value())))
-
     def check(self, *, run_id: str, run_key: PeerId) -> None:
         """Raises RemoteError unless the run key of this run signed it."""
         if self.run_id != run_id:
             raise RemoteError("protocol", f"checkpoint of run {self.run_id[:12]}, not {run_id[:12]}")
-        if not verify(run_key, signed_bytes(self.DOMAIN, self.signed_value()), self.signature):
+        if not self.is_signed_by(run_key):
             raise RemoteError("signature", f"the record of checkpoint {self.version} is not signed by the run key")
-
-    def to_value(self) -> Value:
-        return {"value": self.signed_value(), "signature": self.signature}
 
     @classmethod
     def from_value(cls, value: Value) -> "CheckpointRecord":
         """Raises RemoteError("malformed")."""
-        outer = Fields("checkpoint record", value)
-        fields = Fields("checkpoint record", outer.message("value"))
+        outer, fields = opened("checkpoint record", value)
         made = cls(
             fields.text("run_id"),
             fields.integer("version"),
             fields.boolean("anchored"),
             fields.items("state_digests", digest_item, max_items=1 << 16),
             fields.items("files", ArchivedFile.from_value, max_items=MAX_FILES),
-            outer.octets("signature", length=64),
+            signature=outer.octets("signature", length=64),
         )
         fields.done()
         outer.done()
