@@ -45,6 +45,7 @@ from swarm.core.settings import (  # noqa: E402
     CheckpointSettings,
     CodecSettings,
     DataSettings,
+    LimitSettings,
     ModelSettings,
     OptimizerSettings,
     RunSettings,
@@ -103,6 +104,7 @@ def settings_of(codec: Any, rule: Any, peers: int) -> RunSettings:
         optimizer=OptimizerSettings(total_steps=1 << 20),
         codecs=CodecSettings(averaging=codec),
         averaging=AveragingSettings(rule=rule),
+        limits=LimitSettings(max_peers_per_stage=peers),
         checkpoint=CheckpointSettings(every_steps=1 << 19, snapshot_every=1 << 19),
     )
 

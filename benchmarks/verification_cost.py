@@ -29,7 +29,7 @@ from benchmarks.training_throughput import READY_S, Events, running
 from bootstrap.run_folder import prepare_run
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -177,7 +177,7 @@ def measure_units(settings: RunSettings, weights: np.ndarray[Any, np.dtype[np.fl
 
     gradient = np.full(model.layout.num_values, 1e-3, np.float32)
     averaging = vector_codec(settings.codecs.averaging)
-    parts = [part_slice(index, len(gradient)) for index in range(num_parts(len(gradient)))]
+    parts = list(Parts(len(gradient)))
     into_parts = np.empty_like(gradient)
 
     def compare_contribution() -> None:

@@ -20,7 +20,7 @@ from bootstrap.newcomers import Newcomers
 from bootstrap.run_folder import PreparedRun
 from bootstrap.stated_states import StatedStates
 from swarm.averaging.codecs import result_codec
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.core.canonical import Value, digest
 from swarm.core.contribution import MAX_PARTS, Contribution, Roster
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -687,7 +687,7 @@ def _largest_answers(run: PreparedRun) -> tuple[int, int]:
     settings = run.settings
     hidden_size = validate_config(settings.model.config_json).hidden_size
     values = max(state.layout.num_values for state in run.states)
-    parts = [part_slice(index, values) for index in range(num_parts(values))]
+    parts = Parts.of(settings, values)
     codec = result_codec(settings.codecs.averaging)
     largest = max(codec.encoded_bytes(where.stop - where.start) for where in parts)
     return max_exhibit_bytes(settings, hidden_size), largest

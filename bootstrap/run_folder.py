@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm.averaging.parts import num_parts
+from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.canonical import unpack
@@ -128,7 +128,7 @@ def _check_stage_sizes(settings: RunSettings, states: Sequence[StageState]) -> N
     """Raises SettingsError if a round's result of a stage that is full would not fit into a message."""
     wanted = settings.limits.max_peers_per_stage
     for stage, state in enumerate(states):
-        parts = num_parts(state.layout.num_values)
+        parts = len(Parts.of(settings, state.layout.num_values))
         most = most_members(parts, settings.microbatches_per_step, max_bytes=MAX_META_BYTES)
         if wanted > most:
             raise SettingsError(

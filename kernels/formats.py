@@ -29,6 +29,11 @@ def flush(source_bits: NDArray[np.int32], target_bits: NDArray[np.int32], *, thr
     )
 
 
+def flush_in_place(bits: NDArray[np.int32], *, threads: Threads = ONE_THREAD) -> bool:
+    """`flush` onto itself. Two names for the same memory would keep its loop from being vectorised."""
+    return all(threads.over(bits.size, lambda start, stop: _flush_in_place(bits[start:stop]), grain=_GRAIN))
+
+
 def to_bfloat16(source_bits: NDArray[np.int32], target: NDArray[np.uint16], *, threads: Threads = ONE_THREAD) -> bool:
     """Upper halves of fp32 bits, rounded to nearest, ties to even; flushed and limited as by `flush`."""
     return all(
@@ -90,6 +95,16 @@ def _flush(source_bits: NDArray[np.int32], target_bits: NDArray[np.int32]) -> bo
         magnitude = bits & _MAGNITUDE
         largest = max(largest, magnitude)
         target_bits[i] = bits if magnitude >= SMALLEST_BITS else np.int32(0)
+    return bool(largest < LIMIT_BITS)
+
+
+@compiled
+def _flush_in_place(bits: NDArray[np.int32]) -> bool:
+    largest = np.int32(0)
+    for i in range(bits.size):
+        magnitude = bits[i] & _MAGNITUDE
+        largest = max(largest, magnitude)
+        bits[i] = bits[i] if magnitude >= SMALLEST_BITS else np.int32(0)
     return bool(largest < LIMIT_BITS)
 
 

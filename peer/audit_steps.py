@@ -208,7 +208,7 @@ class StepAuditor:
         old = past.snapshot
 
         def read() -> tuple[tuple[OldChunk, ...], tuple[int, ...]]:
-            needs = needs_of(old.chunk(0), chunk, layout=rounds.replica.layout)
+            needs = needs_of(old.chunk(0), chunk, layout=rounds.replica.layout, cut=rounds.replica.parts())
             chunks = (
                 OldChunk(index=index, path=merkle_path(old.hashes, index), body=old.chunk(index))
                 for index in needs.old_chunks

@@ -61,7 +61,7 @@ class Activation:
     version: Version
     parents: tuple[bytes, ...]
     shape: tuple[int, int, int]
-    body: bytearray
+    body: memoryview
     """Encoded activation, then the targets."""
     num_activation_bytes: int
     body_digest: bytes

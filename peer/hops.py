@@ -239,7 +239,7 @@ class HopServer:
         replica, step = self._replica, birth.step
         adversary, at = self.adversary, At(step, birth.microbatch_id)
 
-        def compute() -> tuple[float, int, bytearray, Version, bool]:
+        def compute() -> tuple[float, int, memoryview, Version, bool]:
             x, targets = open_up()
             if not replica.accepts(step):
                 raise Refused("closed", f"step {step} closed while the microbatch waited")
@@ -414,11 +414,11 @@ class HopServer:
         """(compute) The activation as it goes out: encoded, then the targets."""
         encoded = self._codec.encode(y.cpu())
         digest = bulk_digest(encoded)
-        # A new object: the encoder's views may still be alive, and forbid to lengthen what they look at.
-        return Activation(birth, version, parents, self._shape, encoded + targets, len(encoded), digest)
+        body = memoryview(b"".join((encoded, targets)))
+        return Activation(birth, version, parents, self._shape, body, len(encoded), digest)
 
     def _gradient_header(
-        self, consumer: PeerId, birth: BirthRecord, parents: tuple[bytes, ...], encoded: bytearray, version: Version
+        self, consumer: PeerId, birth: BirthRecord, parents: tuple[bytes, ...], encoded: memoryview, version: Version
     ) -> HopHeader:
         return signed(
             HopHeader(
@@ -460,7 +460,7 @@ def _exchange(
     )
 
 
-def _answer(header: HopHeader, loss_sum: float, num_targets: int, encoded: bytearray) -> Message:
+def _answer(header: HopHeader, loss_sum: float, num_targets: int, encoded: memoryview) -> Message:
     meta: dict[str, Value] = {"status": "ok", "loss_sum": loss_sum, "num_targets": num_targets}
     return Message(meta | {"header": header.to_value()}, encoded)
 

@@ -327,7 +327,7 @@ class PartExchange:
         def reduce() -> list[tuple[ReducedPart, Reduction, Bytes]]:
             made: list[tuple[ReducedPart, Reduction, Bytes]] = []
             for one, held in zip(wanted, bodies, strict=True):
-                reduced, encoded = one, bytearray()
+                reduced, encoded = one, memoryview(b"")
                 if one.contributors:
                     seed = reduced_seed(stage.run_id, chain.stage, chain.version, one.part)
                     right = reduce_part(replica, one.part, held, rule=rule, norm_cap=cap, seed=seed, level=one.level)

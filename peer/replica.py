@@ -15,7 +15,7 @@ from peer.past_weights import PastVersion, PastWeights
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.error_feedback import Residual
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import norm_cap
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.checkpoint.state import StageState
@@ -23,6 +23,7 @@ from swarm.core.contribution import Work
 from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
+from swarm.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.stage_step import StageStep, extrapolates, weights_ahead
@@ -79,8 +80,8 @@ class StageReplica:
         self.contribution_codec: VectorCodec = vector_codec(settings.codecs.averaging)
         self.codec: VectorCodec = result_codec(settings.codecs.averaging)
         """Of results; no contribution is longer than a result."""
-        self.num_parts = num_parts(self.layout.num_values)
-        self._parts = tuple(part_slice(index, self.layout.num_values) for index in range(self.num_parts))
+        self._parts = Parts.of(settings, self.layout.num_values)
+        self.num_parts = len(self._parts)
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
         self._spare: list[GradientSum] = []
@@ -180,7 +181,7 @@ class StageReplica:
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """(exact, its threads) That part of the contribution."""
-        mean = np.empty(where.stop - where.start, dtype=np.float32)
+        mean = empty_floats(where.stop - where.start)
         accumulation.gradient.mean_of(where, mean)
         return mean
 
@@ -234,7 +235,7 @@ class StageReplica:
         """As `swarm.averaging.reduce.norm_cap` has it, at this version."""
         return norm_cap(self.state.certified_norms)
 
-    def parts(self) -> tuple[slice, ...]:
+    def parts(self) -> Parts:
         """Where each part lies among the stage's values."""
         return self._parts
 

@@ -25,7 +25,7 @@ def encode_contribution(
     accumulation: Accumulation,
     seeds: Sequence[bytes],
     said: Callable[[slice, NDArray[np.float32]], NDArray[np.float32]] = lambda where, mean: mean,
-) -> tuple[list[bytearray], list[bytes]]:
+) -> tuple[list[memoryview], list[bytes]]:
     """The mean gradient in encoded parts, and their SHA-256; nothing if there is no work or it is not finite.
 
     `seeds` are `swarm.averaging.seeds.part_seeds`; `said` is what an adversary makes of each part of the mean.
@@ -35,7 +35,7 @@ def encode_contribution(
         return [], []
     parts, codec = replica.parts(), replica.contribution_codec
 
-    def encode(index: int) -> tuple[bytearray, bytes]:
+    def encode(index: int) -> tuple[memoryview, bytes]:
         where = parts[index]
         encoded = codec.encode(said(where, replica.mean_part(accumulation, where)), seed=seeds[index])
         return encoded, bulk_digest(encoded)
@@ -61,7 +61,7 @@ def reduce_part(
     norm_cap: float | None,
     seed: bytes,
     level: Level = "all",
-) -> tuple[bytearray, bytes]:
+) -> tuple[memoryview, bytes]:
     """The aggregate of (tokens, encoded part) in the order of peers or cohorts, encoded once, and its SHA-256."""
     where = replica.parts()[part]
     made = reduction(

@@ -47,7 +47,7 @@ class StepState:
     """Known once the stage is at the step's version."""
     round: AveragingRound | None = None
     """This member's side of the round; None before, and for a peer that is no member."""
-    own_parts: list[bytearray] = field(default_factory=list)
+    own_parts: list[memoryview] = field(default_factory=list)
     received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
     reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
     reductions: dict[ReducedPart, Reduction] = field(default_factory=dict)

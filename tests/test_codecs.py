@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from swarm.averaging.codecs import VectorCodec, vector_codec
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.core.errors import LocalError, RemoteError
-from swarm.core.settings import PART_VALUES
+from swarm.core.settings import PART_VALUES, LimitSettings
+from swarm.kept_buffers import BUFFERS, CLASS_BYTES
+from tests.exhibits import small_settings
 from tests.test_kernels_golden import exact_floats, exact_scales
 
 SEED = hashlib.sha256(b"seed").digest()
@@ -139,6 +141,19 @@ def test_int8_bytes_depend_on_the_seed_alone_when_values_are_equal() -> None:
         assert codec.encode(values, seed=bytes(other)) != codec.encode(values, seed=SEED), f"byte {place} is not used"
 
 
+@pytest.mark.parametrize("codec", [*CODECS, vector_codec("int4"), vector_codec("topk")], ids=id_of)
+@pytest.mark.parametrize("num_values", [1, 65, 4097, 2 * CLASS_BYTES + 1])
+def test_bytes_depend_on_the_values_alone_when_the_buffer_was_used_before(codec: VectorCodec, num_values: int) -> None:
+    values = exact_floats("again", num_values) * exact_scales("again", num_values)
+    num_bytes, found = codec.encoded_bytes(num_values), []
+    for left_over in (0x00, 0xFF):
+        buffer = BUFFERS.take(num_bytes)
+        buffer[:] = bytes([left_over]) * num_bytes
+        del buffer
+        found.append(bytes(codec.encode(values, seed=SEED)))
+    assert found[0] == found[1]
+
+
 def test_int8_keeps_multiples_of_the_scale_when_rounding_by_chance() -> None:
     values = np.arange(-127, 128, dtype=np.float32)[:128] * np.float32(0.25)
     decoded = np.empty_like(values)
@@ -148,14 +163,40 @@ def test_int8_keeps_multiples_of_the_scale_when_rounding_by_chance() -> None:
 
 def test_parts_cover_the_vector_once_when_the_last_is_short() -> None:
     for num_values in (0, 1, PART_VALUES, PART_VALUES + 1, 3 * PART_VALUES - 1):
-        slices = [part_slice(index, num_values) for index in range(num_parts(num_values))]
+        slices = Parts(num_values)
         assert [i for part in slices for i in (part.start, part.stop)] == sorted(
             [0] * (num_values > 0)
             + [PART_VALUES * i for i in range(1, len(slices)) for _ in range(2)]
             + [num_values] * (num_values > 0)
         )
-    with pytest.raises(IndexError, match="part 2 of 2"):
-        part_slice(2, PART_VALUES + 1)
+    with pytest.raises(IndexError):
+        Parts(PART_VALUES + 1)[2]
+
+
+def test_parts_touching_a_range_are_those_that_hold_some_of_it() -> None:
+    cut = Parts(3 * PART_VALUES + 5)
+    for where in (slice(0, 0), slice(0, 1), slice(PART_VALUES - 1, PART_VALUES + 1), slice(PART_VALUES, len(cut) * 9)):
+        where = slice(where.start, min(where.stop, cut.num_values))
+        held = [index for index, part in enumerate(cut) if part.start < where.stop and where.start < part.stop]
+        assert list(cut.touching(where)) == held
+
+
+def test_parts_are_larger_in_a_stage_where_every_peer_keeps_eight_of_them() -> None:
+    def values_of(num_values: int, most_peers: int) -> int:
+        settings = small_settings(limits=LimitSettings(max_peers_per_stage=most_peers))
+        return Parts.of(settings, num_values).part_values
+
+    assert values_of(1000, 1) == PART_VALUES
+    assert [values_of(25_000_000, peers) for peers in (2, 3, 5, 12, 64)] == [
+        1 << 20,
+        1 << 20,
+        1 << 19,
+        1 << 18,
+        1 << 18,
+    ]
+    for peers in (1, 2, 3, 7, 64):
+        size = values_of(150_000_000, peers)
+        assert size == PART_VALUES or len(Parts(150_000_000, size)) >= 8 * peers
 
 
 def test_decoded_values_can_be_encoded_again_whatever_the_seed() -> None:

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from swarm.averaging.codecs import result_codec, vector_codec
-from swarm.averaging.parts import part_slice
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.core import cohorts
@@ -64,7 +63,7 @@ def reference(swarm: InProcessSwarm, result: Result, part: int) -> bytes:
     """Digest of what the part must be: the cohorts' weighted sums of what members committed to, combined once."""
     roster, codec = result.roster, vector_codec("int8")
     first = swarm.of_stage(1)[0].rounds
-    where = part_slice(part, first.replica.layout.num_values)
+    where = first.replica.parts()[part]
 
     def committed(peer: str) -> Floats:
         (wanted,) = [made.part_digests[part] for made in roster.contributions if made.peer_id == peer]

@@ -10,7 +10,7 @@ from kernels import norms
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.encoded import Encoded
 from swarm.averaging.error_feedback import MOST_OF_SENT, Residual, encode_parts
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.core.errors import LocalError
 from swarm.core.settings import PART_VALUES, AveragingCodecName
 from tests.test_kernels_golden import exact_floats
@@ -21,7 +21,7 @@ LOW_BIT: tuple[AveragingCodecName, ...] = ("int4", "topk")
 
 def said(name: AveragingCodecName, residual: Residual, mean: Floats, step: int) -> Floats:
     """What a reducer reads of the contribution of a step."""
-    parts = [part_slice(index, mean.size) for index in range(num_parts(mean.size))]
+    parts = Parts(mean.size)
     seeds = [hashlib.sha256(f"{step} {index}".encode()).digest() for index in range(len(parts))]
     codec, decoded = vector_codec(name), np.empty_like(mean)
     for part, body in zip(parts, residual.encode(mean.copy(), codec, parts=parts, seeds=seeds), strict=True):
@@ -92,7 +92,7 @@ class OneInAHundred:
 def test_residual_is_scaled_down_to_twice_what_was_sent() -> None:
     size = PART_VALUES + 4099
     residual, codec = Residual(size), OneInAHundred()
-    parts = [part_slice(index, size) for index in range(2)]
+    parts = Parts(size)
     mean = exact_floats("mean", size)
     sent = np.where(
         np.arange(size) < PART_VALUES, np.arange(size) % 100 == 0, (np.arange(size) - PART_VALUES) % 100 == 0

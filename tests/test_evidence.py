@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
+from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, state_chunks, state_digest
 from swarm.cli import ExitCode
@@ -122,7 +123,7 @@ class World:
             state_digest=merkle_root(hashes, total),
             total_bytes=total,
         ).signed_by(identity_of(self.accused))
-        needs = needs_of(self.state_chunks[0], chunk, layout=state.layout)
+        needs = needs_of(self.state_chunks[0], chunk, layout=state.layout, cut=Parts(state.layout.num_values))
         old_hashes = [chunk_hash(old) for old in self.state_chunks]
         return StepFraud(
             statement=said,

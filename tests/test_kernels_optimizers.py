@@ -68,6 +68,10 @@ def test_flush_equals_the_reference_when_bits_are_of_every_kind() -> None:
     assert formats.flush(values.view(np.int32), out.view(np.int32))
     assert out.tobytes() == reference.flushed(values).tobytes()
     assert np.count_nonzero(out == 0) > SIZE // 9, "some values were to be flushed"
+    assert formats.flush_in_place(values.view(np.int32))
+    assert values.tobytes() == out.tobytes()
+    values[-1] = -np.inf
+    assert not formats.flush_in_place(values.view(np.int32))
 
 
 def test_sums_of_what_was_sent_equal_decoding_first_when_bits_are_of_every_kind() -> None:

@@ -14,11 +14,11 @@ import pytest
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
+from swarm.kept_buffers import CLASS_BYTES, KeptBuffers
 from swarm.network import direct
 from swarm.network.direct import WORTH_BYTES, WORTH_BYTES_PER_S, DirectListener, DirectOffer
 from swarm.network.loop import new_event_loop
 from swarm.network.p2p import P2PSettings, P2PTransport
-from swarm.network.receive_buffers import CLASS_BYTES, ReceiveBuffers
 from swarm.network.sealed_socket import RECORD_BYTES, SealedSocket, stream_keys
 from swarm.network.sockets import Sending, receive
 from swarm.network.transport import Message
@@ -130,7 +130,7 @@ def test_sessions_are_bounded_and_a_new_offer_ends_the_peers_old_one(monkeypatch
 
 
 def test_memory_is_used_again_once_nobody_holds_it() -> None:
-    buffers = ReceiveBuffers(most_kept_bytes=2 * CLASS_BYTES)
+    buffers = KeptBuffers(most_kept_bytes=2 * CLASS_BYTES)
     body = buffers.take(CLASS_BYTES - 1 + CLASS_BYTES)
     assert body.nbytes == 2 * CLASS_BYTES - 1
     part = body[5:9]

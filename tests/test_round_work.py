@@ -11,7 +11,7 @@ from kernels.threads import Threads
 from peer.round_work import encode_contribution
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.error_feedback import Residual
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.averaging.seeds import part_seeds
 from swarm.bulk_digest import bulk_digest
@@ -23,7 +23,7 @@ from swarm.optim.gradient_sum import GradientSum
 from tests.test_kernels_golden import exact_floats
 
 NUM_VALUES = 3 * PART_VALUES + 1001
-PARTS = [part_slice(index, NUM_VALUES) for index in range(num_parts(NUM_VALUES))]
+PARTS = Parts(NUM_VALUES)
 PEERS = (PeerId("a"), PeerId("b"))
 SIZES = [where.stop - where.start for where in PARTS]
 SEEDS = part_seeds("run", StageIndex(0), Version(3), PEERS[0], num_parts=len(PARTS))

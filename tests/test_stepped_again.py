@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kernels.norms import norm_of_parts
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
     StageState,
@@ -24,6 +24,7 @@ from swarm.optim.stage_step import StageStep
 from verification.replay.stepped_again import CertifiedStep, StepsAgain, needs_of
 
 LAYOUT = ParameterLayout.of({"a": (3, 100_001), "b": (77,), "c": (450_000,)})
+CUT = Parts(LAYOUT.num_values)
 """Values in three parts, whose arrays end in the middle of blocks and chunks."""
 CLIP_NORM = 2.0
 OPTIMIZERS = {
@@ -44,7 +45,7 @@ def begun(optimizer: OptimizerSettings) -> tuple[StageState, list[CertifiedStep]
     for number in range(5):
         gradient = rng.standard_normal(LAYOUT.num_values, dtype=np.float32) * np.float32(1e-3 * (1 + 2 * number))
         norm = norm_of_parts(gradient, part_values=PART_VALUES)
-        parts = {part: gradient[part_slice(part, LAYOUT.num_values)] for part in range(num_parts(LAYOUT.num_values))}
+        parts = {part: gradient[where] for part, where in enumerate(CUT)}
         taken = CertifiedStep(name=bytes([number]) * 32, norm=norm, gradient=None if number == 3 else parts)
         state = step.next(state, None if number == 3 else gradient, taken.name, gradient_norm=norm).state
         state = replace(state, moments={name: array.copy() for name, array in state.moments.items()})
@@ -63,14 +64,14 @@ def test_every_chunk_of_the_state_follows_from_the_few_that_it_needs(name: str) 
     old_chunks, new_chunks = state_chunks(old), state_chunks(new)
     assert len(new_chunks) >= 4
     for index, wanted in enumerate(new_chunks):
-        needs = needs_of(old_chunks[0], index, layout=LAYOUT)
+        needs = needs_of(old_chunks[0], index, layout=LAYOUT, cut=CUT)
         assert len(needs.old_chunks) <= 10
         chunks = {number: bytes(old_chunks[number]) for number in needs.old_chunks}
         few = [
             taken if taken.gradient is None else replace(taken, gradient={p: taken.gradient[p] for p in needs.parts})
             for taken in steps
         ]
-        again = StepsAgain(optimizer, CLIP_NORM, old, chunks, few).chunk(index)
+        again = StepsAgain(optimizer, CLIP_NORM, old, chunks, few, CUT).chunk(index)
         assert again.body == bytes(wanted), index
         assert again.total_bytes == sum(map(len, new_chunks))
         for missing in needs.old_chunks:
@@ -78,14 +79,14 @@ def test_every_chunk_of_the_state_follows_from_the_few_that_it_needs(name: str) 
             if missing == 0 and index:
                 continue  # the header: it is read before
             with pytest.raises(RemoteError):
-                StepsAgain(optimizer, CLIP_NORM, old, fewer, few).chunk(index)
+                StepsAgain(optimizer, CLIP_NORM, old, fewer, few, CUT).chunk(index)
 
 
 def test_states_of_another_optimizer_are_refused() -> None:
     old, steps, _ = begun(OPTIMIZERS["adamw"])
     chunks = dict(enumerate(state_chunks(old)))
     with pytest.raises(RemoteError, match="needs"):
-        StepsAgain(OPTIMIZERS["sgd"], CLIP_NORM, old, chunks, steps).chunk(0)
+        StepsAgain(OPTIMIZERS["sgd"], CLIP_NORM, old, chunks, steps, CUT).chunk(0)
 
 
 @pytest.mark.parametrize("num_chunks", [1, 2, 3, 7, 8, 13])

@@ -81,8 +81,8 @@ class Adversary:
         return mean
 
     def reduced(
-        self, step: Step, encoded: tuple[bytearray, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
-    ) -> tuple[bytearray, bytes]:
+        self, step: Step, encoded: tuple[memoryview, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
+    ) -> tuple[memoryview, bytes]:
         """A part this peer reduced, as it is sent, and its SHA-256."""
         return encoded
 

@@ -51,8 +51,8 @@ class WrongReducer(Adversary):
     """The parts this peer reduces are not what their contributions give."""
 
     def reduced(
-        self, step: Step, encoded: tuple[bytearray, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
-    ) -> tuple[bytearray, bytes]:
+        self, step: Step, encoded: tuple[memoryview, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
+    ) -> tuple[memoryview, bytes]:
         if not self.acts_in(step):
             return encoded
         values = np.empty(num_values, dtype=np.float32)

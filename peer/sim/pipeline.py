@@ -186,7 +186,7 @@ class Pipeline:
         if grad_x is not None:
             grad_x = adversary.activation_gradient(at, grad_x, grad_y)
         replica.record(at.step, _work(birth, sent.version, input_digest, gradient_in.digest()))
-        own, body = None, bytearray()
+        own, body = None, memoryview(b"")
         if grad_x is not None:
             assert input_header is not None
             body = self._backward.encode(grad_x)

@@ -53,7 +53,7 @@ class SimulatedStage:
         first = self.members[0].replica
         state = first.frozen_state()
         made: dict[PeerId, Contribution] = {}
-        parts: dict[PeerId, Sequence[bytearray]] = {}
+        parts: dict[PeerId, Sequence[memoryview]] = {}
         for peer in self.members:
             if peer.peer_id not in put_out:
                 made[peer.peer_id], parts[peer.peer_id] = self._contribute(peer, step)
@@ -77,7 +77,7 @@ class SimulatedStage:
             del self.rounds[old]
         self._take(roster, parts)
 
-    def _contribute(self, peer: SimulatedPeer, step: Step) -> tuple[Contribution, Sequence[bytearray]]:
+    def _contribute(self, peer: SimulatedPeer, step: Step) -> tuple[Contribution, Sequence[memoryview]]:
         chain, replica = self.chain, peer.replica
         closed = replica.close(step)
         seeds = part_seeds(chain.run_id, chain.stage, chain.version, peer.peer_id, num_parts=replica.num_parts)
@@ -90,7 +90,7 @@ class SimulatedStage:
         unsigned = Contribution(chain.run_id, chain.stage, step, chain.name, peer.peer_id, work, tuple(digests))
         return replace(unsigned, signature=peer.identity.sign(unsigned.signed_bytes())), encoded
 
-    def _take(self, roster: Roster, parts: dict[PeerId, Sequence[bytearray]]) -> None:
+    def _take(self, roster: Roster, parts: dict[PeerId, Sequence[memoryview]]) -> None:
         """Reduce, and make the new version."""
         chain, first = self.chain, self.members[0].replica
         tokens = chain.weights_of(Result(roster, (), roster.leader))

@@ -18,6 +18,7 @@ from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length, too_large
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import ActivationCodecName
+from swarm.kept_buffers import BUFFERS
 
 Shape = tuple[int, int, int]
 """(B, L, D): samples, tokens, values."""
@@ -36,7 +37,7 @@ class ActivationCodec(Protocol):
         """Exact length of an encoded tensor of shape (B, L, D)."""
         ...
 
-    def encode(self, tensor_BLD: torch.Tensor) -> bytearray:
+    def encode(self, tensor_BLD: torch.Tensor) -> memoryview:
         """Bytes of a tensor. Raises LocalError for values that are not finite or not below 2^126."""
         ...
 
@@ -60,7 +61,7 @@ class _FloatCodec:
     def encoded_bytes(self, shape: Shape) -> int:
         return self.vector.encoded_bytes(math.prod(shape))
 
-    def encode(self, tensor_BLD: torch.Tensor) -> bytearray:
+    def encode(self, tensor_BLD: torch.Tensor) -> memoryview:
         return self.vector.encode(_rows(tensor_BLD).reshape(-1), seed=b"")
 
     def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
@@ -84,11 +85,11 @@ class _TokenCodec:
         num_tokens, width = shape[0] * shape[1], shape[2]
         return num_tokens * sum(np.dtype(dtype).itemsize * columns for dtype, columns in self._columns(width))
 
-    def encode(self, tensor_BLD: torch.Tensor) -> bytearray:
+    def encode(self, tensor_BLD: torch.Tensor) -> memoryview:
         rows_TD = _rows(tensor_BLD)
         if rows_TD.shape[1] > MAX_WIDTH:
             raise LocalError(f"{rows_TD.shape[1]} values a token; {self.name} counts to {MAX_WIDTH}: use bf16")
-        data = bytearray(self.encoded_bytes((1, *rows_TD.shape)))
+        data = BUFFERS.take(self.encoded_bytes((1, *rows_TD.shape)))
         arrays: list[NDArray[Any]] = []
         at = 0
         for dtype, columns in self._columns(rows_TD.shape[1]):

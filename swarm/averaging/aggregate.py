@@ -124,5 +124,5 @@ def _weighted_mean(
 
 def _flushed(vector: Floats) -> Floats:
     """`vector` with magnitudes below 2^-126 written as zero, in place."""
-    formats.flush(vector.view(np.int32), vector.view(np.int32))
+    formats.flush_in_place(vector.view(np.int32))
     return vector

@@ -25,6 +25,7 @@ from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length,
 from swarm.averaging.low_bit import Int4Codec, TopkCodec
 from swarm.core.errors import RemoteError
 from swarm.core.settings import AveragingCodecName
+from swarm.kept_buffers import BUFFERS
 
 
 def vector_codec(name: AveragingCodecName) -> VectorCodec:
@@ -48,8 +49,8 @@ class _Fp32Codec:
     def encoded_bytes(self, num_values: int) -> int:
         return 4 * num_values
 
-    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> bytearray:
-        data = bytearray(self.encoded_bytes(values.size))
+    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        data = BUFFERS.take(self.encoded_bytes(values.size))
         if not formats.flush(values.view(np.int32), np.frombuffer(data, dtype=np.int32)):
             raise too_large(values)
         return data
@@ -66,8 +67,8 @@ class _Bf16Codec:
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * num_values
 
-    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> bytearray:
-        data = bytearray(self.encoded_bytes(values.size))
+    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        data = BUFFERS.take(self.encoded_bytes(values.size))
         if not formats.to_bfloat16(values.view(np.int32), np.frombuffer(data, dtype=np.uint16)):
             raise too_large(values)
         return data
@@ -84,8 +85,8 @@ class _Int8Codec:
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * self._num_blocks(num_values) + num_values
 
-    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> bytearray:
-        data = bytearray(self.encoded_bytes(values.size))
+    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        data = BUFFERS.take(self.encoded_bytes(values.size))
         num_blocks = self._num_blocks(values.size)
         scales = np.frombuffer(data, dtype=np.uint16, count=num_blocks)
         codes = np.frombuffer(data, dtype=np.int8, offset=2 * num_blocks)

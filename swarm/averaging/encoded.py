@@ -25,8 +25,11 @@ class VectorCodec(Protocol):
         """Exact length of an encoded vector."""
         ...
 
-    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> bytearray:
-        """`seed` (32 bytes) decides stochastic rounding. Raises LocalError for values not finite or not below 2^126."""
+    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        """In a buffer of `swarm.kept_buffers`. `seed` (32 bytes) decides stochastic rounding.
+
+        Raises LocalError for values not finite or not below 2^126.
+        """
         ...
 
     def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:

@@ -14,6 +14,7 @@ from kernels import formats, int8_blocks, int8_sums, robust
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length
 from swarm.core.errors import RemoteError
+from swarm.kept_buffers import empty_floats
 
 Floats = NDArray[np.float32]
 
@@ -45,10 +46,11 @@ def mean_of_encoded(
             left_out[place] = error
     counted = [contribution for place, contribution in enumerate(contributions) if place not in left_out]
     all_tokens = sum(tokens for tokens, _ in counted)
-    total = np.zeros(num_values, dtype=np.float32)
+    total = empty_floats(num_values)
+    total.fill(0.0)
     for tokens, data in counted:
         reader.add(data, np.float32(tokens / all_tokens), total)
-    formats.flush(total.view(np.int32), total.view(np.int32), threads=threads)
+    formats.flush_in_place(total.view(np.int32), threads=threads)
     return EncodedMean(total, left_out)
 
 

@@ -36,7 +36,7 @@ _BELOW_ONE = 1.0 - 2.0**-21
 
 def encode_parts(
     values: Floats, codec: VectorCodec, *, parts: Sequence[slice], seeds: Sequence[bytes]
-) -> list[bytearray]:
+) -> list[memoryview]:
     """Each part of the vector encoded with its seed. Raises LocalError as `codec.encode` does."""
     return [codec.encode(values[part], seed=seed) for part, seed in zip(parts, seeds, strict=True)]
 
@@ -49,13 +49,13 @@ class Residual:
 
     def encode(
         self, mean: Floats, codec: VectorCodec, *, parts: Sequence[slice], seeds: Sequence[bytes]
-    ) -> list[bytearray]:
+    ) -> list[memoryview]:
         """The parts of mean + residual, encoded; the residual becomes what they lack. `mean` is overwritten.
 
         `parts` cover the vector once. Raises LocalError as `codec.encode` does; the residual is then what it was.
         """
         owed = np.add(mean, self.values, out=mean)
-        formats.flush(owed.view(np.int32), owed.view(np.int32))
+        formats.flush_in_place(owed.view(np.int32))
         encoded = encode_parts(owed, codec, parts=parts, seeds=seeds)
         sent_squares = owed_squares = 0.0
         for part, body in zip(parts, encoded, strict=True):
@@ -77,4 +77,4 @@ class Residual:
         """Scale the residual down to `limit` by one fp32 factor, and write magnitudes below 2^-126 as zero."""
         if norm > limit:
             np.multiply(self.values, np.float32(limit / norm * _BELOW_ONE), out=self.values)
-        formats.flush(self.values.view(np.int32), self.values.view(np.int32))
+        formats.flush_in_place(self.values.view(np.int32))

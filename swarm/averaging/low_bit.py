@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kernels import int4_blocks, topk
 from swarm.averaging.encoded import Encoded, aligned, check_length, seed_words, too_large
 from swarm.core.errors import RemoteError
+from swarm.kept_buffers import BUFFERS, empty_floats
 
 
 class Int4Codec:
@@ -19,8 +20,8 @@ class Int4Codec:
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * self._num_blocks(num_values) + -(-num_values // 2)
 
-    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> bytearray:
-        data = bytearray(self.encoded_bytes(values.size))
+    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        data = BUFFERS.take(self.encoded_bytes(values.size))
         num_blocks = self._num_blocks(values.size)
         scales = np.frombuffer(data, dtype=np.uint16, count=num_blocks)
         packed = np.frombuffer(data, dtype=np.uint8, offset=2 * num_blocks)
@@ -48,17 +49,19 @@ class TopkCodec:
     def encoded_bytes(self, num_values: int) -> int:
         return _marks_bytes(num_values) + self._values.encoded_bytes(topk.num_chosen(num_values))
 
-    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> bytearray:
-        marks = np.empty(_marks_bytes(values.size), dtype=np.uint8)
-        chosen = np.empty(topk.num_chosen(values.size), dtype=np.float32)
+    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        data = BUFFERS.take(self.encoded_bytes(values.size))
+        marks = np.frombuffer(data, dtype=np.uint8, count=_marks_bytes(values.size))
+        chosen = empty_floats(topk.num_chosen(values.size))
         if not topk.select(values, marks, chosen):
             raise too_large(values)
-        return bytearray(marks.data) + self._values.encode(chosen, seed=seed)
+        data[marks.size :] = self._values.encode(chosen, seed=seed)
+        return data
 
     def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:
         check_length(data, self.encoded_bytes(out.size))
         marks = aligned(data, np.uint8, 0, _marks_bytes(out.size))
-        chosen = np.empty(topk.num_chosen(out.size), dtype=np.float32)
+        chosen = empty_floats(topk.num_chosen(out.size))
         self._values.decode(memoryview(data)[marks.size :], chosen)
         if not topk.scatter(marks, chosen, out):
             raise RemoteError("malformed", "top-k vector marks more or fewer values than an encoder does")

@@ -36,7 +36,7 @@ def read_and_written(level: Level, name: AveragingCodecName) -> tuple[VectorCode
 class Reduction:
     """What a part's reducer has to send."""
 
-    body: bytearray
+    body: memoryview
     digest: bytes
     """SHA-256 of the body."""
     left_out: dict[int, RemoteError]

@@ -11,7 +11,8 @@ ActivationCodecName = Literal["fp32", "bf16", "int8", "int4"]
 AveragingCodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
 
 PART_VALUES = 1 << 18
-"""A part is this many consecutive values of a stage's flattened parameters, whatever the codec."""
+"""A part is at least this many consecutive values of a stage's flattened parameters, whatever the codec; see
+`swarm.averaging.parts`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
-from swarm.network.receive_buffers import ReceiveBuffers
+from swarm.kept_buffers import BUFFERS
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
     MAX_KIND_CHARACTERS,
@@ -28,7 +28,6 @@ from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
-_buffers = ReceiveBuffers()
 
 
 class Status(enum.IntEnum):
@@ -106,7 +105,7 @@ async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, stall_s
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(stall_s) as deadline:
         meta = decode_meta(await receive(stream, head.meta_bytes))
-        body = _buffers.take(head.body_bytes)
+        body = BUFFERS.take(head.body_bytes)
         for at in range(0, len(body), FRAME_BYTES):
             deadline.reschedule(loop.time() + stall_s)
             await receive_into(stream, body[at : at + FRAME_BYTES])

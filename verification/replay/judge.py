@@ -13,7 +13,7 @@ import torch
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import read_and_written
 from swarm.averaging.result_decoder import squares_of
 from swarm.checkpoint.state import chunk_hash, root_by_path
@@ -264,10 +264,10 @@ def _judge_data(evidence: Evidence, data: Path | None) -> Verdict:
 def _part_values(evidence: Evidence, part: int) -> int:
     """How many values a part of the stage has. Raises RemoteError if the stage has no such part."""
     num_values = stage_layout(evidence.settings.model, evidence.stage).num_values
-    if part >= num_parts(num_values):
-        raise RemoteError("evidence", f"part {part} of {num_parts(num_values)}")
-    where = part_slice(part, num_values)
-    size: int = where.stop - where.start
+    parts = Parts.of(evidence.settings, num_values)
+    if part >= len(parts):
+        raise RemoteError("evidence", f"part {part} of {len(parts)}")
+    size: int = parts[part].stop - parts[part].start
     return size
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.averaging.seeds import part_seeds
 from swarm.bulk_digest import bulk_digest
@@ -77,7 +77,8 @@ class StageReplay:
         self.stage = StageIndex(stage)
         self.model = model or StageModel(settings.model, stage, device=device)
         self.layout = self.model.layout
-        self.num_parts = num_parts(self.layout.num_values)
+        self._parts = Parts.of(settings, self.layout.num_values)
+        self.num_parts = len(self._parts)
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, self.model.hidden_size)
         self._codec = activation_codec(settings.codecs.activations)
         self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
@@ -237,7 +238,7 @@ class StageReplay:
         """
         return self.decoded_contribution(self.encoded_contribution(exhibits, step))
 
-    def encoded_contribution(self, exhibits: Sequence[Exhibit], step: Step) -> list[bytearray]:
+    def encoded_contribution(self, exhibits: Sequence[Exhibit], step: Step) -> list[memoryview]:
         """The parts of what the exhibits' peer must have contributed to `step`, as they come out here: to the bit the
         peer's own only if it computes as this machine does.
 
@@ -257,7 +258,7 @@ class StageReplay:
         run_id = exhibits[0].papers.birth.run_id
         seeds = part_seeds(run_id, self.stage, Version(int(step)), makers[0], num_parts=self.num_parts)
         parts = []
-        for where, seed in zip(self._parts(), seeds, strict=True):
+        for where, seed in zip(self._parts, seeds, strict=True):
             values = np.empty(where.stop - where.start, dtype=np.float32)
             gradient.mean_of(where, values)
             try:
@@ -271,7 +272,7 @@ class StageReplay:
         if len(bodies) != self.num_parts:
             raise RemoteError("malformed", f"contribution of {len(bodies)} parts, not {self.num_parts}")
         values = np.empty(self.layout.num_values, dtype=np.float32)
-        for where, body in zip(self._parts(), bodies, strict=True):
+        for where, body in zip(self._parts, bodies, strict=True):
             self._contribution_codec.decode(body, values[where])
         return values
 
@@ -312,10 +313,7 @@ class StageReplay:
     def _decoder(self) -> ResultDecoder:
         if self._gradient is None:
             self._gradient = np.empty(self.layout.num_values, dtype=np.float32)
-        return ResultDecoder(result_codec(self.settings.codecs.averaging), self._parts(), self._gradient)
-
-    def _parts(self) -> list[slice]:
-        return [part_slice(index, self.layout.num_values) for index in range(self.num_parts)]
+        return ResultDecoder(result_codec(self.settings.codecs.averaging), self._parts, self._gradient)
 
 
 def _check_bodies(result: Result, bodies: Sequence[Bytes]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.averaging.codecs import result_codec
-from swarm.averaging.parts import num_parts, part_slice
+from swarm.averaging.parts import Parts
 from swarm.averaging.result_decoder import certified_norm
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import (
@@ -23,7 +23,7 @@ from swarm.checkpoint.state_map import HEADER, StateMap
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.settings import PART_VALUES, OptimizerSettings, RunSettings
+from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.stage_chain import StageChain
 from swarm.identity import verify
 from swarm.model.families import stage_layout
@@ -52,7 +52,7 @@ class ChunkAgain:
     """Of the state that it is in."""
 
 
-def needs_of(first_chunk: Bytes, chunk: int, *, layout: ParameterLayout) -> Needs:
+def needs_of(first_chunk: Bytes, chunk: int, *, layout: ParameterLayout, cut: Parts) -> Needs:
     """What chunk `chunk` of a later state needs of the one that begins with `first_chunk`. Raises RemoteError.
 
     From version to version nothing in a state changes its place: its header is padded to one size.
@@ -60,7 +60,7 @@ def needs_of(first_chunk: Bytes, chunk: int, *, layout: ParameterLayout) -> Need
     where = StateMap(read_header(layout, first_chunk))
     windows = [where.window_of(piece) for piece in where.pieces(chunk) if piece.name != HEADER]
     chunks = {0}.union(*(where.chunks_of(window) for window in windows))
-    parts = {part for one in windows for part in range(one.start // PART_VALUES, -(-one.stop // PART_VALUES))}
+    parts = {part for one in windows for part in cut.touching(one)}
     return Needs(tuple(sorted(chunks)), tuple(sorted(parts)))
 
 
@@ -75,7 +75,8 @@ def chunk_again(case: StepFraud, settings: RunSettings, *, run_id: str, run_key:
     if first.stage != said.stage:
         raise RemoteError("evidence", f"a past of stage {first.stage}, a state of stage {said.stage}")
     layout = stage_layout(settings.model, said.stage)
-    names = _names(past, first, settings, num_parts(layout.num_values))
+    cut = Parts.of(settings, layout.num_values)
+    names = _names(past, first, settings, len(cut))
     if (int(first.version) + len(past.results), names[-1]) != (int(said.version), said.name):
         raise RemoteError("fork", f"the past leads to another version than {said.version} that is stated")
     chunks = _checked_chunks(case.old_chunks, layout, past.beginning.state_digest)
@@ -84,18 +85,18 @@ def chunk_again(case: StepFraud, settings: RunSettings, *, run_id: str, run_key:
         raise RemoteError("evidence", f"a state of version {begun.version} where the past begins at {first.version}")
     if case.chunk * CHUNK_BYTES >= StateMap(begun).total_bytes:
         raise RemoteError("evidence", f"the state has no chunk {case.chunk}")
-    if Needs(tuple(sorted(chunks)), case.parts) != needs_of(chunks[0], case.chunk, layout=layout):
+    if Needs(tuple(sorted(chunks)), case.parts) != needs_of(chunks[0], case.chunk, layout=layout, cut=cut):
         raise RemoteError("evidence", f"chunks {sorted(chunks)} and parts {case.parts} are not what the chunk needs")
     steps = [
         CertifiedStep(
             name=name,
             norm=certified_norm(result.parts),
-            gradient=_gradient(result, dict(zip(case.parts, bodies, strict=True)), settings, layout),
+            gradient=_gradient(result, dict(zip(case.parts, bodies, strict=True)), settings, cut),
         )
         for result, bodies, name in zip(past.results, case.bodies, names[1:], strict=True)
     ]
     clip_norm = stage_clip_norm(settings, said.stage)
-    return StepsAgain(settings.optimizer, clip_norm, begun, chunks, steps).chunk(case.chunk)
+    return StepsAgain(settings.optimizer, clip_norm, begun, chunks, steps, cut).chunk(case.chunk)
 
 
 def _names(past: Past, chain: StageChain, settings: RunSettings, parts: int) -> list[bytes]:
@@ -123,12 +124,12 @@ def _checked_chunks(shown: Sequence[OldChunk], layout: ParameterLayout, root: by
 
 
 def _gradient(
-    result: Result, bodies: Mapping[int, Bytes], settings: RunSettings, layout: ParameterLayout
+    result: Result, bodies: Mapping[int, Bytes], settings: RunSettings, cut: Parts
 ) -> dict[int, Floats] | None:
     """The result's values in these parts; None if the round had no work. Raises RemoteError for other bytes."""
     codec, found = result_codec(settings.codecs.averaging), dict[int, Floats]()
     for part, body in bodies.items():
-        where = part_slice(part, layout.num_values)
+        where = cut[part]
         values = found[part] = np.zeros(where.stop - where.start, dtype=np.float32)
         if not result.parts or result.parts[part].is_empty:
             if len(body):
@@ -166,6 +167,8 @@ class StepsAgain:
     chunks: Mapping[int, Bytes]
     """Of its bytes: as many as are needed."""
     steps: Sequence[CertifiedStep]
+    cut: Parts
+    """Of the stage's values, in the steps' gradients."""
 
     def chunk(self, index: int) -> ChunkAgain:
         """A chunk after the steps. Raises RemoteError if chunks are missing, or of another optimizer."""
@@ -204,8 +207,9 @@ class StepsAgain:
 
     def _within(self, gradient: Mapping[int, Floats], window: slice) -> Floats:
         values = np.empty(window.stop - window.start, dtype=np.float32)
-        for part in range(window.start // PART_VALUES, -(-window.stop // PART_VALUES)):
-            start, stop = max(window.start, part * PART_VALUES), min(window.stop, (part + 1) * PART_VALUES)
-            within = slice(start - part * PART_VALUES, stop - part * PART_VALUES)
+        for part in self.cut.touching(window):
+            where = self.cut[part]
+            start, stop = max(window.start, where.start), min(window.stop, where.stop)
+            within = slice(start - where.start, stop - where.start)
             values[start - window.start : stop - window.start] = gradient[part][within]
         return values

@@ -1,8 +1,8 @@
-"""This is where the memory that bodies are received into is used again.
+"""This is where the memory that bodies are received or encoded into is used again.
 
 A fresh page costs its first writer some microseconds on a virtual machine, more than decryption and the copy out of the
-kernel together; and what a round receives, the next one needs again. A buffer comes back by itself when the last view
-of it is gone, whoever held it.
+kernel together, or than encoding what is put there; and what one round fills, the next one needs again. A buffer comes
+back by itself when the last view of it is gone, whoever held it.
 """
 
 import threading
@@ -18,7 +18,7 @@ MOST_KEPT_BYTES = 128 << 20
 """Free buffers kept for later bodies; beyond this, memory goes back."""
 
 
-class ReceiveBuffers:
+class KeptBuffers:
     """Free buffers by size. Views may die in any thread."""
 
     def __init__(self, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
@@ -51,3 +51,12 @@ class ReceiveBuffers:
             if self._kept_bytes + whole.size <= self._most_kept_bytes:
                 self._free[whole.size].append(whole)
                 self._kept_bytes += whole.size
+
+
+BUFFERS = KeptBuffers()
+"""The process's own."""
+
+
+def empty_floats(num_values: int) -> NDArray[np.float32]:
+    """As `np.empty`, from `BUFFERS`."""
+    return np.frombuffer(BUFFERS.take(4 * num_values), dtype=np.float32)
