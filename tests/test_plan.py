@@ -12,6 +12,7 @@ from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.core.plan import (
     CONTRIBUTION_BYTES,
     HEADERS,
+    LINK_SHARE,
     RESULT_BYTES,
     ROUND_TRIPS,
     WITH_RESIDUAL,
@@ -190,7 +191,7 @@ def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> 
     far = replace(LINKS, round_trip_ms=200.0)
     near, distant = (plan_run(_settings(), [10**6] * 2, 128, links).stages[0] for links in (LINKS, far))
     assert distant.round_s - near.round_s == pytest.approx(ROUND_TRIPS * 0.16)
-    line_s = near.round_up_bytes * HEADERS * 8 / (LINKS.uplink_mbit * 1e6)
+    line_s = near.round_up_bytes * HEADERS * 8 / (LINKS.uplink_mbit * 1e6) / LINK_SHARE
     assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04)
     alone = plan_run(_settings(), [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
     assert alone.round_s == 0.0
