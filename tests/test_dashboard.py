@@ -5,13 +5,14 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import axe_core_python
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -258,9 +259,9 @@ def test_page_has_landmarks_labels_and_nothing_from_elsewhere() -> None:
             assert (attributes.get(name) or "/").startswith(("/", "#")), attributes
         assert "style" not in attributes
         assert not any(name.startswith("on") for name in attributes), attributes
-        if attributes.get("role") in ("img", "region"):
+        if attributes.get("role") in ("img", "group"):
             assert attributes["aria-labelledby"] in ids
-        if attributes.get("role") == "region":
+        if attributes.get("role") == "group":
             assert attributes["tabindex"] == "0", "what scrolls is reached by the keyboard"
     assert all(header["scope"] == "col" for header in markup.named("th"))
     for name in ("page.js", "page.css", "favicon.svg"):
@@ -294,9 +295,32 @@ def test_colours_have_contrast_in_light_and_in_dark() -> None:
                 assert contrast(colours[name], colours[ground]) >= 3.0, (name, ground)
 
 
+class Browser:
+    """A page that is open in a browser, over the DevTools protocol."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count()
+
+    async def call(self, method: str, **parameters: Any) -> Any:
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        async with asyncio.timeout(20):
+            while (answer := await self._socket.receive_json()).get("id") != number:
+                pass
+        assert "error" not in answer, answer
+        assert "exceptionDetails" not in answer["result"], answer
+        return answer["result"]
+
+    async def evaluate(self, expression: str) -> Any:
+        """What JavaScript gives in the page, once it is settled."""
+        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        return found["result"].get("value")
+
+
 @asynccontextmanager
-async def browser_at(url: str, folder: Path) -> AsyncIterator[Callable[[str], Awaitable[Any]]]:
-    """A headless Chromium that has opened the page: evaluates JavaScript in it, over the DevTools protocol."""
+async def browser_at(url: str, folder: Path) -> AsyncIterator["Browser"]:
+    """A headless Chromium that has opened the page."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.skip("no Chromium is installed here")
@@ -313,22 +337,24 @@ async def browser_at(url: str, folder: Path) -> AsyncIterator[Callable[[str], Aw
             async with session.get(f"http://{found[1].decode()}/json/list") as listed:
                 (page,) = [target for target in await listed.json() if target["type"] == "page"]
             async with session.ws_connect(page["webSocketDebuggerUrl"]) as socket:
-                numbers = itertools.count()
-
-                async def evaluate(expression: str) -> Any:
-                    number = next(numbers)
-                    parameters = {"expression": expression, "returnByValue": True}
-                    await socket.send_json({"id": number, "method": "Runtime.evaluate", "params": parameters})
-                    async with asyncio.timeout(20):
-                        while (answer := await socket.receive_json()).get("id") != number:
-                            pass
-                    assert "exceptionDetails" not in answer["result"], answer
-                    return answer["result"]["result"].get("value")
-
-                yield evaluate
+                yield Browser(socket)
     finally:
         process.kill()
         await process.wait()
+
+
+async def accessibility_faults(browser: Browser) -> list[str]:
+    """What axe finds against WCAG 2.1 AA and good practice, in the light and in the dark page."""
+    await browser.evaluate((Path(axe_core_python.__file__).parent / "axe.min.js").read_text() + "; 0")
+    faults = []
+    for scheme in ("light", "dark"):
+        await browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        found = json.loads(await browser.evaluate("axe.run().then(found => JSON.stringify(found))"))
+        assert len(found["passes"]) > 10, "axe found nothing to look at"
+        for fault in found["violations"]:
+            at = "; ".join(str(node["target"]) for node in fault["nodes"])
+            faults.append(f"{scheme}: {fault['id']}: {fault['help']}: {at}")
+    return faults
 
 
 @pytest.mark.soak
@@ -336,7 +362,8 @@ def test_real_browser_sees_the_loss_fall_and_a_ban_appear(tmp_path: Path) -> Non
     async def look() -> None:
         async with hosted(tmp_path) as host:
             assert host.doors.web is not None
-            async with browser_at(host.doors.web, tmp_path / "browser") as evaluate:
+            async with browser_at(host.doors.web, tmp_path / "browser") as browser:
+                evaluate = browser.evaluate
 
                 async def until(expression: str, wanted: str) -> None:
                     async with asyncio.timeout(30):
@@ -358,5 +385,6 @@ def test_real_browser_sees_the_loss_fall_and_a_ban_appear(tmp_path: Path) -> Non
                 nameless = "[...document.querySelectorAll('a, [tabindex=\"0\"], summary')].filter(one => "
                 nameless += "!one.textContent.trim() && !one.getAttribute('aria-labelledby')).length"
                 assert await evaluate(nameless) == 0
+                assert await accessibility_faults(browser) == []
 
     asyncio.run(look())

@@ -1,7 +1,7 @@
 """This is where a run is reckoned before it begins: memory, traffic and time a peer of each stage needs.
 
-Links as full as they were measured to be, and perfect balance: real runs are slower. Bytes and seconds throughout; bytes are those of
-messages, and times count what headers add to them. A step is one optimizer step.
+Links as full as they were measured to be, and perfect balance: real runs are slower. Bytes and seconds throughout;
+bytes are those of messages, and times count what headers add to them. A step is one optimizer step.
 """
 
 import math
