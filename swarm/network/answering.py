@@ -91,22 +91,23 @@ class Answering:
     async def _answer(self, connection: socket.socket, greet: Greet) -> None:
         """One incoming stream. Whatever goes wrong in it ends here."""
         stream: Stream = connection
-        with contextlib.closing(connection):
-            try:
-                async with asyncio.timeout(_GREET_S):
-                    peer_id, stream = await greet(connection)
-                async with asyncio.timeout(self._limits.stall_s):
-                    head = await framing.read_request_head(stream)
-                while True:
-                    await self._answer_request(stream, peer_id, head)
-                    # The caller closes first: when we do, p2pd resets the stream and drops what was not read yet.
-                    head = await self._next_head(stream)
-            except RemoteError as error:
-                await self._refuse(stream, Status.REMOTE, error.kind, str(error))
-            except TransientError as error:
-                await self._refuse(stream, Status.TRANSIENT, "transient", str(error))
-            except (EOFError, OSError, ControlError, TimeoutError) as error:
-                logger.debug("an incoming stream ended: %s", error)
+        try:
+            async with asyncio.timeout(_GREET_S):
+                peer_id, stream = await greet(connection)
+            async with asyncio.timeout(self._limits.stall_s):
+                head = await framing.read_request_head(stream)
+            while True:
+                await self._answer_request(stream, peer_id, head)
+                # The caller closes first: when we do, p2pd resets the stream and drops what was not read yet.
+                head = await self._next_head(stream)
+        except RemoteError as error:
+            await self._refuse(stream, Status.REMOTE, error.kind, str(error))
+        except TransientError as error:
+            await self._refuse(stream, Status.TRANSIENT, "transient", str(error))
+        except (EOFError, OSError, ControlError, TimeoutError) as error:
+            logger.debug("an incoming stream ended: %s", error)
+        finally:
+            stream.close()
 
     async def _next_head(self, stream: Stream) -> RequestHead:
         task = asyncio.current_task()

@@ -72,10 +72,10 @@ class Sending:
             raise self._error
 
     def stop(self) -> None:
-        """Send no more of it."""
+        """Send no more of it, and let go of it."""
         if self._left and self._error is None:
             asyncio.get_running_loop().remove_writer(self._connection)
-            self._left = []
+        self._left = []
 
     def _on_writable(self) -> None:
         ended = self._send_available()
@@ -126,6 +126,8 @@ async def receive_into(connection: Stream, view: memoryview) -> None:
         await filled
     finally:
         loop.remove_reader(connection)
+        # It holds an error whose traceback holds this frame and, through it, whatever runs: no cycle is to be left.
+        del filled
 
 
 def _receive_available(connection: Stream, view: memoryview, at: int) -> int:
