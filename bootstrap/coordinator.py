@@ -285,14 +285,18 @@ class Coordinator:
     async def _on_report(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("report", request.meta)
         report = StepReport.from_value(fields.message("report"))
+        if self._stage_of(sender) != report.stage:
+            raise RemoteError("standing", f"{sender} is not admitted to stage {report.stage}", sender)
         if not self._beginning.made.is_set():
-            if sender not in self.progress.peers or not self._beginning.take_up():
+            if not self._beginning.take_up():
                 raise RemoteError("standing", "the run has not begun", sender)
             self._followed.take_up()
             self._emit({"event": "recovered", "version": self.progress.done_versions()})
-        self.progress.take(sender, report)
-        self.progress.peers[sender].left = False
-        self._tell_step(sender, report)
+        first, last = self.progress.first_version, self.run.settings.optimizer.total_steps
+        if not first < report.version <= last:
+            raise RemoteError("protocol", f"a step to version {report.version}; this run goes from {first} to {last}")
+        if self.progress.take(sender, report, is_member=self.justice.may_train(sender)):
+            self._tell_step(sender, report)
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids
         return Message({"wants_result": not known, "minimum_release": self.settings.minimum_release})

@@ -1,6 +1,5 @@
 """This is where the host adds up what peers report: figures for people, decided by nothing and deciding nothing."""
 
-import statistics
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -47,8 +46,9 @@ class StepFigures:
     """Of the slowest stage."""
     round_bytes: int = 0
     """Sent by all peers."""
-    overlaps: list[float] = field(default_factory=list)
-    """Of every peer that reported: share of its round in which it went on computing."""
+    overlap_sum: float = 0.0
+    """Over the members that reported: share of its round in which each went on computing."""
+    reports: int = 0
     finished_at: float | None = None
 
 
@@ -63,17 +63,24 @@ class RunProgress:
     digests: dict[int, dict[int, dict[PeerId, str]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(dict))
     )
-    """State digests by version, stage and peer."""
+    """State digests by version, stage and member."""
     started_at: float | None = None
     tokens: int = 0
     """Trained on since the run began, or began again."""
     _done: int = 0
     """`done_versions` at the last look: it is looked at far more often than it moves."""
 
-    def take(self, peer: PeerId, report: StepReport) -> None:
-        """A peer took a step."""
-        figures = self.peers.setdefault(peer, PeerFigures(report.stage, time.time(), time.time()))
-        figures.last, figures.last_heard = report, time.time()
+    def take(self, peer: PeerId, report: StepReport, *, is_member: bool) -> bool:
+        """An admitted peer took a step; whether that is news. What it says of the step is added up from members only:
+        anybody may be admitted.
+        """
+        figures = self.peers[peer]
+        figures.last_heard, figures.left = time.time(), False
+        if figures.last is not None and report.version <= figures.last.version:
+            return False
+        figures.last = report
+        if not is_member:
+            return True
         step = self.steps[report.version - 1]
         step.loss_sum += report.loss_sum
         step.num_targets += report.num_targets
@@ -81,9 +88,11 @@ class RunProgress:
         step.counted += report.counted
         step.round_s = max(step.round_s, report.round_s)
         step.round_bytes += report.round_bytes
-        step.overlaps.append(report.overlap)
+        step.overlap_sum += report.overlap
+        step.reports += 1
         if report.state_digest:
             self.digests[report.version][report.stage][peer] = report.state_digest.hex()
+        return True
 
     def begin(self, first_version: int) -> None:
         """The run begins, or begins again, at this version."""
@@ -159,7 +168,7 @@ class RunProgress:
         counted = sum(step.counted for step in self.steps.values())
         seconds, tokens = self.seconds(), self.tokens
         last = self.last_common_digests()
-        shares = [share for number in steps for share in self.steps[number].overlaps]
+        reports = sum(self.steps[number].reports for number in steps)
         return {
             "steps": self.done_versions(),
             "tokens": tokens,
@@ -168,7 +177,7 @@ class RunProgress:
             "stale_share": sum(step.stale for step in self.steps.values()) / counted if counted else 0.0,
             "round_seconds": [[number, self.steps[number].round_s] for number in steps],
             "round_bytes": [[number, self.steps[number].round_bytes] for number in steps],
-            "overlap": statistics.mean(shares) if shares else 0.0,
+            "overlap": sum(self.steps[number].overlap_sum for number in steps) / reports if reports else 0.0,
             "loss": [
                 [number, self.steps[number].loss_sum / self.steps[number].num_targets]
                 for number in steps

@@ -68,7 +68,7 @@ def train(host: Hosted, steps: range) -> None:
             host.ledger.append("result", facts)
             coordinator.progress.take_result(facts, 1000.0 + step)
         coordinator.progress.peers.setdefault(PEERS[0], PeerFigures(0, 0.0, 0.0))
-        coordinator.progress.take(PEERS[0], report_of(step, 3.0 - step / 10))
+        coordinator.progress.take(PEERS[0], report_of(step, 3.0 - step / 10), is_member=True)
 
 
 def ban(host: Hosted) -> bytes:

@@ -20,7 +20,7 @@ from swarm.network.transport import Handler, Message, Transport
 from tests.mutations import spoilt, spoilt_bytes
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 
-STEPS = 5
+STEPS = 4
 KEPT_SAMPLES = 24
 CALL_S = 0.3
 STRANGER = identity_of(99).peer_id
@@ -132,7 +132,6 @@ def pestered(
     return asyncio.run(train())
 
 
-@pytest.mark.soak
 def test_a_run_ends_as_it_should_when_everyone_is_called_with_garbage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
