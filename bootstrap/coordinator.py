@@ -37,6 +37,8 @@ from swarm.witness_service import VoteLog, WitnessService
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0
+FAREWELL_S = 600.0
+"""Who was heard of in this time is told of the end."""
 FIGURES_AFTER = 2
 """Versions; a step's figures are written down when its peers have had so long to report."""
 
@@ -89,18 +91,19 @@ class Coordinator:
             self.justice,
             emit,
         )
+        vote_log = VoteLog(run.folder.root / "voted.log")
         self._witness = WitnessService(
             run.run_id,
             run.host_key,
             run.host_key.peer_id,
             run.run_key.peer_id,
-            VoteLog(run.folder.root / "voted.log"),
+            vote_log,
             lambda peer, stage: self._stage_of(peer) == stage,
             self.justice.may_train,
         )
         lease_s = run.settings.deadlines.lease_s
         self._watched = [
-            LostQuorum(StageIndex(stage), self._transport, run.host_key.peer_id, run.run_key, lease_s)
+            LostQuorum(StageIndex(stage), self._transport, run.host_key.peer_id, run.run_key, lease_s, vote_log)
             for stage in range(run.settings.model.num_stages)
         ]
         self._evaluation = Evaluation(
@@ -223,13 +226,15 @@ class Coordinator:
                 self.justice.anchor_genesis(genesis.stage, followed, self._beginning.state_digest_of(genesis))
 
     async def farewell(self) -> None:
-        """Tell every peer that the run is over."""
+        """Tell every peer that the run is over, also who was lately left out of a roster: it may live."""
 
         async def tell(peer: PeerId) -> None:
             with contextlib.suppress(TransientError, RemoteError):
                 await self._transport.call(peer, FINISH, Message(), timeout_s=5.0, max_body_bytes=0)
 
-        await asyncio.gather(*(tell(peer) for peer in self.progress.present()))
+        lately = time.time() - FAREWELL_S
+        heard = {peer for peer, figures in self.progress.peers.items() if figures.last_heard > lately}
+        await asyncio.gather(*(tell(peer) for peer in sorted({*self.progress.present(), *heard})))
 
     def _is_due(self, version: int) -> bool:
         settings = self.run.settings

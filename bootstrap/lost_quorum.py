@@ -1,8 +1,9 @@
 """This is where the host notices that a stage has lost its quorum, and names who decides the round that it lost it in.
 
 Only the run key can: that is the price for a stage that never forks. It waits until the stage has been silent for a
-lease, asks every voter whether it is there, and lets those who are go on. They promise to each other first, so that
-whatever the lost ones may have decided with them stays decided; what they decided alone is given up, and they with it.
+lease, asks every voter whether it votes, and if too few do lets those who answer go on. They promise to each other
+first, so that whatever the lost ones may have decided with them stays decided; what they decided alone is given up, and
+they with it.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from swarm.core.voting import Reconfiguration, electorate, quorum
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity import Identity
 from swarm.network.transport import Message, Transport
+from swarm.witness_service import VOTES, VoteLog
 
 Answer = TypeVar("Answer")
 
@@ -27,8 +29,7 @@ log = logging.getLogger(__name__)
 
 PING_S = 3.0
 PATIENCE = 3
-"""After so many silent leases those who answer go on, however many: some of them were started again and may not vote
-in a round in which they may have voted before, except under other voters."""
+"""After so many silent leases those who answer go on, however many say that they vote."""
 VIEWS_APART = 64
 """A reconfiguration begins this many views past the last, so that no leader of a lower one is in its way."""
 
@@ -37,14 +38,24 @@ class LostQuorum:
     """Watches one stage."""
 
     def __init__(
-        self, stage: StageIndex, transport: Transport, host: PeerId, run_key: Identity, lease_s: float
+        self,
+        stage: StageIndex,
+        transport: Transport,
+        host: PeerId,
+        run_key: Identity,
+        lease_s: float,
+        own_log: VoteLog,
     ) -> None:
+        """`own_log`: the rounds in which the host has voted."""
         self._stage = stage
         self._transport = transport
         self._host = host
         self._run_key = run_key
         self._lease_s = lease_s
+        self._own_log = own_log
         self._quiet_since = time.monotonic()
+        self._changed: Reconfiguration | None = None
+        """The last: the round is given time under it."""
 
     def heard(self) -> None:
         """The stage has finished a round."""
@@ -62,10 +73,14 @@ class LostQuorum:
         if not closing:
             return None  # the step is still open: nobody needs votes
         voters = electorate(basis.members, basis.neighbours, self._host, basis.name)
-        answers = await _of_each([peer for peer in voters if peer != self._host], self._answers)
-        live = tuple(sorted({peer for peer in answers if peer is not None} | ({self._host} & set(voters))))
+        answers = await _of_each(list(voters), lambda peer: self._votes(peer, basis.name))
+        votes = {peer: answer for peer, answer in zip(voters, answers, strict=True) if answer is not None}
+        live = tuple(sorted(votes))
         leaders = basis.leaders(self._stage, Step(version))
-        enough = len(live) >= quorum(len(voters)) and quiet_s < PATIENCE * self._lease_s
+        deciding, voting = voters, {peer for peer in live if votes[peer]}
+        if self._changed is not None and self._changed.previous_name == basis.name:
+            deciding, voting = self._changed.voters, {*live} & {*self._changed.voters}  # however they began
+        enough = len(voting) >= quorum(len(deciding)) and quiet_s < PATIENCE * self._lease_s
         if enough or not set(live) & set(basis.members):
             return None
         first_view = (view // VIEWS_APART + 1) * VIEWS_APART
@@ -73,7 +88,13 @@ class LostQuorum:
             first_view += 1
         unsigned = Reconfiguration(self._stage, Step(version), basis.name, first_view, live)
         signed = replace(unsigned, signature=self._run_key.sign(unsigned.signed_bytes()))
-        log.warning("stage %d: %d of %d voters answer; they go on", self._stage, len(live), len(voters))
+        log.warning(
+            "stage %d: %d of %d voters vote; the %d who answer go on",
+            self._stage,
+            len(voting),
+            len(deciding),
+            len(live),
+        )
 
         async def tell(peer: PeerId) -> None:
             meta = {"reconfiguration": signed.to_value()}
@@ -81,6 +102,7 @@ class LostQuorum:
 
         await _of_each([peer for peer in live if peer in basis.members], tell)
         self.heard()
+        self._changed = signed
         return signed
 
     async def _standing(self, peer: PeerId) -> tuple[int, int, bool, RoundBasis]:
@@ -95,9 +117,12 @@ class LostQuorum:
         fields.done()
         return found
 
-    async def _answers(self, peer: PeerId) -> PeerId:
-        await self._transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
-        return peer
+    async def _votes(self, peer: PeerId, name: bytes) -> bool:
+        """Whether the voter votes in the round: not if it was started again in it, except under other voters."""
+        if peer == self._host:
+            return not self._own_log.is_silent(name)
+        reply = await self._transport.call(peer, VOTES, Message({"name": name}), timeout_s=PING_S, max_body_bytes=0)
+        return Fields("votes", reply.meta).boolean("votes")
 
 
 async def _of_each(peers: list[PeerId], ask: Callable[[PeerId], Awaitable[Answer]]) -> list[Answer | None]:

@@ -19,7 +19,7 @@ from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId
-from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
+from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS, STANDING
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.ticket import Ticket
@@ -135,6 +135,11 @@ class CatchUp:
         self._behind: set[PeerId] = set()
         self._is_wrong = False
         """This peer's own state is not the stage's."""
+        self._version = rounds.version
+        self._look_at = 0.0
+        """When to look where the stage is, unless a step is taken before."""
+        self._overtaken_at = rounds.version
+        """The version at which another peer was last found ahead. At first this one's: its state may be an old one."""
         self._wake = asyncio.Event()
         self.promotion: Promotion | None = None
         """What this peer may show, if it was no founder."""
@@ -157,8 +162,9 @@ class CatchUp:
             if rounds.is_over or (self._takes_part and not self._behind and not self._is_wrong):
                 self._wake.clear()
                 await happened(self._wake, within_s=0.5)
+                await self._look_around()
                 continue
-            donors = sorted((self._behind or self._peers_of_stage() | set(rounds.chain.members)) - {self._me})
+            donors = sorted(self._behind - {self._me}) or self._others()
             self._behind.clear()
             if not donors:
                 await asyncio.sleep(0.25)
@@ -181,6 +187,34 @@ class CatchUp:
     def _takes_part(self) -> bool:
         """Whether the stage's rounds reach this peer: not while it is on probation, whatever the last roster says."""
         return self._rounds.is_member and self._rounds.may_join(self._me)
+
+    def _others(self) -> list[PeerId]:
+        return sorted((self._peers_of_stage() | set(self._rounds.chain.members)) - {self._me})
+
+    async def _look_around(self) -> None:
+        """Where no step is taken for a call's time, ask a peer where the stage is.
+
+        Members hear from a step's leader that it is over. Whoever leads the step itself hears from nobody.
+        """
+        rounds, others = self._rounds, self._others()
+        call_s, own = rounds.settings.deadlines.call_s, rounds.version
+        if own != self._version:
+            self._version, self._look_at = own, time.monotonic() + call_s
+        if rounds.is_over or not others or time.monotonic() < self._look_at:
+            return
+        asked = self._rng.choice(others)
+        try:
+            reply = await self._transport.call(asked, STANDING, Message(), timeout_s=call_s, max_body_bytes=0)
+            version = Fields("standing", reply.meta).integer("version")
+        except (TransientError, RemoteError) as error:
+            log.debug("where the stage is, from %s: %s", asked[-6:], error)
+            return
+        self._look_at = time.monotonic() + call_s
+        # One step ahead it may just have ended that which is under way here, too.
+        if version > own + 1 or (version > own and self._overtaken_at == own):
+            self.behind(asked)
+        if version > own:
+            self._overtaken_at = own
 
     async def _advance(self, donor: PeerId) -> None:
         rounds = self._rounds
@@ -230,7 +264,7 @@ class CatchUp:
         wanted = JoiningState(
             self._transport, rounds.settings, own.run_id, own.run_key, own.coordinator, own.stage, replica.layout
         )
-        others = sorted((self._peers_of_stage() | set(own.members)) - {self._me, donor})
+        others = [peer for peer in self._others() if peer != donor]
         self._rng.shuffle(others)
         # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
         members = own.members if rounds.settings.trust == "public" else self._peers_of_stage() or own.members
@@ -245,7 +279,6 @@ class CatchUp:
         self._behind.add(donor)
 
     async def _ask_to_join(self) -> None:
-        asked = sorted((set(self._rounds.chain.members) | self._peers_of_stage()) - {self._me})
         call_s = self._rounds.settings.deadlines.call_s
         request = Message({"ticket": self._ticket.to_value(), "promotion": value_or_none(self.promotion)})
 
@@ -253,4 +286,4 @@ class CatchUp:
             with contextlib.suppress(TransientError, RemoteError):
                 await self._transport.call(peer, JOIN, request, timeout_s=call_s, max_body_bytes=0)
 
-        await asyncio.gather(*(ask(peer) for peer in asked))
+        await asyncio.gather(*(ask(peer) for peer in self._others()))

@@ -70,7 +70,7 @@ class RoundDriver:
             out = []
         elif kind == "commit":
             view = fields.integer("view", high=1 << 20)
-            contribution = Contribution.from_value(fields.message("contribution"))
+            contribution = fields.maybe("contribution", Contribution.from_value)
             roster = fields.maybe("roster", Roster.from_value)
             result = fields.maybe("result", Result.from_value)
             promise = fields.maybe("promise", Promise.from_value)
@@ -140,7 +140,7 @@ class RoundDriver:
                     meta: dict[str, Value] = {
                         "kind": "commit",
                         "view": view,
-                        "contribution": contribution.packed,
+                        "contribution": packed_or_none(contribution),
                         "promise": value_or_none(promise),
                         "roster": packed_or_none(roster),
                         "result": packed_or_none(result),
@@ -284,7 +284,8 @@ class RoundDriver:
         assert state.round is not None
         accumulation = await stage.compute.run(Urgency.ROUND, lambda: replica.close(step))
         if not stage.signing_log.may_sign(chain.lineage, step):
-            log.warning("step %d: this peer may have signed before it was restarted, and stays silent", step)
+            log.warning("step %d: this peer may have contributed before it was restarted, and does not again", step)
+            self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
             return
         seeds = part_seeds(stage.run_id, chain.stage, chain.version, stage.me, num_parts=replica.num_parts)
         said = partial(stage.adversary.mean, step)

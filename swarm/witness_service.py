@@ -25,6 +25,8 @@ from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
 """{run_id, stage, step, num_parts, basis, view | proposal} -> {vote} or {promise, roster, result}; None: no vote."""
+VOTES = "votes"
+"""{name} -> {votes}: whether this process votes in the round that starts from the version of the name."""
 MAX_OPEN_ROUNDS = 256
 MAX_ROUNDS_OF_ONE = 16
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
@@ -45,7 +47,11 @@ class VoteLog:
 
     def may_vote(self, name: bytes) -> bool:
         """Whether nothing can have been signed yet in the round that starts from the version of this name."""
-        return name.hex() not in self._before_start and name.hex() not in self._begun
+        return not self.is_silent(name) and name.hex() not in self._begun
+
+    def is_silent(self, name: bytes) -> bool:
+        """Whether an earlier process of this identity may have voted in the round, so that this one does not."""
+        return name.hex() in self._before_start
 
     async def begin(self, name: bytes) -> None:
         """This process is about to vote in the round: returns once that is on disk."""
@@ -81,6 +87,13 @@ class WitnessService:
 
     def serve(self, transport: Transport) -> None:
         transport.serve(WITNESS, self._on_witness, max_body_bytes=0)
+        transport.serve(VOTES, self._on_votes, max_body_bytes=0)
+
+    async def _on_votes(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("votes request", request.meta)
+        name = fields.octets("name", length=32)
+        fields.done()
+        return Message({"votes": not self._log.is_silent(name)})
 
     async def _on_witness(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("witness request", request.meta)

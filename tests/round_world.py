@@ -185,6 +185,7 @@ class Member:
     inbox: list[Callable[[], None]] = field(default_factory=list)
     fetching: set[tuple[int, bytes]] = field(default_factory=set)
     was_asked: bool = False
+    started_again: bool = False
     finished: Result | None = None
     finished_at: float = 0.0
 
@@ -270,14 +271,14 @@ class World:
             self._later(notice_s, partial(self._unreachable, other, member.peer_id))
 
     def restart(self, member: Member, *, after_s: float, down_s: float, is_noticed: bool) -> None:
-        """The member's process ends, and another begins: it has lost the round's bytes, and may not vote again.
+        """The member's process ends, and another begins: it has lost the bytes, and may not vote or contribute again.
 
         Unless it is noticed, only whoever sends to it meanwhile learns that it was gone.
         """
 
         def begin() -> None:
             self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} is started again")
-            fresh = Member(member.peer_id, round_of(self.facts, member.peer_id, votes=False), member.num_work)
+            fresh = Member(member.peer_id, round_of(self.facts, member.peer_id, votes=False), 0, started_again=True)
             self.members[member.peer_id] = fresh
             self._poll(fresh)
 
@@ -434,7 +435,7 @@ class World:
             member.parts[part, member.peer_id] = part_bytes(member.peer_id, part)
         first_id = 10 * self.facts.members.index(member.peer_id)
         made = contribution(member.peer_id, num_parts=self.facts.num_parts, num_work=member.num_work, first_id=first_id)
-        self._do(member, member.round.contributed(made, now=self.now))
+        self._do(member, member.round.contributed(None if member.started_again else made, now=self.now))
 
     def _take_roster(self, member: Member, sender: PeerId, roster: object) -> list[Instruction]:
         out = member.round.on_roster(sender, roster, now=self.now)  # type: ignore[arg-type]

@@ -50,6 +50,28 @@ def test_a_round_ends_when_whoever_was_left_out_comes_back(
     assert not [e for _, e in world.errors if e.kind == "equivocation"], world.explain("somebody is blamed")
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_members_that_were_started_again_promise_and_vote_once_they_are_named(seed: int) -> None:
+    """Three of six voters are silent and four are a quorum: under new voters the same six decide, and nobody leaves."""
+    world = World(seed, 5, witnesses=1, slowest_s=0.1)
+    for view in range(seed % 2, seed % 2 + 3):
+        world.restart(world.leader(view), after_s=0.5 * PHASE_S, down_s=0.1, is_noticed=bool(seed % 3))
+
+    def name_voters() -> None:
+        assert not world.roots(), "three votes are no quorum"
+        first_view = 64
+        changed = reconfiguration((*world.members, *world.outsiders), first_view=first_view)
+        for member in world.members.values():
+            world._do(member, member.round.reconfigure(changed, now=world.now))
+
+    world.call_later(20 * PHASE_S, name_voters)
+    world.run(until_s=60 * PHASE_S)
+    assert len(world.roots()) == 1, world.explain("the round has two outcomes")
+    (roster,) = {m.finished.roster.facts_digest(): m.finished.roster for m in world.survivors if m.finished}.values()
+    assert not roster.leaves
+    assert world.errors == []
+
+
 def test_a_leader_that_asks_again_and_again_for_a_commitment_it_has_is_given_up() -> None:
     _, (first, second, third) = facts_and_rounds(3)
     third.on_close(first.me, 0, now=0.0)

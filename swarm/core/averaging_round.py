@@ -89,6 +89,7 @@ class AveragingRound:
     _promised: int = -1  # highest view entered: nothing of a lower one is followed
     _closing: bool = False  # a leader has closed the step
     _contribution_asked: bool = False
+    _contributed: bool = False
     _commit_owed: bool = False
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
@@ -185,18 +186,23 @@ class AveragingRound:
         self._patience.due = waited_for  # a leader that asks once more, for what it cannot use, buys no time
         return out
 
-    def contributed(self, contribution: Contribution, *, now: float) -> Instructions:
-        """The own commitment is made. It is made once, whatever view asks for it."""
-        assert self._reduction.contribution is None
-        self._reduction.contribution = contribution
-        self._seen[self.me] = contribution
+    def contributed(self, contribution: Contribution | None, *, now: float) -> Instructions:
+        """The own commitment is made. It is made once, whatever view asks for it.
+
+        None: a process of this peer before this one may have made another.
+        """
+        assert not self._contributed
+        self._contributed = True
+        if contribution is not None:
+            self._reduction.contribution = contribution
+            self._seen[self.me] = contribution
         return self._commit(now)
 
     def on_commit(
         self,
         sender: PeerId,
         view: int,
-        contribution: Contribution,
+        contribution: Contribution | None,
         promise: Promise | None,
         roster: Roster | None,
         result: Result | None,
@@ -212,18 +218,22 @@ class AveragingRound:
         self._check_not_far(sender, view)
         if facts.leader_of(view) != self.me:
             raise RemoteError("protocol", f"commitment to view {view}, which is not led here", sender)
-        if contribution.peer_id != sender or (promise is not None and promise.voter != sender):
-            raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
-        if not self._knows(contribution):
-            facts.check_contribution(contribution, self.verify)
-        if self._seen.get(sender, contribution) != contribution:
-            raise EquivocationError(self._seen[sender], contribution)
+        if contribution is not None:
+            if contribution.peer_id != sender:
+                raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
+            if not self._knows(contribution):
+                facts.check_contribution(contribution, self.verify)
+            if self._seen.get(sender, contribution) != contribution:
+                raise EquivocationError(self._seen[sender], contribution)
+        if promise is not None and promise.voter != sender:
+            raise RemoteError("protocol", f"promise of {promise.voter} sent by {sender}", sender)
         if sender not in facts.election.voters_in(view, self._voter.changed):
             promise = None  # the run key has left it out, of which it may not know: it contributes all the same
         if promise is not None:
             facts.election.check_promise(promise, view, self.verify, self._voter.changed)
         out = self._learn(roster, result, now)
-        self._seen[sender] = contribution
+        if contribution is not None:
+            self._seen[sender] = contribution
         self._gone.pop(sender, None)
         if self.result is not None:
             return [*out, SendResult((sender,), self.result)]
@@ -233,7 +243,9 @@ class AveragingRound:
             out = out + self._begin_instead(view, now)
         return out + self._committed(sender, contribution, promise, now)
 
-    def _committed(self, sender: PeerId, made: Contribution, promise: Promise | None, now: float) -> Instructions:
+    def _committed(
+        self, sender: PeerId, made: Contribution | None, promise: Promise | None, now: float
+    ) -> Instructions:
         """To the view that this peer leads."""
         lead = self._lead
         if promise is not None:
@@ -278,7 +290,7 @@ class AveragingRound:
 
     def _commit(self, now: float) -> Instructions:
         made = self._reduction.contribution
-        if made is None:
+        if not self._contributed:
             if self._contribution_asked:
                 return []
             self._contribution_asked = True

@@ -16,7 +16,9 @@ from swarm.core.voting import Promise, Reconfiguration, Vote
 
 @dataclass(frozen=True)
 class MakeContribution:
-    """Take the step's gradient, encode it, sign the commitment; then call `contributed`."""
+    """Take the step's gradient, encode it, sign the commitment; then call `contributed`, without one if none may be
+    signed.
+    """
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class SendCommit:
 
     to: PeerId
     view: int
-    contribution: Contribution
+    contribution: Contribution | None
+    """None of a process that was started again, and may have signed one before: it takes part in all else."""
     promise: Promise | None
     roster: Roster | None
     """The highest certified one."""

@@ -42,8 +42,8 @@ class RoundLead:
     """This peer leads the member's view and has asked for commitments."""
     view: int = 0
     ballots: Ballots = field(init=False)
-    committed: dict[PeerId, Contribution] = field(default_factory=dict)
-    """To this view."""
+    committed: dict[PeerId, Contribution | None] = field(default_factory=dict)
+    """To this view; None of members that may not contribute."""
     late: dict[PeerId, str] = field(default_factory=dict)
     """Silent in this view, and why."""
     reason: str = ""
@@ -100,7 +100,7 @@ class RoundLead:
 
     def propose(self, now: float, *, late: bool = False) -> Instructions:
         """Ask for votes on the view's roster, or on the result that must be proposed again, once that is possible."""
-        if not self.is_on or self.reduction.contribution is None or self.ballots.proposal is not None:
+        if not self.is_on or self.me not in self.committed or self.ballots.proposal is not None:
             return []
         missing = self._missing()
         if missing and not late:

@@ -22,13 +22,14 @@ def fresh_roster(
     *,
     view: int,
     leader: PeerId,
-    committed: Mapping[PeerId, Contribution],
+    committed: Mapping[PeerId, Contribution | None],
     silent: Mapping[PeerId, str],
     joins: tuple[PeerId, ...],
     neighbours: tuple[PeerId, ...],
     reason: str,
 ) -> Roster:
     """What was committed; whoever did not commit leaves, for the reason in `silent`. Reducers are still to be named."""
+    made = [committed.get(peer) for peer in facts.members]
     return Roster(
         facts.run_id,
         facts.stage,
@@ -38,7 +39,7 @@ def fresh_roster(
         leader,
         facts.previous_name,
         facts.members,
-        tuple(committed[peer] for peer in facts.members if peer in committed and committed[peer].work),
+        tuple(contribution for contribution in made if contribution is not None and contribution.work),
         (),
         tuple(peer for peer in joins if peer not in facts.members),
         tuple(Departure(peer, silent[peer][:MAX_REASON]) for peer in facts.members if peer not in committed),
