@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from swarm.checkpoint.state import CHUNK_BYTES, StageState, chunk_hashes, state_
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
 from swarm.core.errors import TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.stage_chain import StageChain
 from swarm.host_protocol import ANCHOR
 from swarm.identity import Identity
@@ -331,3 +332,28 @@ def test_a_peer_that_comes_late_ends_with_the_bytes_of_the_others(tmp_path: Path
     assert {stage: len(digests) for stage, digests in report["state_digests"].items()} == {"0": 2, "1": 3}
     for digests in report["state_digests"].values():
         assert len(set(digests.values())) == 1
+
+
+def test_a_peer_that_went_back_to_a_step_which_it_leads_comes_on_again(tmp_path: Path) -> None:
+    """As after a start with an old snapshot: who reports to itself is told by nobody that the step is over."""
+    manifest = manifest_of(
+        optimizer={"total_steps": 16},
+        limits={"founders_per_stage": 3},
+        checkpoint={"every_steps": 16, "snapshot_every": 2},
+        deadlines={"call_s": 1.0},
+    )
+
+    async def train() -> dict[str, Any]:
+        async with swarm_in_process(manifest, tmp_path, peers=(3, 3), evaluate_tokens=64) as swarm:
+            await swarm.until_version(3)
+            chain, state = swarm.of_stage(1)[0].rounds.chain, deepcopy(swarm.of_stage(1)[0].rounds.replica.state)
+            leader = chain.leaders(Step(chain.version))[0]
+            (back,) = [peer.rounds for peer in swarm.of_stage(1) if peer.peer_id == leader]
+            await swarm.until_version(6)
+            back.replica.restore(state)
+            back.rebase(chain)
+            return await swarm.finished()
+
+    report = asyncio.run(train())
+    assert {stage: len(digests) for stage, digests in report["state_digests"].items()} == {"0": 3, "1": 3}
+    assert len(set(report["state_digests"]["1"].values())) == 1

@@ -91,6 +91,8 @@ class World:
     """A voter in each state of its own that was met."""
     _index: dict[str, int] = field(default_factory=dict)
     _after: dict[tuple[int, Message], int] = field(default_factory=dict)
+    _without_votes: dict[int, int] = field(default_factory=dict)
+    _finished: dict[tuple[int, ...], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.election = election_of(self.num_voters)
@@ -212,7 +214,19 @@ class World:
         return num_states, num_decided
 
     def finish(self, state: tuple[int, ...]) -> bytes:
-        """The result that an honest leader gets certified in one more view, with honest voters alone."""
+        """The result that an honest leader gets certified in one more view, with honest voters alone.
+
+        What they voted in lower views is in their promises or nowhere: states with the same ones end the same.
+        """
+        for index in state:
+            if index not in self._without_votes:
+                self._without_votes[index] = self._add(replace(self.voters[index], _cast={}))
+        new = tuple(sorted(self._without_votes[index] for index in state))
+        if new not in self._finished:
+            self._finished[new] = self._finish(new)
+        return self._finished[new]
+
+    def _finish(self, state: tuple[int, ...]) -> bytes:
         election, view = self.election, self.num_views
         voters = []
         for number, index in enumerate(state):
