@@ -42,6 +42,7 @@ from swarm.host_protocol import (
     PROMOTE,
     QUARANTINE,
     RETURN,
+    WITHDRAWN,
     max_exhibit_bytes,
 )
 from swarm.model.families import validate_config
@@ -290,6 +291,7 @@ class Justice:
             raise RemoteError("evidence", f"evidence of run {evidence.run_id[:12]}, not of this one", sender)
         if evidence.accused in self.bans:
             return Message()
+        self._check_not_withdrawn(evidence)
         path = self._folder / f"{evidence.kind}-{evidence.accused[-8:]}-{evidence.digest().hex()[:16]}{SUFFIX}"
         if not await asyncio.to_thread(_write_new, path, body):
             return Message()  # two auditors found the same
@@ -314,9 +316,7 @@ class Justice:
         if evidence.accused in self.bans:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             return
-        accused, version = evidence.accused, int(evidence.version)
-        if evidence.kind == StepFraud.KIND and self.stated.has_withdrawn(accused, version):
-            raise RemoteError("evidence", f"{accused} has found its own fault, and taken its word back")
+        self._check_not_withdrawn(evidence)
         verdict = await asyncio.to_thread(
             judge, evidence, run_key=self._run.run_key.peer_id, data=self._run.data.train_path
         )
@@ -355,6 +355,12 @@ class Justice:
         )
         await self._tell(BAN, "ban", ban)
         self._shut_out(ban)
+
+    def _check_not_withdrawn(self, evidence: Evidence) -> None:
+        """Raises RemoteError if the accused has found its own fault, and taken back what it is accused of."""
+        accused, version = evidence.accused, int(evidence.version)
+        if evidence.kind == StepFraud.KIND and self.stated.has_withdrawn(accused, version):
+            raise RemoteError(WITHDRAWN, f"{accused} has taken back what it stated up to version {version}, or later")
 
     async def _unreliable(self, statement: StateStatement) -> None:
         """A machine that breaks again and again, or a liar that takes back what it is about to be accused of."""

@@ -59,8 +59,10 @@ class StatedStates:
         self._unreliable = on_unreliable
         self._held: dict[int, dict[int, dict[PeerId, Stated]]] = {}
         """By stage, version and peer."""
+        self._newest: dict[PeerId, StateStatement] = {}
+        """What each peer stated last."""
         self._withdrawn: dict[PeerId, list[int]] = {}
-        """Versions of what each peer took back, the newest."""
+        """Of each peer, up to which versions it took back what it had stated; the newest."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -92,7 +94,8 @@ class StatedStates:
         self._check_version(statement)
         versions = self._held.setdefault(stage, {})
         stated = versions.setdefault(version, {})
-        if sender not in stated and version not in self._withdrawn.get(sender, ()):
+        if sender not in stated and not self.has_withdrawn(sender, version):
+            self._newest[sender] = statement
             same = (one.hashes for one in stated.values() if one.statement.state_digest == statement.state_digest)
             stated[sender] = Stated(statement, next(same, hashes))
         oldest = int(self._followed[stage].version) - KEPT_VERSIONS * self._run.settings.checkpoint.snapshot_every
@@ -128,7 +131,7 @@ class StatedStates:
 
     def has_withdrawn(self, peer: PeerId, version: int) -> bool:
         """Whether the peer took back what it stated of the version: it had found itself broken."""
-        return version in self._withdrawn.get(peer, ())
+        return version <= max(self._withdrawn.get(peer, ()), default=-1)
 
     async def _on_stated(self, sender: PeerId, request: Message) -> Message:
         """What others state of a version than the asker: at most a few of them."""
@@ -142,18 +145,22 @@ class StatedStates:
         return Message({"statements": values}, b"".join(one.hashes for one in others))
 
     async def _on_withdraw(self, sender: PeerId, request: Message) -> Message:
-        """A peer has found its own state of a version wrong."""
+        """A peer has found its own state wrong, perhaps some snapshots late: all it stated till then is one fault."""
         fields = Fields("withdrawal", request.meta)
         version = fields.integer("version")
         fields.done()
-        ticket = self._tickets.get(sender)
-        stated = self._held.get(ticket.stage, {}).get(version, {}) if ticket is not None else {}
-        taken_back = stated.pop(sender, None)
-        if ticket is not None and taken_back is not None:
+        newest = self._newest.get(sender)
+        if newest is None:
+            return Message()
+        version = min(version, int(newest.version))
+        if not self.has_withdrawn(sender, version):
+            for number, stated in self._held.get(newest.stage, {}).items():
+                if number <= version:
+                    stated.pop(sender, None)
             before = self._withdrawn.setdefault(sender, [])
             before[:] = sorted({*before, version})[-FAULTS_TO_STAY_OUT:]
-            log.warning("%s takes back what it stated of version %d of stage %d", sender, version, ticket.stage)
-            self._heard(ticket.stage)
+            log.warning("%s takes back what it stated up to version %d of stage %d", sender, version, newest.stage)
+            self._heard(newest.stage)
             if len(before) == FAULTS_TO_STAY_OUT and before[-1] - before[0] < FAULT_VERSIONS:
-                await self._unreliable(taken_back.statement)
+                await self._unreliable(newest)
         return Message()

@@ -2,13 +2,14 @@
 
 No chance is needed. A statement commits to all chunks, so equal digests clear a peer whole; where they differ, the
 first chunk that does is computed again from the last anchored state and the certified results, which shows who is
-wrong. It may be this peer: then it takes its own word back. Others have some looks to do so too: a broken machine is
-no liar.
+wrong. It may be this peer: then it takes its own word back. Others have some time to do so too: a broken machine is
+no liar. What proves them wrong is held meanwhile, for what it was made from is kept for a few versions only.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from peer.accuser import Accuser
@@ -17,12 +18,13 @@ from peer.compute import Urgency
 from peer.provable_past import provable_past
 from peer.rounds import StageRounds
 from peer.snapshots import Snapshot
+from peer.state_check import StateCheck
 from peer.step_state import Applied
 from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, num_chunks_of, verify_hashes
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
-from swarm.host_protocol import STATE, STATED, WITHDRAW
+from swarm.host_protocol import STATE, STATED, WITHDRAW, WITHDRAWN
 from swarm.identity import Identity
 from swarm.network.loop import happened
 from swarm.network.transport import Message
@@ -33,10 +35,13 @@ from verification.state_statement import MAX_STATED, StateStatement
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-"""While a statement is wrong; and after each step, for what it is held against is kept for a few versions only."""
+"""While a snapshot is not anchored, or a statement is wrong; and after each step."""
 IDLE_S = 10.0
-LOOKS = 3
-"""At a wrong statement before its maker is accused of it."""
+GRACE_S = 5.0
+"""From when a statement is found wrong until its maker is accused of it: a broken machine looks once, computes a chunk
+again, and takes its word back. Not steps: of these there may be twenty in a second."""
+MAX_PENDING = 8
+"""Wrong statements whose makers have time yet, one of a peer: each with the few MiB that prove it."""
 MAX_JUDGED = 256
 
 
@@ -77,7 +82,7 @@ class _Wrong:
     """A statement that was found wrong."""
 
     case: StepFraud
-    looks: int = 0
+    found_at: float
 
 
 @dataclass
@@ -87,16 +92,19 @@ class StepAuditor:
     rounds: StageRounds
     coordinator: PeerId
     accuser: Accuser
-    on_fault: Callable[[], None]
-    """This peer's own state is wrong."""
+    state_check: StateCheck
     counters: StepAuditCounters = field(default_factory=StepAuditCounters)
     _said: int = -1
     """The newest version that was stated."""
     _settled: set[int] = field(default_factory=set)
     """Versions of which everybody had time to state something else, and nobody did."""
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
-    _judged: dict[bytes, _Wrong | None] = field(default_factory=dict)
-    """By the statement's signature; None: it is not wrong, or nothing can be shown."""
+    _judged: dict[bytes, None] = field(default_factory=dict)
+    """Signatures of statements that were held against a chunk that was computed again; the newest."""
+    _pending: dict[PeerId, _Wrong] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state_check.on_dropped = self._stepped.set
 
     async def applied(self, applied: Applied) -> None:
         """A step was taken: there may be a new snapshot, and others have one."""
@@ -109,11 +117,12 @@ class StepAuditor:
                 self._stepped.clear()
                 await self._state()
                 await self._withdraw()
+                await self._accuse()
                 held = self.rounds.snapshots.versions()
                 self._settled &= set(held)
-                for version in sorted(set(held) - self._settled, reverse=True):
+                for version in sorted(set(held) - self._settled):
                     await self._look_at(version)
-                is_open = any(found is not None for found in self._judged.values())
+                is_open = bool(self._pending or set(held) - self._settled - self.state_check.checked)
                 await happened(self._stepped, within_s=LOOK_EVERY_S if is_open else IDLE_S)
             except (TransientError, RemoteError, TimeoutError) as error:
                 log.debug("stated states: %s", error)
@@ -133,11 +142,23 @@ class StepAuditor:
             self._said = version
 
     async def _withdraw(self) -> None:
-        """Take back what this peer stated of states that were found wrong, by whomever."""
-        wrong = self.rounds.snapshots.wrong
-        for version in sorted(wrong):
-            await self._call(WITHDRAW, Message({"version": version}))
-            wrong.discard(version)
+        """Take back what this peer has stated, if its state was found wrong: nobody knows since when it is."""
+        snapshots = self.rounds.snapshots
+        if snapshots.is_to_take_back and self._said >= 0:
+            await self._call(WITHDRAW, Message({"version": self._said}))
+        snapshots.is_to_take_back = False
+
+    async def _accuse(self) -> None:
+        """Whoever had time to take a wrong statement back."""
+        for peer, wrong in list(self._pending.items()):
+            if time.monotonic() < wrong.found_at + GRACE_S:
+                continue
+            try:
+                await self.accuser.accuse(wrong.case)
+            except RemoteError as error:
+                log.info("%s is not accused of its state: %s", peer, error)
+                self.counters.withdrawn += error.kind == WITHDRAWN
+            del self._pending[peer]
 
     async def _look_at(self, version: int) -> None:
         rounds = self.rounds
@@ -149,32 +170,30 @@ class StepAuditor:
             STATED, Message({"stage": stage, "version": version, "digest": snapshot.digest}), snapshot
         )
         others = _read_stated(reply, snapshot, rounds.run_id)
-        shown = {statement.signature for statement, _ in others}
-        for signature, found in list(self._judged.items()):
-            if found is not None and int(found.case.statement.version) == version and signature not in shown:
-                self.counters.withdrawn += found.looks < LOOKS
-                del self._judged[signature]
         if not others and rounds.version >= version + rounds.settings.checkpoint.snapshot_every:
             self._settled.add(version)
         for statement, hashes in others:
-            if statement.signature not in self._judged:
-                if len(self._judged) >= MAX_JUDGED:
-                    self._judged.pop(next(iter(self._judged)))
-                try:
-                    found = await self._audited(statement, hashes, snapshot)
-                except LocalError as error:  # perhaps at the next look
-                    self.counters.skipped += 1
-                    log.info("state of version %d as %s has it: %s", version, statement.peer_id, error)
-                    continue
-                self._judged[statement.signature] = found
-            wrong = self._judged.get(statement.signature)
+            peer, signature = statement.peer_id, statement.signature
+            if signature in self._judged or peer in self._pending or len(self._pending) >= MAX_PENDING:
+                continue
+            try:
+                wrong = await self._audited(statement, hashes, snapshot)
+            except LocalError as error:  # perhaps at the next look
+                self.counters.skipped += 1
+                log.info("state of version %d as %s has it: %s", version, peer, error)
+                continue
+            while len(self._judged) >= MAX_JUDGED:
+                self._judged.pop(next(iter(self._judged)))
+            self._judged[signature] = None
             if wrong is not None:
-                wrong.looks += 1
-                if wrong.looks >= LOOKS:
-                    await self.accuser.accuse(wrong.case)
+                self._pending[peer] = _Wrong(wrong, time.monotonic())
+            if rounds.snapshots.get(version) is not snapshot:
+                return  # it was dropped: nothing can be held against it
 
-    async def _audited(self, statement: StateStatement, hashes: Sequence[bytes], snapshot: Snapshot) -> _Wrong | None:
-        """What is wrong with a statement that differs from this peer's own state. Raises as `_case`."""
+    async def _audited(
+        self, statement: StateStatement, hashes: Sequence[bytes], snapshot: Snapshot
+    ) -> StepFraud | None:
+        """What proves a statement wrong that differs from this peer's state; None: it is right. Raises as `_case`."""
         rounds, version = self.rounds, int(statement.version)
         case = await self._case(statement, hashes, snapshot)
         settings, run_id, run_key = rounds.settings, rounds.run_id, rounds.chain.run_key
@@ -190,14 +209,13 @@ class StepAuditor:
                 *(statement.stage, case.chunk, version),
             )
             self.counters.own_faults += 1
-            rounds.snapshots.drop(version)
+            self.state_check.is_wrong_from(version)
             await self._withdraw()
-            self.on_fault()
         if leaf == case.leaf and again.total_bytes == statement.total_bytes:
             return None
         log.warning("%s states a wrong chunk %d of version %d", statement.peer_id, case.chunk, version)
         self.counters.frauds += 1
-        return _Wrong(case)
+        return case
 
     async def _case(self, statement: StateStatement, hashes: Sequence[bytes], snapshot: Snapshot) -> StepFraud:
         """All that the first chunk in which they differ follows from. Raises LocalError if it is not here."""

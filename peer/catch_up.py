@@ -275,6 +275,7 @@ class CatchUp:
         self._is_wrong = False
         rounds.replica.restore(state)
         rounds.rebase(chain)
+        rounds.snapshots.begin_anew()
         log.info("took version %d in %.1f s", chain.version, time.monotonic() - started)
         self._behind.add(donor)
 

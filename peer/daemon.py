@@ -550,7 +550,6 @@ class PeerDaemon:
         services = [
             asyncio.ensure_future(neighbours.run()),
             asyncio.ensure_future(catch_up.run()),
-            asyncio.ensure_future(StateCheck(rounds, self._host_id, catch_up.load_anew).run()),
             asyncio.ensure_future(self._send_reports()),
         ]
         if source is not None:
@@ -570,9 +569,10 @@ class PeerDaemon:
         self.reducer_auditor = reducer_auditor = ReducerAuditor(
             rounds, ticket, draws, accuser, exhibits, budget_factor=self.standing.budget_factor
         )
-        self.step_auditor = step_auditor = StepAuditor(rounds, self._host_id, accuser, catch_up.load_anew)
+        state_check = StateCheck(rounds, self._host_id, catch_up.load_anew)
+        self.step_auditor = step_auditor = StepAuditor(rounds, self._host_id, accuser, state_check)
         rounds.on_applied += [desk.applied, hop_desk.applied, reducer_auditor.applied, step_auditor.applied]
-        services += [asyncio.ensure_future(reducer_auditor.run()), asyncio.ensure_future(step_auditor.run())]
+        services += [asyncio.ensure_future(one.run()) for one in (reducer_auditor, state_check, step_auditor)]
         if mover is not None:
             services.append(asyncio.ensure_future(mover.run()))
         if settings.has_probation:

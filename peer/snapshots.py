@@ -63,8 +63,11 @@ class SnapshotStore:
         self._folder = folder
         self._stage = stage
         self._held: dict[int, Snapshot] = {}
-        self.wrong: set[int] = set()
-        """Versions that were stated, and turned out to be wrong here; until it is taken back."""
+        self._num_loaded = 0
+        self.is_wrong = False
+        """The state is, and so whatever would be saved of it; until `begin_anew`."""
+        self.is_to_take_back = False
+        """What was stated of dropped ones, and perhaps of older ones that are not here any more, is wrong."""
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(f"stage-{stage}-*"):  # their chain died with the process that made them
             left_over.unlink()
@@ -79,18 +82,26 @@ class SnapshotStore:
         """What is held of this version and later ones is wrong."""
         for held in [held for held in self._held if held >= version]:
             self._held.pop(held).path.unlink(missing_ok=True)
-            self.wrong.add(held)
+        self.is_wrong = self.is_to_take_back = True
+
+    def begin_anew(self) -> None:
+        """Another state was loaded in the place of the wrong one."""
+        self.is_wrong = False
+        self._num_loaded += 1
 
     def latest(self) -> Snapshot | None:
         return self._held[max(self._held)] if self._held else None
 
-    async def save(self, state: StageState, chain: StageChain) -> Snapshot:
-        """Write a state that nothing will change any more."""
+    async def save(self, state: StageState, chain: StageChain) -> None:
+        """Write a state that nothing will change any more; not one that turns out to be wrong meanwhile."""
+        loaded = self._num_loaded
         snapshot = await asyncio.to_thread(self._write, state, chain)
+        if self.is_wrong or self._num_loaded != loaded:
+            snapshot.path.unlink(missing_ok=True)
+            return
         self._held[state.version] = snapshot
         while len(self._held) > KEPT:
             self._held.pop(min(self._held)).path.unlink(missing_ok=True)
-        return snapshot
 
     def _write(self, state: StageState, chain: StageChain) -> Snapshot:
         path = self._folder / f"stage-{self._stage}-{state.version:08d}.state"

@@ -28,7 +28,10 @@ class StateCheck:
         self._rounds = rounds
         self._coordinator = coordinator
         self._on_fault = on_fault
-        self._checked: set[int] = set()
+        self.on_dropped: Callable[[], None] = lambda: None
+        """What was stated is to be taken back."""
+        self.checked: set[int] = set()
+        """Versions that are anchored: as they are here, or this state was dropped."""
         self.faults = 0
 
     async def run(self) -> None:
@@ -36,8 +39,8 @@ class StateCheck:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             held = self._rounds.snapshots.versions()
-            self._checked &= set(held)
-            for version in sorted(set(held) - self._checked, reverse=True):
+            self.checked &= set(held)
+            for version in sorted(set(held) - self.checked, reverse=True):
                 try:
                     await self._check(version)
                 except (TransientError, RemoteError) as error:
@@ -57,7 +60,7 @@ class StateCheck:
         snapshot = rounds.snapshots.get(version)
         if anchor.version != Version(version) or anchor.stage != rounds.chain.stage or snapshot is None:
             return  # its members have not all stated their digest yet
-        self._checked.add(version)
+        self.checked.add(version)
         if anchor.name == snapshot.chain.name and anchor.state_digest != snapshot.digest:
             log.error(
                 "stage %d: this peer's state of version %d has digest %s, the anchored one is %s: a fault of this "
@@ -67,6 +70,11 @@ class StateCheck:
                 snapshot.digest.hex()[:16],
                 anchor.state_digest.hex()[:16],
             )
-            self.faults += 1
-            rounds.snapshots.drop(version)
-            self._on_fault()
+            self.is_wrong_from(version)
+
+    def is_wrong_from(self, version: int) -> None:
+        """This peer's state is, of that version and later ones."""
+        self.faults += 1
+        self._rounds.snapshots.drop(version)
+        self._on_fault()
+        self.on_dropped()

@@ -102,6 +102,23 @@ def test_a_first_word_stands_until_it_is_taken_back_and_is_not_given_again() -> 
     assert not host.board.has_withdrawn(STRANGER, 8), "it had stated nothing"
 
 
+def test_what_is_taken_back_is_all_up_to_a_version_held_here_or_not_and_nothing_that_was_not_stated() -> None:
+    host = Host()
+    for version in range(8, 24, 2):
+        host.followed.version = version
+        host.state(MEMBERS[1], b"wrong", version=Version(version))
+    assert 8 not in host.board.versions(STAGE)
+    host.call("withdraw", MEMBERS[1], {"version": 1 << 60})
+    assert host.board.has_withdrawn(MEMBERS[1], 8)
+    assert host.board.has_withdrawn(MEMBERS[1], 22)
+    assert host.shown(bytes(32), version=22) == []
+    assert not host.board.has_withdrawn(MEMBERS[1], 24)
+    host.followed.version = 24
+    host.state(MEMBERS[1], b"wrong", version=Version(24))
+    assert host.shown(bytes(32), version=24) == [MEMBERS[1]]
+    assert host.unreliable == [], "all of it was one fault"
+
+
 def test_who_is_out_has_stated_nothing() -> None:
     host = Host()
     ours = host.state(MEMBERS[0], b"ours").state_digest
