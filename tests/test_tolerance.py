@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from swarm.core.errors import LocalError
 from verification.tolerance import (
     CHUNK_VALUES,
+    LOCAL,
     TABLE,
     Bounds,
     Grade,
@@ -253,3 +254,44 @@ def test_the_own_error_is_measured_like_the_claims() -> None:
     found = compare(claimed, replay, BOUNDS)
     assert relative_error(claimed, replay) == found.measured == pytest.approx(0.01 / 4)
     assert compare(claimed, replay, Bounds(1e-1, 2e-1, 1e-5), found.measured / 2).grade is Grade.HONEST
+
+
+def _extent(claimed: Floats, replayed: Floats) -> float:
+    return compare(claimed, replayed, BOUNDS).extent
+
+
+def test_what_a_flipped_bit_changes_is_local_however_much_it_does() -> None:
+    replay = _replay()
+    for wrong in (1e30, math.nan, math.inf, -replay[2, 7], 3.0):
+        claim = replay.copy()
+        claim[2, 7] = wrong
+        assert 0 < _extent(claim, replay) < 2 / claim.size * max(1.0, replay[2, 7] ** 2)
+    block = replay.copy()
+    block[1, :64] = 0.0
+    assert _extent(block, replay) < 0.005
+    dense = _away(replay, 0.2)
+    assert _extent(dense, replay) == 0.0, "everything is a little wrong, and nothing is off"
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 0.7, 1.3, -1000.0, math.inf])
+def test_what_changes_a_tensor_all_over_is_not_local(factor: float) -> None:
+    assert _extent(_replay() * factor, _replay()) > 0.7
+    assert _extent(_replay()[:, :7], _replay()) == 1.0
+
+
+def test_a_lie_about_the_few_values_that_matter_and_about_the_many_that_do_not_are_as_large() -> None:
+    replay = _replay() * 1e-3
+    replay[:, ::64] = 1.0
+    few, many = replay.copy(), replay.copy()
+    few[:, ::64] = -1.0
+    assert _extent(few, replay) > LOCAL
+    many[:, 1::2] += 1.0
+    assert _extent(many, replay) > LOCAL
+    untouched = np.concatenate([_replay(), np.zeros((4, CHUNK_VALUES))])
+    poison = untouched.copy()
+    poison[4:] = 0.01
+    assert _extent(poison, untouched) == 0.5
+
+
+def test_only_of_fraud_there_is_an_extent() -> None:
+    assert _extent(_away(_replay(), 5e-3), _replay()) == 0.0

@@ -30,6 +30,10 @@ QUIET_CHUNK = 1e-3
 """A chunk of lower norm than this share of the RMS chunk norm is held to an error of that size."""
 QUIET = 2.0**-100
 """Values of lower RMS than this are as good as zero: no division by less."""
+OFF = 0.25
+"""A value is off by more than this share of itself, or of its chunk's RMS if that is larger."""
+LOCAL = 0.25
+"""What a fault leaves as it is, is at least all but this share of its tensor. Why: docs/verification.md, section 9."""
 
 
 class Grade(Enum):
@@ -69,6 +73,8 @@ class Comparison:
     own_error: float | None
     """None: not measured."""
     reason: str
+    extent: float = 0.0
+    """`extent_of` the error, of what is fraud."""
 
     @property
     def measured(self) -> float:
@@ -121,9 +127,13 @@ def compare(claimed: Tensor, replayed: Tensor, bounds: Bounds, own_error: float 
     accept = min(bounds.accept, max(2.0 * (own_error or 0.0), bounds.floor))
 
     def graded(grade: Grade, error: float, worst: float, reason: str) -> Comparison:
+        extent = 0.0
         if grade is Grade.FRAUD and bounds.report_only:
             grade, reason = Grade.SUSPICIOUS, f"report only: {reason}"
-        return Comparison(grade, error, worst, accept, bounds.fraud, bounds.accept, own_error, reason)
+        elif grade is Grade.FRAUD:
+            extent = extent_of(claimed, replayed)
+            reason = f"{reason}; {extent:.1%} of it is off"
+        return Comparison(grade, error, worst, accept, bounds.fraud, bounds.accept, own_error, reason, extent)
 
     if not np.isfinite(replayed).all():
         raise LocalError("replay holds values that are not finite: no claim can be held against it")
@@ -145,6 +155,37 @@ def relative_error(tensor: Tensor, reference: Tensor) -> float:
     return _measured(*_errors(tensor, reference))
 
 
+def extent_of(claimed: Tensor, replayed: Tensor) -> float:
+    """How much of a replay is not to be found in the claim, from 0 to 1.
+
+    The share of the values that are `OFF`, or of the replay's squared norm that lies in them, if that is larger: a lie
+    about the few values that matter is as large as one about the many that do not.
+    """
+    if claimed.shape != replayed.shape:
+        return 1.0
+    tensor, reference = claimed.reshape(-1), replayed.reshape(-1)
+    _, norms_C = _chunk_squares(tensor, reference)
+    least, num_off, norm_off = _least_norm(norms_C), 0, 0.0
+    for where, norm in zip(_chunks(reference.size), norms_C, strict=True):
+        piece = reference[where].astype(np.float64)
+        rms = max(math.sqrt(norm), least) / math.sqrt(piece.size)
+        off = ~(np.abs(tensor[where] - piece) <= OFF * np.maximum(np.abs(piece), rms))  # so is what is not a number
+        num_off, norm_off = num_off + int(off.sum()), norm_off + _halved(np.square(piece[off]))
+    norms = _halved(norms_C)
+    return max(num_off / max(1, reference.size), norm_off / norms if norms > 0 else 0.0)
+
+
+def _least_norm(norms_C: NDArray[np.float64]) -> float:
+    """What a chunk of lower norm counts as."""
+    return max(QUIET_CHUNK * math.sqrt(_halved(norms_C) / len(norms_C)), QUIET * math.sqrt(CHUNK_VALUES))
+
+
+def _chunks(num_values: int) -> list[slice]:
+    """The last takes the rest as well."""
+    starts = [chunk * CHUNK_VALUES for chunk in range(max(1, num_values // CHUNK_VALUES))]
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], num_values], strict=True)]
+
+
 def _measured(error: float, worst_chunk_error: float) -> float:
     return max(error, worst_chunk_error / CHUNK_FACTOR)
 
@@ -157,21 +198,18 @@ def _errors(tensor: Tensor, reference: Tensor) -> tuple[float, float]:
     all_squares, all_norms = _halved(squares_C), _halved(norms_C)
     if not math.isfinite(all_norms):
         raise LocalError(f"replay holds values up to {np.abs(reference).max():.2e}: no claim can be held against it")
-    num_chunks = len(norms_C)
     error = math.sqrt(all_squares) / max(math.sqrt(all_norms), QUIET * math.sqrt(reference.size))
-    least = max(QUIET_CHUNK * math.sqrt(all_norms / num_chunks), QUIET * math.sqrt(CHUNK_VALUES))
-    worst = np.sqrt(squares_C) / np.maximum(np.sqrt(norms_C), least)
+    worst = np.sqrt(squares_C) / np.maximum(np.sqrt(norms_C), _least_norm(norms_C))
     return error, float(worst.max())
 
 
 def _chunk_squares(tensor: Tensor, reference: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sums of squares of each chunk: of the difference, and of the reference."""
-    num_chunks = max(1, reference.size // CHUNK_VALUES)
-    squares_C, norms_C = np.zeros(num_chunks), np.zeros(num_chunks)
-    for chunk in range(num_chunks):
-        stop = (chunk + 1) * CHUNK_VALUES if chunk < num_chunks - 1 else reference.size
-        piece = reference[chunk * CHUNK_VALUES : stop].astype(np.float64)
-        away = tensor[chunk * CHUNK_VALUES : stop].astype(np.float64) - piece
+    chunks = _chunks(reference.size)
+    squares_C, norms_C = np.zeros(len(chunks)), np.zeros(len(chunks))
+    for chunk, where in enumerate(chunks):
+        piece = reference[where].astype(np.float64)
+        away = tensor[where].astype(np.float64) - piece
         with np.errstate(over="ignore"):  # a claim that far away has an infinite error
             squares_C[chunk], norms_C[chunk] = _halved(away * away), _halved(piece * piece)
     return squares_C, norms_C

@@ -40,7 +40,7 @@ from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
-from verification.tolerance import Comparison, Grade
+from verification.tolerance import LOCAL, Comparison, Grade
 
 
 def judge(evidence: Evidence, *, data: Path | None = None, run_key: PeerId | None = None) -> Verdict:
@@ -241,9 +241,11 @@ def _graded(evidence: Evidence, compared: Mapping[str, Comparison]) -> Verdict:
             f"{name}: error": found.error,
             f"{name}: worst chunk": found.worst_chunk_error,
             f"{name}: fraud past": found.fraud,
+            f"{name}: extent": found.extent,
         }
     reason = "; ".join(f"{name}: {found.reason}" for name, found in compared.items())
-    return Verdict(evidence.kind, evidence.accused, guilty, reason, figures)
+    is_local = all(found.extent <= LOCAL for found in compared.values())
+    return Verdict(evidence.kind, evidence.accused, guilty, reason, figures, is_local)
 
 
 def _judge_data(evidence: Evidence, data: Path | None) -> Verdict:

@@ -17,6 +17,8 @@ class Verdict:
     reason: str
     figures: Mapping[str, float] = field(default_factory=dict)
     """What was measured, by name."""
+    is_local: bool = False
+    """Whether what is wrong is little enough of its tensor for a fault, if the accused gets it right another time."""
 
     @classmethod
     def of(cls, evidence: Evidence, guilty: bool, reason: str, **figures: float) -> "Verdict":
