@@ -19,6 +19,9 @@ SOMETIMES = "sometimes_"
 UNLISTED = "unlisted_"
 """Before a kind: what was attacked is left out of the contribution, and so out of what a contribution commits to."""
 
+PLEADING = "pleading_"
+"""Before a kind: asked to do its work again, the liar does, and pleads a fault."""
+
 Stages = Literal["any", "not the last", "not the first", "the first or last"]
 
 KINDS: Mapping[str, Stages] = MappingProxyType(
@@ -69,15 +72,15 @@ class Attack:
     """A kind of misbehaviour, and the step at which it begins."""
 
     kind: str
-    """Of KINDS, SOMETIMES, UNLISTED or both may stand before it, in this order."""
+    """Of KINDS; PLEADING, SOMETIMES and UNLISTED may stand before it, in this order."""
     from_step: int = 0
 
     def __post_init__(self) -> None:
         """Raises SettingsError for a kind that does not exist."""
         if self.plain_kind not in KINDS:
             raise SettingsError(
-                f"{self.kind}: is no kind of attack; choose {', '.join(KINDS)}, with {SOMETIMES} or {UNLISTED} before "
-                "it if need be"
+                f"{self.kind}: is no kind of attack; choose {', '.join(KINDS)}, with {PLEADING}, {SOMETIMES} or "
+                f"{UNLISTED} before it if need be, in this order"
             )
 
     def __str__(self) -> str:
@@ -85,15 +88,23 @@ class Attack:
 
     @property
     def plain_kind(self) -> str:
-        return self.kind.removeprefix(SOMETIMES).removeprefix(UNLISTED)
+        return self._pleaded.removeprefix(SOMETIMES).removeprefix(UNLISTED)
 
     @property
     def is_partial(self) -> bool:
-        return self.kind.startswith(SOMETIMES)
+        return self._pleaded.startswith(SOMETIMES)
 
     @property
     def is_unlisted(self) -> bool:
-        return self.kind.removeprefix(SOMETIMES).startswith(UNLISTED)
+        return self._pleaded.removeprefix(SOMETIMES).startswith(UNLISTED)
+
+    @property
+    def pleads(self) -> bool:
+        return self.kind.startswith(PLEADING)
+
+    @property
+    def _pleaded(self) -> str:
+        return self.kind.removeprefix(PLEADING)
 
     def works_in(self, stage: int, num_stages: int) -> bool:
         """Whether a peer of that stage has anything to attack so."""

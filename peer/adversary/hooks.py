@@ -111,8 +111,8 @@ class Adversary:
 
     @property
     def stands_by_its_work(self) -> bool:
-        """Whether it says, asked to do its work again, that it comes to the same: who lies, not who is broken."""
-        return self.attack is not None
+        """Whether it says, asked to do its work again, that it comes to the same: who lies and does not plead."""
+        return self.attack is not None and not self.attack.pleads
 
     def accuses_falsely(self, step: Step) -> bool:
         """Whether it accuses a peer whose work in this step it found honest."""

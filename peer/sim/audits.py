@@ -6,6 +6,7 @@ with the same model. Peers that misbehave audit nobody.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 
@@ -84,6 +85,8 @@ class Shown:
     """The contribution is."""
     wrong_microbatches: tuple[bool, ...]
     """In the order of its work: whether what was sent on of each is."""
+    extents: tuple[float, ...]
+    """Of each of these that is wrong, the largest `Comparison.extent` in it, the contribution's first."""
 
 
 @dataclass
@@ -95,7 +98,7 @@ class StageAudits:
     run_id: str
     run_key: Identity
     counts: AuditCounts
-    _found: dict[tuple[Step, PeerId, int | None, StageModel], Comparison] = field(default_factory=dict)
+    _found: dict[tuple[Step, PeerId, int | None, StageModel], Sequence[Comparison]] = field(default_factory=dict)
     """By step, target, place of the microbatch in its work (None: of the contribution), and what computed it again."""
     _replays: dict[StageModel, StageReplay] = field(default_factory=dict)
 
@@ -132,8 +135,9 @@ class StageAudits:
         assert made is not None, f"{peer} contributed nothing to step {step}"
         target = self.stage.peers[peer]
         found = [self._compared(held, target, target, made, place) for place in (None, *range(len(made.work)))]
-        wrong = [one.grade is Grade.FRAUD for one in found]
-        return Shown(made, wrong[0], tuple(wrong[1:]))
+        wrong = [worst(compared).grade is Grade.FRAUD for compared in found]
+        extents = [max(one.extent for one in compared) for compared in found]
+        return Shown(made, wrong[0], tuple(wrong[1:]), tuple(compress(extents, wrong)))
 
     # -- one audit ----------------------------------------------------------------------------------------
 
@@ -155,7 +159,7 @@ class StageAudits:
         place = None if whole else drawn.microbatch(number)
         counts = self.counts
         try:
-            found = self._compared(held, auditor, target, made, place)
+            found = worst(self._compared(held, auditor, target, made, place))
         except (TransientError, RemoteError):
             counts.debts += 1
             return table.after(AuditDebt(target.peer_id, Version(made.step)), version), []
@@ -178,7 +182,7 @@ class StageAudits:
 
     def _compared(
         self, held: Round, auditor: SimulatedPeer, target: SimulatedPeer, made: Contribution, place: int | None
-    ) -> Comparison:
+    ) -> Sequence[Comparison]:
         """What a replay shows. Raises TransientError for what is not served, else as the replay does."""
         key = (made.step, target.peer_id, place, auditor.replica.model)
         if key not in self._found:
@@ -186,10 +190,10 @@ class StageAudits:
             if place is None:
                 exhibits = [self._exhibit(target, made, work) for work in made.work]
                 replayed = replay.encoded_contribution(exhibits, made.step)
-                self._found[key] = compared_contribution(replay, self._parts(target, made), replayed)
+                self._found[key] = [compared_contribution(replay, self._parts(target, made), replayed)]
             else:
                 exhibit = self._exhibit(target, made, made.work[place])
-                self._found[key] = worst([*compared_hop(replay, exhibit, made.step, self._into).values()])
+                self._found[key] = [*compared_hop(replay, exhibit, made.step, self._into).values()]
         return self._found[key]
 
     def _is_honest_work(self, target: SimulatedPeer, step: Step) -> bool:
@@ -249,10 +253,11 @@ class StageAudits:
         )
         data = mismatch.to_evidence(self.signed_run).to_bytes()
         evidence = Evidence.from_bytes(data, max_bytes=MAX_ACCUSATION_BYTES)
-        if not judge(evidence, run_key=self.run_key.peer_id).guilty:
+        verdict = judge(evidence, run_key=self.run_key.peer_id)
+        if not verdict.guilty:
             self.counts.acquitted += 1
             return table, []
-        if not target.adversary.stands_by_its_work:
+        if verdict.is_local and not target.adversary.stands_by_its_work:
             return self._fault(table, evidence), []
         charge = (self.run_id, evidence.accused, evidence.stage, evidence.version, evidence.kind, evidence.digest())
         ban = Ban(*charge).signed_by(self.run_key)
