@@ -1,30 +1,27 @@
 """This is where the host judges: it anchors states, replays what a peer is accused of, and bans under the run key.
 
-It also asks, for an auditor that was not served, what the target owes, and keeps out who owes too much.
+It also keeps out who owes too many audits.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from bootstrap.followed_stage import FollowedStage
 from bootstrap.ledger import Ledger
 from bootstrap.newcomers import Newcomers
+from bootstrap.owed_audits import OwedAudits
+from bootstrap.pleas import Pleas
 from bootstrap.run_folder import PreparedRun
 from bootstrap.stated_states import StatedStates
-from swarm.averaging.codecs import result_codec
-from swarm.averaging.parts import Parts
 from swarm.core.canonical import Value, digest
-from swarm.core.contribution import MAX_PARTS, Contribution, Roster
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.fields import Fields, integer_item, value_or_none
+from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import (
@@ -32,30 +29,22 @@ from swarm.host_protocol import (
     ANCHOR,
     BAN,
     DEBT,
-    EXHIBIT,
     FINISH,
     MAX_ACCUSATION_BYTES,
-    OWED,
     PARDON,
-    PART,
     PLEA,
     PROMOTE,
     QUARANTINE,
     RETURN,
     WITHDRAWN,
-    max_exhibit_bytes,
 )
-from swarm.model.families import validate_config
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
 from verification.anchor import Anchor
-from verification.draws import REVEALED_AFTER
 from verification.evidence import SUFFIX, Evidence
-from verification.kinds.mismatch import MISMATCHES, mismatch_of
 from verification.kinds.step_fraud import StepFraud
-from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
-from verification.papers import Bytes
-from verification.replay.judge import judge, judge_plea
+from verification.owed import OwedAudit
+from verification.replay.judge import judge
 from verification.standing import (
     FAULT,
     FAULT_VERSIONS,
@@ -74,7 +63,6 @@ from verification.verdicts import (
     Ban,
     Debt,
     Pardon,
-    Plea,
     Promotion,
     Quarantine,
     jury_of,
@@ -86,14 +74,6 @@ KEPT_ANCHORS = 6
 MAX_WAITING = 8
 """Accusations on disk that are not judged yet; whoever brings one more is asked to come again."""
 TELL_S = 5.0
-ASK_FOR_AUDITORS_AT_ONCE = 4
-REVEAL_WAITS = 50
-"""Of 0.1 s."""
-PING_S = 3.0
-RESTART_VERSIONS = 8
-"""A peer that is admitted again owes nothing from before, for what it kept died with its process; after the first time
-once in so many versions, or whoever withholds would be admitted again and again."""
-
 
 FOR_THE_QUARANTINED = frozenset({FINISH, PARDON, BAN, QUARANTINE, PLEA, RETURN})
 """What still passes between the host and a peer that is out, but not for ever."""
@@ -119,15 +99,10 @@ class Justice:
         self._peers = peers
         self._followed = followed
         self._folder = run.folder.root / "evidence"
-        self._largest_exhibit, self._largest_part = _largest_answers(run)
         self._anchors: list[dict[int, Anchor]] = [{} for _ in range(run.settings.model.num_stages)]
         """Of each stage, by version."""
         self._tickets: dict[PeerId, Ticket] = {}
         self._waiting: asyncio.Queue[tuple[PeerId, Path]] = asyncio.Queue(MAX_WAITING)
-        self._restarted_at: dict[PeerId, int] = {}
-        self._begun_at: dict[PeerId, int] = {}
-        """Version of its stage when the peer's process began, as far as is believed."""
-        self._asking = asyncio.Semaphore(ASK_FOR_AUDITORS_AT_ONCE)
         self.table = StandingTable(has_probation=run.settings.has_probation)
         self._strikes = Strikes()
         self._pardoned_at: dict[PeerId, int] = {}
@@ -139,6 +114,15 @@ class Justice:
         """Of who is quarantined for what jurors found: their votes."""
         self._sent_back: dict[PeerId, Debt | Pardon] = {}
         """Of who is on probation again: the last word that says so."""
+        self._pleas = Pleas(run.settings, run.run_id, transport, ledger)
+        self._owed = OwedAudits(
+            run,
+            transport,
+            self._tickets,
+            followed,
+            lambda peer: peer in self.bans or peer in self.quarantines,
+            self._indebted,
+        )
         self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed, self._unreliable)
         self.newcomers = Newcomers(
             run.settings, run.run_id, followed, self._tickets, lambda: self.table, self._promote, emit
@@ -192,9 +176,9 @@ class Justice:
         """Begin to answer."""
         self._transport.serve(ANCHOR, self._on_anchor, max_body_bytes=0)
         self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_BYTES)
-        self._transport.serve(OWED, self._on_owed, max_body_bytes=0)
         self._transport.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
         self._transport.serve(RETURN, self._on_return, max_body_bytes=0)
+        self._owed.serve(self._transport)
         self.newcomers.serve(self._transport)
         self.stated.serve(self._transport)
 
@@ -209,11 +193,7 @@ class Justice:
             held = Ticket(self._run.run_id, peer, stage, chain_end).signed_by(self._run.run_key)
             self._tickets[peer] = held
             self._ledger.append("ticket", held.to_value())
-        version = int(self._version(stage))
-        if peer not in self._begun_at:
-            self._begun_at[peer] = version
-        elif version >= self._restarted_at.get(peer, -RESTART_VERSIONS) + RESTART_VERSIONS:
-            self._begun_at[peer] = self._restarted_at[peer] = version
+        self._owed.admitted(peer, self._version(stage))
         return held
 
     def ticket_of(self, peer: PeerId) -> Ticket | None:
@@ -328,7 +308,7 @@ class Justice:
             )
             await self._contradict(accuser, evidence)
             return
-        if evidence.kind in MISMATCHES and await self._is_fault(evidence):
+        if await self._pleas.is_fault(evidence, verdict):
             await self._fault(evidence)
             return
         ban = Ban(
@@ -369,34 +349,6 @@ class Justice:
         await self._keep_out(statement.peer_id, statement.stage, statement.version, "withdrawals", found, reason)
 
     # -- faults -------------------------------------------------------------------------------------------
-
-    async def _is_fault(self, evidence: Evidence) -> bool:
-        """Whether the accused, asked to do its work again, gets what it should have: a lie is told twice."""
-        light = mismatch_of(evidence).without_past().to_evidence(evidence.run)
-        body = await asyncio.to_thread(light.to_bytes)
-        try:
-            reply = await self._transport.call(
-                evidence.accused,
-                PLEA,
-                Message({}, body),
-                timeout_s=self._run.settings.deadlines.step_s,
-                max_body_bytes=len(body),
-            )
-            fields = Fields("plea answer", reply.meta)
-            plea = Plea.from_value(fields.message("plea"))
-            sizes = fields.items("sizes", integer_item, max_items=MAX_PARTS)
-            fields.done()
-            bodies = _cut(reply.body, sizes)
-            plea.check(self._run.run_id)
-            if plea.evidence_digest != light.digest() or plea.body_digests != _digests(bodies):
-                raise RemoteError("plea", "the plea is of another case, or of other bodies", evidence.accused)
-            again = await asyncio.to_thread(judge_plea, evidence, bodies)
-        except (TransientError, RemoteError) as error:
-            log.info("%s does not plead a fault: %s", evidence.accused, error)
-            return False
-        log.info("%s did its work again: %s", evidence.accused, again.reason)
-        self._ledger.append("plea", plea.to_value())
-        return not again.guilty
 
     async def _fault(self, evidence: Evidence) -> None:
         """Out until it has mended itself, and for good if it happens too often. What came before is the same fault."""
@@ -461,83 +413,6 @@ class Justice:
             await self._keep_out(accuser, stage, version, "false_accusation", found, reason)
 
     # -- debts --------------------------------------------------------------------------------------------
-
-    async def _on_owed(self, sender: PeerId, request: Message) -> Message:
-        """Ask for an auditor what a target did not serve it: the answer, or RemoteError("debt") if it owes it now."""
-        fields = Fields("owed call", request.meta)
-        owed = OwedAudit.from_value(fields.message("owed"))
-        fields.done()
-        ticket, followed = self._tickets.get(sender), self._followed.get(owed.stage)
-        if ticket is None or owed.auditor != sender or owed.target == sender:
-            raise RemoteError("standing", f"{sender} has no ticket for that audit", sender)
-        roster = followed.roster(int(owed.step)) if followed is not None else None
-        if roster is None or owed.target in self.bans or owed.target in self.quarantines:
-            raise TransientError(f"step {owed.step} of stage {owed.stage}, or {owed.target}, is not known here")
-        await self._revealed(owed)
-        self._check_in_time(owed)
-        async with self._asking:
-            contribution = await asyncio.to_thread(self._check_owed, owed, ticket, roster)
-            try:
-                return await self._ask(owed, ticket, contribution)
-            except (TransientError, RemoteError) as error:
-                reason = str(error)
-            # A target that is gone has crashed, which is no fault.
-            await self._transport.call(owed.target, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
-        self._check_in_time(owed)
-        await self._indebted(owed, reason)
-        raise RemoteError("debt", f"{owed.target} owes {owed.what} {owed.number} of step {owed.step}: {reason}")
-
-    def _check_owed(self, owed: OwedAudit, ticket: Ticket, roster: Roster) -> Contribution:
-        owed.check(run_id=self._run.run_id)
-        return check_owed(owed, ticket, roster, self._run.settings.audits)
-
-    async def _revealed(self, owed: OwedAudit) -> None:
-        """Results come here a little later than to the auditor: wait for what it must have seen."""
-        for _ in range(REVEAL_WAITS):
-            if self._version(owed.stage) >= int(owed.step) + REVEALED_AFTER:
-                return
-            await asyncio.sleep(0.1)
-
-    def _check_in_time(self, owed: OwedAudit) -> None:
-        """Raises TransientError for what an honest target need not have: not yet, not any more, or lost in a crash."""
-        step, version = int(owed.step), int(self._version(owed.stage))
-        begun = self._begun_at.get(owed.target)
-        if begun is None or step <= begun:
-            raise TransientError(f"{owed.target} has begun at version {begun}: it owes nothing of step {step}")
-        if not step + REVEALED_AFTER <= version <= step + self._run.settings.audits.retained_versions:
-            raise TransientError(f"stage {owed.stage} is at version {version}: nobody is owed anything of step {step}")
-
-    async def _ask(self, owed: OwedAudit, ticket: Ticket, contribution: Contribution) -> Message:
-        """The target's answer, if it is what its contribution was made from."""
-        settings = self._run.settings
-        name = "microbatch_id" if owed.what == "exhibit" else "part"
-        meta: dict[str, Value] = {
-            "step": owed.step,
-            "ticket": ticket.to_value(),
-            "reveal": owed.reveal,
-            name: owed.number,
-        }
-        if owed.what == "part":
-            meta["of"] = owed.target
-        largest = self._largest_part if owed.what == "part" else self._largest_exhibit
-        reply = await self._transport.call(
-            owed.target,
-            EXHIBIT if owed.what == "exhibit" else PART,
-            Message(meta),
-            timeout_s=settings.deadlines.call_s,
-            max_body_bytes=largest,
-        )
-
-        def check() -> None:
-            if owed.what == "part":
-                read_part(reply.body, contribution, owed.number)
-                return
-            work = next(item for item in contribution.work if item.microbatch_id == owed.number)
-            stages = settings.model.num_stages
-            read_exhibit(reply.meta, reply.body, contribution, work, run_id=self._run.run_id, num_stages=stages)
-
-        await asyncio.to_thread(check)
-        return reply
 
     async def _indebted(self, owed: OwedAudit, reason: str) -> None:
         peer, version = owed.target, Version(int(owed.step))
@@ -674,26 +549,3 @@ def _write_new(path: Path, body: bytes | bytearray | memoryview) -> bool:
         os.fsync(file.fileno())
     os.replace(partial, path)
     return True
-
-
-def _cut(body: bytes | bytearray | memoryview, sizes: Sequence[int]) -> list[Bytes]:
-    """Raises RemoteError unless the body is of these sizes, end to end."""
-    if sum(sizes) != len(body):
-        raise RemoteError("malformed", f"bodies of {sum(sizes)} bytes in {len(body)}")
-    ends = list(accumulate(sizes))
-    return [memoryview(body)[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-
-def _digests(bodies: Sequence[Bytes]) -> tuple[bytes, ...]:
-    return tuple(hashlib.sha256(body).digest() for body in bodies)
-
-
-def _largest_answers(run: PreparedRun) -> tuple[int, int]:
-    """Bytes of the largest exhibit and of the largest encoded part that a peer may show."""
-    settings = run.settings
-    hidden_size = validate_config(settings.model.config_json).hidden_size
-    values = max(state.layout.num_values for state in run.states)
-    parts = Parts.of(settings, values)
-    codec = result_codec(settings.codecs.averaging)
-    largest = max(codec.encoded_bytes(where.stop - where.start) for where in parts)
-    return max_exhibit_bytes(settings, hidden_size), largest

@@ -17,6 +17,7 @@ from peer.rebuilding import rebuilt
 from peer.rounds import StageRounds
 from peer.verdicts import Verdicts
 from swarm.averaging.activations import activation_codec
+from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -93,7 +94,7 @@ class Mending:
             bodies = await rounds.exact.run(Urgency.AUDIT, lambda: self._again(case))
         except LocalError as error:
             raise TransientError(f"this peer cannot do it again: {error}") from error
-        found = tuple(hashlib.sha256(body).digest() for body in bodies)
+        found = await asyncio.to_thread(lambda: tuple(bulk_digest(body) for body in bodies))
         plea = Plea(rounds.run_id, rounds.me, evidence.stage, Version(evidence.version), evidence.digest(), found)
         sizes: list[Value] = [len(body) for body in bodies]
         return Message({"plea": plea.signed_by(rounds.identity).to_value(), "sizes": sizes}, b"".join(bodies))

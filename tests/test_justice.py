@@ -396,7 +396,7 @@ def test_being_admitted_again_and_again_does_not_help(court: Court) -> None:
 def test_what_was_not_drawn_is_no_debt(
     court: Court, changed: dict[str, Any], error: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bootstrap.justice.REVEAL_WAITS", 1)
+    monkeypatch.setattr("bootstrap.owed_audits.REVEAL_WAITS", 1)
 
     async def play() -> None:
         court.open()
@@ -449,10 +449,14 @@ def test_strikes_count_within_a_hundred_versions_and_until_the_pardon() -> None:
 # -- faults, juries, probation ------------------------------------------------------------------------------
 
 
-def wrong_work(past: Past6, step: int) -> ReplayMismatch:
-    """What the target really did in a step, but for its contribution: it signed the negated one."""
+def wrong_work(past: Past6, step: int, *, all_over: bool = False) -> ReplayMismatch:
+    """What the target really did in a step, but for its contribution: in that it signed it negated a few values."""
     true = ReplayMismatch.from_evidence(Evidence.from_bytes(past.untrue(step), max_bytes=1 << 26))
-    lies = tuple((-np.frombuffer(part, dtype="<f4")).tobytes() for part in true.parts)
+    parts = [np.frombuffer(part, dtype="<f4").copy() for part in true.parts]
+    for part in parts:
+        largest = np.argsort(np.abs(part))[0 if all_over else -5 :]
+        part[largest] *= -1
+    lies = tuple(part.tobytes() for part in parts)
     unsigned = replace(true.contribution, part_digests=tuple(bulk_digest(lie) for lie in lies))
     signed = replace(unsigned, signature=past.target.sign(unsigned.signed_bytes()))
     return replace(true, contribution=signed, parts=lies)
@@ -464,7 +468,7 @@ def pleading(court: Court, case: ReplayMismatch, bodies: Sequence[bytes]) -> Non
     async def on_plea(sender: PeerId, request: Message) -> Message:
         evidence = Evidence.from_bytes(request.body, max_bytes=1 << 26)
         assert ReplayMismatch.from_evidence(evidence) == case.without_past()
-        digests = tuple(hashlib.sha256(body).digest() for body in bodies)
+        digests = tuple(bulk_digest(body) for body in bodies)
         plea = Plea(court.prepared.run_id, case.accused, STAGE, evidence.version, evidence.digest(), digests)
         sizes: list[Value] = [len(body) for body in bodies]
         return Message({"plea": plea.signed_by(court.past.target).to_value(), "sizes": sizes}, b"".join(bodies))
@@ -515,6 +519,18 @@ def test_who_does_not_do_its_work_again_rightly_lied(court: Court, plea: str) ->
             pleading(court, case, honest)
         elif plea == "too little":
             pleading(court, case, [])
+        await court.accuse(case.to_evidence(court.past.signed).to_bytes())
+        assert [event["event"] for event in court.judged] == ["banned"]
+        assert court.quarantined == []
+
+    asyncio.run(play())
+
+
+def test_who_lies_all_over_is_banned_though_it_pleads(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        case = wrong_work(court.past, 1, all_over=True)
+        pleading(court, case, [bytes(part) for part in court.past.rounds[1].parts[case.accused]])
         await court.accuse(case.to_evidence(court.past.signed).to_bytes())
         assert [event["event"] for event in court.judged] == ["banned"]
         assert court.quarantined == []
