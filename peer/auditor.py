@@ -332,7 +332,7 @@ class Auditor:
     def _replayed_parts(
         self, kept: Mapping[Version, PastVersion], exhibits: Sequence[Exhibit], step: Step
     ) -> list[tuple[Bytes, bytes]]:
-        """(compute) The parts as they come out here, each with its SHA-256."""
+        """(compute) The parts as they come out here, each with its BLAKE3."""
         with self._standing_on(kept) as replay:
             parts = replay.encoded_contribution(exhibits, step)
         return [(part, bulk_digest(part)) for part in parts]

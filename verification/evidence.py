@@ -3,7 +3,7 @@
     "homeswarm evidence\\n" | length of the head, 4 bytes, little endian | head | blobs, end to end | SHA-256 of it all
 
 The head is canonical (`swarm.core.canonical`): {format, kind, accused, stage, version, run, facts, blobs}. `facts` are
-the kind's own (`verification.kinds`); `blobs` lists size and SHA-256 of each blob. The closing SHA-256 names the file.
+the kind's own (`verification.kinds`); `blobs` lists size and BLAKE3 of each blob. The closing SHA-256 names the file.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class Evidence:
 
     @cached_property
     def blob_digests(self) -> tuple[bytes, ...]:
-        """SHA-256 of each blob."""
+        """BLAKE3 of each blob."""
         return tuple(bulk_digest(blob) for blob in self.blobs)
 
     def digest(self) -> bytes:
@@ -134,7 +134,7 @@ class Evidence:
         fields.done()
         for number, ((_, wanted), found) in enumerate(zip(listed, made.blob_digests, strict=True)):
             if found != wanted:
-                raise _unfit(f"blob {number} differs from its SHA-256")
+                raise _unfit(f"blob {number} differs from its BLAKE3")
         return made
 
     @cached_property
@@ -176,8 +176,8 @@ def check_head(evidence: Evidence, kind: Kind, *, accused: PeerId, stage: StageI
 
 
 def _blob_entry(value: Value) -> tuple[int, bytes]:
-    fields = Fields.of_list("blob", value, "size", "sha256")
-    return fields.integer("size", high=MAX_EVIDENCE_BYTES), fields.octets("sha256", length=32)
+    fields = Fields.of_list("blob", value, "size", "digest")
+    return fields.integer("size", high=MAX_EVIDENCE_BYTES), fields.octets("digest", length=32)
 
 
 def _unfit(message: str) -> RemoteError:

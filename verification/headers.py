@@ -164,7 +164,7 @@ class HopHeader:
     numeric_class: str
     """Device class, library and dtype of the computation: what a replay is compared within."""
     body_digest: bytes
-    """SHA-256 of the bytes on the wire."""
+    """BLAKE3 of the bytes on the wire."""
     signature: bytes = b""
 
     def signed_value(self) -> Value:

@@ -29,7 +29,7 @@ class ReductionInput:
     num_tokens: int
     """Its weight."""
     digest: bytes
-    """SHA-256 of the encoded part, as the contribution commits to it."""
+    """BLAKE3 of the encoded part, as the contribution commits to it."""
 
     @classmethod
     def from_value(cls, value: Value) -> "ReductionInput":
@@ -57,7 +57,7 @@ class Reduction(SignedRecord):
     norm_cap: float | None
     """Of the version that the round starts from (`swarm.averaging.reduce`); None while it has none."""
     digest: bytes
-    """SHA-256 of the one encoding that everyone gets."""
+    """BLAKE3 of the one encoding that everyone gets."""
     squares: float
     """Sum of squares of what it stands for; the gradient is clipped by it."""
 

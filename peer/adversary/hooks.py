@@ -83,7 +83,7 @@ class Adversary:
     def reduced(
         self, step: Step, encoded: tuple[memoryview, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
     ) -> tuple[memoryview, bytes]:
-        """A part this peer reduced, as it is sent, and its SHA-256."""
+        """A part this peer reduced, as it is sent, and its BLAKE3."""
         return encoded
 
     def instructed(self, facts: RoundFacts, instruction: Instruction, me: Identity) -> tuple[Instruction, ...]:

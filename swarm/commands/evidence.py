@@ -58,7 +58,7 @@ def show(file: Path, as_json: bool) -> None:
     summary = _summary(evidence) | {
         "facts": _plain(evidence.facts),
         "blobs": [
-            {"bytes": len(blob), "sha256": digest.hex()}
+            {"bytes": len(blob), "blake3": digest.hex()}
             for blob, digest in zip(evidence.blobs, evidence.blob_digests, strict=True)
         ],
     }

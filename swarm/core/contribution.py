@@ -80,7 +80,7 @@ class Contribution:
     peer_id: PeerId
     work: tuple[Work, ...]
     part_digests: tuple[bytes, ...]
-    """SHA-256 of each encoded part; empty if the member did no work."""
+    """BLAKE3 of each encoded part; empty if the member did no work."""
     rates: tuple[Rate, ...] = ()
     """Of other members, as measured here: they decide who reduces how much."""
     charges: tuple[bytes, ...] = ()

@@ -50,7 +50,7 @@ class ProtocolViolation:
 
     @property
     def committed_digest(self) -> bytes:
-        """SHA-256 that the message gives for the body. Raises RemoteError if it gives none."""
+        """BLAKE3 that the message gives for the body. Raises RemoteError if it gives none."""
         if isinstance(self.message, HopHeader):
             return self.message.body_digest
         if isinstance(self.message, Reduction):

@@ -126,7 +126,7 @@ def _judge_reducer(evidence: Evidence) -> Verdict:
     what = f"part {made.part} of step {made.step} from {len(made.inputs)} inputs"
     if again == made.digest:
         return Verdict.of(evidence, False, f"{what} is reduced as it should be")
-    reason = f"{what} has SHA-256 {again.hex()[:16]}, the reducer signed {made.digest.hex()[:16]}"
+    reason = f"{what} has BLAKE3 {again.hex()[:16]}, the reducer signed {made.digest.hex()[:16]}"
     return Verdict.of(evidence, True, reason)
 
 
