@@ -196,10 +196,6 @@ class Justice:
         self._owed.admitted(peer, self._version(stage))
         return held
 
-    def ticket_of(self, peer: PeerId) -> Ticket | None:
-        """None if it was never admitted."""
-        return self._tickets.get(peer)
-
     def _version(self, stage: StageIndex) -> Version:
         """Of the stage, as far as its certified results are here."""
         followed = self._followed.get(stage)

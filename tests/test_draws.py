@@ -25,7 +25,6 @@ from verification.draws import (
     found_within,
     hop_rate,
     reducer_rate,
-    source_rate,
 )
 
 SEED = bytes(range(32))
@@ -126,7 +125,6 @@ def test_draws_hit_at_their_rate(rate: float) -> None:
     for draws in DRAWS.values():
         _assert_binomial(sum(made.hits_hop(rate) for made in draws), NUM_DRAWS, rate)
         _assert_binomial(sum(made.hits_contribution(rate) for made in draws), NUM_DRAWS, rate)
-        _assert_binomial(sum(made.hits_source(rate) for made in draws), NUM_DRAWS, rate)
         _assert_binomial(sum(made.hits_part(3, rate) for made in draws), NUM_DRAWS, rate)
 
 
@@ -174,14 +172,13 @@ def test_rates_spend_the_budget_whatever_the_number_of_replicas() -> None:
     assert hop_rate(9, 16, factor=5.0) == pytest.approx(0.8)
     assert contribution_rate(8, factor=5.0) == pytest.approx(0.05)
     assert reducer_rate(6) == pytest.approx(0.01)
-    assert source_rate(6) == pytest.approx(0.05)
     assert contribution_rate(8, AuditBudget(contribution=0.7)) == pytest.approx(0.1)
     for replicas in (0, 1):
         assert hop_rate(replicas, 16) == contribution_rate(replicas) == 0.0
     assert hop_rate(9, 0) == 0.0
 
 
-@pytest.mark.parametrize("name", ["hop", "contribution", "reducer", "source"])
+@pytest.mark.parametrize("name", ["hop", "contribution", "reducer"])
 @pytest.mark.parametrize("value", [-0.01, math.nan, math.inf])
 def test_a_budget_that_is_no_budget_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):

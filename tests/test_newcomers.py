@@ -1,11 +1,13 @@
 """Newcomers in a public swarm: whoever replays what it drew becomes a member, and nobody else comes near."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bootstrap.ledger import Ledger
 from peer.audit_desk import INPUT
 from peer.catch_up import JOIN
 from peer.downstream import METHOD
@@ -19,6 +21,7 @@ from swarm.host_protocol import EXHIBIT, PART
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import WITNESS
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
+from verification.ticket import Ticket
 
 
 def public(**tables: dict[str, Any]) -> str:
@@ -98,8 +101,9 @@ def test_a_newcomer_that_does_not_compute_stays_outside(tmp_path: Path) -> None:
                     await newcomer.transport.call(
                         member.peer_id, method, Message({}), timeout_s=5.0, max_body_bytes=1 << 20
                     )
-            ticket = swarm.coordinator.justice.ticket_of(newcomer.peer_id)
-            assert ticket is not None
+            with contextlib.closing(Ledger(swarm.run.folder.ledger)) as ledger:
+                tickets = [Ticket.from_value(event.facts) for event in ledger.events("ticket")]
+            (ticket,) = [ticket for ticket in tickets if ticket.peer_id == newcomer.peer_id]
             asked = Message({"ticket": ticket.to_value(), "promotion": None})
             with pytest.raises(TransientError, match="probation"):
                 await newcomer.transport.call(member.peer_id, JOIN, asked, timeout_s=5.0, max_body_bytes=0)

@@ -104,10 +104,6 @@ class Draw:
         whole = self.hits_contribution(contribution_rate(num_replicas, budget, factor=factor))
         return whole, self.hits_hop(hop_rate(num_replicas, num_microbatches, budget, factor=factor))
 
-    def hits_source(self, rate: float) -> bool:
-        """Whether the auditor recomputes the birth records in the contribution."""
-        return self._hits("source", rate)
-
     def hits_part(self, part: int, rate: float) -> bool:
         """Whether the auditor recomputes this part, where the target is its reducer and signed it."""
         return self._hits(f"part/{part}", rate)
@@ -149,8 +145,6 @@ class AuditBudget:
     """Of the compute that the target's own work took."""
     reducer: float = 0.05
     """Audits of each part it reduced."""
-    source: float = 0.25
-    """Audits of its birth records: they take no compute, only a reading of tokens."""
 
     @classmethod
     def of_run(cls, audits: AuditSettings) -> "AuditBudget":
@@ -162,7 +156,6 @@ class AuditBudget:
             ("hop", self.hop),
             ("contribution", self.contribution),
             ("reducer", self.reducer),
-            ("source", self.source),
         ):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"audit budget {name} is {value}; it must be 0 or more")
@@ -194,11 +187,6 @@ def contribution_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *
 def reducer_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0) -> float:
     """Chance that one auditor recomputes one reduced part."""
     return _rate(budget.reducer * factor, num_replicas)
-
-
-def source_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0) -> float:
-    """Chance that one auditor recomputes a contribution's birth records."""
-    return _rate(budget.source * factor, num_replicas)
 
 
 def found_by_one(hop: float, contribution: float, *, in_hops: float = 1.0, in_contributions: float = 1.0) -> float:
