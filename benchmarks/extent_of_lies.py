@@ -1,6 +1,7 @@
 """This is where what lies and flipped bits change of a tensor is held against the rule that tells them apart.
 
-    python -m benchmarks.extent_of_lies [--seeds 3] [--steps 12] [--kind bit_flips ...] [--json]
+    python -m benchmarks.extent_of_lies [--seeds 3] [--steps 12] [--kind sign_flip ...] [--json]
+    python -m benchmarks.extent_of_lies --kind bit_flips --flips 1 --seeds 20 --steps 25
 
 In each seed one peer of four misbehaves from step 5 on, in the simulation of `peer.sim`, and nobody audits. Every
 contribution of its is replayed whole, and every microbatch of it by itself. Of what is past the fraud bound the extent
@@ -67,14 +68,18 @@ def _extents(kind: str, where: str, found: Sequence[float | None]) -> Extents:
 @click.option("--kind", "kinds", multiple=True, help="Attacks of swarm.attacks; by default all that are simulated.")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=12, show_default=True, help="In which the peer misbehaves.")
+@click.option("--flips", type=click.FloatRange(0, 1), help="Share of microbatches with a flipped bit; else the kit's.")
 @click.option("--json", "as_json", is_flag=True)
-def main(kinds: Sequence[str], seeds: int, steps: int, as_json: bool) -> None:
+def main(kinds: Sequence[str], seeds: int, steps: int, flips: float | None, as_json: bool) -> None:
     """How much of its tensor every lie of the kit changes, and every flipped bit."""
     import torch
 
+    from peer.adversary import strengths
     from peer.sim.swarm import NOT_SIMULATED
 
     torch.set_num_threads(1)
+    if flips is not None:
+        strengths.BIT_FLIP_SHARE = flips
     for kind in kinds or [kind for kind in KINDS if kind not in (*NOT_SIMULATED, "withholding")]:
         for one in measured(kind, seeds=seeds, steps=steps):
             if as_json:

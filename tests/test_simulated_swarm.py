@@ -43,8 +43,13 @@ def test_a_liar_is_banned_and_nobody_else_when_replicas_look(stage: int, attack:
     assert outcome.quarantined == ()
 
 
-def test_liars_in_both_stages_are_banned_when_honest_peers_hear_them() -> None:
-    attacks = {(0, 1): "activation_negate@3", (0, 3): "zeros@3", (1, 0): "gradient_negate@3", (1, 2): "label_flip@5"}
+def test_liars_in_both_stages_are_banned_when_honest_peers_hear_them_whatever_they_plead() -> None:
+    attacks = {
+        (0, 1): "pleading_activation_negate@3",
+        (0, 3): "pleading_zeros@3",
+        (1, 0): "gradient_negate@3",
+        (1, 2): "pleading_label_flip@5",
+    }
     outcome = outcome_of(attacks, steps=13)
     assert sorted(banned(outcome)) == sorted(attacks)
     assert [ban.whole for ban in outcome.bans if (ban.stage, ban.index) == (0, 3)] == [True]
