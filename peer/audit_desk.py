@@ -15,7 +15,7 @@ from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.host_protocol import EXHIBIT, PART
 from swarm.network.transport import Message, Transport
-from verification.draws import AuditBudget, Draw, draw, reducer_rate
+from verification.draws import AuditBudget, contribution_rate, draw, reducer_rate
 from verification.standing import SUSPICION_FACTOR
 
 log = logging.getLogger(__name__)
@@ -61,22 +61,21 @@ class AuditDesk:
     async def _on_exhibit(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("exhibit request", request.meta)
         number = MicrobatchId(fields.integer("microbatch_id"))
-        step, contribution, drawn, whole, hop = self._drawn(sender, fields)
-        ids = [item.microbatch_id for item in contribution.work]
-        if not whole and not (hop and number == ids[drawn.microbatch(len(ids))]):
+        step, contribution, auditor = self._drawn(sender, fields)
+        if number not in [item.microbatch_id for item in contribution.work]:
             raise RemoteError("draw", f"microbatch {number} of step {step} was not drawn", sender)
         exhibit = self._exhibits.exhibit(step, number)
         if exhibit is None:
             raise TransientError(f"microbatch {number} of step {step} is not here any more")
-        self._count(step, sender, f"exhibit for {drawn.auditor}", number)
+        self._count(step, sender, f"exhibit for {auditor}", number)
         sizes: list[Value] = [len(body) for body in exhibit.bodies]
         return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(exhibit.bodies))
 
     async def _on_part(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("part request", request.meta)
         index, of = fields.integer("part", high=1 << 20), fields.peer("of")
-        step, made, drawn, whole, _ = self._drawn(sender, fields, of=of)
-        if not whole or index >= len(made.part_digests):
+        step, made, auditor = self._drawn(sender, fields, of=of)
+        if index >= len(made.part_digests):
             raise RemoteError("draw", f"part {index} of the contribution to step {step} was not drawn", sender)
         if of == self._rounds.me:
             part = self._exhibits.part(step, index)
@@ -84,7 +83,7 @@ class AuditDesk:
             part = self._rounds.driver.parts.reductions.input(step, index, made.part_digests[index])
         if part is None:
             raise TransientError(f"part {index} of {of} at step {step} is not here")
-        self._count(step, sender, f"part of {of} for {drawn.auditor}", index)
+        self._count(step, sender, f"part of {of} for {auditor}", index)
         return Message({}, part)
 
     async def _on_input(self, sender: PeerId, request: Message) -> Message:
@@ -111,11 +110,9 @@ class AuditDesk:
         self._count(step, sender, f"input {wanted.hex()} for {auditor}", index)
         return Message({}, body)
 
-    def _drawn(
-        self, sender: PeerId, fields: Fields, *, of: PeerId | None = None
-    ) -> tuple[Step, Contribution, Draw, bool, bool]:
-        """The draw that the request rests on, and whether it hits the contribution (this peer's, or another's of the
-        stage), or one microbatch of it."""
+    def _drawn(self, sender: PeerId, fields: Fields, *, of: PeerId | None = None) -> tuple[Step, Contribution, PeerId]:
+        """Step, contribution (this peer's, or another's of the stage) and auditor that has drawn it. Raises RemoteError
+        if it has not."""
         step, auditor, reveal = self._revealed_by(sender, fields)
         rounds, roster = self._rounds, self._roster(step, auditor)
         target = rounds.me if of is None else of
@@ -124,8 +121,10 @@ class AuditDesk:
             raise TransientError(f"{target} is not in the roster of step {step}")
         drawn = draw(reveal, contribution.digest(), auditor=auditor, target=target)
         # Whoever is suspicious is audited more often; the audited cannot know, and answers up to that.
-        whole, hop = drawn.hits_work(len(roster.members), len(contribution.work), self._budget, factor=SUSPICION_FACTOR)
-        return step, contribution, drawn, whole, hop
+        rate = contribution_rate(len(roster.members), self._budget, factor=SUSPICION_FACTOR)
+        if not drawn.hits_contribution(rate):
+            raise RemoteError("draw", f"the contribution of {target} to step {step} was not drawn", sender)
+        return step, contribution, auditor
 
     def _revealed_by(self, sender: PeerId, fields: Fields) -> tuple[Step, PeerId, bytes]:
         """Step, auditor of this stage and what it reveals of its hash chain: all else has been read."""

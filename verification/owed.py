@@ -16,7 +16,7 @@ from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.settings import AuditSettings
 from swarm.signed_record import SignedRecord, opened
-from verification.draws import AuditBudget, check_reveal, draw
+from verification.draws import AuditBudget, check_reveal, contribution_rate, draw
 from verification.papers import Bytes, Exhibit, Papers
 from verification.standing import SUSPICION_FACTOR
 from verification.ticket import Ticket
@@ -96,13 +96,10 @@ def check_owed(owed: OwedAudit, ticket: Ticket, roster: Roster, audits: AuditSet
         raise RemoteError("draw", f"{owed.target} owes {owed.auditor} nothing of step {owed.step}", owed.auditor)
     check_reveal(ticket.chain_end, int(owed.step), owed.reveal)
     drawn = draw(owed.reveal, contribution.digest(), auditor=owed.auditor, target=owed.target)
-    replicas, ids = len(roster.members), [item.microbatch_id for item in contribution.work]
-    whole, hop = drawn.hits_work(replicas, len(ids), AuditBudget.of_run(audits), factor=SUSPICION_FACTOR)
-    one = ids[drawn.microbatch(len(ids))]
-    may_see_exhibit = (whole and owed.number in ids) or (hop and owed.number == one)
-    may_see_part = whole and owed.number < len(contribution.part_digests)
-    may = may_see_exhibit if owed.what == "exhibit" else may_see_part
-    if not may:
+    rate = contribution_rate(len(roster.members), AuditBudget.of_run(audits), factor=SUSPICION_FACTOR)
+    is_exhibit = owed.what == "exhibit" and owed.number in [item.microbatch_id for item in contribution.work]
+    is_part = owed.what == "part" and owed.number < len(contribution.part_digests)
+    if not drawn.hits_contribution(rate) or not (is_exhibit or is_part):
         raise RemoteError("draw", f"{owed.what} {owed.number} of step {owed.step} was not drawn", owed.auditor)
     return contribution
 
