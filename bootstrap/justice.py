@@ -103,6 +103,7 @@ class Justice:
         """Of each stage, by version."""
         self._tickets: dict[PeerId, Ticket] = {}
         self._waiting: asyncio.Queue[tuple[PeerId, Path]] = asyncio.Queue(MAX_WAITING)
+        self._filing = asyncio.Lock()
         self.table = StandingTable(has_probation=run.settings.has_probation)
         self._strikes = Strikes()
         self._pardoned_at: dict[PeerId, int] = {}
@@ -269,8 +270,9 @@ class Justice:
             return Message()
         self._check_not_withdrawn(evidence)
         path = self._folder / f"{evidence.kind}-{evidence.accused[-8:]}-{evidence.digest().hex()[:16]}{SUFFIX}"
-        if not await asyncio.to_thread(_write_new, path, body):
-            return Message()  # two auditors found the same
+        async with self._filing:  # two auditors that found the same bring it in the same moment
+            if not await asyncio.to_thread(_write_new, path, body):
+                return Message()
         if self._waiting.full():
             await asyncio.to_thread(path.unlink, missing_ok=True)
             raise TransientError(f"{MAX_WAITING} accusations are waiting to be judged")

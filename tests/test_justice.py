@@ -427,6 +427,21 @@ def test_three_untrue_accusations_keep_the_accuser_out(court: Court) -> None:
     asyncio.run(play())
 
 
+def test_the_same_evidence_brought_by_many_in_one_moment_is_filed_whole_and_once(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        body = court.past.untrue(1)
+        bring = (court.auditor, court.target) * 4
+        calls = (
+            one.call(court.host.peer_id, ACCUSE, Message({}, body), timeout_s=30.0, max_body_bytes=0) for one in bring
+        )
+        await asyncio.gather(*calls)
+        (path,) = (court.prepared.folder.root / "evidence").iterdir()
+        assert path.read_bytes() == body
+
+    asyncio.run(play())
+
+
 def test_strikes_count_within_a_hundred_versions_and_until_the_pardon() -> None:
     accuser = PeerId("accuser")
     evidence = [hashlib.sha256(bytes([number])).digest() for number in range(6)]
