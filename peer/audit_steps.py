@@ -40,8 +40,8 @@ IDLE_S = 10.0
 GRACE_S = 5.0
 """From when a statement is found wrong until its maker is accused of it: a broken machine looks once, computes a chunk
 again, and takes its word back. Not steps: of these there may be twenty in a second."""
-MAX_PENDING = 8
-"""Wrong statements whose makers have time yet, one of a peer: each with the few MiB that prove it."""
+MAX_PENDING = 4
+"""Wrong statements whose makers have time yet, one of a peer: each with the chunks and parts that prove it."""
 MAX_JUDGED = 256
 
 
