@@ -338,6 +338,16 @@ def test_attack_is_read_from_its_name_and_step() -> None:
     assert parse_attack("sign_flip") == Attack("sign_flip", 0)
     assert parse_attack("sign_flip_1000@10") == Attack("sign_flip_1000", 10)
     assert parse_attack("sometimes_zeros@2").is_partial
+    told = parse_attack("pleading_sometimes_unlisted_zeros@2")
+    assert (told.plain_kind, told.pleads, told.is_partial, told.is_unlisted) == ("zeros", True, True, True)
+    plain = parse_attack("zeros")
+    assert (plain.pleads, plain.is_partial, plain.is_unlisted) == (False, False, False)
+
+
+def test_who_lies_stands_by_it_and_who_pleads_or_is_broken_does_not() -> None:
+    stands = {kind: parse(kind).stands_by_its_work for kind in ("sign_flip", "pleading_sign_flip", "bit_flips")}
+    assert stands == {"sign_flip": True, "pleading_sign_flip": False, "bit_flips": False}
+    assert not HONEST.stands_by_its_work
 
 
 @pytest.mark.parametrize(
