@@ -119,7 +119,7 @@ def serve(folder: Path) -> None:
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()
 
-    run(lambda stop: host(prepared, "/ip4/127.0.0.1/tcp/0", CoordinatorSettings(), doors, None, show, stop))
+    run(lambda stop: host(prepared, "/ip4/127.0.0.1/tcp/0", CoordinatorSettings(), doors, None, None, show, stop))
 
 
 async def volunteer(identity: Identity, invite: Invite, pem: bytes, until: float, seed: int, found: Measured) -> None:

@@ -18,6 +18,7 @@ from swarm.release import checked_release
 if TYPE_CHECKING:
     from bootstrap.coordinator import CoordinatorSettings
     from bootstrap.doors import DoorSettings
+    from bootstrap.relaying import RelaySettings
     from bootstrap.run_folder import PreparedRun
 
 
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 @click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT")
 @click.option("--service", metavar="HOST:PORT", help="gRPC service. Default: --listen, its port and one.")
 @click.option("--web", metavar="HOST:PORT|none", help="Web page and metrics. Default: --listen, its port and two.")
+@click.option(
+    "--relay-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB",
+    help="Carry peers that cannot be dialled, so much in all. Listens at --listen, its port and three.",
+)
 @click.option("--public", metavar="NAME", help="Name or number by which strangers reach this machine.")
 @click.option(
     "--admission",
@@ -49,6 +56,7 @@ def command(
     listen: str,
     service: str | None,
     web: str | None,
+    relay_gb: float | None,
     public: str | None,
     admission: Literal["open", "ticket", "list"],
     allow: Path | None,
@@ -65,6 +73,7 @@ def command(
     from bootstrap.admission import AdmissionPolicy, listed_peers
     from bootstrap.coordinator import CoordinatorSettings
     from bootstrap.doors import DoorSettings
+    from bootstrap.relaying import RelaySettings
     from bootstrap.run_folder import prepare_run
     from swarm.manifest import read_manifest
     from swarm.network.loop import run
@@ -78,6 +87,11 @@ def command(
         web=None if web == "none" else web or beside(listen, 2),
         public=public,
     )
+    relay = None
+    if relay_gb is not None:
+        relay = RelaySettings(
+            listen=listen_multiaddress(beside(listen, 3)), budget_bytes=int(relay_gb * 1e9), public=public
+        )
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
@@ -88,7 +102,7 @@ def command(
     settings = CoordinatorSettings(
         evaluate_tokens=evaluate_tokens, admission=policy, minimum_release=checked_release(minimum_release)
     )
-    run(lambda stop: host(prepared, address, settings, doors, report, show, stop))
+    run(lambda stop: host(prepared, address, settings, doors, relay, report, show, stop))
 
 
 async def host(
@@ -96,6 +110,7 @@ async def host(
     listen: str,
     settings: "CoordinatorSettings",
     door_settings: "DoorSettings",
+    relay_settings: "RelaySettings | None",
     report: Path | None,
     show: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
@@ -104,17 +119,21 @@ async def host(
     from bootstrap.coordinator import Coordinator
     from bootstrap.doors import Doors
     from bootstrap.ledger import Ledger
+    from bootstrap.relaying import HostRelay
     from swarm.network.dht import DHTDirectory
     from swarm.network.p2p import P2PSettings, P2PTransport
 
     transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(listen,)))
     ledger = Ledger(prepared.folder.ledger)
-    directory = doors = None
+    directory = doors = relay = None
     try:
         directory = await DHTDirectory.create(prepared.host_key, transport)
         coordinator = Coordinator(prepared, transport, ledger, settings, show)
         coordinator.serve()
         doors = await Doors.open(coordinator, transport, door_settings, show)
+        if relay_settings is not None:
+            relay = await HostRelay.open(prepared.folder.root, transport, relay_settings, show)
+            coordinator.relay = relay
         show(
             {
                 "event": "listening",
@@ -128,19 +147,22 @@ async def host(
         )
         conducting = asyncio.ensure_future(coordinator.conduct())
         stopping = asyncio.ensure_future(stop.wait())
+        ending = [conducting, stopping, *([asyncio.ensure_future(relay.run())] if relay is not None else [])]
         try:
-            await asyncio.wait({conducting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if conducting.done():
-                conducting.result()
+            ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
-            conducting.cancel()
-            stopping.cancel()
+            for task in ending:
+                task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await conducting
             if report is not None:
                 await asyncio.to_thread(report.write_text, json.dumps(coordinator.report(), indent=1) + "\n")
         show({"event": "finished"})
     finally:
+        if relay is not None:
+            await relay.close()
         if doors is not None:
             await doors.close()
         if directory is not None:
@@ -176,6 +198,9 @@ class _Shown:
                     click.echo(f"run {run_id[:12]}: join with\n    swarm join '{invite}'")
                 if event["web"] is not None:
                     click.echo(f"watch it at {event['web']}")
+            case {"event": "relay", "carried_bytes": carried, "budget_bytes": budget}:
+                state = "relays" if carried < budget else "relays no more"
+                click.echo(f"{state} for peers that cannot be dialled: {carried / 1e9:.2f} of {budget / 1e9:g} GB used")
             case {"event": "unverified", "address": address}:
                 click.echo(f"{address} does not answer from here; have somebody outside try it before you invite")
             case {"event": "waiting", "missing": missing} if missing:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootstrap.admission import Admission, AdmissionPolicy
 from bootstrap.archivist import Archivist
@@ -28,12 +28,27 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.stage_chain import Genesis
-from swarm.host_protocol import ADMIT, FILE, FILE_PIECE_BYTES, FINISH, GOODBYE, REPORT, RESULT, RUN, StepReport
+from swarm.host_protocol import (
+    ADMIT,
+    FILE,
+    FILE_PIECE_BYTES,
+    FINISH,
+    GOODBYE,
+    RELAY,
+    REPORT,
+    RESULT,
+    RUN,
+    RelayOffer,
+    StepReport,
+)
 from swarm.identity import verify
 from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import VoteLog, WitnessService
+
+if TYPE_CHECKING:  # it imports `doors`, which imports this
+    from bootstrap.relaying import HostRelay
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0
@@ -69,6 +84,8 @@ class Coordinator:
         self.run = run
         self.settings = settings
         self._transport = GuardedTransport(transport)
+        self.relay: HostRelay | None = None
+        """If this host carries peers that cannot be dialled to each other."""
         self._ledger = ledger
         self._emit = emit
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
@@ -123,6 +140,7 @@ class Coordinator:
             (REPORT, self._on_report),
             (RESULT, self._on_result),
             (GOODBYE, self._on_goodbye),
+            (RELAY, self._on_relay),
         ):
             self._transport.serve(method, handler, max_body_bytes=0)
         self._beginning.serve(self._transport)
@@ -285,6 +303,10 @@ class Coordinator:
             raise RemoteError("protocol", "no file with that digest", sender)
         return Message({}, await asyncio.to_thread(_piece, path, offset))
 
+    async def _on_relay(self, sender: PeerId, request: Message) -> Message:
+        offer = self.relay.offer() if self.relay is not None else RelayOffer(refusal="this host relays for nobody")
+        return Message(offer.to_value())
+
     # -- what peers tell ----------------------------------------------------------------------------------
 
     async def _on_report(self, sender: PeerId, request: Message) -> Message:
@@ -411,6 +433,7 @@ class Coordinator:
         summary["held_out_loss"] = {"start": held_out.get(first), "end": held_out.get(last)}
         summary["run_id"] = self.run.run_id
         summary["checkpoint"] = None if path is None else str(path)
+        summary["relay"] = None if self.relay is None else self.relay.report()
         summary["credit"] = {peer: credit.num_tokens for peer, credit in self.books.leaders(len(self.books.credit))}
         return summary
 

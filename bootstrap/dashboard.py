@@ -196,6 +196,10 @@ class Dashboard(Collector):
         yield from gauge("shut_out", "Peers that are banned or quarantined.", sum(map(bool, books.verdicts.values())))
         yield from gauge("checkpoints", "Checkpoints that are kept.", len(self._checkpoints()))
         yield from gauge("time_seconds", "The host's clock, seconds since 1970.", time.time())
+        if self._coordinator.relay is not None:
+            relay = self._coordinator.relay.report()
+            yield from counter("relayed_bytes", "Carried between peers that cannot be dialled.", relay["carried_bytes"])
+            yield from gauge("relay_budget_bytes", "At which the relay ends.", relay["budget_bytes"])
         for name, meaning in (("version", "Version of the stage."), ("replicas", "Peers that are present.")):
             family = GaugeMetricFamily(f"homeswarm_stage_{name}", meaning, labels=[*labels, "stage"])
             for stage in self._stages():

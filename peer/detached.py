@@ -26,7 +26,7 @@ def ask_before(
     """Show the run's offer here, where somebody can be asked. Raises click's Exit, or TransientError without a host."""
     from peer.consent import show_and_ask
     from peer.host import Host
-    from peer.life import reach
+    from peer.reachability import dial_all
     from swarm.identity import Identity
     from swarm.network.loop import run
     from swarm.network.p2p import P2PSettings, P2PTransport
@@ -34,7 +34,7 @@ def ask_before(
     async def look(stop: asyncio.Event) -> tuple[SignedRun, RunSettings]:
         transport = await P2PTransport.create(Identity.generate(), P2PSettings(listen=()))
         try:
-            failed = await reach(transport, PeerId(host), addresses)
+            failed = await dial_all(transport, PeerId(host), addresses)
             if len(failed) == len(addresses):
                 causes = "; ".join(f"{address}: {cause}" for address, cause in failed.items())
                 raise TransientError(f"the host does not answer: {causes}; with --yes its return is waited for")

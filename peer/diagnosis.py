@@ -72,7 +72,7 @@ def seed(dialled: Dialled) -> Finding:
 
 
 def announced(addresses: Sequence[str], dial_errors: Mapping[str, str], sees_us_at: Sequence[str]) -> list[Finding]:
-    """Of where this peer would listen; `sees_us_at` is from where the seeds see it."""
+    """Of where this peer would listen; `sees_us_at`: whence seeds see it that cannot dial it there."""
     name, found = "listening", []
     hosts = {address: _ip(address) for address in addresses}
     outside = {address: ip for address, ip in hosts.items() if ip is not None and not ip.is_loopback}
@@ -125,6 +125,19 @@ def announced(addresses: Sequence[str], dial_errors: Mapping[str, str], sees_us_
         shown = ", ".join(str(ip) for ip in outside.values())
         found.append(Finding(name, Level.OK, f"this peer can be dialled at {shown}"))
     return found
+
+
+def reach(host: str, answers: bool, refusal: str) -> Finding:
+    """Whether the run's host could dial this peer at `host`; `refusal`: why it relays for nobody, empty if it does."""
+    if answers:
+        return Finding("reach", Level.OK, f"reachable: the host dialled this machine back at {host}")
+    how = "relayed: through the host's relay" if not refusal else f"outbound only: {refusal}"
+    return Finding(
+        "reach",
+        Level.WARNING if refusal else Level.OK,
+        f"{how}; the host cannot dial this machine at {host}",
+        "none needed to train; peers that cannot be dialled either do not reach this one" if refusal else "",
+    )
 
 
 def clock(offset_s: float | None, error_s: float) -> Finding:

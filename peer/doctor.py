@@ -31,7 +31,8 @@ class Examination:
     folder: StateFolder
     addresses: tuple[str, ...]
     listen: str
-    _sees_us_at: list[str] = field(default_factory=list)
+    _dialled_at: set[str] = field(default_factory=set)
+    """Where the host dialled this machine back, other than on itself."""
 
     async def findings(self) -> AsyncIterator[Finding]:
         """Each as soon as it is known; all within 15 s."""
@@ -108,9 +109,9 @@ class Examination:
                 yield diagnosis.seed(_dialled(address, by_p2pd, by_libp2p))
             async for finding in self._at_the_host(opened, by_p2pd):
                 yield finding
-            sees = [str(told["sees_us_at"]) for told in by_libp2p.values() if told.get("sees_us_at")]
+            sees = {str(told["sees_us_at"]) for told in by_libp2p.values() if told.get("sees_us_at")}
             errors = {address: str(told["error"]) for address, told in (await own).items()}
-            for finding in diagnosis.announced(opened.addresses(), errors, sees):
+            for finding in diagnosis.announced(opened.addresses(), errors, sorted(sees - self._dialled_at)):
                 yield finding
         finally:
             await opened.close()
@@ -118,9 +119,9 @@ class Examination:
     async def _reach(self, transport: Any) -> dict[str, str]:
         if not self.addresses:
             return {}
-        from peer.life import reach
+        from peer.reachability import dial_all
 
-        failed = await reach(transport, _host(self.addresses), self.addresses)
+        failed = await dial_all(transport, _host(self.addresses), self.addresses)
         return {address: failed.get(address, "") for address in self.addresses}
 
     async def _at_the_host(self, transport: Any, by_p2pd: dict[str, str]) -> AsyncIterator[Finding]:
@@ -129,6 +130,8 @@ class Examination:
         answered = any(error == "" for error in by_p2pd.values())
         if self.addresses:
             yield await self._clock(transport) if answered else diagnosis.clock(None, 0.0)
+            if answered:
+                yield await self._reach_of_others(transport)
         if peer_id:
             ask = answered and not runs_here
             elsewhere = await self._answers(transport, PeerId(peer_id)) if ask else None
@@ -163,6 +166,20 @@ class Examination:
         if not isinstance(now, float):
             return diagnosis.clock(None, 0.0)
         return diagnosis.clock((sent + came) / 2 - now, (came - sent) / 2)
+
+    async def _reach_of_others(self, transport: Any) -> Finding:
+        from swarm.host_protocol import RELAY, RelayOffer
+        from swarm.network.transport import Message
+
+        host = _host(self.addresses)
+        try:
+            told = await transport.ask_to_be_dialled(host)
+            if told.answers and not told.host.startswith("127."):
+                self._dialled_at.add(told.host)
+            answer = await transport.call(host, RELAY, Message(), timeout_s=PING_S, max_body_bytes=0)
+            return diagnosis.reach(told.host, told.answers, RelayOffer.from_value(answer.meta).refusal)
+        except (TransientError, RemoteError) as error:
+            return Finding("reach", Level.WARNING, f"not looked at: {error}", "try again in a moment")
 
     async def _answers(self, transport: Any, peer_id: PeerId) -> bool:
         """Whether anybody with our key answers, found through the seeds."""

@@ -13,13 +13,13 @@ from peer.daemon import PeerDaemon
 from peer.known_peers import KnownPeers
 from peer.limits import VolunteerSettings
 from peer.owner import OwnerDesk
+from peer.reachability import Reachability, dial_all
 from swarm.core.errors import TransientError
 from swarm.core.guest import Conduct
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import SignedRun
 from swarm.identity import Identity
-from swarm.network.addresses import knock
 from swarm.network.dht import DHTDirectory
 from swarm.network.loop import happened
 from swarm.network.p2p import P2PSettings, P2PTransport
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 20.0
 """A seed that comes back is found within the longer: it is asked at least so often, for ever."""
-MAX_CAUSE = 160
-"""Characters of what is said of one address."""
 
 OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
 
@@ -109,13 +107,21 @@ class Life:
             daemon = PeerDaemon(volunteer, self._identity, transport, directory, self._host, permit=desk.permit)
             daemon.on_run = self._on_run
             desk.phase, desk.waits_for = "joining", "the run's data and state"
-            desk.joins(daemon)
+            reachability = Reachability(transport, directory, self._host, self._addresses)
+            desk.joins(daemon, reachability)
             enough = asyncio.Event()
-            minding = asyncio.ensure_future(self._mind(enough, daemon, directory, stop))
+            minding = [asyncio.ensure_future(work) for work in (self._mind(daemon, stop), reachability.run())]
+            for task in minding:
+                task.add_done_callback(lambda _: enough.set())
             try:
                 await daemon.run(enough)
             finally:
-                minding.cancel()
+                for task in minding:
+                    task.cancel()
+                await asyncio.wait(minding)
+            for task in minding:
+                if not task.cancelled():
+                    task.result()
             if daemon.finished.is_set():
                 self._say("the run is over")
             return daemon.finished.is_set()
@@ -129,7 +135,7 @@ class Life:
         """Connect to the host, trying for ever; False when told to stop or to go away meanwhile."""
         desk = self._desk
         while not stop.is_set() and desk.decision.conduct is not Conduct.AWAY:
-            failed = await reach(transport, self._host, self._addresses)
+            failed = await dial_all(transport, self._host, self._addresses)
             if len(failed) < len(self._addresses):
                 try:
                     await directory.join([address for address in self._addresses if address not in failed])
@@ -156,17 +162,12 @@ class Life:
         self._desk.phase, self._desk.waits_for = "looking", why
         return await happened(stop, within_s=wait_s)
 
-    async def _mind(
-        self, enough: asyncio.Event, daemon: PeerDaemon, directory: DHTDirectory, stop: asyncio.Event
-    ) -> None:
-        """End the session when the owner's limits, or the owner, end it; remember whom the peer met; end isolation."""
+    async def _mind(self, daemon: PeerDaemon, stop: asyncio.Event) -> None:
+        """Ends when the owner's limits, or the owner, end the session; remembers whom the peer met."""
         told, before = False, self._desk.decision.conduct
         while not stop.is_set() and self._desk.decision.conduct is not Conduct.AWAY:
             if daemon.live is not None:
                 self._known.remember(daemon.live.neighbours.addresses)
-            if not directory.num_neighbours:  # an outage emptied its table
-                with contextlib.suppress(TransientError):
-                    await directory.join(self._addresses)
             if daemon.live is not None and not told:
                 told, rounds = True, daemon.live.rounds
                 at = f"stage {rounds.chain.stage} of {daemon.live.settings.name} at step {rounds.version}"
@@ -176,7 +177,6 @@ class Life:
                 before = self._desk.decision.conduct
                 self._say(self._desk.decision.reason or "working again")
         self._say("leaving: what is in flight is finished first" if stop.is_set() else "away: it comes back by itself")
-        enough.set()
 
     async def _until_decided(self, stop: asyncio.Event, *, within_s: float = 3600.0) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (stop, self._desk.decided)]
@@ -185,20 +185,3 @@ class Life:
         finally:
             for wait in waits:
                 wait.cancel()
-
-
-async def reach(transport: P2PTransport, host: PeerId, addresses: Sequence[str]) -> dict[str, str]:
-    """Dial each address, all at once: those that failed, each with its cause."""
-
-    async def dial(address: str) -> str:
-        closed = await knock(address)
-        if closed:
-            return closed
-        try:
-            await transport.connect(host, [address])
-        except TransientError as error:
-            return str(error).removeprefix(f"{host}: ")[:MAX_CAUSE]
-        return ""
-
-    causes = await asyncio.gather(*(dial(address) for address in addresses))
-    return {address: cause for address, cause in zip(addresses, causes, strict=True) if cause}

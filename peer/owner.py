@@ -26,6 +26,7 @@ from swarm.proto import daemon_pb2 as pb
 
 if TYPE_CHECKING:  # torch takes seconds to import, and the daemon answers its owner before that
     from peer.daemon import PeerDaemon
+    from peer.reachability import Reachability
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class OwnerDesk:
         self._saved_at = self._started
         self._transport: Transport | None = None
         self._daemon: PeerDaemon | None = None
+        self._reachability: Reachability | None = None
         self._traffic_before = self._traffic_all = (0, 0)
         self._rates_mbit = (0.0, 0.0)
         self._rates_at = self._started
@@ -86,14 +88,14 @@ class OwnerDesk:
         """Its traffic counts from now on."""
         self._transport, self._traffic_before = transport, (0, 0)
 
-    def joins(self, daemon: "PeerDaemon") -> None:
+    def joins(self, daemon: "PeerDaemon", reachability: "Reachability") -> None:
         """The peer that lives now."""
-        self._daemon = daemon
+        self._daemon, self._reachability = daemon, reachability
 
     def detach(self) -> None:
         """The transport is about to close, and its peer is gone."""
         self._count_traffic()
-        self._transport = self._daemon = None
+        self._transport = self._daemon = self._reachability = None
 
     async def watch(self) -> None:
         """Look at the machine and decide, for ever."""
@@ -172,6 +174,7 @@ class OwnerDesk:
                 decision=self.decision,
                 limits=self.limits(),
                 daemon=self._daemon,
+                reachability=self._reachability,
                 addresses=tuple(self._transport.addresses()) if self._transport is not None else (),
                 traffic_bytes=self._traffic_all,
                 rates_mbit=self._rates_mbit,

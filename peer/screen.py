@@ -94,9 +94,11 @@ def _machine(told: pb.Status) -> list[tuple[str, RenderableType]]:
         ("machine", Text(f"{machine.cpu_cores:.1f} cores, {_size(machine.memory_bytes)} memory, "
                          f"{_size(machine.disk_bytes)} disk{machine.device and f', on {machine.device}'}")),
         ("neighbours", Text(f"{told.num_neighbours} peers answer")),
+        ("reach", Text(f"{told.reach.kind}: {told.reach.why}")),
         ("peer", Text(told.peer_id, style="dim")),
     ]  # fmt: skip
-    return rows if told.HasField("work") else rows[:2] + rows[3:]
+    hidden = {title for title, field in (("neighbours", "work"), ("reach", "reach")) if not told.HasField(field)}
+    return [row for row in rows if row[0] not in hidden]
 
 
 def _limit(limit: pb.Limit) -> Text:

@@ -10,6 +10,7 @@ from swarm.proto import daemon_pb2 as pb
 
 if TYPE_CHECKING:
     from peer.daemon import Live, PeerDaemon
+    from peer.reachability import Reachability
     from peer.tally import WorkTally
 
 IDLE_S = 60.0
@@ -29,6 +30,7 @@ class Facts:
     decision: Decision
     limits: pb.Limits
     daemon: "PeerDaemon | None"
+    reachability: "Reachability | None"
     addresses: tuple[str, ...]
     traffic_bytes: tuple[int, int]
     rates_mbit: tuple[float, float]
@@ -67,6 +69,8 @@ def status_message(facts: Facts) -> pb.Status:
         limits=facts.limits.limits,
         addresses=facts.addresses,
     )
+    if facts.reachability is not None:
+        message.reach.CopyFrom(pb.Reach(kind=facts.reachability.reach.value, why=facts.reachability.why))
     if daemon is not None and live is not None:
         _add_live(message, daemon, live)
     return message

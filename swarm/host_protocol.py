@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from swarm.core.canonical import Value, signed_bytes
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.identity import verify
@@ -74,6 +74,8 @@ PLEA = "plea"
 """Host to the accused: {}, body: the evidence without its past -> {plea, sizes}, bodies: the same work, done again."""
 RETURN = "return"
 """{} -> {pardon}: a peer that is out for a fault, and has tested itself, is a newcomer again."""
+RELAY = "relay"
+"""{} -> {peer_id | None, addresses, refusal}: where a peer that cannot be dialled may be reached through."""
 FINISH = "finish"
 """Host to peer: {} -> {}: the run is over, go."""
 GOODBYE = "goodbye"
@@ -85,6 +87,7 @@ MAX_ACCUSATION_BYTES = 1 << 30
 MAX_BANS = 4096
 MAX_SCREENS = 64
 """Kinds in a report."""
+MAX_RELAY_ADDRESSES = 8
 
 
 def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
@@ -120,6 +123,30 @@ class SignedRun:
         fields.done()
         if not verify(made.run_key, made.signed_bytes(), made.signature):
             raise RemoteError("signature", "the run's settings are not signed by the run key", made.run_key)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayOffer:
+    """A relay, or why there is none."""
+
+    peer_id: PeerId | None = None
+    addresses: tuple[str, ...] = ()
+    """Where it listens: multiaddresses."""
+    refusal: str = ""
+
+    def to_value(self) -> dict[str, Value]:
+        return {"peer_id": self.peer_id, "addresses": [*self.addresses], "refusal": self.refusal}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "RelayOffer":
+        fields = Fields("relay offer", value)
+        made = cls(
+            peer_id=fields.maybe("peer_id", peer_item),
+            addresses=fields.items("addresses", _address, max_items=MAX_RELAY_ADDRESSES),
+            refusal=fields.text("refusal"),
+        )
+        fields.done()
         return made
 
 
@@ -186,6 +213,10 @@ class StepReport:
         )
         fields.done()
         return made
+
+
+def _address(value: Value) -> str:
+    return Fields("relay offer", {"address": value}).text("address", max_length=300)
 
 
 def _screen_count(value: Value) -> tuple[str, int]:

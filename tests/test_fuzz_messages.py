@@ -41,9 +41,10 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
 from swarm.core.stage_chain import Genesis
 from swarm.core.voting import Proof, Reconfiguration
-from swarm.host_protocol import StepReport
+from swarm.host_protocol import RelayOffer, StepReport
 from swarm.manifest_value import settings_from_value
 from swarm.network import framing
+from swarm.network.dial_back import DialledBack
 from swarm.network.direct import DirectOffer
 from swarm.network.records import open_record, sign_record
 from swarm.network.service import decode_error, decode_meta
@@ -232,6 +233,8 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             signature=bytes(64),
         ),
         DirectOffer(bytes(16), bytes(32), 4001, None),
+        DialledBack("203.0.113.5", answers=True),
+        RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
         _step_report(),
     ]
 

@@ -263,7 +263,8 @@ def test_peer_that_does_not_read_ends_at_the_deadline(scene: Scene) -> None:
         ("listen", "/ip4/1.2.3.4/tcp/1,/ip4/1.2.3.4/udp/1", "no multiaddress"),
         ("announce", "/ip4/300.0.0.1/tcp/1", "no multiaddress"),
         ("announce", "/ip4/203.0.113.5/tcp/0", "port 0"),
-        ("trusted_relays", "x" * 1000, "no multiaddress"),
+        ("announce", "x" * 1000, "no multiaddress"),
+        ("announce", "/ip4/203.0.113.5/tcp/4001/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "Ed25519"),
     ],
 )
 def test_settings_name_the_field_and_the_remedy(field: str, address: str, remedy: str) -> None:

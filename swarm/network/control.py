@@ -18,6 +18,8 @@ from swarm.identity import peer_id_bytes, peer_id_from_bytes
 from swarm.network.sockets import prepare, receive
 
 _MAX_CONTROL_BYTES = 4 << 20
+_P2P_CODE = bytes([0xA5, 0x03])
+"""Of /p2p/ in a binary multiaddress."""
 _MAX_ERROR_CHARACTERS = 500
 
 
@@ -40,7 +42,7 @@ class ControlClient:
     async def connect(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer at `addresses` (without their /p2p part) unless there is a connection already."""
         request = p2pd_pb2.ConnectRequest(
-            peer=peer_id_bytes(peer_id), addrs=[Multiaddr(address).to_bytes() for address in addresses]
+            peer=peer_id_bytes(peer_id), addrs=[_address_bytes(address) for address in addresses]
         )
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request))
 
@@ -95,10 +97,9 @@ class ControlClient:
         try:
             prepare(connection)
             await loop.sock_connect(connection, str(self._control_path))
-            data = request.SerializeToString()
-            await loop.sock_sendall(connection, _varint(len(data)) + data)
+            await loop.sock_sendall(connection, delimited(request.SerializeToString()))
             response = p2pd_pb2.Response()
-            response.ParseFromString(await _read_delimited(connection))
+            response.ParseFromString(await read_delimited(connection))
             if response.type == p2pd_pb2.Response.ERROR:
                 raise ControlError(" ".join(response.error.msg.split())[:_MAX_ERROR_CHARACTERS])
         except BaseException as error:
@@ -112,11 +113,12 @@ class ControlClient:
 async def read_stream_peer(connection: socket.socket) -> PeerId:
     """The authenticated peer at the other end of an incoming stream, which p2pd announces first on it."""
     info = p2pd_pb2.StreamInfo()
-    info.ParseFromString(await _read_delimited(connection))
+    info.ParseFromString(await read_delimited(connection))
     return _checked_peer_id(info.peer)
 
 
-async def _read_delimited(connection: socket.socket) -> bytes:
+async def read_delimited(connection: socket.socket) -> bytes:
+    """A message behind its length. Raises ControlError when it is over a bound, EOFError when it breaks off."""
     length = shift = 0
     while True:
         byte = (await receive(connection, 1))[0]
@@ -131,13 +133,24 @@ async def _read_delimited(connection: socket.socket) -> bytes:
     return bytes(await receive(connection, length))
 
 
-def _varint(number: int) -> bytes:
-    data = bytearray()
-    while number >= 0x80:
-        data.append(number & 0x7F | 0x80)
-        number >>= 7
-    data.append(number)
-    return bytes(data)
+def delimited(message: bytes) -> bytes:
+    """A message behind its length, as libp2p's protocols have it."""
+    length, prefix = len(message), bytearray()
+    while length >= 0x80:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([*prefix, length]) + message
+
+
+def _address_bytes(address: str) -> bytes:
+    """hivemind's Multiaddr writes a peer id in a form that p2pd refuses within an address, as relayed ones have it."""
+    start, *hops = address.split("/p2p/")
+    data: bytes = Multiaddr(start).to_bytes()
+    for hop in hops:
+        peer_id, _, rest = hop.partition("/")
+        raw = peer_id_bytes(PeerId(peer_id))
+        data += _P2P_CODE + bytes([len(raw)]) + raw + (Multiaddr(f"/{rest}").to_bytes() if rest else b"")
+    return data
 
 
 def _checked_peer_id(data: bytes) -> PeerId:

@@ -8,6 +8,8 @@ p2pd loses data; or direct ones (`swarm.network.direct`), once a call to the pee
 import asyncio
 import contextlib
 import socket
+from dataclasses import replace
+from ipaddress import ip_address
 
 from swarm import PROTOCOL
 from swarm.core.canonical import Value
@@ -17,11 +19,13 @@ from swarm.identity import Identity, is_peer_id
 from swarm.network import framing
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.control import ControlClient, ControlError, read_stream_peer
+from swarm.network.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialledBack
 from swarm.network.direct import OFFER, DirectDialler, DirectListener
 from swarm.network.framing import ReplyHead, Status
 from swarm.network.idle_streams import IdleStreams
-from swarm.network.p2p_settings import P2PSettings, check_address, direct_hosts, is_tcp, p2pd_arguments
+from swarm.network.p2p_settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
 from swarm.network.processes import P2PDaemon
+from swarm.network.relay_place import RelayPlace, take_place
 from swarm.network.sealed_socket import SealedSocket
 from swarm.network.service import Services, decode_error
 from swarm.network.sockets import Sending, Stream, prepare
@@ -29,6 +33,9 @@ from swarm.network.transport import Handler, Message
 
 __all__ = ["P2PSettings", "P2PTransport"]
 
+_ITS_TURN_S = 5.0
+"""A peer behind a relay has this long to dial us before we reach it through the relay."""
+_LOOK_AGAIN_S = 0.2
 _STREAM_PROTOCOL = f"/homeswarm/{PROTOCOL}/call"
 
 
@@ -41,6 +48,10 @@ class P2PTransport:
         self._daemon = daemon
         self._control = ControlClient(daemon.control_path)
         self._addresses: list[str] = []
+        self.relayed: tuple[str, ...] = ()
+        """Addresses through relays that keep a place for this peer; others are told them too."""
+        self.can_be_dialled: bool | None = None
+        """As others say; None until one has said it."""
         self._services = Services(settings.limits)
         self._answering = Answering(
             self._services,
@@ -131,6 +142,9 @@ class P2PTransport:
     async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
         """As in `Transport`. p2pd refuses for 5 s (later longer) to dial an address that failed before: a peer that
         comes back at its old address is reached at once only if it is the one that dials.
+
+        A peer behind a relay dials whoever can be dialled. We leave it time for that: a connection through the relay
+        would stay, and its bytes with it.
         """
         if not is_peer_id(peer_id):
             raise TransientError(f"{peer_id[:60]!r} is no peer id")
@@ -141,6 +155,21 @@ class P2PTransport:
                 dialled.append(address.removesuffix(f"/p2p/{peer_id}"))
         if addresses and not dialled:
             raise TransientError(f"{peer_id}: none of its {len(addresses)} addresses is a TCP multiaddress")
+        if self.can_be_dialled and any(map(is_relayed, dialled)) and await self._is_dialled_by(peer_id):
+            return
+        await self._dial(peer_id, dialled)
+
+    async def _is_dialled_by(self, peer_id: PeerId) -> bool:
+        """Whether the peer connects within a moment."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _ITS_TURN_S
+        while peer_id not in await self.connected_peers():
+            if loop.time() > give_up_at:
+                return False
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return True
+
+    async def _dial(self, peer_id: PeerId, dialled: list[str]) -> None:
         try:
             async with asyncio.timeout(self._settings.connect_s):
                 await self._control.connect(peer_id, dialled)
@@ -166,14 +195,23 @@ class P2PTransport:
             raise TransientError(f"p2pd does not list its peers: {error}") from error
 
     def addresses(self) -> list[str]:
-        return list(self._addresses)
+        return [*self.relayed, *self._addresses]
 
-    async def refresh_addresses(self) -> list[str]:
-        """Ask p2pd again where it can be dialled: relayed and mapped addresses come later than the start."""
-        peer_id, addresses = await self._control.identify()
-        assert peer_id == self.peer_id, f"p2pd runs as {peer_id}, not as {self.peer_id}"
-        self._addresses = [f"{address}/p2p/{peer_id}" for address in addresses if is_tcp(address)]
-        return self.addresses()
+    async def ask_to_be_dialled(self, peer_id: PeerId) -> DialledBack:
+        """Have a peer that this one is connected to dial it back. Raises as `call` does."""
+        ports = sorted({int(address.split("/")[4]) for address in self._addresses if address.split("/")[3] == "tcp"})
+        request = Message({"ports": [*ports[:MAX_PORTS]]})
+        timeout_s = self._settings.connect_s
+        answer = await self.call(peer_id, DIAL_BACK, request, timeout_s=timeout_s, max_body_bytes=0)
+        return DialledBack.from_value(answer.meta)
+
+    async def take_place(self, relay: PeerId) -> RelayPlace:
+        """A place at a relay that this peer is connected to. Raises TransientError with the relay's reason."""
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                return await take_place(self._control, relay)
+        except TimeoutError as error:
+            raise UnreachableError(f"relay {relay}: no answer within {self._settings.connect_s:g} s") from error
 
     def traffic(self) -> tuple[int, int]:
         answering = self._answering
@@ -198,7 +236,17 @@ class P2PTransport:
         return answer.meta
 
     async def _offer(self, sender: PeerId, _request: Message) -> Message:
-        return Message(self._direct_listener.offer(sender).to_value())
+        offer = self._direct_listener.offer(sender)
+        if self.can_be_dialled is False and not await self._is_near(sender):
+            offer = replace(offer, port4=None, port6=None)  # or the caller would dial in vain, again and again
+        return Message(offer.to_value())
+
+    async def _is_near(self, peer_id: PeerId) -> bool:
+        """Whether it is seen in a private network, and so behind the same router."""
+        host = None
+        with contextlib.suppress(ControlError):
+            host = await self._control.remote_host(peer_id)
+        return host is not None and not ip_address(host).is_global
 
     async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
@@ -237,7 +285,10 @@ class P2PTransport:
         self._listener.listen(512)
         self._answering.start(self._listener, _greet)
         await self._control.accept_streams(_STREAM_PROTOCOL, path)
-        await self.refresh_addresses()
+        peer_id, addresses = await self._control.identify()
+        assert peer_id == self.peer_id, f"p2pd runs as {peer_id}, not as {self.peer_id}"
+        self._addresses = [f"{address}/p2p/{peer_id}" for address in addresses if is_tcp(address)]
+        self.serve(DIAL_BACK, DialBack(self._control).answer, max_body_bytes=0)
         self._ending = asyncio.create_task(self._end_with_p2pd(), name="end with p2pd")
         if self._settings.direct_port is not None:
             self._listen_directly(self._settings.direct_port)

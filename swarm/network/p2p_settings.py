@@ -2,11 +2,12 @@
 
 import socket
 from dataclasses import dataclass, field
-from typing import Literal
 
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.core.errors import SettingsError
+from swarm.core.ids import PeerId
+from swarm.identity import is_peer_id
 from swarm.network.service import ServiceLimits
 
 _MAX_ADDRESS_CHARACTERS = 300
@@ -23,16 +24,8 @@ class P2PSettings:
     direct_port: int | None = 0
     """Port for streams that carry bulk past p2pd, on the hosts in `listen`; 0 lets the system choose. Behind a router
     it must be forwarded too, or bulk goes through p2pd. None: always through p2pd."""
-    relay: Literal["off", "use", "serve"] = "off"
-    """use: dial, and be dialled, through peers that relay. serve: carry strangers' traffic as well (seeds)."""
-    trusted_relays: tuple[str, ...] = ()
-    """With relay = "use": where to ask for a relay address; multiaddresses with /p2p/<peer id>."""
     port_mapping: bool = False
     """Ask the router to forward the port (UPnP, NAT-PMP)."""
-    auto_nat: bool = False
-    """Let others tell whether we can be dialled, and answer them the same question."""
-    reachability: Literal["unknown", "public", "private"] = "unknown"
-    """What libp2p is to assume; a relay needs "public"."""
     threads: int = 1
     """Cores p2pd may use. One carries some Gbit/s; with more, the same bytes take up to twice the CPU time."""
     start_s: float = 15.0
@@ -48,7 +41,7 @@ class P2PSettings:
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
     def __post_init__(self) -> None:
-        for name in ("listen", "announce", "trusted_relays"):
+        for name in ("listen", "announce"):
             for address in getattr(self, name):
                 check_address(name, address)
         if any("/tcp/0/" in f"{address}/" for address in self.announce):
@@ -64,10 +57,8 @@ def p2pd_arguments(settings: P2PSettings) -> list[str]:
         "-tls=1",
         "-b=0",  # dialling seeds is ours to do and to repeat: a start must not depend on them
         f"-natPortMap={int(settings.port_mapping)}",
-        f"-autonat={int(settings.auto_nat)}",
-        f"-relay={int(settings.relay != 'off')}",
-        f"-relayService={int(settings.relay == 'serve')}",
-        f"-autoRelay={int(settings.relay == 'use' and bool(settings.trusted_relays))}",
+        "-relay=0",  # carries nothing for strangers; places at relays are taken all the same (`relay_place`)
+        "-relayService=0",
     ]
     if settings.listen:
         arguments.append(f"-hostAddrs={','.join(settings.listen)}")
@@ -75,10 +66,6 @@ def p2pd_arguments(settings: P2PSettings) -> list[str]:
         arguments.append("-noListenAddrs=1")
     if settings.announce:
         arguments.append(f"-announceAddrs={','.join(settings.announce)}")
-    if settings.trusted_relays:
-        arguments.append(f"-trustedRelays={','.join(settings.trusted_relays)}")
-    if settings.reachability != "unknown":
-        arguments.append(f"-forceReachability{settings.reachability.capitalize()}=1")
     return arguments
 
 
@@ -94,6 +81,11 @@ def direct_hosts(settings: P2PSettings) -> list[tuple[socket.AddressFamily, str]
     return list(hosts.items())
 
 
+def is_relayed(address: str) -> bool:
+    """Whether it leads through a relay."""
+    return "/p2p-circuit" in address
+
+
 def is_tcp(address: str) -> bool:
     protocols = address.split("/")
     return "tcp" in protocols and not {"udp", "quic", "quic-v1", "ws", "wss", "webtransport"} & set(protocols)
@@ -104,6 +96,9 @@ def check_address(field: str, address: str) -> None:
         if len(address) > _MAX_ADDRESS_CHARACTERS or "," in address:
             raise ValueError("too long, or several")
         Multiaddr(address)
+        for hop in address.split("/p2p/")[1:]:
+            if not is_peer_id(PeerId(hop.partition("/")[0])):
+                raise ValueError("it names no Ed25519 peer id")
     except ValueError as error:
         raise SettingsError(
             f"{field}: {address[:_MAX_ADDRESS_CHARACTERS]!r} is no multiaddress ({error}); "

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_SOCKET_PATH_BYTES = 100
 """A Unix socket's path holds 104 bytes on macOS, 108 on Linux."""
+_CONFIG = '{"Relay": {"Enabled": false}}'
+"""Without it p2pd relays for strangers whatever its flags say: 128 KiB and two minutes a connection."""
 _LONGEST_SOCKET_NAME = "/p-00000000/p2pclient-xxxxxxxxxxx.sock"
 
 
@@ -70,9 +72,12 @@ class P2PDaemon:
         try:
             key_path = folder / "identity.key"
             key_path.write_bytes(key_file_bytes)  # private: the folder's mode is 0700
+            config_path = folder / "p2pd.json"
+            config_path.write_text(_CONFIG)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", p2pd_guard.__file__, str(folder), str(os.getpid())),
-                *(str(_p2pd_path()), f"-listen=/unix{folder / 'p2pd.sock'}", f"-id={key_path}", *arguments),
+                *(str(_p2pd_path()), f"-f={config_path}", f"-listen=/unix{folder / 'p2pd.sock'}", f"-id={key_path}"),
+                *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,

@@ -77,7 +77,7 @@ class Limit(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., used: _Optional[str] = ..., meaning: _Optional[str] = ..., at_next_start: _Optional[bool] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("peer_id", "state", "reason", "uptime_s", "run_name", "run_id", "host", "place", "work", "audits", "traffic", "machine", "limits", "addresses", "num_neighbours")
+    __slots__ = ("peer_id", "state", "reason", "uptime_s", "run_name", "run_id", "host", "place", "work", "audits", "traffic", "machine", "limits", "addresses", "num_neighbours", "reach")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class Status(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     NUM_NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     state: str
     reason: str
@@ -108,7 +109,16 @@ class Status(_message.Message):
     limits: _containers.RepeatedCompositeFieldContainer[Limit]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     num_neighbours: int
-    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., host: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., audits: _Optional[_Union[Audits, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., num_neighbours: _Optional[int] = ...) -> None: ...
+    reach: Reach
+    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., run_name: _Optional[str] = ..., run_id: _Optional[str] = ..., host: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., audits: _Optional[_Union[Audits, _Mapping]] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., num_neighbours: _Optional[int] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ...) -> None: ...
+
+class Reach(_message.Message):
+    __slots__ = ("kind", "why")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    why: str
+    def __init__(self, kind: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("stage", "num_stages", "version", "total_steps", "num_members", "is_member", "standing")

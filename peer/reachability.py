@@ -1,0 +1,134 @@
+"""This is where a daemon stays in touch: with its host after an outage, and with peers that it cannot be dialled by.
+
+The host dials it back. Who cannot be dialled still calls everybody else, and is called over the connections that it
+opened itself; for two such peers to reach each other, the host may offer a relay.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from enum import Enum
+
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.host_protocol import RELAY, RelayOffer
+from swarm.network.addresses import knock
+from swarm.network.dht import DHTDirectory
+from swarm.network.p2p import P2PTransport
+from swarm.network.transport import Message
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+ASK_AGAIN_S = 600.0
+"""A router's settings may change; and whenever the host was out of reach, so may everything."""
+HOST_S = 5.0
+MAX_CAUSE = 160
+"""Characters of what is said of one address."""
+
+
+class Reach(Enum):
+    """How others reach this peer."""
+
+    UNKNOWN = "not known yet"
+    REACHABLE = "reachable"
+    RELAYED = "relayed"
+    OUTBOUND = "outbound only"
+
+
+class Reachability:
+    """What is known of it, and what is done for it."""
+
+    def __init__(
+        self, transport: P2PTransport, directory: DHTDirectory, host: PeerId, addresses: Sequence[str]
+    ) -> None:
+        self.reach = Reach.UNKNOWN
+        self.why = "the host has not been asked yet"
+        self._transport = transport
+        self._directory = directory
+        self._host = host
+        self._addresses = list(addresses)
+        self._ask_at = 0.0
+        self._relay: PeerId | None = None
+        self._renew_at = 0.0
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            before = self.reach
+            with contextlib.suppress(TransientError, RemoteError):  # the host is away, or another: what is known stands
+                await self._look()
+            if self.reach is not before:
+                log.info("%s: %s", self.reach.value, self.why)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        connected = await self._transport.connected_peers()
+        if self._host not in connected or not self._directory.num_neighbours:
+            await self._redial()
+        if time.monotonic() >= self._ask_at:
+            told = await self._transport.ask_to_be_dialled(self._host)
+            self._transport.can_be_dialled = told.answers
+            self._ask_at = time.monotonic() + ASK_AGAIN_S
+            if told.answers:
+                self._is(Reach.REACHABLE, f"the host dialled it back at {told.host}")
+                self._relay, self._transport.relayed = None, ()
+            else:
+                self._is(Reach.OUTBOUND, f"the host cannot dial it at {told.host}")
+        if self._transport.can_be_dialled is False and (
+            self._relay not in connected or time.monotonic() >= self._renew_at
+        ):
+            await self._take_place()
+
+    async def _redial(self) -> None:
+        """After an outage p2pd dials nobody by itself, and the directory's table may be empty."""
+        failed = await dial_all(self._transport, self._host, self._addresses)
+        answered = [address for address in self._addresses if address not in failed]
+        if not answered:
+            raise TransientError("the host does not answer")
+        log.info("in touch with the host again")
+        self._ask_at = 0.0
+        await self._directory.join(answered)
+
+    async def _take_place(self) -> None:
+        """At the host's relay, or again there. Until the next look if it is refused."""
+        request = Message()
+        answer = await self._transport.call(self._host, RELAY, request, timeout_s=HOST_S, max_body_bytes=0)
+        offer = RelayOffer.from_value(answer.meta)
+        try:
+            if offer.peer_id is None:
+                raise TransientError(offer.refusal)
+            await self._transport.connect(offer.peer_id, list(offer.addresses))
+            place = await self._transport.take_place(offer.peer_id)
+        except TransientError as error:
+            self._relay, self._transport.relayed = None, ()
+            self._is(Reach.OUTBOUND, f"the host cannot dial it, and no relay takes it: {error}")
+            return
+        self._relay = offer.peer_id
+        # By our own clock, for the relay's may differ; half of what is left in time for another try.
+        self._renew_at = time.monotonic() + max(0.0, place.expires - time.time()) / 2
+        at = f"/p2p-circuit/p2p/{self._transport.peer_id}"
+        self._transport.relayed = tuple(f"{address}{at}" for address in offer.addresses)
+        self._is(Reach.RELAYED, f"through {offer.peer_id}")
+
+    def _is(self, reach: Reach, why: str) -> None:
+        self.reach, self.why = reach, why
+
+
+async def dial_all(transport: P2PTransport, host: PeerId, addresses: Sequence[str]) -> dict[str, str]:
+    """Dial each address, all at once: those that failed, each with its cause."""
+
+    async def dial(address: str) -> str:
+        closed = await knock(address)
+        if closed:
+            return closed
+        try:
+            await transport.connect(host, [address])
+        except TransientError as error:
+            return str(error).removeprefix(f"{host}: ")[:MAX_CAUSE]
+        return ""
+
+    causes = await asyncio.gather(*(dial(address) for address in addresses))
+    return {address: cause for address, cause in zip(addresses, causes, strict=True) if cause}
