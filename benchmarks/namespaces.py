@@ -1,8 +1,8 @@
 """This is where tests put processes into network namespaces of their own, joined by a bridge that can be cut.
 
-Each member has one interface, `eth0`, on one private subnet; bridge and ports live in a namespace too, so nothing
-touches the machine's own network. A cut drops packets silently, as a broken line does: no connection is refused or
-reset. Needs root and `ip` (iproute2).
+Each member has one interface, `eth0`, on one subnet; bridge and ports live in a namespace too, so nothing touches the
+machine's own network. A hidden member's is on a home network of its own, behind a router that masquerades (`nat`). A
+cut drops packets silently, as a broken line does: no connection is refused or reset. Needs root and `ip` (iproute2).
 """
 
 import contextlib
@@ -13,11 +13,17 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.nat import masquerade
+
 SUBNET = "10.77.0"
+PUBLIC_SUBNET = "5.77.0"
+"""Of addresses that software takes for anybody's on the Internet, as it does not those of `SUBNET`."""
+_HOME = "192.168.77"
 _CLONE_NEWNET = 0x40000000
 _NETNS = Path("/var/run/netns")
 _numbers = itertools.count()
@@ -71,12 +77,22 @@ def sweep() -> None:
                 ip("netns", "del", path.name)
 
 
+def _become_router(namespace: str) -> None:
+    enter(namespace)
+    masquerade()
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
 class Namespaces:
     """A namespace for each member while the context lasts."""
 
-    def __init__(self, members: Sequence[str], *, bridged: bool = True) -> None:
-        """Without the bridge each has its loopback device alone."""
+    def __init__(
+        self, members: Sequence[str], *, bridged: bool = True, subnet: str = SUBNET, hidden: Sequence[str] = ()
+    ) -> None:
+        """Without the bridge each has its loopback device alone. Each of `hidden` is behind a router of its own."""
         self._members = tuple(members)
+        self._subnet = subnet
+        self._hidden = frozenset(hidden)
         self._bridged = bridged
         self._prefix = f"hs{os.getpid()}-{next(_numbers)}-"
         self._hub = self._prefix + "hub"
@@ -100,10 +116,25 @@ class Namespaces:
         ip("link", "set", "whole", "up", namespace=self._hub)
         for member in self._members:
             port, name = self._port(member), self.namespace(member)
-            ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name, namespace=self._hub)
+            outside = self._home(member) if member in self._hidden else name
+            ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", outside, namespace=self._hub)
             ip("link", "set", port, "master", "whole", "up", namespace=self._hub)
-            ip("address", "add", f"{self.address(member)}/24", "dev", "eth0", namespace=name)
-            ip("link", "set", "eth0", "up", namespace=name)
+            ip("address", "add", f"{self.outside(member)}/24", "dev", "eth0", namespace=outside)
+            ip("link", "set", "eth0", "up", namespace=outside)
+
+    def _home(self, member: str) -> str:
+        """The namespace of a router, with the member behind it."""
+        inside, router = self.namespace(member), self.namespace(member) + "-router"
+        self._make(router)
+        ip("link", "add", "home0", "type", "veth", "peer", "name", "eth0", "netns", inside, namespace=router)
+        ip("address", "add", f"{_HOME}.1/24", "dev", "home0", namespace=router)
+        ip("link", "set", "home0", "up", namespace=router)
+        ip("address", "add", f"{_HOME}.2/24", "dev", "eth0", namespace=inside)
+        ip("link", "set", "eth0", "up", namespace=inside)
+        ip("route", "add", "default", "via", f"{_HOME}.1", namespace=inside)
+        with ThreadPoolExecutor(1) as thread:  # which stays in the namespace, to its end
+            thread.submit(_become_router, router).result()
+        return router
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -116,8 +147,12 @@ class Namespaces:
         return self._prefix + member
 
     def address(self, member: str) -> str:
-        """The member's IPv4 address."""
-        return f"{SUBNET}.{self._members.index(member) + 1}"
+        """The member's IPv4 address, as it knows it."""
+        return f"{_HOME}.2" if member in self._hidden else self.outside(member)
+
+    def outside(self, member: str) -> str:
+        """The IPv4 address from which the others see it."""
+        return f"{self._subnet}.{self._members.index(member) + 1}"
 
     def cut(self, *groups: Iterable[str]) -> None:
         """From now on members reach only their own group. Whoever is in none stays with the others in none."""

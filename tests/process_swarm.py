@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -154,6 +155,8 @@ class ProcessSwarm:
     seed: int = 0
     network: Namespaces | None = None
     """The host is its member "host", peers are members by their names; without it all are on 127.0.0.1."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """By name, on whose machine of the network a peer runs if not on its own."""
     host: int = 0
     peers: dict[str, int] = field(default_factory=dict)
     _log_start: int = 0
@@ -191,7 +194,8 @@ class ProcessSwarm:
         """Where the process listens, and its namespace."""
         if self.network is None:
             return "127.0.0.1:0", None
-        return f"{self.network.address(name)}:0", self.network.namespace(name)
+        machine = self.machines.get(name, name)
+        return f"{self.network.address(machine)}:0", self.network.namespace(machine)
 
     def start_host(self, *extra: str, listen: str | None = None) -> None:
         own, namespace = self._place("host")

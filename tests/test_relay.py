@@ -1,0 +1,191 @@
+"""A peer that nobody can dial is told so, takes a place at a relay, and is called through it, up to the budget."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from bootstrap.relaying import HostRelay, RelaySettings
+from peer.reachability import Reach, Reachability
+from swarm.core.errors import LocalError, TransientError
+from swarm.core.ids import PeerId
+from swarm.host_protocol import RELAY
+from swarm.identity import Identity
+from swarm.network.dht import DHTDirectory
+from swarm.network.loop import new_event_loop
+from swarm.network.p2p import P2PSettings, P2PTransport
+from swarm.network.relay import Relay
+from swarm.network.transport import Message
+
+pytestmark = pytest.mark.processes
+
+T = TypeVar("T")
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+OPEN = P2PSettings(listen=(LISTEN,))
+HIDDEN = P2PSettings(listen=())
+MIB = 1 << 20
+
+
+class Scene:
+    """A host, a peer that can be dialled, and two that cannot; all are connected to the host alone."""
+
+    def __init__(self, run: Callable[[Awaitable[T]], T], transports: list[P2PTransport]) -> None:
+        self.run = run
+        self.transports = transports
+        self.host, self.open, self.hidden, self.other = transports
+
+
+@pytest.fixture(scope="module")
+def scene() -> Iterator[Scene]:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+
+        async def set_up() -> list[P2PTransport]:
+            settings = (OPEN, OPEN, HIDDEN, HIDDEN)
+            made = [await P2PTransport.create(Identity.generate(), one) for one in settings]
+            for transport in made:
+                transport.serve("count", _count, max_body_bytes=4 * MIB)
+                if transport is not made[0]:
+                    await transport.connect(made[0].peer_id, made[0].addresses())
+            return made
+
+        transports = runner.run(set_up())
+        yield Scene(runner.run, transports)
+        for transport in transports:
+            runner.run(transport.close())
+        assert asyncio.all_tasks(runner.get_loop()) == set()
+
+
+async def _count(_: PeerId, request: Message) -> Message:
+    return Message({"count": len(request.body)})
+
+
+async def call(caller: P2PTransport, callee: P2PTransport, num_bytes: int) -> None:
+    request = Message({}, bytes(num_bytes))
+    reply = await caller.call(callee.peer_id, "count", request, timeout_s=10, max_body_bytes=0)
+    assert reply.meta == {"count": num_bytes}
+
+
+def through(relay: Relay, peer: P2PTransport) -> tuple[str, ...]:
+    return tuple(f"{address}/p2p-circuit/p2p/{peer.peer_id}" for address in relay.addresses)
+
+
+def test_whoever_is_asked_dials_back_the_ports_it_is_told(scene: Scene) -> None:
+    async def main() -> None:
+        reached = await scene.open.ask_to_be_dialled(scene.host.peer_id)
+        assert (reached.host, reached.answers) == ("127.0.0.1", True)
+        assert not (await scene.hidden.ask_to_be_dialled(scene.host.peer_id)).answers
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            closed = taken.getsockname()[1]
+        for ports in ([closed], [0, 70000]):
+            reply = await scene.hidden.call(
+                scene.host.peer_id, "dial_back", Message({"ports": ports}), timeout_s=5, max_body_bytes=0
+            )
+            assert reply.meta["answers"] is False
+
+    scene.run(main())
+
+
+def test_nobody_relays_unasked(scene: Scene) -> None:
+    with pytest.raises(TransientError, match="protocols not supported"):
+        scene.run(scene.hidden.take_place(scene.host.peer_id))
+
+
+def test_hidden_peers_are_called_through_a_relay_that_counts_and_ends_what_is_too_much(scene: Scene) -> None:
+    async def main() -> None:
+        relay = await Relay.start(Identity.generate(), LISTEN, 4 * MIB, scene.host)
+        try:
+            for transport in (scene.hidden, scene.other):
+                await transport.connect(relay.peer_id, relay.addresses)
+            place = await scene.hidden.take_place(relay.peer_id)
+            assert place.limit_bytes == 4 * MIB
+            assert await relay.carried_bytes() == 0
+            await scene.other.connect(scene.hidden.peer_id, list(through(relay, scene.hidden)))
+            await call(scene.other, scene.hidden, MIB)
+            await call(scene.hidden, scene.other, MIB)  # the same connection serves both ways
+            assert 2 * MIB < await relay.carried_bytes() < 2.2 * MIB
+            with pytest.raises(TransientError):
+                await call(scene.other, scene.hidden, 4 * MIB)
+            await scene.other.connect(scene.hidden.peer_id, list(through(relay, scene.hidden)))
+            await call(scene.other, scene.hidden, 100)
+        finally:
+            await relay.stop()
+        with pytest.raises(LocalError, match="does not say"):
+            await relay.carried_bytes()
+
+    scene.run(main())
+
+
+def test_a_peer_that_can_be_dialled_leaves_it_to_the_hidden_one(scene: Scene) -> None:
+    async def main() -> None:
+        relay = await Relay.start(Identity.generate(), LISTEN, 4 * MIB, scene.host)
+        scene.open.can_be_dialled = True
+        try:
+            await scene.hidden.connect(relay.peer_id, relay.addresses)
+            await scene.hidden.take_place(relay.peer_id)
+            addresses = list(through(relay, scene.hidden))
+            dialling = asyncio.ensure_future(scene.open.connect(scene.hidden.peer_id, addresses))
+            await scene.hidden.connect(scene.open.peer_id, scene.open.addresses())
+            await dialling
+            await call(scene.open, scene.hidden, MIB)
+            assert await relay.carried_bytes() == 0
+        finally:
+            scene.open.can_be_dialled = None
+            await relay.stop()
+
+    scene.run(main())
+
+
+def test_a_hosts_relay_ends_with_its_budget_also_after_a_restart(scene: Scene, tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+
+    async def settled(reachability: Reachability, reach: Reach) -> None:
+        for _ in range(600):
+            if reachability.reach is reach:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"after 30 s: {reachability.reach.value}, {reachability.why}")
+
+    async def main() -> None:
+        settings = RelaySettings(listen=LISTEN, budget_bytes=3 * MIB)
+        relay = await HostRelay.open(tmp_path, scene.host, settings, told.append)
+
+        async def offer(_: PeerId, request: Message) -> Message:
+            return Message(relay.offer().to_value())
+
+        scene.host.serve(RELAY, offer, max_body_bytes=0)
+        identity = Identity.generate()
+        hidden = await P2PTransport.create(identity, HIDDEN)
+        hidden.serve("count", _count, max_body_bytes=4 * MIB)
+        at_host = await DHTDirectory.create(Identity.generate(), scene.host)
+        directory = await DHTDirectory.create(identity, hidden)
+        reachability = Reachability(hidden, directory, scene.host.peer_id, scene.host.addresses())
+        working = [asyncio.ensure_future(work) for work in (relay.run(), reachability.run())]
+        try:
+            await settled(reachability, Reach.RELAYED)
+            assert hidden.addresses() == list(hidden.relayed)
+            await scene.other.connect(hidden.peer_id, hidden.addresses())
+            for caller, callee in ((scene.other, hidden), (scene.other, hidden), (hidden, scene.other)):
+                await call(
+                    caller, callee, MIB
+                )  # not all one way: a connection ends by itself after the budget each way
+            await settled(reachability, Reach.OUTBOUND)
+            assert "relay budget of 0.00314573 GB is used up" in reachability.why
+            assert hidden.addresses() == []
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
+            await relay.close()
+            for one in (directory, at_host):
+                await one.close()
+            await hidden.close()
+        again = await HostRelay.open(tmp_path, scene.host, settings, told.append)
+        assert again.report() == relay.report()
+        assert again.offer().peer_id is None
+        await again.close()
+
+    scene.run(main())
+    assert [event["carried_bytes"] >= 3 * MIB for event in told] == [False, True]
