@@ -1,14 +1,16 @@
 """A peer that nobody can dial is told so, takes a place at a relay, and is called through it, up to the budget."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 
 from bootstrap.relaying import HostRelay, RelaySettings
+from peer import reachability
 from peer.reachability import Reach, Reachability
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
@@ -52,7 +54,9 @@ def scene() -> Iterator[Scene]:
             return made
 
         transports = runner.run(set_up())
+        directory = runner.run(DHTDirectory.create(Identity.generate(), transports[0]))
         yield Scene(runner.run, transports)
+        runner.run(directory.close())
         for transport in transports:
             runner.run(transport.close())
         assert asyncio.all_tasks(runner.get_loop()) == set()
@@ -138,54 +142,92 @@ def test_a_peer_that_can_be_dialled_leaves_it_to_the_hidden_one(scene: Scene) ->
     scene.run(main())
 
 
-def test_a_hosts_relay_ends_with_its_budget_also_after_a_restart(scene: Scene, tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
 
-    async def settled(reachability: Reachability, reach: Reach) -> None:
-        for _ in range(600):
-            if reachability.reach is reach:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"after 30 s: {reachability.reach.value}, {reachability.why}")
 
-    async def main() -> None:
-        settings = RelaySettings(listen=LISTEN, budget_bytes=3 * MIB)
-        relay = await HostRelay.open(tmp_path, scene.host, settings, told.append)
+class HiddenPeer:
+    """A hidden peer that keeps itself within reach, a host that relays for it, and what the host said."""
+
+    def __init__(self, scene: Scene, folder: Path, budget_bytes: int) -> None:
+        self.scene = scene
+        self.folder = folder
+        self.settings = RelaySettings(listen=LISTEN, budget_bytes=budget_bytes)
+        self.told: list[dict[str, Any]] = []
+
+    async def __aenter__(self) -> Self:
+        host, identity = self.scene.host, Identity.generate()
+        self.relay = await HostRelay.open(self.folder, host, self.settings, self.told.append)
 
         async def offer(_: PeerId, request: Message) -> Message:
-            return Message(relay.offer().to_value())
+            return Message(self.relay.offer().to_value())
 
-        scene.host.serve(RELAY, offer, max_body_bytes=0)
-        identity = Identity.generate()
-        hidden = await P2PTransport.create(identity, HIDDEN)
-        hidden.serve("count", _count, max_body_bytes=4 * MIB)
-        at_host = await DHTDirectory.create(Identity.generate(), scene.host)
-        directory = await DHTDirectory.create(identity, hidden)
-        reachability = Reachability(hidden, directory, scene.host.peer_id, scene.host.addresses())
-        working = [asyncio.ensure_future(work) for work in (relay.run(), reachability.run())]
-        try:
-            await settled(reachability, Reach.RELAYED)
+        host.serve(RELAY, offer, max_body_bytes=0)
+        self.transport = await P2PTransport.create(identity, HIDDEN)
+        self.transport.serve("count", _count, max_body_bytes=4 * MIB)
+        self._directory = await DHTDirectory.create(identity, self.transport)
+        self.reachability = Reachability(self.transport, self._directory, host.peer_id, host.addresses())
+        self._working = [asyncio.ensure_future(work) for work in (self.relay.run(), self.reachability.run())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._working:
+            task.cancel()
+        await asyncio.wait(self._working)
+        await self.relay.close()
+        await self._directory.close()
+        await self.transport.close()
+
+    async def wait_until(self, reach: Reach) -> None:
+        for _ in range(600):
+            if self.reachability.reach is reach:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"after 30 s: {self.reachability.reach.value}, {self.reachability.why}")
+
+
+def test_a_hosts_relay_ends_with_its_budget_also_after_a_restart(scene: Scene, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with HiddenPeer(scene, tmp_path, 3 * MIB) as peer:
+            hidden = peer.transport
+            await peer.wait_until(Reach.RELAYED)
             assert hidden.addresses() == list(hidden.relayed)
             await scene.other.connect(hidden.peer_id, hidden.addresses())
             for caller, callee in ((scene.other, hidden), (scene.other, hidden), (hidden, scene.other)):
                 await call(
                     caller, callee, MIB
                 )  # not all one way: a connection ends by itself after the budget each way
-            await settled(reachability, Reach.OUTBOUND)
-            assert "relay budget of 0.00314573 GB is used up" in reachability.why
+            await peer.wait_until(Reach.OUTBOUND)
+            assert "relay budget of 0.00314573 GB is used up" in peer.reachability.why
             assert hidden.addresses() == []
-        finally:
-            for task in working:
-                task.cancel()
-            await asyncio.wait(working)
-            await relay.close()
-            for one in (directory, at_host):
-                await one.close()
-            await hidden.close()
-        again = await HostRelay.open(tmp_path, scene.host, settings, told.append)
-        assert again.report() == relay.report()
+        assert [event["carried_bytes"] >= 3 * MIB for event in peer.told] == [False, True]
+        again = await HostRelay.open(tmp_path, scene.host, peer.settings, peer.told.append)
+        assert again.report() == peer.relay.report()
         assert again.offer().peer_id is None
         await again.close()
 
     scene.run(main())
-    assert [event["carried_bytes"] >= 3 * MIB for event in told] == [False, True]
+
+
+def test_a_peer_that_lost_its_host_and_its_place_gets_both_back(scene: Scene, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with HiddenPeer(scene, tmp_path, 100 * MIB) as peer:
+            await peer.wait_until(Reach.RELAYED)
+            relay = peer.relay.offer().peer_id
+            assert relay is not None
+            lost = {scene.host.peer_id, relay}
+            for one in lost:
+                await peer.transport.disconnect(one)
+            async with asyncio.timeout(30):
+                while True:
+                    with contextlib.suppress(TransientError):  # it may be connected, but have no place yet
+                        if lost <= set(await peer.transport.connected_peers()):
+                            await scene.other.connect(relay, list(peer.relay.offer().addresses))
+                            await scene.other.connect(peer.transport.peer_id, list(peer.transport.relayed))
+                            await call(scene.other, peer.transport, MIB)
+                            break
+                    await asyncio.sleep(0.1)
+            await peer.wait_until(Reach.RELAYED)
+
+    scene.run(main())
