@@ -58,8 +58,12 @@ class HostRelay:
     ) -> "HostRelay":
         """Relaying from now on, unless the budget is used up. Raises LocalError, or SettingsError as `Doors.open`."""
         made = cls(folder, transport, settings, emit)
-        if made.left_bytes:
-            await made._start()
+        try:
+            if made.left_bytes:
+                await made._start()
+        except BaseException:
+            await made.close()
+            raise
         return made
 
     @property
@@ -85,15 +89,19 @@ class HostRelay:
                 await self._count()
             except (LocalError, SettingsError) as error:
                 log.warning("%s; it is started again in %g s", error, RESTART_S)
-                await self._end()
+                await self.close()
                 await asyncio.sleep(RESTART_S)
-        await self._end()
+        await self.close()
         log.warning("%s", self.offer().refusal)
         self._emit({"event": "relay", **self.report()})
         await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
-        await self._end()
+        """No relay from now on; what it carried is on the disk."""
+        relay, self._relay, self._offer = self._relay, None, None
+        if relay is not None:
+            await relay.stop()
+            self._save()
 
     async def _start(self) -> None:
         identity = load_or_create_identity(self._folder / KEY_FILE)
@@ -113,12 +121,6 @@ class HostRelay:
             self.carried_bytes = self._carried_before + await self._relay.carried_bytes()
             if self.carried_bytes - self._saved >= SAVE_EVERY_BYTES:
                 self._save()
-
-    async def _end(self) -> None:
-        relay, self._relay, self._offer = self._relay, None, None
-        if relay is not None:
-            await relay.stop()
-            self._save()
 
     def _save(self) -> None:
         replace_lines(self._folder / CARRIED_FILE, [str(self.carried_bytes)])

@@ -66,6 +66,9 @@ class Reachability:
 
     async def _look(self) -> None:
         connected = await self._transport.connected_peers()
+        if self._relay is not None and self._relay not in connected:
+            self._relay, self._transport.relayed = None, ()
+            self._is(Reach.OUTBOUND, "the connection to its relay broke")
         if self._host not in connected or not self._directory.num_neighbours:
             await self._redial()
         if time.monotonic() >= self._ask_at:
@@ -77,9 +80,7 @@ class Reachability:
                 self._relay, self._transport.relayed = None, ()
             else:
                 self._is(Reach.OUTBOUND, f"the host cannot dial it at {told.host}")
-        if self._transport.can_be_dialled is False and (
-            self._relay not in connected or time.monotonic() >= self._renew_at
-        ):
+        if self._transport.can_be_dialled is False and (self._relay is None or time.monotonic() >= self._renew_at):
             await self._take_place()
 
     async def _redial(self) -> None:
