@@ -57,6 +57,20 @@ def wait_until(zygote: Zygote, folder: Path, *, reach: str, microbatches: int = 
         time.sleep(0.5)
 
 
+def doctors_word(zygote: Zygote, namespace: str, folder: Path, invite: str) -> str:
+    """What `swarm doctor` says of the reach of a machine."""
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "swarm", "doctor", invite, "--json"]
+    done = subprocess.run(
+        [*command, "--dir", str(folder)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(zygote.runtime)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return next(found["says"] for found in json.loads(done.stdout)["findings"] if found["name"] == "reach")
+
+
 def relayed(told: dict[str, Any]) -> Sequence[str]:
     return [address for address in told["addresses"] if "/p2p-circuit/" in address]
 
@@ -76,6 +90,10 @@ def test_a_hidden_peer_trains_with_one_on_the_hosts_machine_and_comes_back_after
         print(f"counted and relayed after {time.monotonic() - began:.1f} s")
         assert relayed(told)
         assert status(zygote, tmp_path / "p1a")["reach"]["kind"] == "reachable"
+
+        invite = swarm.wait_for("listening")["invite"]
+        for machine, word in (("p0a", "relayed: through the host's relay"), ("host", "reachable: the host dialled")):
+            assert word in doctors_word(zygote, network.namespace(machine), tmp_path / f"doctor-{machine}", invite)
 
         network.cut(("p0a",))
         time.sleep(OUTAGE_S)
