@@ -106,6 +106,18 @@ async def receive_into(connection: Stream, view: memoryview) -> None:
     at = _receive_available(connection, view, 0)
     if at == len(view):
         return
+    try:
+        await _filled(connection, view, at)
+    finally:
+        asyncio.get_running_loop().remove_reader(connection)
+
+
+def _filled(connection: Stream, view: memoryview, at: int) -> asyncio.Future[None]:
+    """Of `view`, from position `at` on; whoever asked for it removes the reader.
+
+    The error that it may hold has no traceback yet: that would hold this frame, which holds the future, and keep alive
+    whatever runs when the stream breaks, until the garbage collector comes by.
+    """
     loop = asyncio.get_running_loop()
     filled: asyncio.Future[None] = loop.create_future()
 
@@ -116,18 +128,13 @@ async def receive_into(connection: Stream, view: memoryview) -> None:
         try:
             at = _receive_available(connection, view, at)
         except (EOFError, OSError) as error:
-            filled.set_exception(error)
+            filled.set_exception(error.with_traceback(None))
         else:
             if at == len(view):
                 filled.set_result(None)
 
     loop.add_reader(connection, on_readable)
-    try:
-        await filled
-    finally:
-        loop.remove_reader(connection)
-        # It holds an error whose traceback holds this frame and, through it, whatever runs: no cycle is to be left.
-        del filled
+    return filled
 
 
 def _receive_available(connection: Stream, view: memoryview, at: int) -> int:
