@@ -70,7 +70,7 @@ class TwiceSent:
             size = codec.encoded_bytes(shape)
             body = codec.encode(-codec.decode(memoryview(request.body)[:size], shape))
             own = signed(replace(header, consumer=self._other, body_digest=bulk_digest(body)), self._identity)
-            lie = Message({**request.meta, "header": own.to_value()}, body + memoryview(request.body)[size:])
+            lie = Message({**request.meta, "header": own.to_value()}, b"".join((body, memoryview(request.body)[size:])))
             with contextlib.suppress(TransientError, RemoteError):
                 await self._inner.call(self._other, method, lie, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
         return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
