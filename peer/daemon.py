@@ -757,6 +757,7 @@ class PeerDaemon:
             busy_s=compute.busy_s,
             screens=_screens(counters, rounds.screening) if (rounds := self.rounds) is not None else (),
             state_digest=snapshot.digest if snapshot is not None else b"",
+            not_finite=applied.not_finite,
         )
         self._reports.append((report, applied.result))
         self._report_ready.set()

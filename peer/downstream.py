@@ -5,6 +5,7 @@ Whoever sends work keeps it until it is answered.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,7 @@ class Answer:
     """What came back for an activation."""
 
     loss_sum: float
+    """NaN if it was not finite: then the gradient is zero."""
     num_targets: int
     grad_y: torch.Tensor | None
     header: HopHeader | None
@@ -216,7 +218,8 @@ class Downstream:
         status = fields.text("status")
         if status != "ok":
             raise Refused(status, f"{peer[-6:]} is {status}: {fields.text('reason')}")
-        loss_sum, num_targets = fields.number("loss_sum"), fields.integer("num_targets")
+        loss_sum = fields.number("loss_sum") if fields.optional("loss_sum") else math.nan
+        num_targets = fields.integer("num_targets")
         if birth.kind != "train":
             return Answer(loss_sum, num_targets, None, None)
         answer_header = HopHeader.from_value(fields.message("header"))

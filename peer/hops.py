@@ -5,6 +5,7 @@ Whoever sends work keeps it until it is answered, and sends it to another peer i
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -24,7 +25,7 @@ from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.contribution import Work
-from swarm.core.errors import RemoteError
+from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
@@ -149,8 +150,9 @@ class HopServer:
 
     async def _admit(self, sender: PeerId, birth: BirthRecord) -> None:
         gate, step = self._gate, birth.step
-        if birth.era != gate.era:
-            raise RemoteError("protocol", f"microbatch of era {birth.era}, this is {gate.era}", birth.source)
+        if birth.era != gate.era:  # the run was rolled back, of which one of the two does not know yet
+            status = "behind" if birth.era > gate.era else "closed"
+            raise Refused(status, f"microbatch of era {birth.era}, this is {gate.era}")
         if self.draining:
             raise Refused("busy", "this peer is leaving")
         self._check_permit()
@@ -262,7 +264,10 @@ class HopServer:
             grad_x = adversary.activation_gradient(at, grad_x, grad_y)
             if not known:
                 replica.record(step, _work(birth, version, header.digest(), bytes(32)))
-            return loss_sum, num_targets, self._gradient_codec.encode(grad_x), version, not known
+            if not saved.is_finite:
+                log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
+                replica.sum_of(step).not_finite.add(birth.microbatch_id)
+            return loss_sum, num_targets, _encoded(self._gradient_codec, grad_x), version, not known
 
         loss_sum, num_targets, encoded, version, counted = await self._compute.run(Urgency.FORWARD, compute)
         self._counters.microbatches += 1
@@ -304,7 +309,7 @@ class HopServer:
         answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
         grad_x, counted = await self.backward(birth, activation, saved, answer, header.digest())
         assert grad_x is not None
-        encoded = await self._compute.run(Urgency.BACKWARD, lambda: self._gradient_codec.encode(grad_x))
+        encoded = await self._compute.run(Urgency.BACKWARD, lambda: _encoded(self._gradient_codec, grad_x))
         assert answer.header is not None
         parents = (header.digest(), answer.header.digest())
         own = self._gradient_header(sender, birth, parents, encoded, activation.version)
@@ -401,7 +406,7 @@ class HopServer:
             answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
             loss_sum, num_targets = answer.loss_sum, answer.num_targets
         self._counters.evaluated += 1
-        return Message({"status": "ok", "loss_sum": loss_sum, "num_targets": num_targets})
+        return Message(_said(loss_sum, num_targets))
 
     def pack(
         self,
@@ -412,7 +417,7 @@ class HopServer:
         targets: bytes | memoryview,
     ) -> Activation:
         """(compute) The activation as it goes out: encoded, then the targets."""
-        encoded = self._codec.encode(y.cpu())
+        encoded = _encoded(self._codec, y.cpu())
         digest = bulk_digest(encoded)
         body = memoryview(b"".join((encoded, targets)))
         return Activation(birth, version, parents, self._shape, body, len(encoded), digest)
@@ -460,9 +465,23 @@ def _exchange(
     )
 
 
+def _encoded(codec: ActivationCodec, tensor_BLD: torch.Tensor) -> memoryview:
+    """Raises TransientError for a tensor that is not finite: no codec carries it, and no other peer need be asked."""
+    try:
+        return codec.encode(tensor_BLD)
+    except LocalError as error:
+        log.warning("a microbatch ends here: %s", error)
+        raise TransientError(f"what this peer computed is not finite: {error}") from error
+
+
 def _answer(header: HopHeader, loss_sum: float, num_targets: int, encoded: memoryview) -> Message:
-    meta: dict[str, Value] = {"status": "ok", "loss_sum": loss_sum, "num_targets": num_targets}
-    return Message(meta | {"header": header.to_value()}, encoded)
+    return Message(_said(loss_sum, num_targets) | {"header": header.to_value()}, encoded)
+
+
+def _said(loss_sum: float, num_targets: int) -> dict[str, Value]:
+    """A loss that is not finite goes as None."""
+    said = loss_sum if math.isfinite(loss_sum) else None
+    return {"status": "ok", "loss_sum": said, "num_targets": num_targets}
 
 
 def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:

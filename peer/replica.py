@@ -41,6 +41,8 @@ class Accumulation:
     work: dict[MicrobatchId, Work] = field(default_factory=dict)
     stale: int = 0
     """Microbatches computed on the version before the step's."""
+    not_finite: set[MicrobatchId] = field(default_factory=set)
+    """Of the work, what added nothing here because its loss or the whole sum was not finite."""
     closed: bool = False
 
 

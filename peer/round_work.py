@@ -49,6 +49,7 @@ def encode_contribution(
         return encoded, replica.threads.map(bulk_digest, encoded)
     except LocalError as error:
         log.warning("stage %d: this peer's gradient is left out: %s", replica.stage, error)
+        accumulation.not_finite.update(accumulation.work)
         return [], []
 
 

@@ -591,6 +591,7 @@ class StageRounds:
             sent_bytes=state.sent_bytes,
             stale=closed.stale,
             counted=len(closed.work),
+            not_finite=tuple(sorted(closed.not_finite)),
         )
         due = next_chain.version % self.settings.checkpoint.snapshot_every == 0 or self.is_over
         frozen = await self.exact.run(Urgency.ROUND, replica.frozen_state) if due else None

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -150,8 +151,9 @@ class Source:
         if counted:
             self.server.keep_exhibit(activation, answer, x=ids_bytes(tokens_BL))
         loss = self.losses.setdefault(ticket.step, StepLoss())
-        loss.loss_sum += answer.loss_sum
-        loss.num_targets += answer.num_targets
+        if math.isfinite(answer.loss_sum):
+            loss.loss_sum += answer.loss_sum
+            loss.num_targets += answer.num_targets
         for old in [step for step in self.losses if int(step) < int(ticket.step) - 8]:
             del self.losses[old]
 
@@ -205,4 +207,6 @@ class Source:
 
         activation = await self.compute.run(Urgency.EVALUATE, forward)
         answer = await self.downstream.send(activation, self.replica.stage, run_id=self.run_id)
+        if not math.isfinite(answer.loss_sum):
+            raise TransientError(f"the held-out loss at version {version} is {answer.loss_sum}")
         return Message({"loss_sum": answer.loss_sum, "num_targets": answer.num_targets})

@@ -7,7 +7,7 @@ from peer.grants import StepGrants
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.core.averaging_round import AveragingRound, RoundFacts
 from swarm.core.contribution import ReducedPart, Result
-from swarm.core.ids import PeerId, Step
+from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.stage_chain import StageChain
 from swarm.core.step_progress import StepProgress
 from swarm.core.voting import Phase, Vote
@@ -31,6 +31,8 @@ class Applied:
     """In the bodies of the round's messages."""
     stale: int
     counted: int
+    not_finite: tuple[MicrobatchId, ...]
+    """Of this peer's work, what added nothing because a loss or the sum was not finite; sorted."""
 
 
 @dataclass

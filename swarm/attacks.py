@@ -49,8 +49,11 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "gradient_negate": "not the first",
         "gradient_zeros": "not the first",
         "in_tolerance_noise": "any",
-        # The rest: a fault, a wrong reducer, silence.
+        # The rest: faults (three of them in the named step alone), a wrong reducer, silence.
         "bit_flips": "any",
+        "nan_weights": "any",
+        "nan_gradient": "any",
+        "long_gradient": "any",
         "wrong_reducer": "any",
         "equivocating_reducer": "any",
         "omitting_reducer": "any",

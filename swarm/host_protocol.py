@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from swarm.core.canonical import Value, signed_bytes
+from swarm.core.contribution import MAX_WORK
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, peer_item
+from swarm.core.fields import Fields, integer_item, peer_item
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.identity import verify
@@ -181,10 +182,12 @@ class StepReport:
     """How often each kind of screen tripped here so far, sorted."""
     state_digest: bytes
     """Of the version, where a snapshot was made; else empty."""
+    not_finite: tuple[int, ...]
+    """Microbatches of this peer's that added nothing to the step, for a loss or a gradient was not finite."""
 
     def to_value(self) -> dict[str, Value]:
         screens: list[Value] = [[kind, count] for kind, count in self.screens]
-        return {**self.__dict__, "screens": screens}
+        return {**self.__dict__, "screens": screens, "not_finite": list(self.not_finite)}
 
     @classmethod
     def from_value(cls, value: Value) -> "StepReport":
@@ -210,6 +213,7 @@ class StepReport:
             busy_s=fields.number("busy_s"),
             screens=fields.items("screens", _screen_count, max_items=MAX_SCREENS),
             state_digest=fields.octets("state_digest", max_length=32),
+            not_finite=fields.items("not_finite", integer_item, max_items=MAX_WORK),
         )
         fields.done()
         return made

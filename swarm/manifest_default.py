@@ -73,6 +73,8 @@ weight_decay = 0.1
 momentum = 0.9
 # Gradients are clipped at this norm; a stage clips at its share of it.
 max_norm = 1.0
+# A step whose gradient is longer than this many times the median of the last 16 is skipped; 0: none is for that.
+skip_norm_factor = 16.0
 # What softens stale gradients with averaging.delay = 1: "none", "nadamw" or "extrapolate".
 correction = "none"
 # How AdamW's moments are kept: "fp32" (8 bytes a parameter) or "int8" (2). Either is the same on every machine.

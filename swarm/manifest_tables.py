@@ -88,6 +88,7 @@ class OptimizerTable(Table):
     weight_decay: float = Field(default=0.1, ge=0, le=10)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     max_norm: float = Field(default=1.0, gt=0, le=1e9)
+    skip_norm_factor: float = Field(default=16.0, ge=0, le=1e9)
     correction: Literal["none", "nadamw", "extrapolate"] = "none"
     moments: Literal["fp32", "int8"] = "fp32"
     warmup_steps: int = Field(default=20, ge=0, le=1 << 31)

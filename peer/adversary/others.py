@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from peer.adversary import strengths
-from peer.adversary.hooks import Adversary, At
+from peer.adversary.hooks import Adversary, At, Floats
 from swarm.attacks import Attack
 from swarm.averaging.encoded import VectorCodec
 from swarm.bulk_digest import bulk_digest
@@ -45,6 +45,39 @@ class BitFlips(Adversary):
     def _where(self, at: At, num_values: int) -> tuple[int, int]:
         chance = self.chance("bit", *at)
         return int(chance.integers(num_values)), 1 << int(chance.choice(strengths.FLIPPED_BITS))
+
+
+class _OneStep(Adversary):
+    """A fault of one step alone, after which all is well."""
+
+    @property
+    def stands_by_its_work(self) -> bool:
+        return False
+
+    def _has_begun(self, step: Step) -> bool:
+        return self.attack is not None and int(step) == self.attack.from_step
+
+
+class NanWeights(_OneStep):
+    """Nothing that is computed is finite, at the last stage no loss is."""
+
+    def weights(self, at: At, model: StageModel, version: Version, weights: Weights) -> Weights:
+        return model.weights(np.full(model.layout.num_values, np.nan, dtype=np.float32)) if self.acts(at) else weights
+
+
+class NanGradient(_OneStep):
+    """What an overflow leaves in the sum."""
+
+    def added(self, at: At, gradient_sum: torch.Tensor, *, num_tokens: int) -> None:
+        if self.acts(at):
+            gradient_sum[0] = float("nan")
+
+
+class LongGradient(_OneStep):
+    """A finite mean, far too long."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        return mean * np.float32(strengths.LONG_FACTOR) if self.acts_in(step) else mean
 
 
 class WrongReducer(Adversary):

@@ -27,6 +27,8 @@ BIT_FLIP_SHARE = 0.1
 """Share of microbatches in which one bit flips, of a weight or of a gradient, by turns of chance."""
 FLIPPED_BITS = (*range(30), 31)
 """Bits of an fp32 value that may flip. Not the exponent's highest: what it makes is not finite, and the peer's own
-codecs end the peer before anybody else sees it."""
+codecs leave it out before anybody else sees it."""
+LONG_FACTOR = 1000.0
+"""A fault that makes the own mean gradient so many times as long."""
 REDUCED_FACTOR = -1.0
 """A wrong reducer sends the aggregate times this."""

@@ -17,10 +17,10 @@ from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.averaging.encoded_mean import mean_of_encoded
 from swarm.bulk_digest import bulk_digest
-from swarm.checkpoint.state import NUM_CERTIFIED_NORMS
 from swarm.core.contribution import Level
 from swarm.core.errors import RemoteError
 from swarm.core.settings import AveragingCodecName
+from swarm.core.step_rule import median_norm
 
 
 def read_and_written(level: Level, name: AveragingCodecName) -> tuple[VectorCodec, VectorCodec]:
@@ -70,10 +70,8 @@ def reduce_part(
 
 def norm_cap(certified_norms: Sequence[float]) -> float | None:
     """Twice the median of the certified norms, once there are 16: what one of two contributors may weigh."""
-    norms = sorted(certified_norms)
-    if len(norms) < NUM_CERTIFIED_NORMS:
-        return None
-    return norms[len(norms) // 2] + norms[(len(norms) - 1) // 2]
+    median = median_norm(certified_norms)
+    return None if median is None else 2 * median
 
 
 def _aggregated(

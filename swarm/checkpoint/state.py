@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from swarm.core import canonical
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
+from swarm.core.step_rule import NUM_CERTIFIED_NORMS
 from swarm.model.layout import ParameterLayout
 
 CHUNK_BYTES = 1 << 20
 HEADER_ALIGNMENT_BYTES = 4096
 MAX_MOMENTS = 8
-NUM_CERTIFIED_NORMS = 16
-"""The state remembers this many norms of certified gradients: they bound the next ones."""
 
 MOMENT_DTYPES = ("float32", "float64", "int8", "uint8")
 

@@ -75,6 +75,9 @@ class OptimizerSettings:
     """SGD only."""
     max_norm: float = 1.0
     """Gradient norm of the whole model; a stage clips at max_norm * sqrt(its parameters / all)."""
+    skip_norm_factor: float = 16.0
+    """A step whose certified gradient is longer than this many times the median of the last 16 is skipped (see
+    `swarm.core.step_rule`); 0: only what is not finite is."""
     correction: Literal["none", "nadamw", "extrapolate"] = "none"
     """What softens stale gradients when delay = 1: Nesterov's AdamW, or computing the next step's
     microbatches on weights extrapolated by the last update."""

@@ -4,6 +4,7 @@ Shapes: B samples, L tokens, D hidden values, V vocabulary, N = B * L, C tokens 
 """
 
 import copy
+import math
 import threading
 import warnings
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class SavedLoss:
     forward: Saved
     grad_y_BLD: torch.Tensor
     grad_head_VD: torch.Tensor
+    is_finite: bool = True
+    """Whether the loss is a number; else nothing can be learnt from the microbatch, and its gradient is zero."""
 
 
 class StageModel:
@@ -165,11 +168,18 @@ class StageModel:
         saved = self._run_with_graph(weights, x)
         assert saved.y_BLD is not None
         loss_sum, grad_y_BLD, grad_head_VD = self._loss_gradients(saved.y_BLD, weights.head_VD, targets_N)
-        return loss_sum, _num_counted(targets_N), SavedLoss(saved, grad_y_BLD, grad_head_VD)
+        return loss_sum, _num_counted(targets_N), SavedLoss(
+            saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum)
+        )
 
     def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
-        """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model)."""
+        """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model).
+
+        Those of a loss that is not finite are zero: one such microbatch does not spoil the step's others.
+        """
         assert self._head_name is not None
+        if not saved.is_finite:
+            return None if self.is_first else torch.zeros_like(saved.forward.x)
         gradients = self.layout.views(into)
         gradients[self._head_name].add_(saved.grad_head_VD)
         return self._backward_into(saved.forward, saved.grad_y_BLD, gradients)

@@ -98,10 +98,7 @@ class ExactOptimizer:
         """
         assert weights.size == gradient.size == out.size == self._size, "sizes differ"
         assert not np.may_share_memory(weights, out), "old weights stay: work in flight uses them"
-        norm = gradient_norm
-        if norm is None:
-            assert self._size == self.num_values, "the norm of a window is not that of the gradient"
-            norm = norms.norm_of_parts(gradient, part_values=PART_VALUES, threads=self._threads)
+        norm = self.norm(gradient) if gradient_norm is None else gradient_norm
         if not math.isfinite(norm):
             raise LocalError(f"gradient of step {step} has norm {norm}; nothing was changed")
         clip = clip_norm / norm if norm > clip_norm else 1.0
@@ -112,6 +109,11 @@ class ExactOptimizer:
         else:
             self._adamw(weights, gradient, out, keep, [clip, *self._adamw_scalars(rate)], step)
         return StepReport(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
+
+    def norm(self, gradient: Floats) -> float:
+        """`norms.norm_of_parts` of a gradient of all values."""
+        assert self._size == self.num_values, "the norm of a window is not that of the gradient"
+        return norms.norm_of_parts(gradient, part_values=PART_VALUES, threads=self._threads)
 
     def _sgd(self, weights: Floats, gradient: Floats, out: Floats, keep: Floats, scalars: list[float]) -> None:
         given = np.array(scalars, dtype=np.float32)

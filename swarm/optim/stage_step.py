@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
-from swarm.checkpoint.state import NUM_CERTIFIED_NORMS, StageState
-from swarm.core.errors import LocalError
+from swarm.checkpoint.state import StageState
 from swarm.core.settings import OptimizerSettings, RunSettings
+from swarm.core.step_rule import norms_after, why_skipped
 from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
 from swarm.optim.exact import ExactOptimizer, extrapolated
@@ -25,7 +25,7 @@ class Stepped:
 
     state: StageState
     gradient_norm: float
-    """Before clipping; 0 if the step was skipped."""
+    """Before clipping; 0 if the round had no work."""
     skipped: str | None
     """Why weights and moments stayed what they were; None if the step was taken."""
 
@@ -48,6 +48,7 @@ class StageStep:
         """
         self._layout = layout
         self._clip_norm = clip_norm
+        self._skip_norm_factor = settings.skip_norm_factor
         self._optimizer = ExactOptimizer(
             settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, window=window, threads=threads
         )
@@ -60,29 +61,27 @@ class StageStep:
     def next(
         self, old: StageState, gradient: Floats | None, name: bytes, *, gradient_norm: float | None = None
     ) -> Stepped:
-        """The state after `old` that this certified gradient makes; without one it only counts on.
+        """The state after `old` that this certified gradient makes; where it makes no step, that only counts on.
 
         Moments move on: call it once a version. They are shared with the state that is returned, until the next
         call changes them. `gradient_norm` as in `ExactOptimizer.step`.
         """
         weights = np.empty_like(old.weights)
-        norms, norm, skipped = list(old.certified_norms), 0.0, None
-        try:
-            if gradient is None:
-                raise LocalError("the round had no work")
-            report = self._optimizer.step(
+        norm = None
+        if gradient is not None:
+            norm = self._optimizer.norm(gradient) if gradient_norm is None else gradient_norm
+        skipped = why_skipped(norm, old.certified_norms, factor=self._skip_norm_factor)
+        if gradient is None or norm is None or skipped is not None:
+            weights[:] = old.weights
+        else:
+            self._optimizer.step(
                 old.weights,
                 gradient,
                 step=old.version,
                 clip_norm=self._clip_norm,
                 out=weights,
-                gradient_norm=gradient_norm,
+                gradient_norm=norm,
             )
-            norm = report.gradient_norm
-            norms = [*norms, norm][-NUM_CERTIFIED_NORMS:]
-        except LocalError as reason:  # no work, or a norm that is not finite: every replica skips the step alike
-            skipped = str(reason)
-            weights[:] = old.weights
         weights.setflags(write=False)
         state = StageState(
             version=old.version + 1,
@@ -90,10 +89,10 @@ class StageStep:
             weights=weights,
             moments=dict(self._optimizer.state_arrays()),
             scalars=dict(self._optimizer.scalars),
-            certified_norms=norms,
+            certified_norms=norms_after(norm, old.certified_norms),
             name=name,
         )
-        return Stepped(state, norm, skipped)
+        return Stepped(state, 0.0 if norm is None else norm, skipped)
 
 
 def stage_clip_norm(settings: RunSettings, stage: int) -> float:
