@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,30 +57,55 @@ class Archivist:
 
         Raises VersionGone when no peer has one of them any more.
         """
-        settings = self._run.settings
-        leases, digests, anchored = LeaseTable(), [], True
+        leases, digests, anchored = LeaseTable(), list[bytes](), True
         writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
         try:
             for stage, start in enumerate(starts):
-                state, offer, agreed = await self._state_of(stage, version, start)
+                state, offer, agreed = await self.state_of(stage, version, start)
                 anchored = anchored and agreed
                 digests.append(offer.digest)
                 if offer.chain is not None and stage == 0:
                     leases = offer.chain.leases
                 await asyncio.to_thread(writer.add_stage, stage, state)
-            if self._run.tokenizer is not None:
-                (writer.folder / TOKENIZER).mkdir()
-                await asyncio.to_thread(copy_tokenizer, self._run.tokenizer, writer.folder / TOKENIZER)
-            meta = CheckpointMeta(
-                model=settings.model,
-                tokenizer=settings.data.tokenizer,
-                run=_json(settings_to_value(settings)),
-                data_position=_json(leases.to_value()),
-            )
-            path = await asyncio.to_thread(writer.commit, meta)
+            path = await self._committed(writer, leases)
         except BaseException:
             writer.abandon()
             raise
+        return await self._signed(path, version, anchored, digests)
+
+    async def archive_beginning(
+        self, version: int, starts: Sequence[StageStart], leases: LeaseTable, begin: Callable[[], None]
+    ) -> Path:
+        """Write where the stages begin again as a checkpoint, which a host that is started again begins from.
+
+        `begin` is called when all of it is on disk, before anybody can see it: if it raises, nothing is kept.
+        """
+        writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
+        try:
+            for stage, start in enumerate(starts):
+                await asyncio.to_thread(writer.add_stage, stage, start.state)
+            begin()
+            path = await self._committed(writer, leases)
+        except BaseException:
+            writer.abandon()
+            raise
+        return await self._signed(path, version, True, [start.offer.digest for start in starts])
+
+    async def _committed(self, writer: CheckpointWriter, leases: LeaseTable) -> Path:
+        """The checkpoint's folder, once all stages are in it."""
+        settings = self._run.settings
+        if self._run.tokenizer is not None:
+            (writer.folder / TOKENIZER).mkdir()
+            await asyncio.to_thread(copy_tokenizer, self._run.tokenizer, writer.folder / TOKENIZER)
+        meta = CheckpointMeta(
+            model=settings.model,
+            tokenizer=settings.data.tokenizer,
+            run=_json(settings_to_value(settings)),
+            data_position=_json(leases.to_value()),
+        )
+        return await asyncio.to_thread(writer.commit, meta)
+
+    async def _signed(self, path: Path, version: int, anchored: bool, digests: Sequence[bytes]) -> Path:
         files = await asyncio.to_thread(files_below, path)
         record = CheckpointRecord(self._run.run_id, version, anchored, tuple(digests), files)
         self._ledger.append("checkpoint", record.signed_by(self._run.run_key).to_value())
@@ -88,7 +113,7 @@ class Archivist:
         self.paths[version] = path
         return path
 
-    async def _state_of(self, stage: int, version: int, start: StageStart) -> tuple[StageState, Offer, bool]:
+    async def state_of(self, stage: int, version: int, start: StageStart) -> tuple[StageState, Offer, bool]:
         """The state, what its donor said of it, and whether it is the one that is anchored."""
         give_up_at = asyncio.get_running_loop().time() + ANCHOR_WAIT_S
         while True:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class Beginning:
         self._era = era
         self._started_at = time.monotonic()
         self._genesis: list[Genesis] | None = None
-        self.stages = [_stage_start(stage, state) for stage, state in enumerate(run.states)]
+        self.stages = [stage_start(stage, state) for stage, state in enumerate(run.states)]
         self.made = asyncio.Event()
 
     def serve(self, transport: Transport) -> None:
@@ -112,20 +112,34 @@ class Beginning:
         self._emit({"event": "waiting", "missing": {str(stage): count for stage, count in missing.items()}})
         if missing:
             return
-        self._genesis = [self._sign_genesis(stage, start) for stage, start in enumerate(self.stages)]
+        self._genesis = self._signed([tuple(start.ready) for start in self.stages])
         self._begin(self._genesis)
         self._emit({"event": "genesis", "version": self._run.version})
         self.made.set()
 
-    def _sign_genesis(self, stage: int, start: StageStart) -> Genesis:
-        beside = [other for number, other in enumerate(self.stages) if abs(number - stage) == 1]
-        neighbours = tuple(sorted({peer for other in beside for peer in other.ready}))
+    def begin_again(
+        self, stages: list[StageStart], members: Sequence[Collection[PeerId]], *, era: int
+    ) -> list[Genesis]:
+        """Geneses of a later era, with these members of each stage; whoever asks from now on gets these states.
+
+        The run's states and leases are those of the new beginning already.
+        """
+        self.stages, self._era = stages, era
+        self._genesis = self._signed(members)
+        return self._genesis
+
+    def _signed(self, members: Sequence[Collection[PeerId]]) -> list[Genesis]:
+        return [self._sign_genesis(stage, start, members) for stage, start in enumerate(self.stages)]
+
+    def _sign_genesis(self, stage: int, start: StageStart, members: Sequence[Collection[PeerId]]) -> Genesis:
+        beside = [other for number, other in enumerate(members) if abs(number - stage) == 1]
+        neighbours = tuple(sorted({peer for other in beside for peer in other}))
         unsigned = Genesis(
             self._run.run_id,
             StageIndex(stage),
             Version(start.state.version),
             start.offer.digest,
-            tuple(sorted(start.ready)),
+            tuple(sorted(members[stage])),
             self._run.leases if stage == 0 else LeaseTable(),
             self._run.host_key.peer_id,
             self._run.run_key.peer_id,
@@ -147,7 +161,7 @@ class Beginning:
         return Message({}, start.chunks[index])
 
 
-def _stage_start(stage: int, state: StageState) -> StageStart:
+def stage_start(stage: int, state: StageState) -> StageStart:
     chunks = state_chunks(state)
     hashes = tuple(chunk_hash(chunk) for chunk in chunks)
     total = sum(len(chunk) for chunk in chunks)

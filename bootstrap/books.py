@@ -79,6 +79,8 @@ class Books:
     """The newest, by version."""
     held_out: dict[int, float] = field(default_factory=dict)
     """Held-out loss by version."""
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    """(version gone back to, version it goes on as): those between are of abandoned branches."""
     _digested: tuple[int, bytes] = (-1, b"")
     """Event and digest of the last look."""
 
@@ -138,6 +140,8 @@ class Books:
                 _keep(self.anchors.setdefault(facts["value"]["stage"], {}), facts["value"]["version"], facts)
             case "checkpoint":
                 _keep(self.checkpoints, facts["value"]["version"], facts)
+            case "rollback":
+                self.rollbacks.append((facts["to"], facts["version"]))
             case "evaluation":
                 self.held_out[facts["version"]] = facts["held_out_loss"]
 
@@ -165,6 +169,14 @@ class Books:
             self.recent_credit[at].remove((peer, num_microbatches, num_tokens))
             held = Credit(held.num_tokens - num_tokens, held.num_microbatches - num_microbatches, held.num_steps - 1)
         self.credit[peer] = held
+
+    def went_back_to(self, version: int) -> int:
+        """The version whose state the stages have as that of `version`, where they begin or begin again."""
+        return next((to for to, goes_on in self.rollbacks if goes_on == version), version)
+
+    def is_abandoned(self, version: int) -> bool:
+        """Whether the run was rolled back over the version."""
+        return any(to < version < goes_on for to, goes_on in self.rollbacks)
 
     def is_shut_out(self, peer: PeerId) -> bool:
         return bool(self.verdicts.get(peer))
@@ -200,6 +212,7 @@ class Books:
             ],
             "checkpoints": [[version, facts] for version, facts in sorted(self.checkpoints.items())],
             "held_out": [[version, loss] for version, loss in sorted(self.held_out.items())],
+            "rollbacks": [list(rollback) for rollback in self.rollbacks],
         }
 
 

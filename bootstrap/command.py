@@ -177,6 +177,15 @@ def beside(listen: str, further: int) -> str:
     return f"{host}:{int(port) + further if port.isdigit() and int(port) else 0}"
 
 
+def of_whom(told: dict[str, Any]) -> str:
+    """Data and peers of a notice as it is told, for a person."""
+    ids = ", ".join(f"{start} to {stop - 1}" for start, stop in told["ids"])
+    tokens = ", ".join(f"{start} to {stop - 1}" for start, stop in told["tokens"])
+    data = f"; microbatches {ids} (tokens {tokens} of the training data)" if ids else ""
+    peers = ", ".join(peer[-8:] for peer in told["peers"])
+    return data + (f"; peers {peers}" if peers else "")
+
+
 class _Shown:
     """Events for a person, a line each, or for a script as JSON."""
 
@@ -212,5 +221,10 @@ class _Shown:
                 click.echo(f"held-out loss at version {version}: {loss:.4f} nats a token")
             case {"event": "checkpoint", "path": path}:
                 click.echo(f"checkpoint {path}")
+            case {"event": "notice", "kind": kind, "step": step, "reason": reason}:
+                where = "" if event["stage"] is None else f" of stage {event['stage']}"
+                click.echo(f"{kind.replace('_', ' ')}: step {step}{where}: {reason}{of_whom(event)}")
+            case {"event": "rolled_back", "from": before, "to": to, "version": version}:
+                click.echo(f"rolled back from version {before} to {to}; the run goes on as version {version}")
             case {"event": "joined" | "left" as what, "stage": stage, "peer_id": peer}:
                 click.echo(f"{peer[-8:]} {what} stage {stage}")

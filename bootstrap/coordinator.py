@@ -21,9 +21,13 @@ from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.lost_quorum import LostQuorum
 from bootstrap.progress import PeerFigures, RunProgress, VersionGone
+from bootstrap.rolling_back import RollingBack
 from bootstrap.run_folder import PreparedRun
+from bootstrap.trouble import Notice, Trouble
+from swarm.averaging.result_decoder import certified_norm
 from swarm.core.canonical import Value
 from swarm.core.contribution import Result, counted_tokens
+from swarm.core.data_order import DataOrder
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
@@ -56,6 +60,8 @@ FAREWELL_S = 600.0
 """Who was heard of in this time is told of the end."""
 FIGURES_AFTER = 2
 """Versions; a step's figures are written down when its peers have had so long to report."""
+NEAR_VERSIONS = 16
+"""What peers say of steps further away is not written down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,13 @@ class Coordinator:
         self._ledger = ledger
         self._emit = emit
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
+        self._began_at = run.version
         self._books = Books()
+        self._trouble = Trouble(run.settings)
+        self.notices: list[Notice] = []
+        """What has gone wrong in this run, oldest first."""
+        self._heard_at = time.monotonic()
+        self._silent_since = -1
         era = self.books.lineages.get(0, 0)
         self._beginning = Beginning(run, self._remember(), era, self._stage_of, self._begin, emit)
         self._changed = asyncio.Event()
@@ -128,6 +140,20 @@ class Coordinator:
         )
         self._archivist = Archivist(
             run, self._transport, ledger, self.progress, self.justice.anchor_of, settings.kept_checkpoints
+        )
+        self._rolling_back = RollingBack(
+            run=run,
+            transport=self._transport,
+            ledger=ledger,
+            progress=self.progress,
+            justice=self.justice,
+            followed=self._followed,
+            archivist=self._archivist,
+            beginning=self._beginning,
+            books=lambda: self.books,
+            notices=lambda: self.notices,
+            begin=lambda geneses, because: self._begin(geneses, because=because),
+            emit=emit,
         )
 
     def serve(self) -> None:
@@ -173,11 +199,12 @@ class Coordinator:
             asyncio.ensure_future(self._mend_lost_quorums()),
             asyncio.ensure_future(self.justice.run()),
             asyncio.ensure_future(self._keep_up()),
+            asyncio.ensure_future(self._rolling_back.serve()),
         ]
         try:
             for version in due:
-                await self._reached(version)
                 try:
+                    await self._reached(version)
                     path = await self._archivist.archive(version, self._beginning.stages)
                     self._emit({"event": "checkpoint", "version": version, "path": str(path)})
                 except VersionGone as gone:  # the host was away too long: the next checkpoint will do
@@ -217,15 +244,38 @@ class Coordinator:
                 reported = [(last.version, peer) for peer, last in last_reports if last is not None]
                 await self._followed.catch_up(stage, reported)
                 self.justice.anchor_what_is_agreed(StageIndex(stage))
+            self._notice_silence()
+
+    def _notice_silence(self) -> None:
+        """Once for each version that the stages do not get beyond."""
+        done, silent_s = self.progress.done_versions(), time.monotonic() - self._heard_at
+        total = self.run.settings.optimizer.total_steps
+        if silent_s < self._trouble.silent_after_s or done >= total or self._silent_since == done:
+            return
+        self._silent_since = done
+        behind = [stage for stage in range(self.progress.num_stages) if stage not in self.progress.steps[done].ids]
+        peers = tuple(peer for stage in behind for peer in self.progress.present(stage=stage))
+        self._notice(Notice("stalled", done, behind[0], peers, (), f"no step has ended for {silent_s:.0f} s"))
+
+    def _notice(self, notice: Notice) -> None:
+        who = f"{notice.stage}/{','.join(notice.peers) if notice.kind == 'not_finite' else ''}"
+        once = f"{notice.kind} {self.books.lineages.get(0, 0)}/{notice.step}/{who}"
+        if self._ledger.append("notice", notice.to_facts(), once=once):
+            self.notices.append(notice)
+            self._emit({"event": "notice", **notice.told(DataOrder.of_run(self.run.settings))})
 
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""
-        for event in self._ledger.events("genesis", "admitted", "result", "figures"):
-            if event.kind == "genesis":
-                self.progress.begin(int(Genesis.from_value(event.facts).version))
-                continue
+        for event in self._ledger.events("genesis", "admitted", "result", "figures", "notice"):
             facts: Any = event.facts
-            if event.kind == "result":
+            if event.kind == "genesis":
+                genesis = Genesis.from_value(facts)
+                self._trouble.begin_again(genesis.stage, self.books.went_back_to(int(genesis.version)))
+                self.progress.begin(int(genesis.version))
+            elif event.kind == "notice":
+                self.notices.append(Notice.from_facts(facts))
+            elif event.kind == "result":
+                self._trouble.skipped(facts["stage"], facts["step"], facts["norm"])
                 self.progress.take_result(facts, event.at)
             elif event.kind == "figures":
                 self.progress.take_figures(facts)
@@ -234,14 +284,21 @@ class Coordinator:
         held = self.books.geneses
         return [held[stage] for stage in sorted(held)] if len(held) == self.run.settings.model.num_stages else []
 
-    def _begin(self, geneses: list[Genesis]) -> None:
-        """The stages begin, or begin again."""
+    def _begin(self, geneses: list[Genesis], *, because: Value = None) -> None:
+        """The stages begin, or begin again `because` they are rolled back."""
         self.progress.begin(self.run.version)
+        self._heard_at, self._silent_since = time.monotonic(), -1
         with self._ledger.together():
+            if because is not None:
+                self._ledger.append("rollback", because)
             for genesis in geneses:
                 self._ledger.append("genesis", genesis.to_value())
                 followed = self._followed.begin(genesis)
                 self.justice.anchor_genesis(genesis.stage, followed, self._beginning.state_digest_of(genesis))
+                self._watched[genesis.stage].heard()
+        for genesis in geneses:
+            self._trouble.begin_again(genesis.stage, self.books.went_back_to(int(genesis.version)))
+        self._changed.set()
 
     async def farewell(self) -> None:
         """Tell every peer that the run is over, also who was lately left out of a roster: it may live."""
@@ -259,8 +316,10 @@ class Coordinator:
         return version % settings.checkpoint.every_steps == 0 or version == settings.optimizer.total_steps
 
     async def _reached(self, version: int) -> None:
-        """Until every stage has reported a state of this version."""
+        """Until every stage has reported a state of this version. Raises VersionGone if the run goes on beyond it."""
         while len(self.progress.digests.get(version, {})) < self.progress.num_stages:
+            if version < self.progress.first_version:
+                raise VersionGone(f"the run was rolled back, and goes on as version {self.progress.first_version}")
             self._changed.clear()
             await happened(self._changed, within_s=1.0)
 
@@ -324,6 +383,10 @@ class Coordinator:
             raise RemoteError("protocol", f"a step to version {report.version}; this run goes from {first} to {last}")
         if self.progress.take(sender, report, is_member=self.justice.may_train(sender)):
             self._tell_step(sender, report)
+            if report.not_finite and abs(report.version - self.progress.done_versions()) < NEAR_VERSIONS:
+                said = "a loss or a gradient was not finite: the work added nothing"
+                ids = tuple(sorted(set(report.not_finite)))
+                self._notice(Notice("not_finite", report.version - 1, report.stage, (sender,), ids, said))
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids
         return Message({"wants_result": not known, "minimum_release": self.settings.minimum_release})
@@ -352,11 +415,14 @@ class Coordinator:
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
             "ids": [item.microbatch_id for item in result.work_done()],
             "credit": _credit(result, self.run.settings.microbatch_tokens),
+            "norm": None if all(part.is_empty for part in result.parts) else certified_norm(result.parts),
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
+        self._heard_at = time.monotonic()
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())
+        self._look_at(result, facts["norm"])
         for departure in roster.leaves:
             self._mark(departure.peer_id, left=True)
             self._emit({"event": "left", "stage": stage, "peer_id": departure.peer_id, "reason": departure.reason})
@@ -368,11 +434,24 @@ class Coordinator:
             self._emit({"event": "version", "version": version + 1})
         self._changed.set()
 
+    def _look_at(self, result: Result, norm: Any) -> None:
+        """By the replicas' own rule: what it says of them is what they did."""
+        roster = result.roster
+        reason = self._trouble.skipped(roster.stage, int(roster.step), norm)
+        if reason is not None:
+            peers = tuple(made.peer_id for made in roster.contributions)
+            ids = tuple(sorted({item.microbatch_id for made in roster.contributions for item in made.work}))
+            self._notice(Notice("skipped", int(roster.step), roster.stage, peers, ids, reason))
+
     def _write_figures(self, step: int) -> None:
         """For people who look at the run after the host was started again."""
         figures = self.progress.steps.get(step)
         if figures is None or not figures.num_targets:
             return
+        reason = self._trouble.spiked(figures.loss_sum / figures.num_targets)
+        if reason is not None:
+            peers = tuple(peer for stage in sorted(figures.peers) for peer in figures.peers[stage])
+            self._notice(Notice("loss_spike", step, None, peers, tuple(sorted(figures.ids.get(0, ()))), reason))
         self._ledger.append(
             "figures",
             {
@@ -427,11 +506,13 @@ class Coordinator:
 
     def report(self) -> dict[str, Any]:
         """The run's figures for `--report`."""
-        first, last = self.run.version, self.run.settings.optimizer.total_steps
+        first, last = self._began_at, self.run.settings.optimizer.total_steps
         summary = self.progress.summary()
         held_out, path = self.books.held_out, self._archivist.paths.get(last)
         summary["held_out_loss"] = {"start": held_out.get(first), "end": held_out.get(last)}
         summary["run_id"] = self.run.run_id
+        order = DataOrder.of_run(self.run.settings)
+        summary["notices"] = [notice.told(order) for notice in self.notices]
         summary["checkpoint"] = None if path is None else str(path)
         summary["relay"] = None if self.relay is None else self.relay.report()
         summary["credit"] = {peer: credit.num_tokens for peer, credit in self.books.leaders(len(self.books.credit))}

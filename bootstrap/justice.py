@@ -234,6 +234,10 @@ class Justice:
         """None if there is none yet, or none any more."""
         return self._anchors[stage].get(version)
 
+    def anchored_versions(self, stage: int) -> list[int]:
+        """Those that are still known, sorted."""
+        return sorted(self._anchors[stage])
+
     def _anchor(self, anchor: Anchor) -> None:
         signed = anchor.signed_by(self._run.run_key)
         self._ledger.append("anchor", signed.to_value())

@@ -40,6 +40,8 @@ class StepFigures:
     counted: int = 0
     ids: dict[int, set[int]] = field(default_factory=dict)
     """Microbatches in each stage's roster."""
+    peers: dict[int, tuple[PeerId, ...]] = field(default_factory=dict)
+    """Whose work is in each stage's result."""
     tokens: int = 0
     departures: int = 0
     round_s: float = 0.0
@@ -105,6 +107,7 @@ class RunProgress:
         """A round's result as the ledger has it, written down at `at`."""
         step, stage = self.steps[int(facts["step"])], int(facts["stage"])
         step.ids[stage] = set(facts["ids"])
+        step.peers[stage] = tuple(PeerId(peer) for peer, _, _ in facts["credit"])
         step.departures += len(facts["leaves"])
         if stage == 0:
             step.tokens = sum(num_tokens for _, _, num_tokens in facts["credit"])

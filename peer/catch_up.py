@@ -273,9 +273,7 @@ class CatchUp:
         if chain.version <= rounds.version and not self._is_wrong:  # meanwhile
             return
         self._is_wrong = False
-        rounds.replica.restore(state)
-        rounds.rebase(chain)
-        rounds.snapshots.begin_anew()
+        await rounds.begin_again(state, chain)
         log.info("took version %d in %.1f s", chain.version, time.monotonic() - started)
         self._behind.add(donor)
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
 from peer.reveals import Reveals
+from peer.rolling_back import RollingBack
 from peer.rounds import StageRounds
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
@@ -528,6 +530,8 @@ class PeerDaemon:
         )
         await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)
         rounds.start()
+        rolling_back = RollingBack(rounds, self._host_id, partial(self._begin, settings))
+        rolling_back.serve(self.transport)
         server.serve(self.transport)
         StateDonor(rounds, self.verdicts.take).serve(self.transport)
         WitnessService(
@@ -551,6 +555,7 @@ class PeerDaemon:
             asyncio.ensure_future(neighbours.run()),
             asyncio.ensure_future(catch_up.run()),
             asyncio.ensure_future(self._send_reports()),
+            asyncio.ensure_future(rolling_back.run()),
         ]
         if source is not None:
             services.append(asyncio.ensure_future(source.run(draining)))

@@ -21,6 +21,7 @@ from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.step_state import Applied, Bytes, StepState
 from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.state import StageState
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
 from swarm.core.canonical import Value
@@ -94,6 +95,8 @@ class StageRounds:
         self._tasks: set[asyncio.Task[None]] = set()
         self._version_changed = asyncio.Event()
         self._stopped = False
+        self._turning = asyncio.Lock()
+        """Held while a version takes the place of another, so that two never do at once."""
         self._wanted = 0
         self._grant_available = asyncio.Event()
         self._tries: dict[MicrobatchId, int] = {}
@@ -175,8 +178,14 @@ class StageRounds:
             await happened(self._version_changed, within_s=left_s)
         return True
 
-    def rebase(self, chain: StageChain) -> None:
-        """Continue from a state that was downloaded: the replica holds `chain.version` already."""
+    async def begin_again(self, state: StageState, chain: StageChain) -> None:
+        """Leave what is in flight, and go on from this state, at `chain.version`, whatever the version was here."""
+        async with self._turning:
+            self.replica.restore(state)
+            self._rebase(chain)
+            self.snapshots.begin_anew()
+
+    def _rebase(self, chain: StageChain) -> None:
         assert self.replica.version == chain.version
         self.chain = chain
         for state in self._steps.values():
@@ -453,14 +462,14 @@ class StageRounds:
             state.grants.in_flight.discard(ticket.microbatch_id)
             state.grants.done.add(ticket.microbatch_id)
             state.dirty.set()
-        self._tries.pop(ticket.microbatch_id, None)
+            self._tries.pop(ticket.microbatch_id, None)
 
     def ticket_failed(self, ticket: Ticket, *, step_is_over: bool) -> None:
         """The microbatch did not make it in this try; its id is free again."""
-        self._tries[ticket.microbatch_id] = self._tries.get(ticket.microbatch_id, 0) + 1
-        self._used.discard(ticket.microbatch_id)
         state = self._steps.get(ticket.step)
-        if state is not None:
+        if state is not None:  # else its ids are free by now, and may have been taken again
+            self._tries[ticket.microbatch_id] = self._tries.get(ticket.microbatch_id, 0) + 1
+            self._used.discard(ticket.microbatch_id)
             state.grants.in_flight.discard(ticket.microbatch_id)
             if step_is_over:
                 state.grants.over = True
@@ -553,9 +562,18 @@ class StageRounds:
         await self.wait_for_version(version + 1, timeout_s=self.settings.deadlines.round_phase_s)
 
     async def finish(self, state: StepState, result: Result) -> None:
+        async with self._turning:
+            if self._steps.get(state.step) is not state or int(state.step) != self.chain.version:
+                return
+            applied, frozen = await self._apply(state, result)
+        if frozen is not None:
+            await self.snapshots.save(frozen, applied.chain)
+        for listener in self.on_applied:
+            await listener(applied)
+
+    async def _apply(self, state: StepState, result: Result) -> tuple[Applied, StageState | None]:
+        """Take the step; what was done, and the new state where a snapshot is due."""
         replica, chain = self.replica, self.chain
-        if self._steps.get(state.step) is not state or int(state.step) != chain.version:
-            return
         bodies = [b"" if part.is_empty else state.reduced[part.part, part.digest] for part in result.parts]
         closed = await self.compute.run(Urgency.ROUND, lambda: replica.close(state.step))
         next_chain = chain.advance(result, self.settings)
@@ -597,7 +615,4 @@ class StageRounds:
         frozen = await self.exact.run(Urgency.ROUND, replica.frozen_state) if due else None
         self._open_steps()
         self._announce_version()
-        if frozen is not None:
-            await self.snapshots.save(frozen, next_chain)
-        for listener in self.on_applied:
-            await listener(applied)
+        return applied, frozen

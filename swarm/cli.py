@@ -40,6 +40,7 @@ VERBS = {
     "invite": ("swarm.commands.invite", "Show what an invite says."),
     "simulate": ("peer.fleet.command", "Simulate a fleet of volunteers on a virtual clock."),
     "ticket": ("bootstrap.ticket_command", "Give away, list and revoke what admits to a run."),
+    "rollback": ("bootstrap.rollback_command", "Have a run go on from an earlier state, without some data."),
     "pull": ("swarm.commands.pull", "Take a run's model away as a Hugging Face folder."),
     "demo": ("bootstrap.demo.command", "Train a small model with a swarm on this machine."),
     "export": ("swarm.commands.export", "Turn a checkpoint into a Hugging Face model folder."),

@@ -52,6 +52,7 @@ def report_of(step: int, loss: float) -> StepReport:
         busy_s=0.001,
         screens=(("norm", 2),),
         state_digest=b"",
+        not_finite=(),
     )
 
 

@@ -147,3 +147,33 @@ def test_junk_is_refused(value: Value) -> None:
     with pytest.raises(RemoteError) as caught:
         LeaseTable.from_value(value)
     assert caught.value.kind == "malformed"
+
+
+def test_what_is_skipped_is_nobodys_and_everything_else_is_taken_once() -> None:
+    table = LeaseTable().advance(consumed=(), members=PEERS[:2], order=ORDER, ids_each=8)
+    table = table.advance(consumed=table.ids_of(PEERS[0])[:3], members=PEERS[:2], order=ORDER, ids_each=8)
+    before = table.consumed
+    # Within an open chunk, over the edge of one that is not begun, and one that is not begun at all.
+    ahead = table.next_chunk * A_CHUNK
+    ranges = [(4, 6), (ahead - 1, ahead + 2), (ahead + A_CHUNK, ahead + 2 * A_CHUNK)]
+    skipped = {number for start, stop in ranges for number in range(start, stop)}
+    table = table.skipping(ranges, ORDER)
+    assert LeaseTable.from_value(table.to_value()) == table
+    taken = set[int](range(3))
+    for _ in range(12):
+        table = table.advance(consumed=(), members=PEERS[1:3], order=ORDER, ids_each=8)
+        ids = [*table.ids_of(PEERS[1]), *table.ids_of(PEERS[2])]
+        assert skipped.isdisjoint(ids)
+        assert taken.isdisjoint(ids)
+        taken |= set(ids)
+        table = table.advance(consumed=ids, members=PEERS[1:3], order=ORDER, ids_each=8)
+    assert table.consumed == before + len(taken) - 3
+    assert set(range(max(taken))) <= taken | skipped
+
+
+def test_too_much_to_skip_is_refused() -> None:
+    with pytest.raises(ValueError, match="ahead of the data"):
+        LeaseTable().skipping([(1 << 40, (1 << 40) + 1)], ORDER)
+    table = LeaseTable(1, (OpenChunk(0, PEERS[0], ((0, 1 << 14),)),))
+    with pytest.raises(ValueError, match="ranges"):
+        table.skipping([(number, number + 1) for number in range(1, 1 << 14, 2)], ORDER)

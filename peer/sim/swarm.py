@@ -46,8 +46,12 @@ NOT_SIMULATED = (
     "wrong_state",
     "false_accuser",
     "lying_juror",
+    "nan_weights",
+    "nan_gradient",
+    "long_gradient",
 )
-"""Each part is reduced once for all and nobody audits that; there are no votes, stated states or juries."""
+"""Each part is reduced once for all and nobody audits that; there are no votes, stated states or juries. The last three
+are over before anyone looks."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ consecutive and any id can be recomputed by anyone.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -75,6 +75,34 @@ class DataOrder:
         chunk = _permutation(self.num_chunks, self.seed, lap)[position]
         first = chunk * self.chunk_tokens + index * self.microbatch_size * self.sequence_length
         return [first + sample * self.sequence_length for sample in range(self.microbatch_size)]
+
+    def spans(self, ids: Iterable[MicrobatchId]) -> list["Span"]:
+        """The ids as runs within a chunk, with the tokens that they hold."""
+        runs: list[tuple[int, int]] = []
+        for number in sorted(set(ids)):
+            if runs and runs[-1][1] == number and self.chunk_of(MicrobatchId(runs[-1][0])) == self.chunk_of(number):
+                runs[-1] = (runs[-1][0], number + 1)
+            else:
+                runs.append((number, number + 1))
+        return [
+            Span(
+                first,
+                stop,
+                self.sample_starts(MicrobatchId(first))[0],
+                self.sample_starts(MicrobatchId(stop - 1))[-1] + self.sequence_length + 1,
+            )
+            for first, stop in runs
+        ]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Microbatches [first, stop) and the training tokens [first_token, stop_token) that they hold."""
+
+    first: int
+    stop: int
+    first_token: int
+    stop_token: int
 
 
 @lru_cache(maxsize=8)

@@ -49,6 +49,11 @@ class OpenChunk:
                 left.append((at, stop))
         return OpenChunk(self.position, self.holder, tuple(left))
 
+    def outside(self, start: int, stop: int) -> "OpenChunk":
+        """The chunk without the ids from `start` to before `stop`."""
+        cut = [part for low, high in self.left for part in ((low, min(high, start)), (max(low, stop), high))]
+        return OpenChunk(self.position, self.holder, tuple(part for part in cut if part[0] < part[1]))
+
 
 @dataclass(frozen=True)
 class LeaseTable:
@@ -108,6 +113,26 @@ class LeaseTable:
             chunks[position] = OpenChunk(position, NOBODY, chunks[position].left)
         ordered = tuple(chunks[position] for position in sorted(chunks))
         return LeaseTable(next_chunk, ordered, self.consumed + before - after)
+
+    def skipping(self, ranges: Iterable[tuple[int, int]], order: DataOrder) -> "LeaseTable":
+        """The table when nobody is ever to take the ids of these ranges, each [start, stop); they are not consumed.
+
+        Raises ValueError for a range that lies too far ahead.
+        """
+        unwanted = sorted(ranges)
+        next_chunk = max([self.next_chunk, *(order.chunk_of(MicrobatchId(stop - 1)) + 1 for _, stop in unwanted)])
+        num_ids = (next_chunk - self.next_chunk) * order.microbatches_per_chunk
+        if num_ids + sum(chunk.num_left for chunk in self.open_chunks) > MAX_IDS:
+            raise ValueError(f"microbatches up to {unwanted[-1][1]} are more than {MAX_IDS} ahead of the data used")
+        chunks = list(self.open_chunks)
+        for position in range(self.next_chunk, next_chunk):
+            ids = order.ids_of_chunk(position)
+            chunks.append(OpenChunk(position, NOBODY, ((ids.start, ids.stop),)))
+        for start, stop in unwanted:
+            chunks = [chunk.outside(start, stop) for chunk in chunks]
+        if len(chunks) > MAX_OPEN_CHUNKS or any(len(chunk.left) > MAX_RANGES for chunk in chunks):
+            raise ValueError(f"{len(unwanted)} ranges leave more than a table of leases can hold; skip fewer")
+        return LeaseTable(next_chunk, tuple(chunk for chunk in chunks if chunk.left), self.consumed)
 
     def to_value(self) -> Value:
         """Chunks under their holders: `[position, start, stop, ...]` each."""

@@ -26,7 +26,7 @@ def why_skipped(norm: float | None, certified_norms: Sequence[float], *, factor:
     """
     if norm is None:
         return "the round had no work"
-    if not math.isfinite(norm):
+    if norm == 0.0 or not math.isfinite(norm):
         return f"the gradient's norm is {norm}"
     median = median_norm(certified_norms)
     if factor and median and norm > factor * median:
@@ -40,6 +40,6 @@ def norms_after(norm: float | None, certified_norms: Sequence[float]) -> list[fl
     A norm too long to make a step counts too: if gradients have become longer for good, half of what is remembered
     says so after eight steps, and training goes on.
     """
-    if norm is None or not math.isfinite(norm):
+    if norm is None or norm == 0.0 or not math.isfinite(norm):
         return list(certified_norms)
     return [*certified_norms, norm][-NUM_CERTIFIED_NORMS:]

@@ -168,9 +168,7 @@ class StageModel:
         saved = self._run_with_graph(weights, x)
         assert saved.y_BLD is not None
         loss_sum, grad_y_BLD, grad_head_VD = self._loss_gradients(saved.y_BLD, weights.head_VD, targets_N)
-        return loss_sum, _num_counted(targets_N), SavedLoss(
-            saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum)
-        )
+        return loss_sum, _num_counted(targets_N), SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
 
     def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
         """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model).

@@ -1,0 +1,200 @@
+"""A run goes on from an earlier state, without the data that spoilt it, while its peers live on."""
+
+import asyncio
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.books import Books
+from bootstrap.ledger import Ledger
+from bootstrap.rollback_command import read_ranges, read_version
+from bootstrap.rolling_back import Plan, Wish, plan
+from bootstrap.run_folder import prepare_run
+from bootstrap.trouble import Notice
+from swarm.cli import ExitCode, run
+from swarm.core.data_order import DataOrder
+from swarm.core.errors import SettingsError, TransientError
+from swarm.core.ids import MicrobatchId, PeerId
+from swarm.data.token_file import TokenFile
+from swarm.host_protocol import ROLLBACK
+from swarm.manifest import parse_manifest
+from swarm.network.transport import Message
+from tests.swarm_in_process import Event, InProcessSwarm, manifest_of, prepare, sample_text, swarm_in_process
+
+PEER = PeerId("peer")
+
+
+def spike(step: int) -> Notice:
+    return Notice("loss_spike", step, None, (PEER,), (), "high")
+
+
+def ids_of(step: int) -> range:
+    return range(4 * step, 4 * step + 4)
+
+
+# -- what a wish comes to --------------------------------------------------------------------------------------
+
+
+def test_auto_goes_back_before_the_trouble_and_skips_its_steps_and_the_one_before() -> None:
+    skipped = Notice("skipped", 3, 1, (PEER,), (), "long")
+    made = plan(Wish(None, None), versions=[4, 8, 12, 16], notices=[skipped, spike(13), spike(14)], ids_of=ids_of)
+    assert made == Plan(12, ((48, 60),))
+    assert plan(Wish(4, None), versions=[4, 8], notices=[spike(2), spike(9)], ids_of=ids_of) == Plan(4, ((32, 40),))
+    assert plan(Wish(None, None), versions=[0, 4], notices=[skipped], ids_of=ids_of) == Plan(0, ((8, 16),))
+
+
+def test_what_is_named_is_taken_as_it_is() -> None:
+    assert plan(Wish(None, ()), versions=[4, 8], notices=[spike(5)], ids_of=ids_of) == Plan(8, ())
+    assert plan(Wish(4, ((1, 3),)), versions=[4, 8], notices=[], ids_of=ids_of) == Plan(4, ((1, 3),))
+    wish = Wish(4, ((1, 3), (7, 9)))
+    assert Wish.from_facts(wish.to_facts()) == wish
+    assert Wish.from_facts(Wish(None, None).to_facts()) == Wish(None, None)
+
+
+@pytest.mark.parametrize(
+    ("wish", "notices", "said"),
+    [
+        (Wish(None, None), [], "nothing was noticed lately"),
+        (Wish(None, None), [Notice("stalled", 9, 0, (), (), "silent")], "nothing was noticed lately"),
+        (Wish(5, ()), [], "--to 5: no such version is kept; choose one of 4, 8"),
+        (Wish(None, None), [spike(3)], "up to 2: no such version is kept"),
+        (Wish(None, ((0, 1 << 30),)), [], "skip less"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_remedy(wish: Wish, notices: list[Notice], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        plan(wish, versions=[4, 8], notices=notices, ids_of=ids_of)
+
+
+def test_the_commands_words_are_read_or_refused() -> None:
+    assert (read_version("last-anchor"), read_version("96")) == (None, 96)
+    assert (read_ranges("auto"), read_ranges("none")) == (None, ())
+    assert read_ranges("480:512,1:2") == ((1, 2), (480, 512))
+    for text in ("5:5", "5", "-1:4", "a:b", "", "1:2,"):
+        with pytest.raises(SettingsError, match="FIRST:STOP"):
+            read_ranges(text)
+    with pytest.raises(SettingsError, match="last-anchor"):
+        read_version("-3")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rollback", str(tmp_path), "--yes"]) is ExitCode.BAD_INPUT
+    assert "holds no run" in capsys.readouterr().err
+
+
+# -- a live swarm ----------------------------------------------------------------------------------------------
+
+MANIFEST = manifest_of(
+    data={"chunk_tokens": 257},  # eight microbatches, two steps
+    optimizer={"total_steps": 44},
+    checkpoint={"every_steps": 16, "snapshot_every": 4},
+    limits={"founders_per_stage": 1},
+)
+BAD_CHUNK = 7
+BAD_STEPS = (14, 15)
+BAD_IDS = set(range(56, 64))
+
+
+def spoil(folder: Path) -> None:
+    """Text of the manifest's run, whose eighth chunk in the order of training is noise."""
+    text = sample_text(40_000, seed=0)
+    (folder / "text.txt").write_text(text)
+    probe = prepare(MANIFEST, folder / "probe")
+    order = DataOrder.of_run(probe.settings)
+    assert {order.chunk_of(MicrobatchId(number)) for number in BAD_IDS} == {BAD_CHUNK}
+    (span,) = order.spans(MicrobatchId(number) for number in BAD_IDS)
+    tokens = TokenFile(probe.data.train_path, probe.settings.data.token_bytes)
+    held = bytes(int(token) for token in tokens.read(span.first_token, span.stop_token))
+    at = text.encode().index(held)
+    noise = "".join(random.Random(5).choices(string.ascii_uppercase + string.digits, k=len(held)))
+    (folder / "text.txt").write_text(text[:at] + noise + text[at + len(held) :])
+
+
+def hold_at(swarm: InProcessSwarm, **facts: Any) -> None:
+    """The source's owner pauses it at the event with these facts: a tiny run is over before anyone could look."""
+
+    def look(event: Event) -> None:
+        if facts.items() <= event.items():
+            for peer in swarm.of_stage(0):
+                peer.daemon.permit.withhold("the test looks")
+
+    swarm.on_event.append(look)
+
+
+def test_a_planted_loss_spike_is_rolled_back_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil(tmp_path)
+
+    async def scenario() -> dict[str, Any]:
+        async with swarm_in_process(MANIFEST, tmp_path, peers=(1, 2)) as swarm:
+            hold_at(swarm, event="notice", kind="loss_spike", step=BAD_STEPS[-1])
+            folder = swarm.run.folder.root
+            await swarm.until(lambda: any(e["event"] == "notice" and e["step"] == BAD_STEPS[-1] for e in swarm.events))
+            told = [event for event in swarm.events if event["event"] == "notice"]
+            assert [(one["kind"], one["step"]) for one in told] == [("loss_spike", step) for step in BAD_STEPS]
+            assert [one["ids"] for one in told] == [[[56, 60]], [[60, 64]]]
+            everybody = {peer.peer_id for peer in swarm.peers}
+            assert all(set(one["peers"]) == everybody for one in told)
+
+            assert await asyncio.to_thread(run, ["rollback", str(folder), "--yes", "--wait", "60"]) is ExitCode.OK
+            (done,) = [event for event in swarm.events if event["event"] == "rolled_back"]
+            assert done["to"] == 12
+            assert done["skip"] == [[52, 64]]
+            await swarm.until(lambda: all(peer.rounds.era == 1 for peer in swarm.peers))
+            for peer in swarm.of_stage(0):
+                peer.daemon.permit.give()
+            report = await swarm.finished()
+            assert report["steps"] == 44
+            assert not [n for n in report["notices"] if n["step"] > BAD_STEPS[-1]]
+            assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
+            first = done["version"]
+            used = [number for step in range(first, 44) for number in report["microbatches"][str(step)]]
+            assert len(used) == len(set(used))
+            assert used == [*range(48, 52), *range(64, 64 + len(used) - 4)]
+            return done
+
+    done = asyncio.run(scenario())
+    shown = capsys.readouterr().out
+    assert "loss spike: step 14" in shown
+    assert "microbatches 56 to 59 (tokens " in shown
+    assert f"the run goes on as version {done['version']}" in shown
+
+    # A host that is started again knows it all from its ledger and its folder.
+    ledger, books = Ledger(tmp_path / "host" / "ledger.sqlite"), Books()
+    books.catch_up(ledger)
+    ledger.close()
+    assert books.rollbacks == [(12, done["version"])]
+    assert books.is_abandoned(16)
+    assert not books.is_abandoned(12)
+    assert {genesis.era for genesis in books.geneses.values()} == {1}
+    assert {int(genesis.version) for genesis in books.geneses.values()} == {done["version"]}
+    again = prepare_run(parse_manifest(MANIFEST, tmp_path / "run.toml"), tmp_path / "host", lambda what: None)
+    assert again.version == 44
+    assert books.versions[0][0] == 44
+
+
+def test_a_peer_that_did_not_hear_finds_itself_behind(tmp_path: Path) -> None:
+    manifest = manifest_of(optimizer={"total_steps": 24}, checkpoint={"every_steps": 12, "snapshot_every": 4})
+
+    async def deaf(sender: PeerId, request: Message) -> Message:
+        raise TransientError("asleep")
+
+    async def scenario() -> None:
+        async with swarm_in_process(manifest, tmp_path, peers=(1, 3)) as swarm:
+            hold_at(swarm, event="version", version=6)
+            await swarm.until_version(6)
+            sleeper = swarm.of_stage(1)[2]
+            sleeper.transport.serve(ROLLBACK, deaf, max_body_bytes=0)
+            arguments = ["rollback", str(swarm.run.folder.root), "--yes", "--skip", "none", "--to", "4"]
+            assert await asyncio.to_thread(run, arguments) is ExitCode.OK
+            await swarm.until(lambda: all(peer.rounds.era == 1 for peer in swarm.peers))
+            assert sleeper.rounds.version == swarm.of_stage(1)[0].rounds.version
+            for peer in swarm.of_stage(0):
+                peer.daemon.permit.give()
+            report = await swarm.finished()
+            assert report["steps"] == 24
+            assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
+
+    asyncio.run(scenario())
