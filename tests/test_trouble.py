@@ -61,13 +61,13 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
     """A sum that is not finite at stage 0 in step 4, a gradient far too long at stage 1 in step 17."""
     manifest = manifest_of(
         optimizer={"total_steps": 20},
-        averaging={"rule": "mean"},  # the others bound what one of two members does
+        averaging={"rule": "mean"},  # the other rules bound what one or two members bring
         checkpoint={"every_steps": 20, "snapshot_every": 10},
     )
 
     async def scenario() -> None:
         attacks = {(0, 0): "nan_gradient@4", (1, 0): "long_gradient@17"}
-        async with swarm_in_process(manifest, tmp_path, peers=(1, 2), attacks=attacks) as swarm:
+        async with swarm_in_process(manifest, tmp_path, peers=(1, 1), attacks=attacks) as swarm:
             report = await swarm.finished()
             first, liar = swarm.peers[0].peer_id, swarm.peers[1].peer_id
             (skipped_first, *others) = sorted(notices_of(swarm, "skipped"), key=lambda told: told["step"])
@@ -81,7 +81,8 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
             # Stage 1 had learnt from that data in step 4: when it came again, its work weighed nothing there.
             assert (again["stage"], again["step"], again["reason"]) == (1, 5, "the gradient's norm is 0.0")
             assert (told["stage"], told["step"]) == (1, 17)
-            assert liar in told["peers"]
+            assert told["peers"] == [liar]
+            assert sum(stop - start for start, stop in told["ids"]) == 4
             assert "times" in told["reason"]
             # The data of the skipped step was certified, and is not taken again; that of the lost one is.
             used = [number for step in range(20) for number in report["microbatches"][str(step)]]
@@ -100,18 +101,19 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
 
 
 def test_a_loss_that_is_not_finite_costs_its_own_microbatches_and_no_more(tmp_path: Path) -> None:
-    manifest = manifest_of(optimizer={"total_steps": 6})
+    manifest = manifest_of(batch={"target_tokens": 512}, optimizer={"total_steps": 6}, limits={"founders_per_stage": 2})
 
     async def scenario() -> None:
-        async with swarm_in_process(manifest, tmp_path, peers=(1, 2), attacks={(1, 0): "nan_weights@3"}) as swarm:
+        async with swarm_in_process(manifest, tmp_path, peers=(2, 2), attacks={(1, 0): "nan_weights@3"}) as swarm:
             report = await swarm.finished()
-            broken = swarm.peers[1].peer_id
+            broken = swarm.of_stage(1)[0].peer_id
             told = notices_of(swarm, "not_finite")
             assert [(one["step"], one["stage"], one["peers"]) for one in told] == [(3, 1, [broken])]
             lost = {number for start, stop in told[0]["ids"] for number in range(start, stop)}
             assert lost
             assert lost <= set(report["microbatches"]["3"])  # certified, so that nobody takes it again
             assert all(loss < 10 for _, loss in report["loss"])
+            assert not notices_of(swarm, "skipped")  # the other member's work counts
             assert report["steps"] == 6
             assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
 
