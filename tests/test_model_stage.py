@@ -1,5 +1,6 @@
 """This is where a stage is held to its promise: the whole model's numbers, from a pure function."""
 
+import math
 import threading
 from typing import Any
 
@@ -274,3 +275,18 @@ def test_a_memorised_batch_has_an_exact_gradient() -> None:
     assert bool((found[targets_C == -100] == 0).all())
     away = (found - wanted.grad).norm(dim=-1) / wanted.grad.norm(dim=-1).clamp(min=1e-30)
     assert float(away.max()) < 1e-5
+
+
+def test_a_loss_that_is_not_finite_has_the_gradient_zero() -> None:
+    model, flat = stages_of(tiny_model("llama", 2), whole_model(tiny_model("llama", 2)))[1]
+    x, targets = torch.randn(2, 4, 64), token_batch(2, 4)[1]
+    into = torch.full((model.layout.num_values,), 0.25)
+    loss_sum, num_targets, saved = model.loss(model.weights(np.full_like(flat, np.nan)), x, targets, keep=True)
+    assert saved is not None
+    assert math.isnan(loss_sum)
+    assert num_targets == int((targets >= 0).sum())
+    grad_x = model.loss_backward(saved, into)
+    assert grad_x is not None
+    assert grad_x.shape == x.shape
+    assert not grad_x.any()
+    assert torch.equal(into, torch.full_like(into, 0.25))

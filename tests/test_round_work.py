@@ -57,6 +57,7 @@ class Accumulation:
         self.gradient.flat.numpy()[:] = exact_floats("sum", NUM_VALUES) * np.float32(100)
         self.gradient.add_tokens(768)
         self.work = {0: None}
+        self.not_finite = set[int]()
         if bad is not None:
             self.gradient.flat[-1] = bad
 
@@ -78,7 +79,9 @@ def test_contribution_is_each_part_of_the_mean_encoded_under_any_number_of_threa
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_gradient_that_is_not_finite_is_left_out_whole(threads: int, bad: float) -> None:
-    assert encoded(Replica("int8", threads), Accumulation(bad=bad)) == ([], [])
+    spoilt = Accumulation(bad=bad)
+    assert encoded(Replica("int8", threads), spoilt) == ([], [])
+    assert spoilt.not_finite == set(spoilt.work)
 
 
 def test_without_work_there_is_nothing_to_contribute() -> None:

@@ -19,6 +19,7 @@ from swarm.checkpoint.state import (
 )
 from swarm.core.errors import RemoteError
 from swarm.core.settings import PART_VALUES, OptimizerSettings
+from swarm.core.step_rule import NUM_CERTIFIED_NORMS
 from swarm.model.layout import ParameterLayout
 from swarm.optim.stage_step import StageStep
 from verification.replay.stepped_again import CertifiedStep, StepsAgain, needs_of
@@ -80,6 +81,28 @@ def test_every_chunk_of_the_state_follows_from_the_few_that_it_needs(name: str) 
                 continue  # the header: it is read before
             with pytest.raises(RemoteError):
                 StepsAgain(optimizer, CLIP_NORM, old, fewer, few, CUT).chunk(index)
+
+
+def test_a_step_that_replicas_skip_leaves_a_chunk_as_it_was_and_only_counts() -> None:
+    optimizer = OPTIMIZERS["adamw"]
+    usual = [1.0] * NUM_CERTIFIED_NORMS
+    old, steps, _ = begun(optimizer)
+    old = replace(old, certified_norms=usual)
+    long = replace(steps[0], norm=2 * optimizer.skip_norm_factor)
+    step = StageStep(optimizer, LAYOUT, clip_norm=CLIP_NORM)
+    step.restore(old)
+    gradient = np.full(LAYOUT.num_values, 0.5, dtype=np.float32)
+    stepped = step.next(old, gradient, long.name, gradient_norm=long.norm)
+    assert stepped.skipped is not None
+    assert stepped.state.weights.tobytes() == old.weights.tobytes()
+    assert (stepped.state.version, stepped.state.certified_norms) == (old.version + 1, [*usual[1:], long.norm])
+    chunks = {number: bytes(chunk) for number, chunk in enumerate(state_chunks(old))}
+    for index, wanted in enumerate(state_chunks(stepped.state)):
+        assert StepsAgain(optimizer, CLIP_NORM, old, chunks, [long]).chunk(index).body == bytes(wanted)
+        assert index == 0 or bytes(wanted) == chunks[index]
+    taken = step.next(old, gradient, long.name, gradient_norm=optimizer.skip_norm_factor)
+    assert taken.skipped is None
+    assert taken.state.weights.tobytes() != old.weights.tobytes()
 
 
 def test_states_of_another_optimizer_are_refused() -> None:
