@@ -1,7 +1,9 @@
 """A run goes on from an earlier state, without the data that spoilt it, while its peers live on."""
 
 import asyncio
+import os
 import random
+import signal
 import string
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from swarm.data.token_file import TokenFile
 from swarm.host_protocol import ROLLBACK
 from swarm.manifest import parse_manifest
 from swarm.network.transport import Message
+from tests.process_swarm import ProcessSwarm, Zygote
 from tests.swarm_in_process import Event, InProcessSwarm, manifest_of, prepare, sample_text, swarm_in_process
 
 PEER = PeerId("peer")
@@ -201,3 +204,46 @@ def test_a_peer_that_did_not_hear_finds_itself_behind(tmp_path: Path) -> None:
             assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
 
     asyncio.run(scenario())
+
+
+# -- with processes --------------------------------------------------------------------------------------------
+
+SKIPPED = set(range(200, 220))
+
+
+@pytest.mark.processes
+@pytest.mark.soak
+def test_a_live_run_is_rolled_back_and_its_host_killed_and_started_again(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=80, every=8) as swarm:
+        swarm.start_host(listen="127.0.0.1:0")
+        swarm.start_founders()
+        port = swarm.wait_for("listening")["addresses"][0].split("/tcp/")[1].split("/")[0]
+        swarm.wait_for("version", version=14)
+        swarm.kill("p1a")
+        command = ["rollback", str(tmp_path / "host"), "--yes", "--skip", "200:220", "--wait", "60"]
+        asked = zygote.start(command, tmp_path / "rollback.log")
+        assert zygote.exit_code(asked, timeout_s=90) == 0, (tmp_path / "rollback.log").read_text()
+        done = swarm.wait_for("rolled_back")
+        assert f"goes on as version {done['version']}" in (tmp_path / "rollback.log").read_text()
+        swarm.wait_for("version", version=done["version"] + 2)
+
+        os.kill(swarm.host, signal.SIGKILL)
+        assert zygote.exit_code(swarm.host, timeout_s=10) == -9
+        swarm.start_host(listen=f"127.0.0.1:{port}")
+        assert swarm.wait_for("recovered", timeout_s=90)["version"] >= done["version"] + 2
+        report = swarm.finish(timeout_s=180)
+        assert report["steps"] == 80
+        for digests in report["state_digests"].values():
+            assert len(set(digests.values())) == 1
+
+        ledger = Ledger(tmp_path / "host" / "ledger.sqlite")
+        results: list[Any] = [event.facts for event in ledger.events("result")]
+        ledger.close()
+        branch = {facts["step"]: facts["ids"] for facts in results if facts["stage"] == 0}
+        kept = [number for step, ids in branch.items() if step < done["to"] for number in ids]
+        new = [number for step, ids in branch.items() if step >= done["version"] for number in ids]
+        assert len(kept + new) == len(set(kept + new)), "a sample was taken twice in one branch"
+        assert SKIPPED.isdisjoint(new)
+        assert set(range(max(new) - 100)) <= {*kept, *new, *SKIPPED}, "a sample was lost"
+        assert sorted(branch)[-1] == 79
+    assert zygote.leftovers() == []
