@@ -98,7 +98,7 @@ def test_a_step_that_replicas_skip_leaves_a_chunk_as_it_was_and_only_counts() ->
     assert (stepped.state.version, stepped.state.certified_norms) == (old.version + 1, [*usual[1:], long.norm])
     chunks = {number: bytes(chunk) for number, chunk in enumerate(state_chunks(old))}
     for index, wanted in enumerate(state_chunks(stepped.state)):
-        assert StepsAgain(optimizer, CLIP_NORM, old, chunks, [long]).chunk(index).body == bytes(wanted)
+        assert StepsAgain(optimizer, CLIP_NORM, old, chunks, [long], CUT).chunk(index).body == bytes(wanted)
         assert index == 0 or bytes(wanted) == chunks[index]
     taken = step.next(old, gradient, long.name, gradient_norm=optimizer.skip_norm_factor)
     assert taken.skipped is None

@@ -49,11 +49,6 @@ class OpenChunk:
                 left.append((at, stop))
         return OpenChunk(self.position, self.holder, tuple(left))
 
-    def outside(self, start: int, stop: int) -> "OpenChunk":
-        """The chunk without the ids from `start` to before `stop`."""
-        cut = [part for low, high in self.left for part in ((low, min(high, start)), (max(low, stop), high))]
-        return OpenChunk(self.position, self.holder, tuple(part for part in cut if part[0] < part[1]))
-
 
 @dataclass(frozen=True)
 class LeaseTable:
@@ -126,10 +121,10 @@ class LeaseTable:
             raise ValueError(f"microbatches up to {unwanted[-1][1]} are more than {MAX_IDS} ahead of the data used")
         chunks = list(self.open_chunks)
         for position in range(self.next_chunk, next_chunk):
-            ids = order.ids_of_chunk(position)
-            chunks.append(OpenChunk(position, NOBODY, ((ids.start, ids.stop),)))
-        for start, stop in unwanted:
-            chunks = [chunk.outside(start, stop) for chunk in chunks]
+            held = order.ids_of_chunk(position)
+            chunks.append(OpenChunk(position, NOBODY, ((held.start, held.stop),)))
+        ids = sorted({number for start, stop in unwanted for number in range(start, stop)})
+        chunks = [chunk.without(ids) for chunk in chunks]
         if len(chunks) > MAX_OPEN_CHUNKS or any(len(chunk.left) > MAX_RANGES for chunk in chunks):
             raise ValueError(f"{len(unwanted)} ranges leave more than a table of leases can hold; skip fewer")
         return LeaseTable(next_chunk, tuple(chunk for chunk in chunks if chunk.left), self.consumed)
