@@ -74,11 +74,17 @@ class Archivist:
         return await self._signed(path, version, anchored, digests)
 
     async def archive_beginning(
-        self, version: int, starts: Sequence[StageStart], leases: LeaseTable, begin: Callable[[], None]
+        self,
+        version: int,
+        starts: Sequence[StageStart],
+        leases: LeaseTable,
+        *,
+        anchored: bool,
+        begin: Callable[[], None],
     ) -> Path:
         """Write where the stages begin again as a checkpoint, which a host that is started again begins from.
 
-        `begin` is called when all of it is on disk, before anybody can see it: if it raises, nothing is kept.
+        `anchored`: whether the states that these are made of were. `begin` is called when all of it is on disk, before anybody can see it: if it raises, nothing is kept.
         """
         writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
         try:
@@ -89,7 +95,7 @@ class Archivist:
         except BaseException:
             writer.abandon()
             raise
-        return await self._signed(path, version, True, [start.offer.digest for start in starts])
+        return await self._signed(path, version, anchored, [start.offer.digest for start in starts])
 
     async def _committed(self, writer: CheckpointWriter, leases: LeaseTable) -> Path:
         """The checkpoint's folder, once all stages are in it."""

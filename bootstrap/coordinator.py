@@ -6,6 +6,7 @@ Training goes on without it once begun; what it decides by is rebuilt from the l
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,7 @@ FAREWELL_S = 600.0
 """Who was heard of in this time is told of the end."""
 FIGURES_AFTER = 2
 """Versions; a step's figures are written down when its peers have had so long to report."""
+MAX_NOTICES = 1024
 NEAR_VERSIONS = 16
 """What peers say of steps further away is not written down."""
 
@@ -98,8 +100,8 @@ class Coordinator:
         self._began_at = run.version
         self._books = Books()
         self._trouble = Trouble(run.settings)
-        self.notices: list[Notice] = []
-        """What has gone wrong in this run, oldest first."""
+        self.notices = deque[Notice](maxlen=MAX_NOTICES)
+        """What has gone wrong in this run lately, oldest first; all of it is in the ledger."""
         self._heard_at = time.monotonic()
         self._silent_since = -1
         era = self.books.lineages.get(0, 0)
@@ -189,6 +191,7 @@ class Coordinator:
         """From the genesis to the end of the run: evaluations, checkpoints, and the farewell."""
         settings = self.run.settings
         await self._beginning.made.wait()
+        self._heard_at = time.monotonic()
         self.progress.started_at = time.time()
         first = max(self.run.version, self.progress.first_version)
         due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > self.run.version]

@@ -22,6 +22,7 @@ from bootstrap.progress import RunProgress
 from bootstrap.run_folder import PreparedRun, leases_of
 from bootstrap.trouble import Notice
 from swarm.checkpoint.archive import INFO_FILE, checkpoint_path, checkpoints, load_stage, read_checkpoint
+from swarm.checkpoint.record import CheckpointRecord
 from swarm.checkpoint.state import StageState
 from swarm.core.canonical import Value
 from swarm.core.data_order import DataOrder
@@ -127,7 +128,7 @@ class RollingBack:
     beginning: Beginning
     books: Callable[[], Books]
     """As of now."""
-    notices: Callable[[], Sequence[Notice]]
+    notices: Callable[[], Iterable[Notice]]
     begin: Callable[[list[Genesis], Value], None]
     """Told the new geneses, and why they are: they count from then on."""
     emit: Callable[[dict[str, Any]], None]
@@ -168,7 +169,7 @@ class RollingBack:
         made = plan(wish, versions=self._versions(), notices=lately, ids_of=self._ids_of)
         order = DataOrder.of_run(self.run.settings)
         async with asyncio.timeout(self.run.settings.deadlines.state_transfer_s):
-            states, leases = await self._as_of(made.to)
+            states, leases, anchored = await self._as_of(made.to)
         try:
             leases = leases.skipping(made.skip, order)
         except ValueError as error:
@@ -186,7 +187,11 @@ class RollingBack:
         }
         geneses: list[Genesis] = []
         await self.archivist.archive_beginning(
-            version, starts, leases, lambda: geneses.extend(self._begin(starts, leases, facts))
+            version,
+            starts,
+            leases,
+            anchored=anchored,
+            begin=lambda: geneses.extend(self._begin(starts, leases, facts)),
         )
         spans = order.spans(MicrobatchId(number) for start, stop in made.skip for number in range(start, stop))
         self.emit({"event": "rolled_back", **facts, "tokens": [[span.first_token, span.stop_token] for span in spans]})
@@ -208,19 +213,21 @@ class RollingBack:
         """Microbatches of the step, as stage 0 has certified them."""
         return self.progress.steps[step].ids.get(0, set()) if step in self.progress.steps else set()
 
-    async def _as_of(self, version: int) -> tuple[list[StageState], LeaseTable]:
-        """What the stages were at the version, and how far the data was used: from disk, or from peers."""
+    async def _as_of(self, version: int) -> tuple[list[StageState], LeaseTable, bool]:
+        """What the stages were at the version, how far the data was used, and whether all of it was anchored: from
+        disk, or from peers."""
         path = checkpoint_path(self.run.folder.checkpoints, version)
         starts = self.beginning.stages
         if (path / INFO_FILE).is_file():
             info = read_checkpoint(path)
             layouts = [start.state.layout for start in starts]
             read = [await asyncio.to_thread(load_stage, info, stage, layout) for stage, layout in enumerate(layouts)]
-            return read, leases_of(info)
+            record = self.books().checkpoints.get(version)
+            return read, leases_of(info), record is not None and CheckpointRecord.from_value(record).anchored
         anchor = self.justice.anchor_of(0, version)
         assert anchor is not None, f"version {version} is anchored or on disk"
         got = [(await self.archivist.state_of(stage, version, start))[0] for stage, start in enumerate(starts)]
-        return got, anchor.chain.leases
+        return got, anchor.chain.leases, True
 
     async def _unreached(self) -> int:
         """A version beyond all that any stage may reach before it hears of the rollback."""

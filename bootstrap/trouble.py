@@ -17,6 +17,8 @@ from swarm.core.step_rule import NUM_CERTIFIED_NORMS, norms_after, why_skipped
 Kind = Literal["skipped", "not_finite", "loss_spike", "stalled"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """A step was skipped by a stage; a peer's work added nothing to one; its loss was far above the last; no step ends."""
+KEPT_NORMS = 1024
+"""Of each stage: a rollback goes back by fewer steps, and then wants those of the steps before."""
 LOSSES = 16
 """The last of them say what a step's loss should be about."""
 SPIKE_FACTOR = 1.3
@@ -90,6 +92,7 @@ class Trouble:
         held = self._norms.setdefault(stage, [])
         norms = [number for _, number in held[-NUM_CERTIFIED_NORMS:]]
         held += [(step, number) for number in norms_after(norm, ())]
+        del held[:-KEPT_NORMS]
         return why_skipped(norm, norms, factor=self.settings.optimizer.skip_norm_factor)
 
     def spiked(self, loss: float) -> str | None:

@@ -95,7 +95,7 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
                 if event["event"] == "notice"
             ]
             held = [Notice.from_facts(event.facts) for event in Ledger(swarm.run.folder.ledger).events("notice")]
-            assert held == swarm.coordinator.notices
+            assert held == list(swarm.coordinator.notices)
 
     asyncio.run(scenario())
 
