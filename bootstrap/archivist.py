@@ -84,7 +84,8 @@ class Archivist:
     ) -> Path:
         """Write where the stages begin again as a checkpoint, which a host that is started again begins from.
 
-        `anchored`: whether the states that these are made of were. `begin` is called when all of it is on disk, before anybody can see it: if it raises, nothing is kept.
+        `anchored`: whether the states that these are made of were. `begin` is called when all of it is on disk, before
+        anybody can see it: if it raises, nothing is kept.
         """
         writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
         try:
