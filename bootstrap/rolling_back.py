@@ -140,15 +140,20 @@ class RollingBack:
             last = self.books().num_events
             for event in list(self.ledger.events(ASKED, after=seen)):
                 facts: Any = event.facts
-                if facts["until"] > time.time():
+                if facts["until"] > time.time() and event.number not in self._done():
                     await self._answer(event.number, Wish.from_facts(facts["wish"]))
             seen = last
             await asyncio.sleep(1.0)
 
+    def _done(self) -> set[int]:
+        """Numbers of the wishes that this host, or an earlier process of it, has granted or refused."""
+        done: list[Any] = [event.facts for event in self.ledger.events(ANSWERED, "rollback")]
+        return {facts["asked"] for facts in done}
+
     async def _answer(self, number: int, wish: Wish) -> None:
         geneses: list[Genesis] = []
         try:
-            made, geneses = await self.carry_out(wish)
+            made, geneses = await self.carry_out(wish, asked=number)
             done, text = True, f"gone back to version {made.to}; the run goes on as version {geneses[0].version}"
         except (LocalError, RemoteError, SettingsError, TransientError, TimeoutError) as error:
             done, text = False, str(error) or "it took too long to get the states"
@@ -157,7 +162,7 @@ class RollingBack:
         if done:
             await self._tell_all(geneses, made.to)
 
-    async def carry_out(self, wish: Wish) -> tuple[Plan, list[Genesis]]:
+    async def carry_out(self, wish: Wish, *, asked: int) -> tuple[Plan, list[Genesis]]:
         """What was done, and the geneses of which the peers are still to be told.
 
         Raises SettingsError if the wish cannot be granted, TransientError or TimeoutError if the states cannot be had.
@@ -180,6 +185,7 @@ class RollingBack:
             for stage, state in enumerate(states)
         ]
         facts: dict[str, Value] = {
+            "asked": asked,
             "from": done,
             "to": made.to,
             "version": version,

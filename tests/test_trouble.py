@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bootstrap.ledger import Ledger
 from bootstrap.trouble import LOSSES, Notice, Trouble
 from swarm.core.data_order import DataOrder
@@ -100,6 +102,7 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
     asyncio.run(scenario())
 
 
+@pytest.mark.soak
 def test_a_loss_that_is_not_finite_costs_its_own_microbatches_and_no_more(tmp_path: Path) -> None:
     manifest = manifest_of(batch={"target_tokens": 512}, optimizer={"total_steps": 6}, limits={"founders_per_stage": 2})
 
