@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from bootstrap.ledger import Ledger
+from bootstrap.progress import PeerFigures
 from bootstrap.trouble import LOSSES, Notice, Trouble
 from swarm.core.data_order import DataOrder
 from swarm.core.ids import MicrobatchId, PeerId
 from tests.exhibits import small_settings
+from tests.hosted import hosted
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
 PEER = PeerId("peer")
@@ -53,6 +55,24 @@ def test_a_notice_tells_of_its_data_as_ranges_of_the_training_file() -> None:
         (0, order.microbatches_per_chunk),
         (order.microbatches_per_chunk, order.microbatches_per_chunk + 1),
     ]
+
+
+def test_silence_is_told_once_for_each_version_that_is_not_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with hosted(tmp_path) as host:
+            coordinator = host.coordinator
+            coordinator.progress.peers[PEER] = PeerFigures(1, 0.0, 0.0)
+            coordinator.progress.steps[0].ids[0] = {0}  # stage 0 has ended the step, stage 1 has not
+            coordinator._notice_silence()
+            assert not coordinator.notices  # it has only just begun
+            coordinator._heard_at -= 10_000
+            coordinator._notice_silence()
+            coordinator._notice_silence()
+            (notice,) = coordinator.notices
+            assert (notice.kind, notice.step, notice.stage, notice.peers) == ("stalled", 0, 1, (PEER,))
+            assert host.events[-1]["kind"] == "stalled"
+
+    asyncio.run(scenario())
 
 
 def notices_of(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
