@@ -580,8 +580,6 @@ class StageRounds:
 
         name = next_chain.name
         new = await self.driver.parts.next_version(state, result, bodies, name)
-        if self.chain is not chain:  # another state was loaded meanwhile, which this step does not follow from
-            return
         replica.swap(new)
         self.chain = next_chain
         self.results[int(state.step)] = (result, bodies)

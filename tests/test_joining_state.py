@@ -356,8 +356,7 @@ def test_a_peer_that_went_back_to_a_step_which_it_leads_comes_on_again(tmp_path:
             leader = chain.leaders(Step(chain.version))[0]
             (back,) = [peer.rounds for peer in swarm.of_stage(1) if peer.peer_id == leader]
             await swarm.until_version(5)
-            back.replica.restore(state)
-            back.rebase(chain)
+            await back.begin_again(state, chain)
             await swarm.until(lambda: bool(of_all()), timeout_s=60.0)
             return of_all()[0]
 
