@@ -18,3 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function) -> Function:
     """Machine code of `function`, built at its first call, kept on disk, run without the GIL."""
     return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def inlined(function: Function) -> Function:
+    """As `compiled`, and made part of whatever compiled function calls it."""
+    return cast(Function, njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function))

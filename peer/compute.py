@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,23 +27,33 @@ class Urgency(IntEnum):
 PATIENCE = 8
 """One job in this many is the least urgent that waits, so that evaluation goes on under full load."""
 
+Rank = tuple[int, int, Urgency]
+"""Lower goes first: of what comes and goes on hops what belongs to the older step, so that steps end."""
+
 
 @dataclass(frozen=True)
 class _Job:
     call: Callable[[], Any]
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    urgency: Urgency
+    since: float
 
 
 class WorkThread:
-    """One thread that runs jobs, most urgent first, first come first served within an urgency.
+    """One thread that runs jobs, most urgent first, then those of the older step, then first come first served.
 
     A job whose waiter was cancelled before it began is skipped. `busy_s` is the time spent in jobs so far.
     """
 
+    audits_wait_s = 0.0
+    """Audits younger than this are made only when nothing else waits."""
+
     def __init__(self, name: str, *, on_start: Callable[[], None] | None = None) -> None:
         self.busy_s = 0.0
-        self._waiting: dict[Urgency, deque[_Job]] = {urgency: deque() for urgency in Urgency}
+        self._waiting: defaultdict[Rank, deque[_Job]] = defaultdict(deque)
+        self._mean_s: dict[Urgency, float] = {}
+        self._running: Urgency | None = None
         self._num_taken = 0
         self._wake = threading.Condition()
         self._closing = False
@@ -53,14 +63,30 @@ class WorkThread:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, urgency: Urgency, job: Callable[[], Result]) -> Result:
+    @property
+    def backlog_s(self) -> float:
+        """Seconds until a microbatch that came now would begin, by what such jobs have taken so far."""
+        with self._wake:
+            ahead = [job.urgency for jobs in self._waiting.values() for job in jobs if job.urgency <= Urgency.FORWARD]
+            if self._running is not None:
+                ahead.append(self._running)
+            return sum((self._mean_s.get(urgency, 0.0) for urgency in ahead), 0.0)
+
+    @property
+    def visit_s(self) -> float:
+        """Seconds that a microbatch takes, forward and backward, by what such jobs have taken so far."""
+        return self._mean_s.get(Urgency.FORWARD, 0.0) + self._mean_s.get(Urgency.BACKWARD, 0.0)
+
+    async def run(self, urgency: Urgency, job: Callable[[], Result], *, step: int = 0) -> Result:
         """The job's result, or its exception. Raises TransientError when the thread is closing."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         with self._wake:
             if self._closing:
                 raise TransientError("this peer is shutting down")
-            self._waiting[urgency].append(_Job(job, future, loop))
+            hops = Urgency.BACKWARD if urgency == Urgency.FORWARD else urgency
+            rank = (int(hops), step, urgency)
+            self._waiting[rank].append(_Job(job, future, loop, urgency, time.monotonic()))
             self._wake.notify()
         return await future
 
@@ -69,8 +95,7 @@ class WorkThread:
         with self._wake:
             self._closing = True
             dropped = [job for jobs in self._waiting.values() for job in jobs]
-            for jobs in self._waiting.values():
-                jobs.clear()
+            self._waiting.clear()
             self._wake.notify()
         for job in dropped:
             job.loop.call_soon_threadsafe(_settle, job.future, None, TransientError("this peer is shutting down"))
@@ -92,13 +117,17 @@ class WorkThread:
                 return
             if job.future.cancelled():
                 continue
+            self._running = job.urgency
             started = time.perf_counter()
             result, error = None, None
             try:
                 result = job.call()
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, who decides
                 error = caught
-            self.busy_s += time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self.busy_s += seconds
+            self._mean_s[job.urgency] = 0.8 * self._mean_s.get(job.urgency, seconds) + 0.2 * seconds
+            self._running = None
             try:
                 job.loop.call_soon_threadsafe(_settle, job.future, result, error)
             except RuntimeError:  # the loop is closed: nobody waits any more
@@ -106,11 +135,21 @@ class WorkThread:
             del job, result, error  # a finished job must not keep its tensors alive until the next comes
 
     def _next(self) -> _Job | None:
-        held = [jobs for urgency, jobs in sorted(self._waiting.items()) if jobs and self.may_begin(urgency)]
+        held = [rank for rank in sorted(self._waiting) if self.may_begin(rank[2])]
         if not held:
             return None
         self._num_taken += 1
-        return held[-1 if self._num_taken % PATIENCE == 0 else 0].popleft()
+        rank = held[0]
+        if self._num_taken % PATIENCE == 0:
+            young = time.monotonic() - self.audits_wait_s
+            rank = next(
+                (it for it in reversed(held) if it[2] != Urgency.AUDIT or self._waiting[it][0].since <= young), rank
+            )
+        jobs = self._waiting[rank]
+        job = jobs.popleft()
+        if not jobs:
+            del self._waiting[rank]
+        return job
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

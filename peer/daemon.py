@@ -424,6 +424,7 @@ class PeerDaemon:
         """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
         stage = chain.stage
         compute = WorkThread("compute", on_start=lambda: torch.set_num_threads(self.volunteer.threads))
+        compute.audits_wait_s = settings.deadlines.step_s
         exact = WorkThread("exact")
         replica = StageReplica(settings, model, state, clip_norm=stage_clip_norm(settings, stage))
         snapshots = SnapshotStore(folder / f"snapshots-{self.identity.peer_id[-8:]}", stage)

@@ -4,6 +4,7 @@ Whoever sends work keeps it until it is answered.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -31,6 +32,9 @@ from verification.papers import Bytes
 log = logging.getLogger(__name__)
 
 METHOD = "forward"
+ROOM = "room"
+ASK_S = 0.5
+"""Whoever has not said by then how long work would wait there is not waited for."""
 MAX_HOP_ATTEMPTS = 12
 
 
@@ -128,6 +132,7 @@ class Downstream:
         give_up_at = time.monotonic() + self._settings.deadlines.hop_s
         attempts = 0
         while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
+            await asyncio.gather(*(self._ask(peer) for peer in self._wiring.worth_asking(now=time.monotonic())))
             try:
                 route = self._wiring.choose(now=time.monotonic())
             except NoPeerAvailable as missing:
@@ -173,6 +178,15 @@ class Downstream:
                     self._wiring.cancelled(route.peer_id)
                 return answer
         raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
+
+    async def _ask(self, peer: PeerId) -> None:
+        """How long a microbatch would wait there; who does not say so now is not chosen while others do."""
+        with contextlib.suppress(TransientError, RemoteError):
+            reply = await self._transport.call(peer, ROOM, Message({}), timeout_s=ASK_S, max_body_bytes=0)
+            fields = Fields("room answer", reply.meta)
+            waits_s = fields.number("waits_s")
+            fields.done()
+            self._wiring.told(peer, waits_s, now=time.monotonic())
 
     async def _send_to(self, peer: PeerId, activation: Activation, own_stage: StageIndex, run_id: str) -> Answer:
         birth = activation.birth
@@ -246,7 +260,7 @@ class Downstream:
                     ProtocolViolation(message=answer_header, part=0, body=reply.body), error
                 ) from error
 
-        grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode)
+        grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode, step=birth.step)
         self.keep(replace(exchange, gradient=answer_header, answer=reply.body))
         return Answer(loss_sum, num_targets, grad_y, answer_header, header, reply.body)
 

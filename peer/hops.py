@@ -6,6 +6,7 @@ Whoever sends work keeps it until it is answered, and sends it to another peer i
 import hashlib
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -15,7 +16,7 @@ import torch
 
 from peer.adversary import HONEST, Adversary, At
 from peer.compute import Urgency, WorkThread
-from peer.downstream import METHOD, Activation, Answer, Downstream, HopCounters, Refused
+from peer.downstream import METHOD, ROOM, Activation, Answer, Downstream, HopCounters, Refused
 from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
 from peer.permit import Permit
@@ -28,6 +29,7 @@ from swarm.core.contribution import Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.room import Room
 from swarm.core.settings import RunSettings
 from swarm.identity import Identity
 from swarm.model.stage import Saved, Weights
@@ -106,6 +108,7 @@ class HopServer:
         self._gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
         self._in_flight = 0
+        self._room = Room()
         self.on_violation: Callable[[ProtocolViolation], None] = lambda case: None
         """Told of activations that no honest program sends."""
         self.draining = False
@@ -117,7 +120,14 @@ class HopServer:
     def serve(self, transport: Transport) -> None:
         """Begin to take microbatches."""
         self._codec_bytes = self._codec.encoded_bytes(self._shape)
+        transport.serve(ROOM, self.on_room, max_body_bytes=0)
         transport.serve(METHOD, self.on_forward, max_body_bytes=self._codec_bytes + 4 * self._shape[0] * self._shape[1])
+
+    async def on_room(self, sender: PeerId, request: Message) -> Message:
+        """How long a microbatch would wait here."""
+        Fields("room call", request.meta).done()
+        self._check_room()
+        return Message({"waits_s": self._room.waits_s(self._compute.backlog_s, now=time.monotonic())})
 
     @property
     def in_flight(self) -> int:
@@ -136,6 +146,7 @@ class HopServer:
             self._counters.refused += 1
             return Message({"status": refusal.status, "reason": str(refusal)})
         self._in_flight += 1
+        self._room.taken(self._compute.visit_s, now=time.monotonic())
         try:
             return await self._serve_admitted(sender, birth, header, request.body)
         except Refused as refusal:
@@ -153,11 +164,7 @@ class HopServer:
         if birth.era != gate.era:  # the run was rolled back, of which one of the two does not know yet
             status = "behind" if birth.era > gate.era else "closed"
             raise Refused(status, f"microbatch of era {birth.era}, this is {gate.era}")
-        if self.draining:
-            raise Refused("busy", "this peer is leaving")
-        self._check_permit()
-        if self._in_flight >= 2 * self._settings.limits.max_in_flight:
-            raise Refused("busy", f"{self._in_flight} microbatches in flight")
+        self._check_room()
         if birth.shape[0:2] != self._shape[:2]:
             raise RemoteError("protocol", f"microbatch of shape {birth.shape}, not {self._shape[:2]}", birth.source)
         if birth.kind == "evaluate":
@@ -183,6 +190,13 @@ class HopServer:
             raise Refused("busy", "the papers of more microbatches cannot be kept")
         if not self._replica.can_compute(step):
             raise Refused("behind", f"version {gate.version} was loaded here: step {step} needs the next one")
+
+    def _check_room(self) -> None:
+        if self.draining:
+            raise Refused("busy", "this peer is leaving")
+        self._check_permit()
+        if self._in_flight >= 2 * self._settings.limits.max_in_flight:
+            raise Refused("busy", f"{self._in_flight} microbatches in flight")
 
     def _check_permit(self) -> None:
         if self.permit.withheld:
@@ -269,7 +283,7 @@ class HopServer:
                 replica.sum_of(step).not_finite.add(birth.microbatch_id)
             return loss_sum, num_targets, _encoded(self._gradient_codec, grad_x), version, not known
 
-        loss_sum, num_targets, encoded, version, counted = await self._compute.run(Urgency.FORWARD, compute)
+        loss_sum, num_targets, encoded, version, counted = await self._compute.run(Urgency.FORWARD, compute, step=step)
         self._counters.microbatches += 1
         self._gate.work_done(step)
         own = self._gradient_header(sender, birth, (header.digest(),), encoded, version)
@@ -304,12 +318,12 @@ class HopServer:
             y = self.adversary.activation(at, weights, x, y)
             return self.pack(birth, version, (birth.digest(), header.digest()), y, view[activation_bytes:]), saved
 
-        activation, saved = await self._compute.run(Urgency.FORWARD, forward)
+        activation, saved = await self._compute.run(Urgency.FORWARD, forward, step=step)
         self._exchanges.keep(_exchange(birth, header, view, activation_bytes))
         answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
         grad_x, counted = await self.backward(birth, activation, saved, answer, header.digest())
         assert grad_x is not None
-        encoded = await self._compute.run(Urgency.BACKWARD, lambda: _encoded(self._gradient_codec, grad_x))
+        encoded = await self._compute.run(Urgency.BACKWARD, lambda: _encoded(self._gradient_codec, grad_x), step=step)
         assert answer.header is not None
         parents = (header.digest(), answer.header.digest())
         own = self._gradient_header(sender, birth, parents, encoded, activation.version)
@@ -368,7 +382,7 @@ class HopServer:
                 replica.record(step, _work(birth, activation.version, input_header, output_header))
             return grad_x, not known
 
-        made = await self._compute.run(Urgency.BACKWARD, compute)
+        made = await self._compute.run(Urgency.BACKWARD, compute, step=step)
         self._counters.microbatches += 1
         self._gate.work_done(step)
         return made

@@ -145,7 +145,7 @@ class Source:
             y = adversary.activation(at, weights, tokens, y)
             return self.server.pack(birth, version, (birth.digest(),), y, ids_bytes(targets_BL)), saved
 
-        activation, saved = await self.compute.run(Urgency.FORWARD, forward)
+        activation, saved = await self.compute.run(Urgency.FORWARD, forward, step=ticket.step)
         answer = await self.downstream.send(activation, replica.stage, run_id=self.run_id)
         _, counted = await self.server.backward(birth, activation, saved, answer, birth.digest())
         if counted:

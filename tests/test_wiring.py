@@ -189,6 +189,40 @@ def test_a_peer_that_left_gets_nothing_though_it_still_owes_answers() -> None:
     assert OTHER in {wiring.choose(now=200.0).peer_id for _ in range(9)}
 
 
+def test_the_shortest_queue_is_chosen_while_its_word_is_fresh() -> None:
+    wiring = _wiring(FAST, SLOW, OTHER)
+    for _ in range(3):
+        wiring.choose(now=0.0)
+    for peer, waits_s in ((FAST, 3.0), (SLOW, 0.5), (OTHER, 2.0)):
+        wiring.told(peer, waits_s, now=10.0)
+    assert [wiring.choose(now=10.5).peer_id for _ in range(3)] == [SLOW, OTHER, FAST]  # a word is for one microbatch
+    wiring.told(SLOW, 0.0, now=10.5)
+    wiring.told(OTHER, 9.0, now=11.6)
+    assert wiring.choose(now=11.6).peer_id == OTHER  # what the other said is old
+
+
+def test_a_peer_that_always_has_room_but_answers_late_loses_its_traffic() -> None:
+    wiring = _wiring(FAST, SLOW)
+    chosen = []
+    for now in range(100):
+        wiring.told(SLOW, 0.0, now=float(now))
+        wiring.told(FAST, 1.0, now=float(now))
+        chosen.append(wiring.choose(now=float(now)).peer_id)
+        wiring.finished(chosen[-1], 10.0 if chosen[-1] == FAST else 30.0)
+    assert chosen.count(SLOW) < 10
+
+
+def test_only_those_that_take_long_are_worth_asking() -> None:
+    wiring = _wiring(FAST, SLOW, OTHER)
+    assert wiring.worth_asking(now=0.0) == ()
+    for _ in range(3):
+        wiring.finished(wiring.choose(now=0.0).peer_id, 40.0)
+    wiring.choose(now=0.0)
+    assert set(wiring.worth_asking(now=0.0)) == {FAST, SLOW, OTHER}
+    wiring.update({FAST})
+    assert wiring.worth_asking(now=0.0) == ()
+
+
 def test_nobody_known_is_said_with_the_remedy() -> None:
     wiring = _wiring()
     with pytest.raises(NoPeerAvailable, match="swarm join --stage 1") as caught:

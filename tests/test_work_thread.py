@@ -41,6 +41,60 @@ def test_backward_goes_before_forward_and_the_round_before_both() -> None:
     assert asyncio.run(main()) == ["ROUND", "BACKWARD", "FORWARD", "EVALUATE"]
 
 
+def test_of_hops_the_older_step_goes_first() -> None:
+    async def main() -> list[tuple[str, int]]:
+        thread, gate, first = await _held_thread()
+        order: list[tuple[str, int]] = []
+        jobs = [
+            asyncio.ensure_future(thread.run(urgency, lambda it=(urgency.name, step): order.append(it), step=step))
+            for step in (8, 7)
+            for urgency in (Urgency.FORWARD, Urgency.BACKWARD)
+        ]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, *jobs), 10)
+        thread.close(timeout_s=10)
+        return order
+
+    assert asyncio.run(main()) == [("BACKWARD", 7), ("FORWARD", 7), ("BACKWARD", 8), ("FORWARD", 8)]
+
+
+@pytest.mark.parametrize("audits_wait_s", [0.0, 60.0])
+def test_young_audits_fill_gaps_only(audits_wait_s: float) -> None:
+    async def main() -> int:
+        thread, gate, first = await _held_thread()
+        thread.audits_wait_s = audits_wait_s
+        order: list[str] = []
+        jobs = [asyncio.ensure_future(thread.run(Urgency.AUDIT, lambda: order.append("audit")))]
+        jobs += [asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: order.append("forward"))) for _ in range(40)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, *jobs), 10)
+        thread.close(timeout_s=10)
+        return order.index("audit")
+
+    assert asyncio.run(main()) == 40 if audits_wait_s else asyncio.run(main()) < PATIENCE
+
+
+def test_the_backlog_is_what_waits_at_the_seconds_it_has_taken() -> None:
+    async def main() -> tuple[float, float]:
+        thread = WorkThread("test")
+        await asyncio.wait_for(thread.run(Urgency.FORWARD, lambda: threading.Event().wait(0.1)), 10)
+        idle_s = thread.backlog_s
+        gate = threading.Event()
+        jobs = [asyncio.ensure_future(thread.run(Urgency.FORWARD, lambda: gate.wait(10))) for _ in range(4)]
+        await asyncio.sleep(0)
+        waits_s = thread.backlog_s
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(*jobs), 10)
+        thread.close(timeout_s=10)
+        return idle_s, waits_s
+
+    idle_s, waits_s = asyncio.run(main())
+    assert idle_s == 0
+    assert waits_s >= 0.3
+
+
 def test_evaluation_is_served_under_full_load() -> None:
     async def main() -> int:
         thread, gate, first = await _held_thread()

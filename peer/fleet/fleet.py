@@ -28,7 +28,10 @@ HEADERS = 1.05
 """Bytes on the line for each byte of a message, as in `swarm.core.plan`."""
 PACKET_BYTES = 1460
 DONORS, DONOR_SHARE = 8, 0.25
-"""A joiner's chunks come from so many donors, each of which gives that share of its uplink."""
+"""A joiner's chunks come from so many donors, each of which gives that share of its uplink. It asks twice as many, and
+takes those that give least to others."""
+DONOR_MOST = 0.75
+"""Of a donor's uplink, to all joiners together."""
 REVEALED_AFTER = 2
 SAMPLE_S = 10.0
 LONGEST_STEP = 2.0
@@ -43,7 +46,7 @@ RECORD_BYTES = 400
 RECORD_COPIES = 5
 """Nodes of the directory that hold a record."""
 CALL_BYTES = 250
-"""A small call and its answer, headers included: watches, grants, microbatch receipts, votes."""
+"""A small call and its answer, headers included: watches, grants, votes, and each question whether a peer has room."""
 BUCKETS = 16
 """Of a stage's records, one of which is read to learn of the stage as a whole."""
 
@@ -67,6 +70,11 @@ class _Peer:
     lies_since: int = 0
     """Version at which a liar became a member."""
     banned_at: int = -1
+    rate: float = 0.0
+    """What it could do in a second, of all stages' work for one microbatch."""
+    in_oracle: bool = False
+    gives: int = 0
+    """Joiners that download from it."""
 
 
 @dataclass
@@ -140,7 +148,9 @@ class Fleet:
             num_work,
             delay_s=self._delay_s,
             redo_stage=scenario.run.recovery == "stage",
-            busy_s=scenario.run.busy_s or math.inf,
+            ask_s=round_trip_s,
+            audits=scenario.trust.audits,
+            latest_audit_s=scenario.trust.audits * model.step_s,
         )
         self._slots: deque[int] = deque(range(num_slots))
         self._by_slot: dict[int, _Peer] = {}
@@ -152,7 +162,8 @@ class Fleet:
         self._version = [0] * self._num_stages
         """Rounds that have ended."""
         self._in_round: list[list[tuple[_Peer, int]] | None] = [None] * self._num_stages
-        self._rate = np.zeros(num_slots)
+        self._ready: list[_Peer] = []
+        """Who waits for the oracle's next version."""
         self._deadline = AdaptiveDeadline(limit_s=4 * self._fill_s + model.step_s, floor_s=5.0, factor=1.5)
         self._expiry_set = -1
         self._granting, self._granting_since = -1, 0.0
@@ -185,6 +196,8 @@ class Fleet:
         outcome.counts["lost_microbatches"] = int(counters[flows.KILLED])
         outcome.counts["lost_with_their_source"] = int(counters[flows.ORPHANED])
         outcome.counts["redone_hops"] = int(counters[flows.REDONE])
+        asked = int(counters[flows.CHOICES]) * self.scenario.fleet.fanout
+        outcome.stage_bytes["control"] += asked * CALL_BYTES
         outcome.stage_bytes["activations"] = float(counters[flows.SENT]) * self.scenario.model.activation_mbytes * 1e6
         outcome.trip_s = self._median_trip_s()
         outcome.wall_s, outcome.cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
@@ -207,6 +220,7 @@ class Fleet:
             peer.is_proven = True
             self._placed(peer, +1)
             self._admit(peer)
+            self._oracle_has(peer, is_there=True)
         power = sum(self._useful_power(peer) for peer in self._present.values())
         self.flow.counters[flows.TARGET] = max(
             self._num_stages, round(power / sum(self._costs) * scenario.model.step_s)
@@ -217,6 +231,7 @@ class Fleet:
             self._at(self.rng.expovariate(part.peers / law.mean_s), self._someone_comes)
         self._at(scenario.run.warm_up_s, self._begin_to_measure)
         self._at(scenario.run.decide_s, self._decide)
+        self._at(scenario.model.step_s, self._oracles_version)
         self._at(SAMPLE_S, self._sample)
         for event in scenario.events:
             self._at(scenario.run.warm_up_s + event.at_s, lambda event=event: self._befall(event))  # type: ignore[misc]
@@ -275,20 +290,21 @@ class Fleet:
         """Of the stage's state, from its members, a bounded share of whose uplinks it takes."""
         peer.state = "joining" if peer.state == "joining" else "moving"
         flow, stage = self.flow, peer.stage
-        num = int(flow.num_members[stage])
-        donors = [int(flow.members[stage, place]) for place in self.rng.sample(range(num), min(DONORS, num))]
-        given = max(1, len(donors)) * DONOR_SHARE * self._up_bytes_per_s
+        num = int(flow.stages[stage, flows.MEMBERS])
+        asked = [self._by_slot[flow.members[stage, at]] for at in self.rng.sample(range(num), min(2 * DONORS, num))]
+        holders = sorted(asked, key=lambda donor: donor.gives)[:DONORS]
+        shares = [min(DONOR_SHARE, DONOR_MOST / (donor.gives + 1)) for donor in holders]
+        given = (sum(shares) or DONOR_SHARE) * self._up_bytes_per_s  # without members the host gives
         size = self.scenario.model.state_mbytes * 1e6
         seconds = size / min(self._down_bytes_per_s, given)
-        for donor in donors:
-            self._burden(donor, 1 / (1 - DONOR_SHARE))
+        for donor in holders:
+            self._burden(donor, +1)
         self.outcome.stage_bytes["states"] += size
-        holders = [self._by_slot[donor] for donor in donors]
 
         def downloaded() -> None:
             for donor in holders:
-                if donor.slot >= 0 and donor.state in ("member", "draining"):
-                    self._burden(donor.slot, 1 - DONOR_SHARE)
+                if donor.slot >= 0 and donor.stage == stage:
+                    self._burden(donor, -1)
             if peer.state == "gone":
                 return
             replays = 0 if peer.is_proven else self.scenario.trust.probation_replays
@@ -297,16 +313,22 @@ class Fleet:
 
         self._at(self.now + seconds, downloaded)
 
-    def _burden(self, slot: int, factor: float) -> None:
+    def _burden(self, peer: _Peer, more: int) -> None:
         """The uplink of a donor has less, or again more, for activations."""
-        self._tell_ideal()
-        self.flow.peers["send_s"][slot] *= factor
-        self._set_rate(slot)
+        peer.gives += more
+        self.flow.peers["send_s"][peer.slot] = self._send_beside_s(peer)
+        self._set_rate(peer)
+
+    def _send_beside_s(self, peer: _Peer) -> float:
+        """Of one activation, beside what the peer gives to joiners."""
+        return self._send_s / (1 - min(DONOR_SHARE * peer.gives, DONOR_MOST))
 
     def _wait_for_admission(self, peer: _Peer) -> None:
         if peer.state == "gone":
             return
-        if self.flow.num_members[peer.stage] == 0:  # the host begins the stage anew from its anchor
+        if not peer.in_oracle:
+            self._ready.append(peer)
+        if self.flow.stages[peer.stage, flows.MEMBERS] == 0:  # the host begins the stage anew from its anchor
             self._admit(peer)
             return
         peer.state = "waiting"
@@ -314,41 +336,54 @@ class Fleet:
 
     def _admit(self, peer: _Peer) -> None:
         """A member from now on."""
-        self._tell_ideal()
         flow, stage, slot = self.flow, peer.stage, self._slots.popleft()
         peer.slot, peer.state, peer.is_proven, peer.settled_at = slot, "member", True, self.now
         peer.lies_since = self._version[stage]
         self._by_slot[slot] = peer
-        compute_s = self._costs[stage] / peer.power / (1 - self.scenario.trust.audits)
+        compute_s = self._costs[stage] / peer.power
         forward = self.scenario.model.forward_share
         window = max(1, math.ceil(self._fill_s / self._source_s(peer.power)))
-        flow.peers[slot] = (-1, 0, window, 0, forward * compute_s, (1 - forward) * compute_s, self._send_s) + (
-            self.now,
-        ) * 2
-        flow.done[slot] = 0
-        flows.join(flow, slot, stage)
-        self._set_rate(slot)
-        if stage == 0:
-            flows.start(flow, slot, self.now)
+        one = flow.peers[slot]
+        one["forward_s"], one["backward_s"] = forward * compute_s, (1 - forward) * compute_s
+        one["send_s"], one["window"] = self._send_s, window
+        one["owes_s"] = self.rng.random() * compute_s
+        flows.join(flow, slot, stage, self.now)
+        self._set_rate(peer)
 
     def _source_s(self, power: float) -> float:
         """Seconds between two microbatches that a source of this power begins."""
         return max(self._costs[0] / power / (1 - self.scenario.trust.audits), self._send_s)
 
-    def _set_rate(self, slot: int) -> None:
-        """What the peer could do in a second, of all stages' work for one microbatch."""
-        flow, peer = self.flow, self._by_slot[slot]
-        stage = peer.stage
-        sends = 1 if stage in (0, self._num_stages - 1) else 2
-        it = flow.peers[slot]
-        visit_s = max(float(it["forward_s"] + it["backward_s"]), sends * float(it["send_s"]))
-        rate = 0.0 if peer.is_liar else self._costs[stage] / sum(self._costs) / visit_s
-        self._ideal_rate += rate - self._rate[slot]
-        self._rate[slot] = rate
+    def _set_rate(self, peer: _Peer) -> None:
+        self._tell_ideal()
+        before = peer.rate if peer.in_oracle else 0.0
+        cost = self._costs[peer.stage]
+        sends = 1 if peer.stage in (0, self._num_stages - 1) else 2
+        visit_s = max(cost / peer.power / (1 - self.scenario.trust.audits), sends * self._send_beside_s(peer))
+        peer.rate = 0.0 if peer.is_liar else cost / sum(self._costs) / visit_s
+        if peer.in_oracle:
+            self._ideal_rate += peer.rate - before
+
+    def _oracle_has(self, peer: _Peer, is_there: bool) -> None:
+        if peer.in_oracle != is_there:
+            self._tell_ideal()
+            self._ideal_rate += peer.rate if is_there else -peer.rate
+            peer.in_oracle = is_there
+
+    def _oracles_version(self) -> None:
+        """The oracle is never late with a step, and admits as many newcomers with its version as the rules allow."""
+        ready = [peer for peer in self._ready if peer.state != "gone"]
+        room = math.ceil(self.scenario.trust.admitted_share * sum(peer.in_oracle for peer in self._present.values()))
+        for peer in ready[:room]:
+            self._set_rate(peer)
+            self._oracle_has(peer, is_there=True)
+        self._ready = ready[room:]
+        self._at(self.now + self.scenario.model.step_s, self._oracles_version)
 
     def _leave(self, peer: _Peer) -> None:
         if peer.state == "gone":
             return
+        self._oracle_has(peer, is_there=False)
         if peer.is_warned and peer.state == "member":
             self._drain(peer, lambda: self._vanish(peer))
         else:
@@ -356,25 +391,15 @@ class Fleet:
 
     def _drain(self, peer: _Peer, then: Callable[[], None]) -> None:
         """No new work; what is under way has until the drain deadline."""
-        self._tell_ideal()
         peer.state = "draining"
-        self._ideal_rate -= self._rate[peer.slot]
-        self._rate[peer.slot] = 0.0
         flows.drain(self.flow, peer.slot)
-        self._at(self.now + self.scenario.sessions.drain_s, lambda: self._end_drain(peer, then))
-
-    def _end_drain(self, peer: _Peer, then: Callable[[], None]) -> None:
-        flow = self.flow
-        if self.scenario.run.hands_over_sum and peer.slot >= 0 and flow.num_members[peer.stage]:
-            heir = flow.members[peer.stage, self.rng.randrange(int(flow.num_members[peer.stage]))]
-            flow.done[heir] += flow.done[peer.slot]
-            flow.done[peer.slot] = 0
-        then()
+        self._at(self.now + self.scenario.sessions.drain_s, then)
 
     def _vanish(self, peer: _Peer, *, notice_s: float = 0.0) -> None:
         """Gone with what it holds. A broken stream is noticed at once, silence only when the lease is over."""
         if peer.state == "gone":
             return
+        self._oracle_has(peer, is_there=False)
         self.outcome.counts["departures"] += 1
         self._placed(peer, -1)
         if peer.state == "waiting":
@@ -386,9 +411,7 @@ class Fleet:
     def _leave_stage(self, peer: _Peer, notice_s: float) -> None:
         if peer.slot < 0:
             return
-        self._tell_ideal()
-        self._ideal_rate -= self._rate[peer.slot]
-        self._rate[peer.slot] = 0.0
+        peer.gives = 0
         self._wasted("lost_sums", peer.stage, int(self.flow.done[peer.slot].sum()))
         back_at = flows.lose(self.flow, peer.slot, self.now, self.now + notice_s)
         if back_at > self.now and self._is_measured():
@@ -407,15 +430,15 @@ class Fleet:
         flow = self.flow
         if not flows.is_full(flow, stage) or self._in_round[stage] is not None:
             return
-        step = int(flow.open_step[stage])
+        step = int(flow.stages[stage, flows.OPEN])
         parity = step & 1
         taken = []
-        for place in range(int(flow.num_members[stage])):
+        for place in range(int(flow.stages[stage, flows.MEMBERS])):
             slot = int(flow.members[stage, place])
             taken.append((self._by_slot[slot], int(flow.done[slot, parity])))
             flow.done[slot, parity] = 0
-        flow.stage_done[stage, parity] = flow.void[stage, parity] = 0
-        flow.open_step[stage] = step + 1
+        flow.stages[stage, flows.DONE + parity] = flow.stages[stage, flows.VOID + parity] = 0
+        flow.stages[stage, flows.OPEN] = step + 1
         self._in_round[stage] = taken
         model, part = self.scenario.model, self.scenario.fleet
         self.outcome.stage_bytes["rounds"] += model.round_mbytes * 1e6 * len(taken)
@@ -434,7 +457,7 @@ class Fleet:
             elif peer.is_liar:
                 self._wasted("refuted", stage, num)
                 self._judge(peer, version, num, len(taken))
-        room = math.ceil(self.scenario.trust.admitted_share * int(self.flow.num_members[stage]))
+        room = math.ceil(self.scenario.trust.admitted_share * int(self.flow.stages[stage, flows.MEMBERS]))
         newcomers = [peer for peer in self._waiting[stage] if not peer.is_proven][:room]
         admitted = [peer for peer in self._waiting[stage] if peer.is_proven] + newcomers
         self._waiting[stage] = [peer for peer in self._waiting[stage] if peer not in admitted]
@@ -468,7 +491,7 @@ class Fleet:
         if step > self._granting:
             self._granting, self._granting_since = step, self.now
         if missing and self.now - self._granting_since > LONGEST_STEP * self.scenario.model.step_s:
-            self.flow.void[:, step & 1] += missing
+            self.flow.stages[:, flows.VOID + (step & 1)] += missing
             counters[flows.GRANTED] = counters[flows.TARGET]
             self.outcome.counts["steps_cut_short"] += 1
         elif missing or step <= self._expiry_set:
@@ -477,7 +500,7 @@ class Fleet:
 
         def expire() -> None:
             before = int(self.flow.counters[flows.KILLED])
-            flows.expire(self.flow, step)
+            flows.expire(self.flow, step, self.now)
             if self.flow.counters[flows.KILLED] > before:
                 self._deadline.missed()
                 self.outcome.counts["stragglers"] += int(self.flow.counters[flows.KILLED]) - before
@@ -571,7 +594,7 @@ class Fleet:
 
     def _added(self) -> float:
         """Microbatches in sums so far."""
-        return float(np.dot(self.flow.added, self._costs) / sum(self._costs))
+        return float(np.dot(self.flow.stages[:, flows.ADDED], self._costs) / sum(self._costs))
 
     def _tell_ideal(self) -> None:
         """What the oracle has done up to now."""
@@ -592,7 +615,7 @@ class Fleet:
         done = int(self.flow.counters[flows.COMPLETED])
         rate, self._done_before = (done - self._done_before) / SAMPLE_S, done
         outcome = self.outcome
-        members = int(self.flow.num_members.sum())
+        members = int(self.flow.stages[:, flows.MEMBERS].sum())
         outcome.series.append((self._since_warm_up(), rate, self._ideal_rate, len(self._present), members))
         self._tell_control(members)
         if self._is_measured():

@@ -1,9 +1,12 @@
 """This is where simulated microbatches pass through the stages, each by itself: compiled, for they are millions.
 
-A peer computes in the order of arrival and sends one activation after another. It chooses among the peers it knows of
-the next stage as `swarm.core.wiring.EarliestFinishWiring` does, from the durations it measured itself, but for one rule
-(whoever is late with the oldest in flight): `tests/test_fleet_flow.py` holds the two against each other. What is not
-about single microbatches (who is a member, when a round begins) is `peer.fleet.fleet`'s, in Python.
+A peer computes one thing at a time, backward before forward and audits when nothing else is there, and sends one
+activation after another. It chooses among the peers it knows of the next stage as `swarm.core.wiring` does, after it
+has asked them all: `tests/test_fleet_flow.py` holds the two against each other. What is not about single microbatches
+(who is a member, when a round begins) is `peer.fleet.fleet`'s, in Python.
+
+An event is the end of what a peer computes: when it then takes the next of its queue, all that has arrived by then is
+there to choose from, so arrivals need no events. Events wait in a ring of short lists, one for each moment.
 """
 
 import math
@@ -12,62 +15,73 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.compiled import compiled
-from swarm.core.wiring import FORGET_AFTER, LOAD_MEMORY, SMOOTHING
+from kernels.compiled import compiled, inlined
+from swarm.core.wiring import BELIEVED, SMOOTHING
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Places in `Flow.counters`
-HEAP, FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, TRIPS, SENT, ORPHANED = range(14)
-NO_PEER_RETRY_S = 1.0
-BUSY_S = 1e6
+FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, TRIPS, SENT, ORPHANED, MOMENT, USED = (
+    range(15)
+)
+# Places in `Flow.settings`
+DELAY_S, ASK_S, REDO_STAGE, AUDITS, LATEST_AUDIT_S = range(5)
+RETRY_S = 1.0
 NUM_TRIPS = 1 << 10
+NUM_MOMENTS = 1 << 17
+"""Lists of events, for so many moments from now on; what is later waits in the list of an earlier moment's."""
+MOMENTS_PER_S = 8192.0
+NOTHING, LOST, AUDIT = -1, -2, -3
+UNTRIED, UNANSWERED = -2.0, -1.0
 
 
 PEER = np.dtype(
     [
-        ("stage", np.int64),  # -1: serves none
-        ("takes", np.int64),  # whether it takes new work: 0 while it drains
-        ("window", np.int64),  # microbatches a source keeps in flight
-        ("in_flight", np.int64),  # of a source
+        # What callers look at, side by side: a choice reads it of many peers.
+        ("stage", np.int32),  # -1: serves none
+        ("takes", np.int32),  # whether it takes new work: 0 while it drains
+        ("backlog_s", np.float64),  # of compute: queue and current
+        ("sends_at", np.float64),  # when the uplink is free
+        ("paced_at", np.float64),  # when it would take the next, were all it took computed whole at once
         ("forward_s", np.float64),
         ("backward_s", np.float64),
         ("send_s", np.float64),  # of one activation through its uplink
-        ("free_at", np.float64),
-        ("sends_at", np.float64),  # when the uplink is free
+        ("begins_at", np.float64),  # of `current`
+        ("queue", np.int32),  # first of what is on its way to it or waits for it; -1: none
+        ("current", np.int32),  # what it computes, or will as soon as that arrives; NOTHING, LOST, AUDIT
+        ("window", np.int32),  # microbatches a source keeps in flight
+        ("in_flight", np.int32),  # of a source
+        ("again_s", np.float64),  # of compute to do for a lost replica before anything else
+        ("owes_s", np.float64),  # of audits
+        ("audited_s", np.float64),
     ]
 )
 KNOWN = np.dtype(
     [
-        ("target", np.int64),
-        ("pending", np.int64),
-        ("duration_s", np.float64),  # below 0: not measured
-        ("load", np.float64),
-        ("last_sent_at", np.float64),
+        ("target", np.int32),
+        ("duration_s", np.float32),  # smoothed; UNTRIED, or UNANSWERED so far
     ]
 )
 WORK = np.dtype(
     [
-        ("at", np.int64),  # stage it is at, or on the way to; -1 at the end of the way back
-        ("is_back", np.int64),
-        ("token", np.int64),  # an event with another token is stale
-        ("step", np.int64),
-        ("counted", np.int64),  # the first stage that has it in its sum: all above have too
-        ("is_active", np.int64),
+        ("at", np.int32),  # stage it is at, or on the way to
+        ("is_back", np.int32),
+        ("step", np.int32),
+        ("counted", np.int32),  # the first stage that has it in its sum: all above have too
+        ("is_active", np.int32),
+        ("is_queued", np.int32),
         ("left_at", np.float64),  # when the last sender had sent all of it
         ("born", np.float64),
     ]
 )
-WAY = np.dtype([("chosen_at", np.float64), ("link", np.int32), ("load_then", np.int32)])
-EVENT = np.dtype([("at", np.float64), ("work", np.int64), ("token", np.int64)])
+LINE = np.dtype([("arrives_at", np.float64), ("next", np.int32), ("urgency", np.int32)])
+WAY = np.dtype([("chosen_at", np.float32), ("link", np.int32)])
+EVENT = np.dtype([("at", np.float64), ("next", np.int32), ("is_set", np.int32)])
 
 
 class Flow(NamedTuple):
-    """P peers, each knowing F of the next stage; S stages; room for M microbatches in flight.
-
-    Few arrays of records: a compiled call counts a reference of each.
-    """
+    """P peers, each knowing F of the next stage; S stages; room for M microbatches in flight."""
 
     peers: Any
     """PEER [P]"""
@@ -77,31 +91,33 @@ class Flow(NamedTuple):
     """KNOWN [P, F]: what a peer knows of the next stage."""
     work: Any
     """WORK [M]: microbatches."""
+    line: Any
+    """LINE [M]: of microbatches, what peers look at to choose the next of their queue; least urgency first."""
     ways: Any
     """WAY [M, S]: how the peer of each stage chose the next."""
     holder: NDArray[np.int32]
     """[S, M]: the peer of each stage that has the microbatch; by stage, for a lost peer's are searched."""
-    free: Ints
+    free: NDArray[np.int32]
     """[M] places in `work`."""
-    heap: Any
-    """EVENT [4 M]"""
+    events: Any
+    """EVENT [P + M]: a peer's, or of a microbatch that waits for a stage without peers."""
+    moments: NDArray[np.int32]
+    """[NUM_MOMENTS] the first event of each."""
     members: NDArray[np.int32]
     """[S, P]"""
-    num_members: Ints
-    open_step: Ints
-    """[S] the step whose round has not begun."""
-    stage_done: Ints
-    """[S, 2]"""
-    void: Ints
-    """[S, 2] microbatches that will not come any more."""
-    added: Ints
-    """[S] microbatches added to a live peer's sum, ever."""
+    stages: Ints
+    """[S, 7]: places below."""
     counters: Ints
     trips_s: Floats
     """The last ones' durations."""
     settings: Floats
-    """Delay in seconds from peer to peer; 1 if only a lost peer's own stage is computed again; seconds of waiting work
-    past which a peer says BUSY."""
+    """Seconds from peer to peer; that asking takes; 1 if only a lost peer's own stage is computed again; seconds of
+    audits that a second of other work makes due; seconds of them that are due at most."""
+
+
+# Places in a row of `Flow.stages`: members; the step whose round has not begun; microbatches in sums of even and odd
+# steps; those that will not come any more; those added to a live peer's sum, ever.
+MEMBERS, OPEN, DONE, VOID, ADDED = 0, 1, 2, 4, 6
 
 
 def empty_flow(
@@ -112,16 +128,18 @@ def empty_flow(
     *,
     delay_s: float,
     redo_stage: bool,
-    busy_s: float = math.inf,
+    ask_s: float = 0.0,
+    audits: float = 0.0,
+    latest_audit_s: float = math.inf,
 ) -> Flow:
     """No peers, no microbatches."""
-    counters = np.zeros(14, np.int64)
+    counters = np.zeros(15, np.int64)
     counters[FREE] = num_work
     counters[CHANCE] = 88172645463325252
     peers = np.zeros(num_peers, PEER)
-    peers["stage"] = -1
+    peers["stage"] = peers["queue"] = peers["current"] = -1
     known = np.zeros((num_peers, fanout), KNOWN)
-    known["target"], known["duration_s"] = -1, -1.0
+    known["target"], known["duration_s"] = -1, UNTRIED
     ways = np.zeros((num_work, num_stages), WAY)
     ways["link"] = -1
     return Flow(
@@ -129,64 +147,61 @@ def empty_flow(
         done=np.zeros((num_peers, 2), np.int64),
         known=known,
         work=np.zeros(num_work, WORK),
+        line=np.zeros(num_work, LINE),
         ways=ways,
         holder=np.full((num_stages, num_work), -1, np.int32),
-        free=np.arange(num_work, dtype=np.int64),
-        heap=np.zeros(4 * num_work, EVENT),
+        free=np.arange(num_work, dtype=np.int32)[::-1].copy(),
+        events=np.zeros(num_peers + num_work, EVENT),
+        moments=np.full(NUM_MOMENTS, -1, np.int32),
         members=np.full((num_stages, num_peers), -1, np.int32),
-        num_members=np.zeros(num_stages, np.int64),
-        open_step=np.zeros(num_stages, np.int64),
-        stage_done=np.zeros((num_stages, 2), np.int64),
-        void=np.zeros((num_stages, 2), np.int64),
-        added=np.zeros(num_stages, np.int64),
+        stages=np.zeros((num_stages, 7), np.int64),
         counters=counters,
         trips_s=np.zeros(NUM_TRIPS),
-        settings=np.array([delay_s, float(redo_stage), busy_s]),
+        settings=np.array([delay_s, ask_s, float(redo_stage), audits / (1 - audits), latest_audit_s]),
     )
 
 
-@compiled
-def _push(flow: Flow, at: float, work: int) -> None:
-    place = flow.counters[HEAP]
-    flow.counters[HEAP] += 1
-    while place > 0:
-        above = (place - 1) >> 1
-        if flow.heap[above].at <= at:
-            break
-        flow.heap[place].at = flow.heap[above].at
-        flow.heap[place].work = flow.heap[above].work
-        flow.heap[place].token = flow.heap[above].token
-        place = above
-    flow.heap[place].at = at
-    flow.heap[place].work = work
-    flow.heap[place].token = flow.work[work].token
+# -- events ---------------------------------------------------------------------------------------------------
+
+
+@inlined
+def _set(flow: Flow, event: int, at: float) -> None:
+    moment = max(int(at * MOMENTS_PER_S), flow.counters[MOMENT])
+    flow.events[event].at = at
+    flow.events[event].is_set = 1
+    flow.events[event].next = flow.moments[moment & (NUM_MOMENTS - 1)]
+    flow.moments[moment & (NUM_MOMENTS - 1)] = event
 
 
 @compiled
-def _pop(flow: Flow) -> None:
-    """Take the first event away."""
-    flow.counters[HEAP] -= 1
-    size = flow.counters[HEAP]
-    at, work, token = flow.heap[size].at, flow.heap[size].work, flow.heap[size].token
-    place = 0
-    while True:
-        below = 2 * place + 1
-        if below >= size:
-            break
-        if below + 1 < size and flow.heap[below + 1].at < flow.heap[below].at:
-            below += 1
-        if flow.heap[below].at >= at:
-            break
-        flow.heap[place].at = flow.heap[below].at
-        flow.heap[place].work = flow.heap[below].work
-        flow.heap[place].token = flow.heap[below].token
-        place = below
-    flow.heap[place].at = at
-    flow.heap[place].work = work
-    flow.heap[place].token = token
+def _unset(flow: Flow, event: int) -> None:
+    if not flow.events[event].is_set:
+        return
+    flow.events[event].is_set = 0
+    moment = max(int(flow.events[event].at * MOMENTS_PER_S), 0) & (NUM_MOMENTS - 1)
+    after = flow.moments[moment]
+    if after == event:
+        flow.moments[moment] = flow.events[event].next
+        return
+    while after >= 0:
+        before, after = after, flow.events[after].next
+        if after == event:
+            flow.events[before].next = flow.events[event].next
+            return
+    # set late, into the moment of that time
+    moment = flow.counters[MOMENT] & (NUM_MOMENTS - 1)
+    after = flow.moments[moment]
+    if after == event:
+        flow.moments[moment] = flow.events[event].next
+        return
+    while after >= 0:
+        before, after = after, flow.events[after].next
+        if after == event:
+            flow.events[before].next = flow.events[event].next
+            return
 
 
-@compiled
+@inlined
 def _chance(flow: Flow, num: int) -> int:
     """A number below `num` (xorshift)."""
     x = flow.counters[CHANCE]
@@ -197,81 +212,104 @@ def _chance(flow: Flow, num: int) -> int:
     return int((x & 0x7FFFFFFFFFFFFFFF) % num)
 
 
+# -- whom to send to ------------------------------------------------------------------------------------------
+
+
 @compiled
 def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
     """Place, among those the caller knows, of the peer of `stage` expected to answer first; -1: none is there."""
     num_known = flow.known.shape[1]
-    each_s, best_s, num_measured = 0.0, math.inf, 0
-    num_there = flow.num_members[stage]
+    best_s = math.inf
+    num_there = flow.stages[stage, MEMBERS]
     for place in range(num_known):
-        peer = flow.known[caller, place].target
+        known = flow.known[caller, place]
+        peer = known.target
         if peer < 0 or flow.peers[peer].takes == 0 or flow.peers[peer].stage != stage:
             if num_there == 0:
                 return -1
-            flow.known[caller, place].target = flow.members[stage, _chance(flow, num_there)]
-            flow.known[caller, place].duration_s = -1.0
-            flow.known[caller, place].load = 0.0
-            flow.known[caller, place].pending = 0
-            flow.known[caller, place].last_sent_at = 0.0
-        elif flow.known[caller, place].duration_s >= 0:
-            each_s += flow.known[caller, place].duration_s / flow.known[caller, place].load
-            best_s = min(best_s, flow.known[caller, place].duration_s)
-            num_measured += 1
-    each_s = each_s / num_measured if num_measured else 1.0
-    if num_measured == 0:
-        best_s = 0.0
+            known.target = flow.members[stage, _chance(flow, num_there)]
+            known.duration_s = UNTRIED
+        elif known.duration_s >= 0:
+            best_s = min(best_s, known.duration_s)
     chosen, soonest_s, first = -1, math.inf, _chance(flow, num_known)
     for turn in range(num_known):
         place = first + turn if first + turn < num_known else first + turn - num_known
-        duration_s, load = flow.known[caller, place].duration_s, flow.known[caller, place].load
-        pending = flow.known[caller, place].pending
-        if duration_s < 0 or (
-            pending == 0 and now > flow.known[caller, place].last_sent_at + FORGET_AFTER * duration_s
-        ):
-            duration_s, load = best_s, 1.0
-        expected_s = duration_s + each_s * (pending + 1 - LOAD_MEMORY * load)
-        if flow.peers[flow.known[caller, place].target].free_at > now + flow.settings[2]:
-            expected_s += BUSY_S  # it would refuse: only if all do
+        known = flow.known[caller, place]
+        it = flow.peers[known.target]
+        expected_s = max(0.0, it.backlog_s, it.sends_at - now, it.paced_at - now)  # what it says
+        if known.duration_s >= 0:
+            expected_s += max(0.0, known.duration_s - BELIEVED * best_s)
+        elif known.duration_s == UNTRIED:
+            expected_s = 0.0
         if expected_s < soonest_s:
             chosen, soonest_s = place, expected_s
     flow.counters[CHOICES] += 1
     return chosen
 
 
-@compiled
-def sent(flow: Flow, caller: int, place: int, now: float) -> int:
-    """The load that the chosen peer now has from the caller."""
-    flow.known[caller, place].pending += 1
-    flow.known[caller, place].last_sent_at = now
-    return int(flow.known[caller, place].pending)
+@inlined
+def _taken(flow: Flow, caller: int, place: int, now: float) -> None:
+    """The chosen peer has a microbatch more to compute."""
+    known = flow.known[caller, place]
+    if known.duration_s == UNTRIED:
+        known.duration_s = UNANSWERED
+    it = flow.peers[known.target]
+    it.paced_at = max(now, it.paced_at) + it.forward_s + it.backward_s
 
 
-@compiled
-def finished(flow: Flow, caller: int, place: int, duration_s: float, load: int) -> None:
+@inlined
+def finished(flow: Flow, caller: int, place: int, duration_s: float) -> None:
     """The peer answered."""
-    share = SMOOTHING if flow.known[caller, place].duration_s >= 0 else 1.0
-    before_s = flow.known[caller, place].duration_s if flow.known[caller, place].duration_s >= 0 else 0.0
-    flow.known[caller, place].duration_s = (1 - share) * before_s + share * duration_s
-    flow.known[caller, place].load = (1 - share) * flow.known[caller, place].load + share * load
-    flow.known[caller, place].pending -= 1
+    known = flow.known[caller, place]
+    share = SMOOTHING if known.duration_s >= 0 else 1.0
+    before_s = known.duration_s if known.duration_s >= 0 else 0.0
+    known.duration_s = (1 - share) * before_s + share * duration_s
 
 
-@compiled
+@inlined
 def _is_known(flow: Flow, work: int, hop: int) -> bool:
     """Whether the caller at stage `hop` still knows the peer it sent the microbatch to."""
     place = flow.ways[work, hop].link
     return bool(place >= 0 and flow.known[flow.holder[hop, work], place].target == flow.holder[hop + 1, work])
 
 
-@compiled
-def _forget(flow: Flow, work: int, hop: int) -> None:
-    """The call from stage `hop` ends without an answer."""
-    if _is_known(flow, work, hop):
-        flow.known[flow.holder[hop, work], flow.ways[work, hop].link].pending -= 1
-    flow.ways[work, hop].link = -1
+# -- what a peer does -----------------------------------------------------------------------------------------
 
 
-@compiled
+@inlined
+def _seconds(flow: Flow, peer: int, work: int) -> float:
+    """That the peer computes on it next."""
+    one = flow.peers[peer]
+    if flow.work[work].is_back:
+        return float(one.backward_s)
+    if one.stage == flow.holder.shape[0] - 1:
+        return float(one.forward_s + one.backward_s)
+    return float(one.forward_s)
+
+
+@inlined
+def _unlink(flow: Flow, peer: int, work: int) -> None:
+    """Out of the queue."""
+    after = flow.peers[peer].queue
+    flow.work[work].is_queued = 0
+    if after == work:
+        flow.peers[peer].queue = flow.line[work].next
+        return
+    while True:
+        before, after = after, flow.line[after].next
+        if after == work:
+            flow.line[before].next = flow.line[work].next
+            return
+
+
+@inlined
+def _link(flow: Flow, peer: int, work: int) -> None:
+    flow.work[work].is_queued = 1
+    flow.line[work].next = flow.peers[peer].queue
+    flow.peers[peer].queue = work
+
+
+@inlined
 def _send(flow: Flow, sender: int, ready_at: float) -> float:
     """When an activation is through the sender's uplink."""
     through_at = max(ready_at, flow.peers[sender].sends_at) + flow.peers[sender].send_s
@@ -281,60 +319,201 @@ def _send(flow: Flow, sender: int, ready_at: float) -> float:
 
 
 @compiled
+def _new(flow: Flow, source: int, now: float) -> int:
+    """The microbatch that the source begins, or -1."""
+    counters, it = flow.counters, flow.peers[source]
+    if it.takes == 0 or it.stage != 0 or it.in_flight >= it.window or counters[FREE] == 0:
+        return -1
+    if counters[GRANTED] >= counters[TARGET]:
+        if counters[STEP] >= counters[LIMIT]:
+            return -1
+        counters[STEP] += 1
+        counters[GRANTED] = 0
+    counters[FREE] -= 1
+    counters[GRANTED] += 1
+    work = flow.free[counters[FREE]]
+    counters[USED] = max(counters[USED], work + 1)
+    it.in_flight += 1
+    flow.holder[0, work] = source
+    one = flow.work[work]
+    one.at = 0
+    one.is_back = 0
+    one.step = counters[STEP]
+    one.left_at = now
+    flow.line[work].arrives_at = now
+    one.counted = flow.holder.shape[0]
+    one.is_active = 1
+    one.is_queued = 0
+    one.born = now
+    it.backlog_s += it.forward_s
+    return int(work)
+
+
+@inlined
+def _audit(flow: Flow, peer: int, now: float) -> None:
+    """The peer does one microbatch of another's again."""
+    it = flow.peers[peer]
+    seconds = it.forward_s + it.backward_s
+    it.owes_s -= seconds
+    it.audited_s += seconds
+    it.backlog_s += seconds
+    it.current = AUDIT
+    it.begins_at = now
+    _unset(flow, peer)
+    _set(flow, peer, now + seconds)
+
+
+@compiled
+def _next(flow: Flow, peer: int, now: float) -> None:
+    """The peer, which computes nothing, takes the most urgent of what is there, or waits for what comes first."""
+    it = flow.peers[peer]
+    if it.again_s > 0:
+        it.current = LOST
+        it.begins_at = now
+        _unset(flow, peer)
+        _set(flow, peer, now + it.again_s)
+        it.backlog_s -= it.again_s
+        it.again_s = 0.0
+        return
+    if it.owes_s > flow.settings[LATEST_AUDIT_S]:
+        _audit(flow, peer, now)
+        return
+    best, first, best_at = -1, 1 << 60, math.inf
+    soonest, soonest_at = -1, math.inf
+    work = it.queue
+    while work >= 0:
+        one = flow.line[work]
+        at = one.arrives_at
+        if at <= now:
+            if one.urgency < first or (one.urgency == first and at < best_at):
+                best, first, best_at = work, one.urgency, at
+        elif at < soonest_at:
+            soonest, soonest_at = work, at
+        work = one.next
+    if best < 0 and it.stage == 0:
+        best = _new(flow, peer, now)
+        if best >= 0:
+            it.current = best
+            it.begins_at = now
+            _unset(flow, peer)
+            _set(flow, peer, now + it.forward_s)
+            return
+    if best < 0 and it.owes_s > it.forward_s + it.backward_s:
+        _audit(flow, peer, now)
+        return
+    if best < 0:
+        best = soonest
+    if best < 0:
+        return
+    _unlink(flow, peer, best)
+    it.current = best
+    it.begins_at = max(now, flow.line[best].arrives_at)
+    _unset(flow, peer)
+    _set(flow, peer, it.begins_at + _seconds(flow, peer, best))
+
+
+@inlined
+def _put_back(flow: Flow, peer: int, now: float) -> None:
+    """What the peer is to begin later it may begin after something else."""
+    it = flow.peers[peer]
+    if it.current >= 0 and it.begins_at > now:
+        _unset(flow, peer)
+        _link(flow, peer, it.current)
+        it.current = NOTHING
+
+
+@compiled
+def _arrive(flow: Flow, work: int, peer: int, arrives_at: float, now: float) -> None:
+    """The microbatch is on its way to the peer."""
+    it = flow.peers[peer]
+    flow.line[work].arrives_at = arrives_at
+    flow.line[work].urgency = 2 * flow.work[work].step - flow.work[work].is_back  # older steps, then backward
+    it.backlog_s += _seconds(flow, peer, work)
+    _link(flow, peer, work)
+    if it.current >= 0 and it.begins_at > now and arrives_at < it.begins_at:
+        _put_back(flow, peer, now)
+    if it.current == NOTHING:
+        _next(flow, peer, now)
+
+
+@compiled
+def _wake(flow: Flow, peer: int, now: float) -> None:
+    """There may be something to begin."""
+    _put_back(flow, peer, now)
+    if flow.peers[peer].current == NOTHING:
+        _next(flow, peer, now)
+
+
+@compiled
+def _detach(flow: Flow, work: int, now: float) -> None:
+    """Whoever has it, or is to get it, does not compute it any more; what has begun is in vain, but not stopped."""
+    peer = flow.holder[flow.work[work].at, work]
+    if peer < 0:
+        _unset(flow, flow.peers.shape[0] + work)
+        return
+    it = flow.peers[peer]
+    if flow.work[work].is_queued:
+        _unlink(flow, peer, work)
+        it.backlog_s -= _seconds(flow, peer, work)
+    elif it.current == work:
+        it.backlog_s -= _seconds(flow, peer, work)
+        if it.begins_at > now:
+            _unset(flow, peer)
+            it.current = NOTHING
+            _next(flow, peer, now)
+        else:
+            it.current = LOST
+    else:
+        _unset(flow, flow.peers.shape[0] + work)
+
+
+@compiled
 def _onward(flow: Flow, work: int, now: float, ready_at: float) -> None:
     """The peer at stage `at` - 1 sends the microbatch, once it is ready, to a peer that it chooses."""
     stage = flow.work[work].at
     caller = flow.holder[stage - 1, work]
     place = choose(flow, caller, stage, now)
+    way = flow.ways[work, stage - 1]
     if place < 0:
         flow.holder[stage, work] = -1
-        flow.ways[work, stage - 1].link = -1
-        _push(flow, max(ready_at, now) + NO_PEER_RETRY_S, work)
+        way.link = -1
+        _set(flow, flow.peers.shape[0] + work, max(ready_at, now) + RETRY_S)
         return
-    flow.holder[stage, work] = flow.known[caller, place].target
-    flow.ways[work, stage - 1].link = place
-    flow.ways[work, stage - 1].chosen_at = now
-    flow.ways[work, stage - 1].load_then = sent(flow, caller, place, now)
-    flow.work[work].left_at = _send(flow, caller, ready_at)
-    _push(flow, flow.work[work].left_at + flow.settings[0], work)
+    target = flow.known[caller, place].target
+    flow.holder[stage, work] = target
+    way.link = place
+    way.chosen_at = now
+    _taken(flow, caller, place, now)
+    through_at = _send(flow, caller, ready_at + flow.settings[ASK_S])
+    flow.work[work].left_at = through_at
+    _arrive(flow, work, target, through_at + flow.settings[DELAY_S], now)
 
 
-@compiled
-def _compute(flow: Flow, peer: int, now: float, seconds: float) -> float:
-    end = max(now, flow.peers[peer].free_at) + seconds
-    flow.peers[peer].free_at = end
-    return float(end)
-
-
-@compiled
-def _count(flow: Flow, work: int, stage: int) -> None:
+@inlined
+def _count(flow: Flow, work: int, stage: int, peer: int) -> None:
     """The stage's peer has it in its sum."""
     if stage >= flow.work[work].counted:
         return
     flow.work[work].counted = stage
     step = flow.work[work].step
-    if step < flow.open_step[stage]:
+    if step < flow.stages[stage, OPEN]:
         return
-    flow.stage_done[stage, step & 1] += 1
-    peer = flow.holder[stage, work]
-    if peer >= 0 and flow.peers[peer].stage == stage:
-        flow.done[peer, step & 1] += 1
-        flow.added[stage] += 1
+    flow.stages[stage, DONE + (step & 1)] += 1
+    flow.done[peer, step & 1] += 1
+    flow.stages[stage, ADDED] += 1
 
 
-@compiled
+@inlined
 def is_full(flow: Flow, stage: int) -> bool:
     """Whether all of the stage's open step that can come has come."""
-    parity = flow.open_step[stage] & 1
-    is_granted = flow.counters[STEP] > flow.open_step[stage] or (
-        flow.counters[STEP] == flow.open_step[stage] and flow.counters[GRANTED] >= flow.counters[TARGET]
-    )
-    return bool(is_granted and flow.stage_done[stage, parity] + flow.void[stage, parity] >= flow.counters[TARGET])
+    counters, row = flow.counters, flow.stages[stage]
+    parity = row[OPEN] & 1
+    is_granted = counters[STEP] > row[OPEN] or (counters[STEP] == row[OPEN] and counters[GRANTED] >= counters[TARGET])
+    return bool(is_granted and row[DONE + parity] + row[VOID + parity] >= counters[TARGET])
 
 
-@compiled
+@inlined
 def _end(flow: Flow, work: int) -> None:
-    flow.work[work].token += 1
     flow.work[work].is_active = 0
     flow.free[flow.counters[FREE]] = work
     flow.counters[FREE] += 1
@@ -344,142 +523,131 @@ def _end(flow: Flow, work: int) -> None:
 
 
 @compiled
-def kill(flow: Flow, work: int) -> None:
+def kill(flow: Flow, work: int, now: float) -> None:
     """The microbatch is lost to the stages that have not counted it."""
     for stage in range(flow.work[work].counted):
-        if flow.work[work].step >= flow.open_step[stage]:
-            flow.void[stage, flow.work[work].step & 1] += 1
-    last = flow.work[work].at + 1 if flow.work[work].is_back else flow.work[work].at
-    for hop in range(last):
-        _forget(flow, work, hop)
+        if flow.work[work].step >= flow.stages[stage, OPEN]:
+            flow.stages[stage, VOID + (flow.work[work].step & 1)] += 1
     flow.counters[KILLED] += 1
+    _detach(flow, work, now)
     _end(flow, work)
 
 
 @compiled
-def start(flow: Flow, source: int, now: float) -> None:
-    """The source fills its window, as far as the step's grants go."""
-    counters = flow.counters
-    while (
-        flow.peers[source].takes
-        and flow.peers[source].stage == 0
-        and flow.peers[source].in_flight < flow.peers[source].window
-    ):
-        if counters[GRANTED] >= counters[TARGET]:
-            if counters[STEP] >= counters[LIMIT]:
-                return
-            counters[STEP] += 1
-            counters[GRANTED] = 0
-        if counters[FREE] == 0:
-            return
-        counters[FREE] -= 1
-        counters[GRANTED] += 1
-        work = flow.free[counters[FREE]]
-        flow.peers[source].in_flight += 1
-        flow.holder[0, work] = source
-        flow.work[work].at = 0
-        flow.work[work].is_back = 0
-        flow.work[work].step = counters[STEP]
-        flow.work[work].left_at = now
-        flow.work[work].counted = flow.holder.shape[0]
-        flow.work[work].is_active = 1
-        flow.work[work].born = now
-        _push(flow, now, work)
-
-
-@compiled
 def start_all(flow: Flow, now: float) -> None:
-    """Every source fills its window."""
-    for place in range(flow.num_members[0]):
-        start(flow, flow.members[0, place], now)
+    """Every source that waits begins what it may."""
+    for place in range(flow.stages[0, MEMBERS]):
+        _wake(flow, flow.members[0, place], now)
 
 
 @compiled
-def _event(flow: Flow, work: int, now: float) -> int:
-    """Something happens to a microbatch; the stage that counted it, or -1."""
-    stage, last = flow.work[work].at, flow.holder.shape[0] - 1
-    if not flow.work[work].is_back:
-        peer = flow.holder[stage, work]
-        if stage > 0 and (peer < 0 or flow.peers[peer].stage != stage):
-            _forget(flow, work, stage - 1)
-            _onward(flow, work, now, now)
-            return -1
-        end = _compute(flow, peer, now, flow.peers[peer].forward_s)
-        if stage < last:
-            flow.work[work].at = stage + 1
-            _onward(flow, work, now, end)
-            return -1
-        end = _compute(flow, peer, now, flow.peers[peer].backward_s)
-        flow.work[work].is_back = 1
-        flow.work[work].at = stage - 1
-        flow.work[work].left_at = _send(flow, peer, end)
-        _push(flow, flow.work[work].left_at + flow.settings[0], work)
+def _computed(flow: Flow, peer: int, now: float) -> int:
+    """The peer has computed what it had: the stage that counted it, or -1."""
+    it = flow.peers[peer]
+    work, stage, last = it.current, it.stage, flow.holder.shape[0] - 1
+    it.current = NOTHING
+    if work < 0:
+        if work == AUDIT:
+            it.backlog_s -= it.forward_s + it.backward_s
+        _next(flow, peer, now)
         return -1
-    _count(flow, work, stage + 1)
-    if stage < 0:
-        source = flow.holder[0, work]
-        flow.trips_s[flow.counters[TRIPS] % NUM_TRIPS] = now - flow.work[work].born
+    seconds = _seconds(flow, peer, work)
+    it.backlog_s -= seconds
+    it.owes_s += seconds * flow.settings[AUDITS]
+    one = flow.work[work]
+    if not one.is_back and stage < last:
+        one.at = stage + 1
+        _onward(flow, work, now, now)
+        _next(flow, peer, now)
+        return -1
+    if stage < last:
+        way = flow.ways[work, stage]
+        if _is_known(flow, work, stage):
+            finished(flow, peer, way.link, flow.line[work].arrives_at - way.chosen_at)
+        way.link = -1
+    _count(flow, work, stage, peer)
+    if stage == 0:
+        flow.trips_s[flow.counters[TRIPS] % NUM_TRIPS] = now - one.born
         flow.counters[TRIPS] += 1
         flow.counters[COMPLETED] += 1
         _end(flow, work)
-        start(flow, source, now)
-        return 0
-    if flow.work[work].step < flow.open_step[stage]:  # a straggler: its step has closed here
-        source = flow.holder[0, work]
-        kill(flow, work)
-        start(flow, source, now)
-        return int(stage + 1)
-    peer = flow.holder[stage, work]
-    if _is_known(flow, work, stage):
-        seconds = now - flow.ways[work, stage].chosen_at
-        finished(flow, peer, flow.ways[work, stage].link, seconds, flow.ways[work, stage].load_then)
-    flow.ways[work, stage].link = -1
-    end = _compute(flow, peer, now, flow.peers[peer].backward_s)
-    flow.work[work].at = stage - 1
-    flow.work[work].left_at = _send(flow, peer, end) if stage > 0 else end
-    _push(flow, flow.work[work].left_at + (flow.settings[0] if stage > 0 else 0.0), work)
-    return int(stage + 1)
+    else:
+        one.is_back = 1
+        one.at = stage - 1
+        through_at = _send(flow, peer, now)
+        one.left_at = through_at
+        _arrive(flow, work, flow.holder[stage - 1, work], through_at + flow.settings[DELAY_S], now)
+    _next(flow, peer, now)
+    return int(stage)
 
 
 @compiled
 def advance(flow: Flow, until: float) -> tuple[float, int]:
     """Let things happen up to `until`, or until a stage's step is full: the time, and the stage or -1."""
-    while flow.counters[HEAP] > 0 and flow.heap[0].at <= until:
-        now, work, token = flow.heap[0].at, flow.heap[0].work, flow.heap[0].token
-        _pop(flow)
-        if token == flow.work[work].token:
-            stage = _event(flow, work, now)
+    num_peers = flow.peers.shape[0]
+    moment = flow.counters[MOMENT]
+    end = int(until * MOMENTS_PER_S)
+    while moment <= end:
+        first, first_at, event = -1, until, flow.moments[moment & (NUM_MOMENTS - 1)]
+        while event >= 0:
+            at = flow.events[event].at
+            if at <= first_at and int(at * MOMENTS_PER_S) <= moment:
+                first, first_at = event, at
+            event = flow.events[event].next
+        if first < 0:
+            if moment == end:
+                break
+            moment += 1
+            flow.counters[MOMENT] = moment
+            continue
+        _unset(flow, first)
+        if first < num_peers:
+            stage = -1
+            if flow.peers[first].current == NOTHING:
+                _next(flow, first, first_at)
+            else:
+                stage = _computed(flow, first, first_at)
             if stage >= 0 and is_full(flow, stage):
-                return now, stage
+                return first_at, stage
+        else:
+            _onward(flow, first - num_peers, first_at, first_at)
     return until, -1
 
 
 @compiled
-def expire(flow: Flow, step: int) -> None:
+def expire(flow: Flow, step: int, now: float) -> None:
     """What is still under way of `step` is late: lost to the stages that have not counted it."""
-    for work in range(flow.work.shape[0]):
+    for work in range(flow.counters[USED]):
         if flow.work[work].is_active and flow.work[work].step == step:
-            kill(flow, work)
+            kill(flow, work, now)
+
+
+# -- who is there ---------------------------------------------------------------------------------------------
 
 
 @compiled
-def join(flow: Flow, peer: int, stage: int) -> None:
+def join(flow: Flow, peer: int, stage: int, now: float) -> None:
     """The peer is a member of the stage, and some of the stage before learn of it."""
+    it = flow.peers[peer]
+    it.current = it.queue = NOTHING
+    it.in_flight = 0
+    it.begins_at = it.sends_at = it.paced_at = now
+    it.backlog_s = it.again_s = it.audited_s = 0.0
+    flow.done[peer, 0] = flow.done[peer, 1] = 0
     flow.peers[peer].stage = stage
     flow.peers[peer].takes = 1
-    flow.members[stage, flow.num_members[stage]] = peer
-    flow.num_members[stage] += 1
+    flow.members[stage, flow.stages[stage, MEMBERS]] = peer
+    flow.stages[stage, MEMBERS] += 1
     num_known = flow.known.shape[1]
     for place in range(num_known):
         flow.known[peer, place].target = -1
-    if stage > 0 and flow.num_members[stage - 1] > 0:
-        callers = flow.num_members[stage - 1]
-        for _ in range(max(1, num_known * callers // flow.num_members[stage])):
-            caller, place = flow.members[stage - 1, _chance(flow, callers)], _chance(flow, num_known)
-            flow.known[caller, place].target = peer
-            flow.known[caller, place].duration_s = -1.0
-            flow.known[caller, place].load = 0.0
-            flow.known[caller, place].pending = 0
+    if stage > 0 and flow.stages[stage - 1, MEMBERS] > 0:
+        callers = flow.stages[stage - 1, MEMBERS]
+        for _ in range(max(1, num_known * callers // flow.stages[stage, MEMBERS])):
+            known = flow.known[flow.members[stage - 1, _chance(flow, callers)], _chance(flow, num_known)]
+            known.target = peer
+            known.duration_s = UNTRIED
+    _wake(flow, peer, now)
 
 
 @compiled
@@ -487,58 +655,57 @@ def drain(flow: Flow, peer: int) -> None:
     """The peer takes no more work."""
     flow.peers[peer].takes = 0
     stage = flow.peers[peer].stage
-    for place in range(flow.num_members[stage]):
+    for place in range(flow.stages[stage, MEMBERS]):
         if flow.members[stage, place] == peer:
-            flow.num_members[stage] -= 1
-            flow.members[stage, place] = flow.members[stage, flow.num_members[stage]]
+            flow.stages[stage, MEMBERS] -= 1
+            flow.members[stage, place] = flow.members[stage, flow.stages[stage, MEMBERS]]
             return
 
 
 @compiled
-def _again(flow: Flow, work: int, stage: int, now: float) -> None:
+def _again(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -> None:
     """The stage before the lost peer sends the microbatch to another, and all from there on is computed again."""
-    last = flow.work[work].at + 1 if flow.work[work].is_back else flow.work[work].at
-    for hop in range(stage - 1, last):
-        _forget(flow, work, hop)
-    flow.work[work].token += 1
+    _detach(flow, work, now)
     flow.work[work].is_back = 0
     flow.work[work].at = stage
     flow.counters[REDONE] += 1
-    _onward(flow, work, now, now)
+    _onward(flow, work, now, noticed_at)
 
 
 @compiled
-def _adopted(flow: Flow, work: int, stage: int, now: float) -> None:
+def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -> None:
     """The stage before sends the microbatch to another peer, which computes it forward and takes the lost one's place:
     what is under way in later stages goes on."""
-    caller, sender_was_lost = (
-        flow.holder[stage - 1, work],
-        flow.work[work].at <= stage and flow.work[work].is_back == 1,
-    )
-    if sender_was_lost and (
+    caller = flow.holder[stage - 1, work]
+    had_gradient = flow.work[work].at <= stage and flow.work[work].is_back == 1
+    if had_gradient and (
         stage == flow.holder.shape[0] - 1 or flow.peers[flow.holder[stage + 1, work]].stage != stage + 1
     ):
-        _again(flow, work, stage, now)
+        _again(flow, work, stage, now, noticed_at)
         return
-    _forget(flow, work, stage - 1)
     place = choose(flow, caller, stage, now)
     if place < 0:
-        _again(flow, work, stage, now)
+        _again(flow, work, stage, now, noticed_at)
         return
+    if had_gradient:
+        _detach(flow, work, now)
     peer = flow.known[caller, place].target
     flow.holder[stage, work] = peer
-    flow.ways[work, stage - 1].link = place
-    flow.ways[work, stage - 1].chosen_at = now
-    flow.ways[work, stage - 1].load_then = sent(flow, caller, place, now)
+    way = flow.ways[work, stage - 1]
+    way.link = place
+    way.chosen_at = now
+    _taken(flow, caller, place, now)
     flow.ways[work, stage].link = -1
-    through_at = _send(flow, caller, now)
-    ready_at = _compute(flow, peer, through_at + flow.settings[0], flow.peers[peer].forward_s)
+    there_at = _send(flow, caller, noticed_at + flow.settings[ASK_S]) + flow.settings[DELAY_S]
+    flow.peers[peer].again_s += flow.peers[peer].forward_s
+    flow.peers[peer].backlog_s += flow.peers[peer].forward_s
     flow.counters[REDONE] += 1
-    if sender_was_lost:  # the gradient had come to the lost peer, or was on its way: it is sent again
-        flow.work[work].token += 1
+    _wake(flow, peer, now)
+    if had_gradient:  # the gradient had come to the lost peer, or was on its way: it is sent again
         flow.work[work].at = stage
-        flow.work[work].left_at = _send(flow, flow.holder[stage + 1, work], now)
-        _push(flow, max(ready_at, flow.work[work].left_at + flow.settings[0]), work)
+        left_at = _send(flow, flow.holder[stage + 1, work], noticed_at)
+        flow.work[work].left_at = left_at
+        _arrive(flow, work, peer, max(there_at, left_at + flow.settings[DELAY_S]), now)
 
 
 @compiled
@@ -551,28 +718,29 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     flow.done[peer, 0] = 0
     flow.done[peer, 1] = 0
     flow.peers[peer].in_flight = 0
-    redo_stage = flow.settings[1] > 0
+    redo_stage = flow.settings[REDO_STAGE] > 0
     back_at = now
-    for work in range(flow.work.shape[0]):
+    for work in range(flow.counters[USED]):
         if flow.holder[stage, work] != peer or not flow.work[work].is_active:
             continue
         at, is_back = flow.work[work].at, flow.work[work].is_back
         if not is_back and at < stage:
             continue
         if stage == 0:
-            kill(flow, work)
+            kill(flow, work, now)
             flow.counters[ORPHANED] += 1
             continue
         if is_back and (at < stage - 1 or (at == stage - 1 and now >= flow.work[work].left_at)):
             continue  # it has done its part; the sum is lost, not the microbatch
         left = not is_back and (at > stage + 1 or (at == stage + 1 and now >= flow.work[work].left_at))
         if redo_stage and (is_back or left):
-            _adopted(flow, work, stage, noticed_at)
+            _adopted(flow, work, stage, now, noticed_at)
         else:
-            _again(flow, work, stage, noticed_at)
+            _again(flow, work, stage, now, noticed_at)
         other = flow.holder[stage, work]
         if other >= 0:
-            back_at = max(back_at, flow.peers[flow.holder[stage - 1, work]].sends_at, flow.peers[other].free_at)
+            back_at = max(back_at, flow.peers[flow.holder[stage - 1, work]].sends_at, flow.peers[other].begins_at)
+    _unset(flow, peer)
     return float(back_at)
 
 
@@ -583,11 +751,9 @@ def compile_all() -> None:
     flow.counters[TARGET], flow.counters[LIMIT] = 1, 0
     flow.peers["window"] = 1
     for peer, stage in ((0, 0), (1, 1), (2, 1)):
-        join(flow, peer, stage)
+        join(flow, peer, stage, 0.0)
     start_all(flow, 0.0)
     advance(flow, 1.5)
-    is_full(flow, 0)
     drain(flow, 2)
     lose(flow, 1, 1.5, 1.5)
-    expire(flow, 0)
-    start(flow, 0, 1.5)
+    expire(flow, 0, 1.5)

@@ -101,11 +101,6 @@ class RunPart(_Table):
     """Relative error of one peer's measured power."""
     recovery: Literal["tail", "stage"] = "tail"
     """What is computed again when a peer is lost: its stage and all after it, as the daemon does it, or its stage."""
-    busy_s: Positive | None = None
-    """A peer with more waiting work than this says BUSY. Left out: the daemon's bound, which counts in flight and is
-    never reached here."""
-    hands_over_sum: bool = False
-    """Whether a peer that is warned gives its unaveraged sum to another member; the daemon does not."""
 
 
 class Event(_Table):

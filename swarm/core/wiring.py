@@ -14,6 +14,15 @@ so that peers that only differ by chance get equal work."""
 FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 8.0
 BUSY_RETRY_S = 0.05
+BELIEVED = 2.0
+"""What a peer says of its queue counts as it says while its answers take no more than so many times the quickest
+one's; all that they take longer is added."""
+TOLD_FOR_S = 1.0
+"""What a peer says of its queue holds for this long, and for one microbatch."""
+ASKED = 8
+"""Peers that are asked before a microbatch is sent."""
+ASK_FROM_S = 1.0
+"""Answers that take less are not worth asking for."""
 FORGET_AFTER = 20.0
 """A peer that got nothing for this many of its durations is tried again as if it had never been measured."""
 
@@ -40,6 +49,8 @@ class _Link:
     load: float = 0.0  # smoothed number in flight, itself included, when the measured ones were sent
     sent: deque[tuple[float, int]] = field(default_factory=deque)  # when, and at which load; oldest first
     last_sent_at: float = 0.0
+    told_s: float = 0.0  # how long work would wait there, by its own word
+    told_at: float | None = None
     failures: int = 0
     shunned_until: float = 0.0
     is_listed: bool = True
@@ -60,6 +71,10 @@ class EarliestFinishWiring:
     slow or far away, so the division makes whoever has much look fast and gives it more. Expected is the smoothed
     duration, corrected by how much more is in flight now than was then. Of peers that queue, each is so filled to
     equal durations, that is in proportion to its speed.
+
+    A duration is that of all stages that follow, and says little of one queue among them. Where microbatches take
+    seconds, the caller asks some peers how long work would wait, and chooses among those that said so: the shortest
+    queue. That word is the peer's own, and so it holds only while its answers are not much later than the others'.
     """
 
     stage: StageIndex
@@ -95,13 +110,32 @@ class EarliestFinishWiring:
                 min(waits, default=None),
             )
         each_s, best_s = self._common()
-        finish_s = {peer: _expected_s(link, each_s, best_s, now) for peer, link in open_links.items()}
+        told = {peer: link for peer, link in open_links.items() if link.told_at is not None}
+        told = {peer: link for peer, link in told.items() if now <= (link.told_at or 0.0) + TOLD_FOR_S}
+        if told:
+            finish_s = {peer: _by_its_word_s(link, best_s) for peer, link in told.items()}
+        else:
+            finish_s = {peer: _expected_s(link, each_s, best_s, now) for peer, link in open_links.items()}
         soonest = min(finish_s.values())
         peer_id = self.rng.choice([peer for peer, seconds in finish_s.items() if seconds == soonest])
         link = self._links[peer_id]
+        link.told_at = None
         link.sent.append((now, link.in_flight + 1))
         link.last_sent_at = now
         return Route(peer_id, f"soonest of {len(finish_s)} in stage {self.stage}: {soonest:.3f} s")
+
+    def worth_asking(self, *, now: float) -> tuple[PeerId, ...]:
+        """Peers to ask how long work would wait there, before `choose`; none if the answers would not pay."""
+        asked = [peer for peer, link in sorted(self._links.items()) if link.is_listed and link.shunned_until <= now]
+        if len(asked) < 2 or self._common()[1] < ASK_FROM_S:
+            return ()
+        return tuple(self.rng.sample(asked, min(ASKED, len(asked))))
+
+    def told(self, peer_id: PeerId, waits_s: float, *, now: float) -> None:
+        """The peer says that work sent to it now would wait so long."""
+        link = self._links.get(peer_id)
+        if link is not None:
+            link.told_s, link.told_at = max(0.0, waits_s), now
 
     def finished(self, peer_id: PeerId, duration_s: float) -> None:
         """The peer answered `duration_s` after it was chosen."""
@@ -149,6 +183,12 @@ class EarliestFinishWiring:
         if not link.is_listed and not link.sent:
             del self._links[peer_id]
         return link
+
+
+def _by_its_word_s(link: _Link, best_s: float) -> float:
+    if link.duration_s is None:
+        return link.told_s if link.sent else 0.0  # untried: so that it is measured, whatever the others say
+    return link.told_s + max(0.0, link.duration_s - BELIEVED * best_s)
 
 
 def _expected_s(link: _Link, each_s: float, best_s: float, now: float) -> float:
