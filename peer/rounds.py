@@ -376,7 +376,7 @@ class StageRounds:
         return Message({"granted": granted, "exhausted": exhausted, "over": False})
 
     async def _on_standing(self, sender: PeerId, request: Message) -> Message:
-        """Where the stage is, for a coordinator that finds it silent."""
+        """Where the stage is, for whoever finds it silent."""
         state = self._steps.get(Step(self.chain.version))
         view = state.leading_view if state is not None else 0
         closing = state is not None and state.round is not None and state.round.is_closing
