@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
+from swarm.core.fields import stage_item
 from swarm.core.ids import PeerId
 from swarm.signed_record import SignedRecord, opened
 
@@ -56,7 +57,7 @@ class AdmissionRequest(SignedRecord):
         made = cls(
             fields.text("run_id"),
             fields.peer("peer_id"),
-            fields.integer("stage", high=1 << 16) if fields.optional("stage") else None,
+            fields.maybe("stage", stage_item),
             fields.octets("chain_end", length=32),
             fields.text("voucher", max_length=128),
             fields.integer("asked_at_ms", high=1 << 53),

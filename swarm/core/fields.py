@@ -136,7 +136,7 @@ def peer_item(value: Value) -> PeerId:
 
 
 def digest_item(value: Value) -> bytes:
-    """Reader of a list element that is a SHA-256 digest."""
+    """Reader of a list element that is a digest."""
     return Fields("digest", {"value": value}).octets("value", length=32)
 
 
@@ -148,3 +148,8 @@ def number_item(value: Value) -> float:
 def integer_item(value: Value) -> int:
     """Reader of a list element that is a count or an id."""
     return Fields("integer", {"value": value}).integer("value")
+
+
+def stage_item(value: Value) -> int:
+    """Reader of a nested value that is a stage's number."""
+    return Fields("stage", {"value": value}).integer("value", high=1 << 16)
