@@ -1,0 +1,34 @@
+"""A small swarm whose senders ask, before each microbatch, how long it would wait."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from swarm.core import wiring
+from swarm.core.ids import PeerId
+from tests.swarm_in_process import manifest_of, swarm_in_process
+
+
+def test_senders_ask_who_has_room_and_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[PeerId, float]] = []
+    hear = wiring.EarliestFinishWiring.told
+
+    def heard(self: wiring.EarliestFinishWiring, peer_id: PeerId, waits_s: float, *, now: float) -> None:
+        told.append((peer_id, waits_s))
+        hear(self, peer_id, waits_s, now=now)
+
+    monkeypatch.setattr(wiring, "ASK_FROM_S", 0.0)  # these microbatches take milliseconds
+    monkeypatch.setattr(wiring.EarliestFinishWiring, "told", heard)
+
+    manifest = manifest_of(limits={"founders_per_stage": 2})
+
+    async def main() -> set[PeerId]:
+        async with swarm_in_process(manifest, tmp_path, peers=(2, 2), evaluate_tokens=64) as swarm:
+            await swarm.until_version(3)
+            return {peer.peer_id for peer in swarm.of_stage(1)}
+
+    last_stage = asyncio.run(main())
+    assert {peer for peer, _ in told} == last_stage
+    assert all(waits_s >= 0 for _, waits_s in told)
+    assert any(waits_s > 0 for _, waits_s in told)
