@@ -49,7 +49,7 @@ NONSENSE: dict[str, tuple[Nonsense, str]] = {
     "infinity": (_filled_with(float("inf")), "fp32 vector holds"),
     "largest": (_filled_with(3e38), "fp32 vector holds"),
     "short": (lambda part: _committed(part[:-4]), "bytes where"),
-    "long": (lambda part: _committed(part + bytes(4)), "bytes where"),
+    "long": (lambda part: _committed(bytes(part) + bytes(4)), "bytes where"),
     "empty": (lambda part: _committed(bytearray()), "bytes where"),
     "other digest": (lambda part: (part, hashlib.sha256(b"another part").digest()), "differ from its commitment"),
 }

@@ -10,10 +10,17 @@ from swarm.core.ids import PeerId
 from swarm.network.transport import Handler, Message, Transport
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _OpenCall:
     task: asyncio.Task[object]
     method: str
+    is_broken: bool = False
+
+    def break_off(self) -> None:
+        """Once: a task that is cancelled more often than the call takes back would end with it."""
+        if not self.is_broken:
+            self.is_broken = True
+            self.task.cancel()
 
 
 class GuardedTransport:
@@ -39,7 +46,7 @@ class GuardedTransport:
         self._outcasts[peer_id] = but
         for call in self._calling.get(peer_id, ()):
             if call.method not in but:
-                call.task.cancel()
+                call.break_off()
 
     def let_in(self, peer_id: PeerId) -> None:
         self._outcasts.pop(peer_id, None)
@@ -72,7 +79,7 @@ class GuardedTransport:
         try:
             return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
         except asyncio.CancelledError:
-            if method not in self._outcasts.get(peer_id, {method}) and task.uncancel() <= cancelling:
+            if opened.is_broken and task.uncancel() <= cancelling:
                 raise UnreachableError(f"{peer_id} has been banned from this run") from None
             raise
         finally:
