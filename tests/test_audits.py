@@ -55,7 +55,7 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
         (1, "sign_flip@3", 0.0, 8.0),
         pytest.param(0, "activation_noise@3", 8.0, 0.0, marks=pytest.mark.soak),
         pytest.param(1, "gradient_negate@3", 8.0, 0.0, marks=pytest.mark.soak),
-        (0, "label_flip@3", 8.0, 0.0),
+        pytest.param(0, "label_flip@3", 8.0, 0.0, marks=pytest.mark.soak),
     ],
 )
 def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
@@ -101,6 +101,7 @@ class TwoFaced:
         self._inner.serve(method, lying if method == "forward" else handler, max_body_bytes=max_body_bytes)
 
 
+@pytest.mark.soak
 def test_a_liar_that_shows_its_auditors_another_gradient_is_put_out(tmp_path: Path) -> None:
     """As a liar or, since its own machine does the work again rightly, as one with a fault."""
 

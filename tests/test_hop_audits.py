@@ -76,6 +76,7 @@ class TwiceSent:
         return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
 
 
+@pytest.mark.soak
 def test_a_liar_that_sends_two_peers_two_things_for_one_is_banned(tmp_path: Path) -> None:
     def wrap(stage: int, index: int, transport: Transport) -> Transport:
         if (stage, index) != (0, 2):
@@ -86,6 +87,7 @@ def test_a_liar_that_sends_two_peers_two_things_for_one_is_banned(tmp_path: Path
     assert_guilty(swarm, identity_of(2).peer_id, "equivocation")
 
 
+@pytest.mark.soak
 def test_a_liar_that_dies_after_its_lie_is_banned(tmp_path: Path) -> None:
     async def train() -> InProcessSwarm:
         manifest = audited(hop=8.0, contribution=0.0)

@@ -59,7 +59,12 @@ def bans(swarm: InProcessSwarm) -> list[tuple[str, str]]:
     return [(event["peer_id"], event["kind"]) for event in swarm.events if event["event"] == "banned"]
 
 
-@pytest.mark.parametrize("what", NONSENSE)
+LONGER = ("infinity", "largest", "short", "empty")
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.soak] if what in LONGER else []) for what in NONSENSE]
+)
 def test_nonsense_is_left_out_with_a_reason_and_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
