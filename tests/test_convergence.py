@@ -33,6 +33,7 @@ def compare(
     return report, train_reference(run, report["microbatches"], evaluate_tokens=evaluate_tokens)
 
 
+@pytest.mark.soak
 def test_held_out_loss_is_within_3_percent_when_everything_travels_in_int8(tmp_path: Path) -> None:
     steps = 50
     tables: Tables = {

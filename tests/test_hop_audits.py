@@ -119,6 +119,7 @@ class Mute:
         self._inner.serve(method, silent, max_body_bytes=max_body_bytes)
 
 
+@pytest.mark.soak
 def test_a_liar_that_answers_neither_auditors_nor_the_host_is_banned(tmp_path: Path) -> None:
     """Its contribution is put together from its neighbours' exchanges and from what its parts' reducers got."""
     prepared = prepare(audited(hop=0.0, contribution=8.0), tmp_path)

@@ -60,8 +60,8 @@ def run_and_kill(zygote: Zygote, root: Path, *, stage: int, moment: str, count: 
     ("stage", "moment", "count", "delay"),
     [
         (0, "forward", 9, 0),
-        (0, "backward", 7, 1),
-        (1, "loss", 9, 0),
+        pytest.param(0, "backward", 7, 1, marks=pytest.mark.soak),
+        pytest.param(1, "loss", 9, 0, marks=pytest.mark.soak),
         (1, "part", 2, 0),
         (0, "result", 2, 1),
         (1, "snapshot", 1, 0),

@@ -47,7 +47,7 @@ def auditors(swarm: InProcessSwarm, stage: int) -> list[ReducerAuditCounters]:
     return [auditor.counters for auditor in found if auditor is not None]
 
 
-@pytest.mark.parametrize("trust", ["friends", "public"])
+@pytest.mark.parametrize("trust", [pytest.param("friends", marks=pytest.mark.soak), "public"])
 def test_a_wrong_reducer_is_banned_and_the_others_go_on(tmp_path: Path, trust: str) -> None:
     manifest = audited(
         run={"trust": trust}, optimizer={"total_steps": 60}
