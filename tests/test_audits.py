@@ -116,6 +116,7 @@ def test_a_liar_that_shows_its_auditors_another_gradient_is_put_out(tmp_path: Pa
     assert judge(evidence, run_key=swarm.run.run_key.peer_id).guilty
 
 
+@pytest.mark.soak
 def test_nobody_is_accused_when_all_are_honest_and_everything_is_audited(tmp_path: Path) -> None:
     swarm, report = run(audited(hop=24.0, contribution=1.0), tmp_path, {})  # half of it whole, the rest by microbatch
     assert report["steps"] == STEPS

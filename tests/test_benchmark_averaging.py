@@ -39,6 +39,7 @@ def test_small_round_of_ours_has_the_agreed_form_and_leaves_nothing_behind(tmp_p
     assert _programs_in(str(tmp_path)) == []
 
 
+@pytest.mark.soak
 def test_benchmark_that_is_told_to_end_ends_its_programs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.averaging", *SMALL, "--rounds", "100", "--ours", "fp32"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}

@@ -158,6 +158,7 @@ class LostAnswers:
         self._inner.serve(method, lossy, max_body_bytes=max_body_bytes)
 
 
+@pytest.mark.soak
 def test_nobody_is_punished_when_answers_are_lost_and_peers_die_and_come(tmp_path: Path) -> None:
     """What is not answered is sent on again: microbatches are done twice, late, or by the dead, and all is audited."""
     manifest = audited(hop=24.0, contribution=2.0, optimizer={"total_steps": 10})

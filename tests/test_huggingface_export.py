@@ -66,6 +66,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("swarm", "tes
 """
 
 
+@pytest.mark.soak
 def test_export_gives_the_same_loss_in_plain_transformers(tmp_path: Path) -> None:
     shard_bytes = {"qwen3-tied": 2 << 30, "llama": 100_000}
     for config, max_shard_bytes in shard_bytes.items():
