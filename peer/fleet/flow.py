@@ -173,32 +173,29 @@ def _set(flow: Flow, event: int, at: float) -> None:
     flow.moments[moment & (NUM_MOMENTS - 1)] = event
 
 
+@inlined
+def _unlinked(flow: Flow, moment: int, event: int) -> bool:
+    """Take the event out of what is due in the moment; whether it was there."""
+    after = flow.moments[moment]
+    if after == event:
+        flow.moments[moment] = flow.events[event].next
+        return True
+    while after >= 0:
+        before, after = after, flow.events[after].next
+        if after == event:
+            flow.events[before].next = flow.events[event].next
+            return True
+    return False
+
+
 @compiled
 def _unset(flow: Flow, event: int) -> None:
     if not flow.events[event].is_set:
         return
     flow.events[event].is_set = 0
     moment = max(int(flow.events[event].at * MOMENTS_PER_S), 0) & (NUM_MOMENTS - 1)
-    after = flow.moments[moment]
-    if after == event:
-        flow.moments[moment] = flow.events[event].next
-        return
-    while after >= 0:
-        before, after = after, flow.events[after].next
-        if after == event:
-            flow.events[before].next = flow.events[event].next
-            return
-    # set late, into the moment of that time
-    moment = flow.counters[MOMENT] & (NUM_MOMENTS - 1)
-    after = flow.moments[moment]
-    if after == event:
-        flow.moments[moment] = flow.events[event].next
-        return
-    while after >= 0:
-        before, after = after, flow.events[after].next
-        if after == event:
-            flow.events[before].next = flow.events[event].next
-            return
+    if not _unlinked(flow, moment, event):  # set late, into the moment of that time
+        _unlinked(flow, flow.counters[MOMENT] & (NUM_MOMENTS - 1), event)
 
 
 @inlined
