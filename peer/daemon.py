@@ -577,7 +577,13 @@ class PeerDaemon:
         )
         state_check = StateCheck(rounds, self._host_id, catch_up.load_anew)
         self.step_auditor = step_auditor = StepAuditor(rounds, self._host_id, accuser, state_check)
-        rounds.on_applied += [desk.applied, hop_desk.applied, reducer_auditor.applied, step_auditor.applied]
+        rounds.on_applied += [
+            server.applied,
+            desk.applied,
+            hop_desk.applied,
+            reducer_auditor.applied,
+            step_auditor.applied,
+        ]
         services += [asyncio.ensure_future(one.run()) for one in (reducer_auditor, state_check, step_auditor)]
         if mover is not None:
             services.append(asyncio.ensure_future(mover.run()))
@@ -640,6 +646,7 @@ class PeerDaemon:
                 service.cancel()
             await asyncio.gather(*services, return_exceptions=True)
             neighbours.gone.set()
+            await server.stop()
             await rounds.stop()
             with contextlib.suppress(TransientError, RemoteError):
                 await self.host.call(GOODBYE, {}, timeout_s=2.0)

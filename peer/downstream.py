@@ -55,6 +55,8 @@ class HopCounters:
     reassigned: int = 0
     refused: int = 0
     stragglers: int = 0
+    adopted: int = 0
+    """Answers to one who brought what another had brought before."""
     bad_messages: dict[str, int] = field(default_factory=dict)
 
 
@@ -127,14 +129,15 @@ class Downstream:
 
         Raises Refused("closed") when the step is over downstream, TransientError when nobody answers.
         """
-        birth_is_training = activation.birth.kind == "train"
+        birth_is_training, birth_digest = activation.birth.kind == "train", activation.birth.digest()
         last = "no attempt"
         give_up_at = time.monotonic() + self._settings.deadlines.hop_s
         attempts = 0
         while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
-            await asyncio.gather(*(self._ask(peer) for peer in self._wiring.worth_asking(now=time.monotonic())))
+            asked = self._wiring.worth_asking(birth_digest, now=time.monotonic())
+            await asyncio.gather(*(self._ask(peer, birth_digest) for peer in asked))
             try:
-                route = self._wiring.choose(now=time.monotonic())
+                route = self._wiring.choose(birth_digest, now=time.monotonic())
             except NoPeerAvailable as missing:
                 last = str(missing)
                 retry_at = missing.retry_at
@@ -172,21 +175,23 @@ class Downstream:
                 raise
             else:
                 if birth_is_training:
-                    self._wiring.finished(route.peer_id, time.monotonic() - started)
-                    self._deadline.observe(time.monotonic() - started)
+                    self._wiring.finished(route.peer_id, time.monotonic() - started, was_held=route.is_held)
+                    if not route.is_held:
+                        self._deadline.observe(time.monotonic() - started)
                 else:  # forward only: says nothing of how long training takes
                     self._wiring.cancelled(route.peer_id)
                 return answer
         raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
 
-    async def _ask(self, peer: PeerId) -> None:
-        """How long a microbatch would wait there; who does not say so now is not chosen while others do."""
+    async def _ask(self, peer: PeerId, birth_digest: bytes) -> None:
+        """How long the microbatch would wait there; who does not say so now is not chosen while others do."""
+        request = Message({"birth": birth_digest})
         with contextlib.suppress(TransientError, RemoteError):
-            reply = await self._transport.call(peer, ROOM, Message({}), timeout_s=ASK_S, max_body_bytes=0)
+            reply = await self._transport.call(peer, ROOM, request, timeout_s=ASK_S, max_body_bytes=0)
             fields = Fields("room answer", reply.meta)
-            waits_s = fields.number("waits_s")
+            waits_s, is_held = fields.number("waits_s"), fields.boolean("is_held")
             fields.done()
-            self._wiring.told(peer, waits_s, now=time.monotonic())
+            self._wiring.told(peer, waits_s, holds=birth_digest if is_held else b"", now=time.monotonic())
 
     async def _send_to(self, peer: PeerId, activation: Activation, own_stage: StageIndex, run_id: str) -> Answer:
         birth = activation.birth

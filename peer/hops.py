@@ -7,7 +7,8 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,9 +20,11 @@ from peer.compute import Urgency, WorkThread
 from peer.downstream import METHOD, ROOM, Activation, Answer, Downstream, HopCounters, Refused
 from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
+from peer.passages import Arrival, Passage, Passages, Passed
 from peer.permit import Permit
 from peer.replica import StageReplica
 from peer.screening import Screening
+from peer.step_state import Applied
 from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
@@ -34,10 +37,10 @@ from swarm.core.settings import RunSettings
 from swarm.identity import Identity
 from swarm.model.stage import Saved, Weights
 from swarm.network.transport import Message, Transport
-from verification.exchanges import Exchange
 from verification.headers import BirthRecord, HopHeader, check_birth, check_hop, signed
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.papers import Bytes, Exhibit, Papers
+from verification.replay.compared import stands_for
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +110,14 @@ class HopServer:
         self._codec: ActivationCodec = activation_codec(settings.codecs.activations)
         self._gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
         self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, replica.model.hidden_size)
-        self._in_flight = 0
+        self._num_calls = 0
+        limits = settings.limits
+        self._passages = Passages(
+            longest_s=settings.deadlines.hop_s,
+            most_orphans=limits.max_in_flight,
+            most_done=limits.max_in_flight,
+            lives=self._lives,
+        )
         self._room = Room()
         self.on_violation: Callable[[ProtocolViolation], None] = lambda case: None
         """Told of activations that no honest program sends."""
@@ -115,7 +125,8 @@ class HopServer:
         self.permit = Permit()
         """Of the owner, to begin."""
         self.is_before: Callable[[PeerId], bool] = lambda peer: True
-        """Whether a peer is of the stage before, as far as is known: of others' word on steps nothing follows."""
+        """Whether a peer is there and of the stage before, as far as is known: of others' word on steps nothing
+        follows, and what they bring does not outlive their calls."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to take microbatches."""
@@ -124,14 +135,27 @@ class HopServer:
         transport.serve(METHOD, self.on_forward, max_body_bytes=self._codec_bytes + 4 * self._shape[0] * self._shape[1])
 
     async def on_room(self, sender: PeerId, request: Message) -> Message:
-        """How long a microbatch would wait here."""
-        Fields("room call", request.meta).done()
-        self._check_room()
-        return Message({"waits_s": self._room.waits_s(self._compute.backlog_s, now=time.monotonic())})
+        """How long a microbatch would wait here, and whether it is held here already."""
+        fields = Fields("room call", request.meta)
+        birth_digest = fields.octets("birth", length=32)
+        fields.done()
+        is_held = self._held(sender, birth_digest) is not None
+        if not is_held:
+            self._check_room()
+        waits_s = 0.0 if is_held else self._room.waits_s(self._compute.backlog_s, now=time.monotonic())
+        return Message({"waits_s": waits_s, "is_held": is_held})
 
     @property
     def in_flight(self) -> int:
-        return self._in_flight
+        return self._num_calls + self._passages.num_orphans
+
+    async def applied(self, applied: Applied) -> None:
+        """A step is over: nobody asks for its microbatches any more."""
+        self._passages.forget(int(applied.chain.version))
+
+    async def stop(self) -> None:
+        """End what is under way."""
+        await self._passages.stop()
 
     async def on_forward(self, sender: PeerId, request: Message) -> Message:
         """Answer one microbatch: its gradient, or why it is not taken now."""
@@ -141,23 +165,34 @@ class HopServer:
             header = HopHeader.from_value(fields.message("header"))
             fields.done()
             check_birth(birth, run_id=self._run_id)
-            await self._admit(sender, birth)
+            held = self._held(sender, birth.digest())
+            if held is None:
+                await self._admit(sender, birth)
         except Refused as refusal:
             self._counters.refused += 1
             return Message({"status": refusal.status, "reason": str(refusal)})
-        self._in_flight += 1
-        self._room.taken(self._compute.visit_s, now=time.monotonic())
+        self._num_calls += 1
         try:
-            return await self._serve_admitted(sender, birth, header, request.body)
+            with self._blaming():
+                arrival = self._arrival(sender, birth, header, request.body)
+                if birth.kind == "evaluate":
+                    return await self._evaluate(arrival)
+            return await self._train(arrival, held)
         except Refused as refusal:
             return Message({"status": refusal.status, "reason": str(refusal)})
+        finally:
+            self._num_calls -= 1
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Whose message is not as it must be is counted, and accused if it signed for it."""
+        try:
+            yield
         except RemoteError as error:
             self._counters.bad_messages[error.kind] = self._counters.bad_messages.get(error.kind, 0) + 1
             if isinstance(error, ViolationError):
                 self.on_violation(error.case)
             raise
-        finally:
-            self._in_flight -= 1
 
     async def _admit(self, sender: PeerId, birth: BirthRecord) -> None:
         gate, step = self._gate, birth.step
@@ -195,68 +230,127 @@ class HopServer:
         if self.draining:
             raise Refused("busy", "this peer is leaving")
         self._check_permit()
-        if self._in_flight >= 2 * self._settings.limits.max_in_flight:
-            raise Refused("busy", f"{self._in_flight} microbatches in flight")
+        if self.in_flight >= 2 * self._settings.limits.max_in_flight:
+            raise Refused("busy", f"{self.in_flight} microbatches in flight")
 
     def _check_permit(self) -> None:
         if self.permit.withheld:
             raise Refused("busy", "this peer's owner has paused it")
 
-    async def _serve_admitted(
+    def _arrival(
         self, sender: PeerId, birth: BirthRecord, header: HopHeader, body: bytes | bytearray | memoryview
-    ) -> Message:
+    ) -> Arrival:
         view = memoryview(body)
         activation_bytes = self._codec.encoded_bytes(self._shape)
         if len(view) != activation_bytes + 4 * self._shape[0] * self._shape[1]:
             raise RemoteError("malformed", f"forward body of {len(view)} bytes", sender)
-        evaluate = birth.kind == "evaluate"
+        return Arrival(sender, birth, header, view[:activation_bytes], view[activation_bytes:])
 
-        def open_up() -> tuple[torch.Tensor, torch.Tensor]:
-            self._check_permit()  # it may have waited long for the thread
-            check_hop(
-                header,
-                birth,
-                view[:activation_bytes],
-                sender=sender,
-                consumer=self._identity.peer_id,
-                stage=StageIndex(self._replica.stage - 1),
-                direction="forward",
-                shape=self._shape,
-                codec=self._codec.name,
-                parent=birth.digest(),
-                delay=self._settings.delay_at(birth.step),
-            )
-            if hashlib.sha256(view[activation_bytes:]).digest() != birth.targets_digest:
-                raise RemoteError("digest", "targets differ from the birth record", sender)
-            targets = np.frombuffer(view[activation_bytes:], dtype="<i4").astype(np.int64).reshape(self._shape[:2])
-            try:
-                x = self._codec.decode(view[:activation_bytes], self._shape)
-            except RemoteError as error:
-                case = ProtocolViolation(message=header, part=0, body=view[:activation_bytes])
-                raise ViolationError(case, error) from error
-            self._screening.check("activation_norm", sender, float(torch.linalg.vector_norm(x)))
-            return x, torch.from_numpy(targets)
+    def _opened(self, arrival: Arrival) -> tuple[torch.Tensor, torch.Tensor]:
+        """(compute) The activation and the targets, once all about them is as it must be."""
+        self._check_permit()  # it may have waited long for the thread
+        sender, birth, header = arrival.sender, arrival.birth, arrival.header
+        check_hop(
+            header,
+            birth,
+            arrival.activation,
+            sender=sender,
+            consumer=self._identity.peer_id,
+            stage=StageIndex(self._replica.stage - 1),
+            direction="forward",
+            shape=self._shape,
+            codec=self._codec.name,
+            parent=birth.digest(),
+            delay=self._settings.delay_at(birth.step),
+        )
+        if hashlib.sha256(arrival.targets).digest() != birth.targets_digest:
+            raise RemoteError("digest", "targets differ from the birth record", sender)
+        targets = np.frombuffer(arrival.targets, dtype="<i4").astype(np.int64).reshape(self._shape[:2])
+        try:
+            x = self._codec.decode(arrival.activation, self._shape)
+        except RemoteError as error:
+            case = ProtocolViolation(message=header, part=0, body=arrival.activation)
+            raise ViolationError(case, error) from error
+        self._screening.check("activation_norm", sender, float(torch.linalg.vector_norm(x)))
+        return x, torch.from_numpy(targets)
 
-        if evaluate:
-            return await self._evaluate(birth, header, view, activation_bytes, open_up)
-        if self._downstream is None:
-            return await self._last_stage(sender, birth, header, view, activation_bytes, open_up)
-        return await self._middle_stage(sender, birth, header, view, activation_bytes, open_up)
+    # -- whose call it is, and whether it goes on without it ----------------------------------------------
 
-    async def _last_stage(
-        self,
-        sender: PeerId,
-        birth: BirthRecord,
-        header: HopHeader,
-        view: memoryview,
-        activation_bytes: int,
-        open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-    ) -> Message:
-        replica, step = self._replica, birth.step
+    def _lives(self, peer: PeerId) -> bool:
+        return self.is_before(peer)
+
+    def _held(self, sender: PeerId, birth_digest: bytes) -> Passage | None:
+        """What a peer of the stage before may take up."""
+        return self._passages.of(birth_digest) if self.is_before(sender) else None
+
+    async def _train(self, arrival: Arrival, held: Passage | None) -> Message:
+        """Compute the microbatch, or answer with what another has brought before and is gone."""
+        sender, birth = arrival.sender, arrival.birth
+        if held is not None:
+            passed = await self._adopted(arrival, held)
+            if passed is not None:
+                self._counters.adopted += 1
+                return self._answer(arrival, passed)
+            await self._admit(sender, birth)
+        self._room.taken(self._compute.visit_s, now=time.monotonic())
+        # Nobody takes a lost source's place: what it has sent itself is not kept for anybody.
+        if sender == birth.source or not self.is_before(sender) or self._passages.of(birth.digest()) is not None:
+            return self._answer(arrival, await self._pass(arrival))
+        passage = self._passages.begin(arrival, self._pass(arrival))
+        passed = await self._passages.wait(passage, sender)
+        if passed is None:
+            raise TransientError("this peer is shutting down")
+        return self._answer(arrival, passed)
+
+    async def _adopted(self, arrival: Arrival, held: Passage) -> Passed | None:
+        """What comes of the passage, for one who brings the same again; None if it is not the same, or came to
+        nothing."""
+        step, first = arrival.birth.step, held.arrival
+
+        def is_same() -> bool:
+            self._opened(arrival)
+            if first.header.body_digest == arrival.header.body_digest:
+                return True
+            return stands_for(self._settings, first.activation, arrival.activation, self._shape)
+
+        with self._blaming():
+            same = await self._compute.run(Urgency.BACKWARD, is_same, step=step)
+        if not same:
+            count = self._counters.bad_messages
+            count["other_activation"] = count.get("other_activation", 0) + 1
+            number = arrival.birth.microbatch_id
+            log.warning("%s and %s computed microbatch %d differently", first.sender, arrival.sender, number)
+            self._passages.give_up(held)
+            return None
+        try:
+            return await self._passages.wait(held, arrival.sender)
+        except RemoteError:  # of what the other had sent
+            return None
+
+    async def _pass(self, arrival: Arrival) -> Passed:
+        with self._blaming():
+            if self._downstream is None:
+                return await self._last_stage(arrival)
+            return await self._middle_stage(arrival, self._downstream)
+
+    def _answer(self, arrival: Arrival, passed: Passed) -> Message:
+        """The gradient under a header to whoever brought the microbatch, which names what that one brought."""
+        header = passed.header
+        if header.parents[0] != arrival.header.digest():
+            parents = (arrival.header.digest(), *header.parents[1:])
+            header = signed(replace(header, consumer=arrival.sender, parents=parents), self._identity)
+            self._exchanges.keep(arrival.exchange(header, passed.gradient))
+        said = _said(passed.loss_sum, passed.num_targets)
+        return Message(said | {"header": header.to_value()}, passed.gradient)
+
+    # -- the work -----------------------------------------------------------------------------------------
+
+    async def _last_stage(self, arrival: Arrival) -> Passed:
+        replica, birth, step = self._replica, arrival.birth, arrival.birth.step
         adversary, at = self.adversary, At(step, birth.microbatch_id)
 
         def compute() -> tuple[float, int, memoryview, Version, bool]:
-            x, targets = open_up()
+            x, targets = self._opened(arrival)
             if not replica.accepts(step):
                 raise Refused("closed", f"step {step} closed while the microbatch waited")
             version, weights = replica.weights_for(step)
@@ -277,7 +371,7 @@ class HopServer:
             adversary.added(at, into, num_tokens=num_targets)
             grad_x = adversary.activation_gradient(at, grad_x, grad_y)
             if not known:
-                replica.record(step, _work(birth, version, header.digest(), bytes(32)))
+                replica.record(step, _work(birth, version, arrival.header.digest(), bytes(32)))
             if not saved.is_finite:
                 log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
                 replica.sum_of(step).not_finite.add(birth.microbatch_id)
@@ -286,29 +380,22 @@ class HopServer:
         loss_sum, num_targets, encoded, version, counted = await self._compute.run(Urgency.FORWARD, compute, step=step)
         self._counters.microbatches += 1
         self._gate.work_done(step)
-        own = self._gradient_header(sender, birth, (header.digest(),), encoded, version)
-        self._exchanges.keep(_exchange(birth, header, view, activation_bytes, own, encoded))
+        own = self._gradient_header(arrival.sender, birth, (arrival.header.digest(),), encoded, version)
+        self._exchanges.keep(arrival.exchange(own, encoded))
         if counted:
-            papers = Papers(birth=birth, input_header=header, forward_header=None, gradient_in=None, gradient_out=own)
-            x, targets = view[:activation_bytes], view[activation_bytes:]
+            papers = Papers(
+                birth=birth, input_header=arrival.header, forward_header=None, gradient_in=None, gradient_out=own
+            )
+            x, targets = arrival.activation, arrival.targets
             self._exhibits.keep(step, Exhibit(papers=papers, x=x, targets=targets, y=b"", grad_y=b"", grad_x=encoded))
-        return _answer(own, loss_sum, num_targets, encoded)
+        return Passed(loss_sum, num_targets, encoded, own)
 
-    async def _middle_stage(
-        self,
-        sender: PeerId,
-        birth: BirthRecord,
-        header: HopHeader,
-        view: memoryview,
-        activation_bytes: int,
-        open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-    ) -> Message:
-        replica, step = self._replica, birth.step
-        at = At(step, birth.microbatch_id)
-        assert self._downstream is not None
+    async def _middle_stage(self, arrival: Arrival, downstream: Downstream) -> Passed:
+        replica, birth, step = self._replica, arrival.birth, arrival.birth.step
+        at, input_header = At(step, birth.microbatch_id), arrival.header.digest()
 
         def forward() -> tuple[Activation, Saved]:
-            x, _ = open_up()
+            x, _ = self._opened(arrival)
             if not replica.accepts(step):
                 raise Refused("closed", f"step {step} closed while the microbatch waited")
             version, weights = replica.weights_for(step)
@@ -316,21 +403,22 @@ class HopServer:
             y, saved = replica.model.forward(weights, x, keep=True)
             assert saved is not None
             y = self.adversary.activation(at, weights, x, y)
-            return self.pack(birth, version, (birth.digest(), header.digest()), y, view[activation_bytes:]), saved
+            return self.pack(birth, version, (birth.digest(), input_header), y, arrival.targets), saved
 
         activation, saved = await self._compute.run(Urgency.FORWARD, forward, step=step)
-        self._exchanges.keep(_exchange(birth, header, view, activation_bytes))
-        answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
-        grad_x, counted = await self.backward(birth, activation, saved, answer, header.digest())
+        self._exchanges.keep(arrival.exchange())
+        answer = await downstream.send(activation, replica.stage, run_id=self._run_id)
+        grad_x, counted = await self.backward(birth, activation, saved, answer, input_header)
         assert grad_x is not None
         encoded = await self._compute.run(Urgency.BACKWARD, lambda: _encoded(self._gradient_codec, grad_x), step=step)
         assert answer.header is not None
-        parents = (header.digest(), answer.header.digest())
-        own = self._gradient_header(sender, birth, parents, encoded, activation.version)
-        self._exchanges.keep(_exchange(birth, header, view, activation_bytes, own, encoded))
+        parents = (input_header, answer.header.digest())
+        own = self._gradient_header(arrival.sender, birth, parents, encoded, activation.version)
+        self._exchanges.keep(arrival.exchange(own, encoded))
         if counted:
-            self.keep_exhibit(activation, answer, x=view[:activation_bytes], header=header, own=own, grad_x=encoded)
-        return _answer(own, answer.loss_sum, answer.num_targets, encoded)
+            x = arrival.activation
+            self.keep_exhibit(activation, answer, x=x, header=arrival.header, own=own, grad_x=encoded)
+        return Passed(answer.loss_sum, answer.num_targets, encoded, own)
 
     def keep_exhibit(
         self,
@@ -387,15 +475,8 @@ class HopServer:
         self._gate.work_done(step)
         return made
 
-    async def _evaluate(
-        self,
-        birth: BirthRecord,
-        header: HopHeader,
-        view: memoryview,
-        activation_bytes: int,
-        open_up: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-    ) -> Message:
-        replica = self._replica
+    async def _evaluate(self, arrival: Arrival) -> Message:
+        replica, birth = self._replica, arrival.birth
         weights = self._gate.evaluation_weights(int(birth.step))
         if weights is None:
             raise Refused("behind", f"version {birth.step} is not held here")
@@ -403,7 +484,7 @@ class HopServer:
         if self._downstream is None:
 
             def loss() -> tuple[float, int]:
-                x, targets = open_up()
+                x, targets = self._opened(arrival)
                 loss_sum, num_targets, _ = replica.model.loss(weights, x, targets, keep=False)
                 return loss_sum, num_targets
 
@@ -411,10 +492,10 @@ class HopServer:
         else:
 
             def forward() -> Activation:
-                x, _ = open_up()
+                x, _ = self._opened(arrival)
                 y, _ = replica.model.forward(weights, x, keep=False)
-                parents = (birth.digest(), header.digest())
-                return self.pack(birth, Version(int(birth.step)), parents, y, view[activation_bytes:])
+                parents = (birth.digest(), arrival.header.digest())
+                return self.pack(birth, Version(int(birth.step)), parents, y, arrival.targets)
 
             activation = await self._compute.run(Urgency.EVALUATE, forward)
             answer = await self._downstream.send(activation, replica.stage, run_id=self._run_id)
@@ -460,25 +541,6 @@ class HopServer:
         )
 
 
-def _exchange(
-    birth: BirthRecord,
-    header: HopHeader,
-    view: memoryview,
-    activation_bytes: int,
-    own: HopHeader | None = None,
-    encoded: Bytes = b"",
-) -> Exchange:
-    """A microbatch that came, and what it is answered with."""
-    return Exchange(
-        birth=birth,
-        forward=header,
-        gradient=own,
-        activation=view[:activation_bytes],
-        targets=view[activation_bytes:],
-        answer=encoded,
-    )
-
-
 def _encoded(codec: ActivationCodec, tensor_BLD: torch.Tensor) -> memoryview:
     """Raises TransientError for a tensor that is not finite: no codec carries it, and no other peer need be asked."""
     try:
@@ -486,10 +548,6 @@ def _encoded(codec: ActivationCodec, tensor_BLD: torch.Tensor) -> memoryview:
     except LocalError as error:
         log.warning("a microbatch ends here: %s", error)
         raise TransientError(f"what this peer computed is not finite: {error}") from error
-
-
-def _answer(header: HopHeader, loss_sum: float, num_targets: int, encoded: memoryview) -> Message:
-    return Message(_said(loss_sum, num_targets) | {"header": header.to_value()}, encoded)
 
 
 def _said(loss_sum: float, num_targets: int) -> dict[str, Value]:

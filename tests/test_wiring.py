@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarm.core.ids import PeerId, StageIndex
-from swarm.core.wiring import BUSY_RETRY_S, FIRST_RETRY_S, LONGEST_RETRY_S, EarliestFinishWiring, NoPeerAvailable
+from swarm.core.wiring import (
+    ASKED,
+    BUSY_RETRY_S,
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
+    EarliestFinishWiring,
+    NoPeerAvailable,
+    Route,
+)
 
 FAST, SLOW, OTHER = PeerId("fast"), PeerId("slow"), PeerId("other")
 
@@ -214,13 +222,54 @@ def test_a_peer_that_always_has_room_but_answers_late_loses_its_traffic() -> Non
 
 def test_only_those_that_take_long_are_worth_asking() -> None:
     wiring = _wiring(FAST, SLOW, OTHER)
-    assert wiring.worth_asking(now=0.0) == ()
+    assert wiring.worth_asking(b"microbatch", now=0.0) == ()
     for _ in range(3):
         wiring.finished(wiring.choose(now=0.0).peer_id, 40.0)
     wiring.choose(now=0.0)
-    assert set(wiring.worth_asking(now=0.0)) == {FAST, SLOW, OTHER}
+    assert set(wiring.worth_asking(b"microbatch", now=0.0)) == {FAST, SLOW, OTHER}
     wiring.update({FAST})
-    assert wiring.worth_asking(now=0.0) == ()
+    assert wiring.worth_asking(b"microbatch", now=0.0) == ()
+
+
+def test_who_is_asked_follows_from_the_microbatch_and_changes_little_with_who_is_there() -> None:
+    peers = {PeerId(f"peer {number}") for number in range(40)}
+
+    def asked(there: set[PeerId], microbatch: bytes, seed: int) -> set[PeerId]:
+        wiring = _wiring(*there, seed=seed)
+        wiring.finished(wiring.choose(now=0.0).peer_id, 40.0)
+        return set(wiring.worth_asking(microbatch, now=0.0))
+
+    chosen = [asked(peers, bytes([number]), seed=number) for number in range(100)]
+    assert all(len(eight) == ASKED for eight in chosen)
+    assert set().union(*chosen) == peers
+    for number, eight in enumerate(chosen):
+        assert asked(peers, bytes([number]), seed=1000 + number) == eight
+        gone = min(eight)
+        assert len(eight & asked(peers - {gone}, bytes([number]), seed=2)) == ASKED - 1
+
+
+def test_whoever_holds_the_microbatch_goes_first_unless_it_is_always_late() -> None:
+    wiring = _wiring(FAST, SLOW, OTHER)
+    for peer in (FAST, SLOW):
+        wiring.told(peer, 0.0, now=0.0)
+        assert wiring.choose(now=0.0).peer_id == peer
+        wiring.finished(peer, 40.0)
+
+    def chosen(microbatch: bytes) -> Route:
+        for peer, waits_s in ((FAST, 0.0), (SLOW, 0.0), (OTHER, 9.0)):
+            wiring.told(peer, waits_s, holds=b"held" if peer == OTHER else b"", now=0.0)
+        return wiring.choose(microbatch, now=0.0)
+
+    route = chosen(b"held")
+    assert (route.peer_id, route.is_held) == (OTHER, True)
+    wiring.finished(OTHER, 0.1, was_held=True)  # it had done the work before: that says nothing of its speed
+    assert {chosen(b"another").peer_id for _ in range(20)} == {FAST, SLOW}
+    num_late = 0
+    for _ in range(20):
+        route = chosen(b"held")
+        num_late += route.peer_id == OTHER
+        wiring.finished(route.peer_id, 200.0 if route.peer_id == OTHER else 40.0, was_held=route.is_held)
+    assert num_late == 2
 
 
 def test_nobody_known_is_said_with_the_remedy() -> None:

@@ -1,5 +1,7 @@
 """This is where a microbatch's next peer is chosen: the one expected to answer soonest."""
 
+import hashlib
+import heapq
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -41,6 +43,8 @@ class Route:
 
     peer_id: PeerId
     reason: str
+    is_held: bool = False
+    """The peer says that it has it already."""
 
 
 @dataclass
@@ -51,6 +55,7 @@ class _Link:
     last_sent_at: float = 0.0
     told_s: float = 0.0  # how long work would wait there, by its own word
     told_at: float | None = None
+    holds: bytes = b""  # the microbatch that it was asked about, if that is there by its own word
     failures: int = 0
     shunned_until: float = 0.0
     is_listed: bool = True
@@ -75,6 +80,9 @@ class EarliestFinishWiring:
     A duration is that of all stages that follow, and says little of one queue among them. Where microbatches take
     seconds, the caller asks some peers how long work would wait, and chooses among those that said so: the shortest
     queue. That word is the peer's own, and so it holds only while its answers are not much later than the others'.
+
+    Who is asked follows from the microbatch, so that whoever takes a lost peer's place asks those that it had asked.
+    The one that says to hold the microbatch already, from the lost one, goes before all others on the same terms.
     """
 
     stage: StageIndex
@@ -94,8 +102,11 @@ class EarliestFinishWiring:
         """The live peers, whether they may be sent work now or not."""
         return tuple(sorted(peer for peer, link in self._links.items() if link.is_listed))
 
-    def choose(self, *, now: float) -> Route:
-        """Take a place at a peer. Each choice must be answered by `finished`, `failed`, `refused` or `cancelled`."""
+    def choose(self, microbatch: bytes = b"", *, now: float) -> Route:
+        """Take a place at a peer. Each choice must be answered by `finished`, `failed`, `refused` or `cancelled`.
+
+        `microbatch` is the name that was asked about, if anybody was.
+        """
         listed = {peer: link for peer, link in sorted(self._links.items()) if link.is_listed}
         open_links = {
             peer: link
@@ -112,8 +123,13 @@ class EarliestFinishWiring:
         each_s, best_s = self._common()
         told = {peer: link for peer, link in open_links.items() if link.told_at is not None}
         told = {peer: link for peer, link in told.items() if now <= (link.told_at or 0.0) + TOLD_FOR_S}
+        holding = (
+            {}
+            if not microbatch
+            else {peer: link for peer, link in told.items() if link.holds == microbatch and self._is_timely(link)}
+        )
         if told:
-            finish_s = {peer: _by_its_word_s(link, best_s) for peer, link in told.items()}
+            finish_s = {peer: _by_its_word_s(link, best_s) for peer, link in (holding or told).items()}
         else:
             finish_s = {peer: _expected_s(link, each_s, best_s, now) for peer, link in open_links.items()}
         soonest = min(finish_s.values())
@@ -122,26 +138,36 @@ class EarliestFinishWiring:
         link.told_at = None
         link.sent.append((now, link.in_flight + 1))
         link.last_sent_at = now
-        return Route(peer_id, f"soonest of {len(finish_s)} in stage {self.stage}: {soonest:.3f} s")
+        what = "soonest" if not holding else "holds it, the soonest"
+        return Route(peer_id, f"{what} of {len(finish_s)} in stage {self.stage}: {soonest:.3f} s", bool(holding))
 
-    def worth_asking(self, *, now: float) -> tuple[PeerId, ...]:
-        """Peers to ask how long work would wait there, before `choose`; none if the answers would not pay."""
+    def worth_asking(self, microbatch: bytes, *, now: float) -> tuple[PeerId, ...]:
+        """Peers to ask how long the microbatch would wait there, before `choose`; none if the answers would not pay.
+
+        `microbatch` names it: of it, and of who is there, those asked are a function (rendezvous hashing).
+        """
         asked = [peer for peer, link in sorted(self._links.items()) if link.is_listed and link.shunned_until <= now]
         if len(asked) < 2 or self._common()[1] < ASK_FROM_S:
             return ()
-        return tuple(self.rng.sample(asked, min(ASKED, len(asked))))
 
-    def told(self, peer_id: PeerId, waits_s: float, *, now: float) -> None:
-        """The peer says that work sent to it now would wait so long."""
+        def rank(peer: PeerId) -> bytes:
+            return hashlib.sha256(microbatch + peer.encode()).digest()
+
+        return tuple(heapq.nsmallest(ASKED, asked, key=rank))
+
+    def told(self, peer_id: PeerId, waits_s: float, *, holds: bytes = b"", now: float) -> None:
+        """The peer says that work sent to it now would wait so long; and it `holds` the microbatch asked about."""
         link = self._links.get(peer_id)
         if link is not None:
-            link.told_s, link.told_at = max(0.0, waits_s), now
+            link.told_s, link.holds, link.told_at = max(0.0, waits_s), holds, now
 
-    def finished(self, peer_id: PeerId, duration_s: float) -> None:
-        """The peer answered `duration_s` after it was chosen."""
+    def finished(self, peer_id: PeerId, duration_s: float, *, was_held: bool = False) -> None:
+        """The peer answered `duration_s` after it was chosen; what it held already measures it only if it was late."""
         link = self._links.get(peer_id)
         if link is not None and link.sent:
             load = link.sent[0][1]
+            if was_held:
+                duration_s = max(duration_s, self._common()[1] if link.duration_s is None else link.duration_s)
             share = SMOOTHING if link.duration_s is not None else 1.0
             link.duration_s = (1 - share) * (link.duration_s or 0.0) + share * duration_s
             link.load = (1 - share) * link.load + share * load
@@ -173,6 +199,11 @@ class EarliestFinishWiring:
             return 1.0, 0.0
         each_s = sum(duration_s / load for duration_s, load in measured) / len(measured)
         return each_s, min(duration_s for duration_s, _ in measured)
+
+    def _is_timely(self, link: _Link) -> bool:
+        """Whether its answers, if there were any, take no longer than the others' make credible."""
+        others_s = [it.duration_s for it in self._links.values() if it is not link and it.duration_s is not None]
+        return bool(others_s) and (link.duration_s or 0.0) <= BELIEVED * min(others_s)
 
     def _leave(self, peer_id: PeerId) -> _Link | None:
         link = self._links.get(peer_id)

@@ -67,6 +67,18 @@ def compared_activations(settings: RunSettings, one: Bytes, other: Bytes, shape:
     return min(compare(first, second, bounds), compare(second, first, bounds), key=lambda found: found.measured)
 
 
+def stands_for(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int, int, int]) -> bool:
+    """Whether what is computed from one activation may be signed for as computed from the other.
+
+    Replays of it are made from the other's bytes, so both must be the same to within what is accepted without a closer
+    look; to the cap where honest peers differ by more, for there no gradient is fraud. Raises RemoteError("malformed").
+    """
+    dtype, codecs = settings.model.compute_dtype, settings.codecs
+    found = compared_activations(settings, one, other, shape)
+    lenient = bounds_for(dtype, codecs.activation_gradients, "gradient").report_only
+    return found.measured <= (found.cap if lenient else found.accept)
+
+
 def worst(found: Sequence[Comparison]) -> Comparison:
     """The one farthest towards fraud."""
     return max(found, key=lambda one: one.measured / one.fraud)

@@ -1,0 +1,298 @@
+"""A lost peer's microbatch goes on in the stages after it: they compute nothing twice, and whoever replaces it gets
+their gradient."""
+
+import asyncio
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from peer import passages
+from peer.adversary import Adversary
+from peer.adversary.hooks import At
+from peer.compute import Urgency
+from peer.downstream import Refused
+from peer.passages import MOST_WAITING, Arrival, Passages, Passed
+from swarm.core.ids import MicrobatchId, PeerId, Version
+from swarm.model.stage import Weights
+from tests.exhibits import RUN_ID, SmallRun, honest_exhibit
+from tests.hop_line import STEP, HopLine, LinePeer, hop_line
+from verification.exchanges import Exchange
+from verification.hop_claim import HopClaim, claims_of
+from verification.papers import Exhibit
+from verification.replay.compared import compared_claim
+from verification.replay.stage_replay import StageReplay
+from verification.tolerance import Grade
+
+NUMBER = MicrobatchId(0)
+
+
+def all_exchanges(line: HopLine, of: LinePeer) -> tuple[list[Exchange], list[Exchange]]:
+    """What the neighbours of a peer, the dead ones too, and the peer itself hold of the microbatch: came, and went."""
+    held = [
+        exchange
+        for peers in line.peers[max(0, of.stage - 1) : of.stage + 2]
+        for peer in peers
+        for exchange in peer.exchanges.own(NUMBER)
+    ]
+    came = [exchange for exchange in held if exchange.forward.consumer == of.peer_id and exchange.gradient]
+    return came, [exchange for exchange in held if exchange.forward.producer == of.peer_id and exchange.gradient]
+
+
+def audited(line: HopLine, peer: LinePeer) -> list[HopClaim]:
+    """Everything the peer signed of the microbatch, replayed and found honest."""
+    claims = {claim.header.digest(): claim for claim in claims_of(peer.peer_id, *all_exchanges(line, peer))}
+    replay = StageReplay(line.settings, peer.stage)
+    replay.hold(Version(0), line.run.states[peer.stage].weights, None, ahead_is_known=True)
+    into = torch.zeros(replay.layout.num_values)
+    for claim in claims.values():
+        claim.check(line.settings, run_id=RUN_ID)
+        assert compared_claim(replay, claim, into).grade is Grade.HONEST
+    replay.release()
+    return list(claims.values())
+
+
+def assert_summed_once(line: HopLine, stage: int) -> None:
+    """One live peer of the stage has the microbatch in its sum, once, with the gradient that it has undisturbed."""
+    holders = [peer for peer in line.peers[stage] if peer.replica.num_done(STEP)]
+    assert len(holders) == 1
+    (holder,) = holders
+    assert holder.peer_id in line.of_stage(stage)
+    undisturbed = SmallRun(line.settings)
+    undisturbed.microbatch(0)
+    expected = undisturbed.replicas[stage][0].sum_of(STEP).gradient.flat
+    torch.testing.assert_close(holder.replica.sum_of(STEP).gradient.flat, expected, rtol=1e-4, atol=1e-6)
+    exhibit = holder.exhibits.exhibit(STEP, NUMBER)
+    assert exhibit is not None
+    exhibit.check(holder.peer_id, run_id=RUN_ID, stage=line.run.chains[stage].stage, num_stages=4)
+    exhibit.check_work(holder.replica.sum_of(STEP).work[NUMBER], holder.peer_id)
+
+
+def test_what_is_under_way_after_a_lost_peer_is_computed_once_and_answers_its_replacement() -> None:
+    async def main() -> None:
+        async with hop_line() as line:
+            for peer in line.peers[3]:
+                peer.thread.hold()
+            answering = line.send(0)
+            last = await line.holder(3)
+            lost, middle = await line.holder(1), await line.holder(2)
+            await line.kill(lost)
+            replacement = line.other(lost)
+            await line.until(lambda: middle.thread.jobs[Urgency.BACKWARD] == 1)  # it has looked at what came again
+            last.thread.go_on()
+            answer = await answering
+            assert answer.header is not None
+            assert answer.header.producer == replacement.peer_id
+            assert [line.jobs(stage, Urgency.FORWARD) for stage in (1, 2, 3)] == [2, 1, 1]
+            assert middle.counters.adopted == 1
+            assert middle.counters.bad_messages == {}
+            for stage in (1, 2, 3):
+                assert_summed_once(line, stage)
+            signed = audited(line, middle)
+            directions = sorted(claim.header.direction for claim in signed)
+            assert directions == ["forward", "gradient", "gradient"]  # one to the lost peer, one to its replacement
+            consumers = {claim.header.consumer for claim in signed if claim.header.direction == "gradient"}
+            assert consumers == {lost.peer_id, replacement.peer_id}
+            assert len(audited(line, replacement)) == 2
+
+    asyncio.run(main())
+
+
+def test_a_gradient_that_only_the_lost_peer_had_is_given_again() -> None:
+    async def main() -> None:
+        async with hop_line() as line:
+            for peer in line.peers[2]:
+                peer.thread.hold()
+            answering = line.send(0)
+            middle, lost = await line.holder(2), await line.holder(1)
+            lost.thread.hold()  # it gets its gradient, and does nothing with it
+            middle.thread.go_on()
+            await line.until(lambda: middle.server.in_flight == 0)
+            await line.kill(lost)
+            answer = await answering
+            assert answer.header is not None
+            assert answer.header.producer == line.other(lost).peer_id
+            assert [line.jobs(stage, Urgency.FORWARD) for stage in (2, 3)] == [1, 1]
+            assert middle.counters.adopted == 1
+            for stage in (1, 2, 3):
+                assert_summed_once(line, stage)
+
+    asyncio.run(main())
+
+
+class Otherwise(Adversary):
+    """Sends on something else."""
+
+    def activation(self, at: At, weights: Weights, x: torch.Tensor, y_BLD: torch.Tensor) -> torch.Tensor:
+        return y_BLD * 1.01
+
+
+def test_what_a_lost_peer_computed_otherwise_is_computed_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages, "NOTICE_S", 0.05)
+
+    async def main() -> None:
+        async with hop_line() as line:
+            for peer in line.peers[1]:
+                peer.thread.hold()
+            for peer in line.peers[3]:
+                peer.thread.hold()
+            answering = line.send(0)
+            lost = await line.holder(1)
+            lost.server.adversary = Otherwise()
+            lost.thread.go_on()
+            await line.holder(3)
+            middle = await line.holder(2)
+            await line.kill(lost)
+            line.other(lost).thread.go_on()
+            await line.until(lambda: middle.counters.bad_messages == {"other_activation": 1})
+            for peer in line.peers[3]:
+                peer.thread.go_on()
+            await answering
+            assert middle.counters.adopted == 0
+            assert middle.thread.jobs[Urgency.FORWARD] == 2
+            for stage in (1, 2):
+                assert_summed_once(line, stage)  # and what is summed is of the replacement's activation
+            assert len(audited(line, line.other(lost))) == 2
+            await line.until(lambda: sum(peer.server.in_flight for peer in line.peers[3]) == 0)
+
+    asyncio.run(main())
+
+
+def test_a_strangers_call_is_answered_and_neither_adopts_nor_outlives_itself() -> None:
+    async def main() -> None:
+        async with hop_line() as line:
+            stranger, middle = line.peers[1][0], line.peers[2][0]
+            middle.server.is_before = lambda peer: False
+            for peer in line.peers[3]:
+                peer.thread.hold()
+            activation = line.activation(0, line.peers[0][0])
+            assert stranger.downstream is not None
+            stranger.downstream.update_peers({middle.peer_id})
+            header_of = replace(activation, parents=(activation.birth.digest(), bytes(32)))
+            calling = asyncio.ensure_future(
+                stranger.downstream.send(header_of, line.run.chains[1].stage, run_id=RUN_ID)
+            )
+            await line.holder(3)
+            calling.cancel()
+            await line.until(lambda: middle.server.in_flight == 0)
+            again = asyncio.ensure_future(stranger.downstream.send(header_of, line.run.chains[1].stage, run_id=RUN_ID))
+            await line.until(lambda: middle.thread.jobs[Urgency.FORWARD] == 2)
+            for peer in line.peers[3]:
+                peer.thread.go_on()
+            await again
+            assert middle.counters.adopted == 0
+
+    asyncio.run(main())
+
+
+# -- what becomes of a passage ----------------------------------------------------------------------------
+
+
+@cache
+def _honest() -> Exhibit:
+    return honest_exhibit(1)
+
+
+def arrival(number: int = 0) -> Arrival:
+    """Of other microbatches only the number differs: nobody looks at more here."""
+    papers, exhibit = _honest().papers, _honest()
+    assert papers.input_header is not None
+    birth = replace(papers.birth, microbatch_id=MicrobatchId(number))
+    x, targets = memoryview(exhibit.x), memoryview(exhibit.targets)
+    return Arrival(PeerId("caller"), birth, papers.input_header, x, targets)
+
+
+def passages_of(*, living: set[str], longest_s: float = 0.2, most: int = 2) -> Passages:
+    return Passages(longest_s=longest_s, most_orphans=most, most_done=most, lives=lambda peer: peer in living)
+
+
+async def never() -> Passed:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def left(held: Passages, come: Arrival) -> Any:
+    """A passage whose caller's call has broken."""
+    passage = held.begin(come, never())
+    calling = asyncio.ensure_future(held.wait(passage, come.sender))
+    await asyncio.sleep(0)
+    calling.cancel()
+    await asyncio.wait({calling})
+    return passage
+
+
+def test_an_orphan_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages, "NOTICE_S", 0.05)
+
+    async def main() -> None:
+        held = passages_of(living=set())
+        passage = await left(held, arrival())
+        assert held.num_orphans == 1
+        await asyncio.wait({passage.task}, timeout=0.1)
+        assert not passage.task.done()
+        await asyncio.wait({passage.task}, timeout=5.0)
+        assert passage.task.cancelled()
+        assert held.num_orphans == 0
+        assert held.of(passage.arrival.birth.digest()) is None
+
+    asyncio.run(main())
+
+
+def test_what_a_living_caller_lets_go_of_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages, "NOTICE_S", 0.01)
+
+    async def main() -> None:
+        passage = await left(passages_of(living={"caller"}, longest_s=60.0), arrival())
+        await asyncio.wait({passage.task}, timeout=5.0)
+        assert passage.task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_orphans_and_results_are_bounded_and_end_with_their_step() -> None:
+    async def main() -> None:
+        held = passages_of(living=set(), longest_s=60.0)
+        orphans = [await left(held, arrival(number)) for number in range(3)]
+        assert held.num_orphans == 2
+        await asyncio.wait({orphans[2].task})
+        assert orphans[2].task.cancelled()
+        held.forget(0)
+        assert held.num_orphans == 2
+        held.forget(1)
+        assert held.num_orphans == 0
+
+        async def made(come: Arrival) -> Passed:
+            return Passed(0.0, 1, memoryview(b""), come.header)
+
+        for number in range(3):
+            come = arrival(number)
+            assert await held.wait(held.begin(come, made(come)), come.sender) is not None
+        await asyncio.sleep(0)
+        assert [held.of(arrival(number).birth.digest()) is not None for number in range(3)] == [False, True, True]
+        await held.stop()
+
+    asyncio.run(main())
+
+
+def test_several_callers_wait_for_one_passage_up_to_a_limit() -> None:
+    async def main() -> list[Passed | None]:
+        held, come, goes_on = passages_of(living=set()), arrival(), asyncio.Event()
+
+        async def work() -> Passed:
+            await goes_on.wait()
+            return Passed(1.5, 1, memoryview(b"gradient"), come.header)
+
+        passage = held.begin(come, work())
+        waiting = [asyncio.ensure_future(held.wait(passage, PeerId(f"{n}"))) for n in range(MOST_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="wait for this microbatch"):
+            await held.wait(passage, PeerId("one more"))
+        waiting[0].cancel()
+        await asyncio.wait({waiting[0]})
+        assert held.num_orphans == 0
+        goes_on.set()
+        return [await one for one in waiting[1:]]
+
+    assert {made.loss_sum for made in asyncio.run(main()) if made is not None} == {1.5}
