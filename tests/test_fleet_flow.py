@@ -10,9 +10,9 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.core.wiring import EarliestFinishWiring
 
 
-def pipeline(*num_members: int, window: int = 4, redo_stage: bool = False) -> Flow:
+def pipeline(*num_members: int, window: int = 4) -> Flow:
     """Peers alike: 1 s forward, 2 s backward, 0.1 s to send, 0.05 s away. One step of 1000 microbatches."""
-    flow = flows.empty_flow(sum(num_members) + 2, 4, len(num_members), 512, delay_s=0.05, redo_stage=redo_stage)
+    flow = flows.empty_flow(sum(num_members) + 2, 4, len(num_members), 512, delay_s=0.05)
     flow.peers["forward_s"], flow.peers["backward_s"], flow.peers["send_s"] = 1.0, 2.0, 0.1
     flow.peers["window"] = window
     flow.counters[flows.TARGET] = 1000
@@ -74,9 +74,8 @@ def test_pipeline_is_as_fast_as_its_slowest_stage() -> None:
     assert flow.counters[flows.COMPLETED] / 600 == pytest.approx(2 / 3, rel=0.1)
 
 
-@pytest.mark.parametrize("redo_stage", [False, True])
-def test_lost_peer_costs_no_microbatch_but_a_sources_own(redo_stage: bool) -> None:
-    flow = pipeline(2, 3, 3, window=8, redo_stage=redo_stage)
+def test_lost_peer_costs_no_microbatch_but_a_sources_own() -> None:
+    flow = pipeline(2, 3, 3, window=8)
     run_until(flow, 100.0)
     flows.lose(flow, 3, 100.0, 100.0)
     flows.lose(flow, 6, 100.0, 100.0)
@@ -92,23 +91,19 @@ def test_lost_peer_costs_no_microbatch_but_a_sources_own(redo_stage: bool) -> No
     assert flow.work["is_active"].sum() == 0
 
 
-def test_only_the_lost_peers_stage_is_computed_again_if_the_rest_is_adopted() -> None:
-    ends = []
-    for redo_stage in (False, True):
-        flow = pipeline(1, 2, 1, 1, window=1, redo_stage=redo_stage)
-        flow.counters[flows.TARGET] = 1
-        run_until(flow, 6.4)  # the last stage computes
-        held_by = int(flow.holder[1, flow.work["is_active"] == 1][0])
-        flows.lose(flow, held_by, 6.4, 6.4)
-        run_until(flow, 100.0)
-        assert flow.counters[flows.COMPLETED] == 1
-        ends.append(float(flow.trips_s[0]))
-    assert ends[1] == pytest.approx(4 * 3 + 6 * 0.15)  # the replacement was ready in time
-    assert ends[0] > ends[1] + 4
+def test_only_the_lost_peers_stage_is_computed_again_for_the_rest_is_adopted() -> None:
+    flow = pipeline(1, 2, 1, 1, window=1)
+    flow.counters[flows.TARGET] = 1
+    run_until(flow, 6.4)  # the last stage computes
+    held_by = int(flow.holder[1, flow.work["is_active"] == 1][0])
+    flows.lose(flow, held_by, 6.4, 6.4)
+    run_until(flow, 100.0)
+    assert flow.counters[flows.COMPLETED] == 1
+    assert flow.trips_s[0] == pytest.approx(4 * 3 + 6 * 0.15)  # the replacement was ready in time
 
 
 def test_audits_fill_the_gaps_and_are_all_made() -> None:
-    flow = flows.empty_flow(2, 1, 2, 64, delay_s=0.05, redo_stage=False, audits=0.2, latest_audit_s=30.0)
+    flow = flows.empty_flow(2, 1, 2, 64, delay_s=0.05, audits=0.2, latest_audit_s=30.0)
     flow.peers["forward_s"], flow.peers["backward_s"], flow.peers["send_s"] = 1.0, [1.0, 2.0], 0.1
     flow.peers["window"], flow.counters[flows.TARGET] = 4, 1000
     for stage in (0, 1):

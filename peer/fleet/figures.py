@@ -27,7 +27,6 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "throughput_microbatches_per_s": round(outcome.useful / scenario.run.measured_s, 4),
         "ideal_microbatches_per_s": round(outcome.ideal / scenario.run.measured_s, 4),
         "trip_seconds": round(outcome.trip_s, 2),
-        "recovery": scenario.run.recovery,
         "recovery_seconds": {"median": round(median_s, 3), "worst": round(worst_s, 3)},
         "disturbances": outcome.disturbances,
         "lost_microbatches": counts["lost_microbatches"],

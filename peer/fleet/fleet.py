@@ -147,7 +147,6 @@ class Fleet:
             self._num_stages,
             num_work,
             delay_s=self._delay_s,
-            redo_stage=scenario.run.recovery == "stage",
             ask_s=round_trip_s,
             audits=scenario.trust.audits,
             latest_audit_s=scenario.trust.audits * model.step_s,

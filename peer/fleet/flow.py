@@ -26,7 +26,7 @@ FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, 
     range(15)
 )
 # Places in `Flow.settings`
-DELAY_S, ASK_S, REDO_STAGE, AUDITS, LATEST_AUDIT_S = range(5)
+DELAY_S, ASK_S, AUDITS, LATEST_AUDIT_S = range(4)
 RETRY_S = 1.0
 NUM_TRIPS = 1 << 10
 NUM_MOMENTS = 1 << 17
@@ -111,8 +111,8 @@ class Flow(NamedTuple):
     trips_s: Floats
     """The last ones' durations."""
     settings: Floats
-    """Seconds from peer to peer; that asking takes; 1 if only a lost peer's own stage is computed again; seconds of
-    audits that a second of other work makes due; seconds of them that are due at most."""
+    """Seconds from peer to peer; that asking takes; seconds of audits that a second of other work makes due; seconds of
+    them that are due at most."""
 
 
 # Places in a row of `Flow.stages`: members; the step whose round has not begun; microbatches in sums of even and odd
@@ -127,7 +127,6 @@ def empty_flow(
     num_work: int,
     *,
     delay_s: float,
-    redo_stage: bool,
     ask_s: float = 0.0,
     audits: float = 0.0,
     latest_audit_s: float = math.inf,
@@ -157,7 +156,7 @@ def empty_flow(
         stages=np.zeros((num_stages, 7), np.int64),
         counters=counters,
         trips_s=np.zeros(NUM_TRIPS),
-        settings=np.array([delay_s, ask_s, float(redo_stage), audits / (1 - audits), latest_audit_s]),
+        settings=np.array([delay_s, ask_s, audits / (1 - audits), latest_audit_s]),
     )
 
 
@@ -715,7 +714,6 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     flow.done[peer, 0] = 0
     flow.done[peer, 1] = 0
     flow.peers[peer].in_flight = 0
-    redo_stage = flow.settings[REDO_STAGE] > 0
     back_at = now
     for work in range(flow.counters[USED]):
         if flow.holder[stage, work] != peer or not flow.work[work].is_active:
@@ -730,7 +728,7 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
         if is_back and (at < stage - 1 or (at == stage - 1 and now >= flow.work[work].left_at)):
             continue  # it has done its part; the sum is lost, not the microbatch
         left = not is_back and (at > stage + 1 or (at == stage + 1 and now >= flow.work[work].left_at))
-        if redo_stage and (is_back or left):
+        if is_back or left:
             _adopted(flow, work, stage, now, noticed_at)
         else:
             _again(flow, work, stage, now, noticed_at)
@@ -743,7 +741,7 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
 
 def compile_all() -> None:
     """Compile what a simulation calls, so that it is not timed; kept on disk for the next process."""
-    flow = empty_flow(4, 2, 2, 4, delay_s=0.1, redo_stage=True)
+    flow = empty_flow(4, 2, 2, 4, delay_s=0.1)
     flow.peers["forward_s"] = flow.peers["send_s"] = 1.0
     flow.counters[TARGET], flow.counters[LIMIT] = 1, 0
     flow.peers["window"] = 1

@@ -99,8 +99,6 @@ class RunPart(_Table):
     payback_s: Positive = 1200.0
     power_noise: Share = 0.1
     """Relative error of one peer's measured power."""
-    recovery: Literal["tail", "stage"] = "tail"
-    """What is computed again when a peer is lost: its stage and all after it, as the daemon does it, or its stage."""
 
 
 class Event(_Table):
