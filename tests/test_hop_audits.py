@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -180,3 +180,58 @@ def test_nobody_is_punished_when_answers_are_lost_and_peers_die_and_come(tmp_pat
     counters = [peer.daemon.auditor.counters for peer in swarm.peers if peer.daemon.auditor is not None]
     assert sum(one.hops for one in counters) >= 20
     assert sum(one.frauds for one in counters) == 0
+
+
+class Slow:
+    """A transport whose owner's answers to microbatches take so long that it is asked for room first."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        async def slow(sender: PeerId, request: Message) -> Message:
+            reply = await handler(sender, request)
+            await asyncio.sleep(1.2)
+            return reply
+
+        self._inner.serve(method, slow if method == "forward" else handler, max_body_bytes=max_body_bytes)
+
+
+@pytest.mark.soak
+def test_what_is_taken_up_after_lost_peers_passes_every_audit(tmp_path: Path) -> None:
+    steps = 8
+    manifest = audited(
+        hop=24.0,
+        contribution=2.0,
+        model={"stages": 3},
+        optimizer={"total_steps": steps},
+        limits={"founders_per_stage": 2},
+    )
+
+    def wrap(stage: int, index: int, transport: Transport) -> Transport:
+        return cast(Transport, Slow(transport)) if stage == 2 else transport
+
+    async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
+        async with swarm_in_process(manifest, tmp_path, peers=(2, 4, 3), wrap=wrap) as swarm:
+            for version in (2, 3):
+                await swarm.until_version(version, timeout_s=60.0)
+                lost = swarm.of_stage(1)[0]
+                server = cast(Any, lost.daemon.live).server
+                async with asyncio.timeout(20.0):
+                    while not server.in_flight:  # noqa: ASYNC110 - it holds what others then take up
+                        await asyncio.sleep(0.05)
+                await swarm.kill(lost)
+            return swarm, await swarm.finished(timeout_s=120.0)
+
+    swarm, report = asyncio.run(train())
+    assert report["steps"] == steps
+    assert [event for kind in ("banned", "quarantined", "acquitted") for event in events(swarm, kind)] == []
+    last = [cast(Any, peer.daemon.live).counters for peer in swarm.of_stage(2)]
+    assert sum(one.adopted for one in last) > 0
+    assert [one.bad_messages for one in last] == [{}] * len(last)
+    counters = [peer.daemon.auditor.counters for peer in swarm.peers if peer.daemon.auditor is not None]
+    assert sum(one.hops for one in counters) >= 20
+    assert sum(one.frauds + one.suspicious for one in counters) == 0
