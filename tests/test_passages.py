@@ -15,16 +15,19 @@ from peer.adversary.hooks import At
 from peer.compute import Urgency
 from peer.downstream import Refused
 from peer.passages import MOST_WAITING, Arrival, Passages, Passed
+from swarm.averaging.activations import activation_codec
 from swarm.core.ids import MicrobatchId, PeerId, Version
+from swarm.core.settings import CodecSettings
 from swarm.model.stage import Weights
-from tests.exhibits import RUN_ID, SmallRun, honest_exhibit
+from tests.exhibits import RUN_ID, SmallRun, honest_exhibit, small_settings
 from tests.hop_line import STEP, HopLine, LinePeer, hop_line
+from tests.tiny_models import tiny_model
 from verification.exchanges import Exchange
 from verification.hop_claim import HopClaim, claims_of
 from verification.papers import Exhibit
-from verification.replay.compared import compared_claim
+from verification.replay.compared import MAGNIFIED, compared_claim, stands_for
 from verification.replay.stage_replay import StageReplay
-from verification.tolerance import Grade
+from verification.tolerance import Grade, relative_error
 
 NUMBER = MicrobatchId(0)
 
@@ -158,6 +161,39 @@ def test_what_a_lost_peer_computed_otherwise_is_computed_afresh(monkeypatch: pyt
             await line.until(lambda: sum(peer.server.in_flight for peer in line.peers[3]) == 0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("dtype", "codec", "share"), [("fp32", "fp32", 1e-5), ("bf16", "bf16", 1e-2)])
+def test_a_gradient_is_signed_for_only_where_a_replay_cannot_be_fraud(dtype: Any, codec: Any, share: float) -> None:
+    codecs = CodecSettings(activations=codec, activation_gradients=codec, averaging="fp32")
+    settings = small_settings(3, codecs=codecs, model=tiny_model("llama", 3, compute_dtype=dtype))
+    shape = (2, 16, 64)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x_body, near, far = (activation_codec(codec).encode(x * (1 + off)) for off in (0.0, 0.5 * share, 2 * share))
+    assert stands_for(settings, x_body, near, shape)
+    assert not stands_for(settings, x_body, far, shape)
+
+
+def test_a_worst_difference_in_what_came_in_is_no_fraud_in_the_gradient() -> None:
+    replica = SmallRun(small_settings(3)).replicas[1][0]
+    _, weights = replica.weights_for(STEP)
+    generator = torch.Generator().manual_seed(0)
+    x, grad_y, away = (torch.randn((2, 16, 64), generator=generator) for _ in range(3))
+    into = torch.zeros(replica.layout.num_values)
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        _, saved = replica.model.forward(weights, x, keep=True)
+        assert saved is not None
+        found = replica.model.backward(saved, grad_y, into)
+        assert found is not None
+        return found
+
+    honest = gradient(x)
+    for _ in range(8):  # to where it is magnified most, as far as steps along what came out lead there
+        away *= 1e-5 * torch.linalg.vector_norm(x) / torch.linalg.vector_norm(away)
+        off = relative_error(honest.numpy(), gradient(x + away).numpy())
+        assert off < MAGNIFIED * 1e-5
+        away = gradient(x + away) - honest
 
 
 def test_a_strangers_call_is_answered_and_neither_adopts_nor_outlives_itself() -> None:

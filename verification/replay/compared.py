@@ -15,6 +15,9 @@ from verification.papers import Bytes, Exhibit
 from verification.replay.stage_replay import StageReplay
 from verification.tolerance import Comparison, bounds_for, compare
 
+MAGNIFIED = 40.0
+"""By what a gradient's error is, at most, taken to exceed that of the activation it was computed from."""
+
 
 def compared_contribution(replay: StageReplay, claimed: Sequence[Bytes], replayed: Sequence[Bytes]) -> Comparison:
     """Of a contribution, from its parts as they were sent and as they came out of a replay.
@@ -68,15 +71,14 @@ def compared_activations(settings: RunSettings, one: Bytes, other: Bytes, shape:
 
 
 def stands_for(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int, int, int]) -> bool:
-    """Whether what is computed from one activation may be signed for as computed from the other.
+    """Whether a gradient at one activation may be signed for as that at the other, from which it will be replayed.
 
-    Replays of it are made from the other's bytes, so both must be the same to within what is accepted without a closer
-    look; to the cap where honest peers differ by more, for there no gradient is fraud. Raises RemoteError("malformed").
+    They must be the same to within what is accepted without a closer look, and so near that no gradient can come out as
+    fraud; up to the cap where no gradient is fraud. Raises RemoteError("malformed").
     """
-    dtype, codecs = settings.model.compute_dtype, settings.codecs
+    gradient = bounds_for(settings.model.compute_dtype, settings.codecs.activation_gradients, "gradient")
     found = compared_activations(settings, one, other, shape)
-    lenient = bounds_for(dtype, codecs.activation_gradients, "gradient").report_only
-    return found.measured <= (found.cap if lenient else found.accept)
+    return found.measured <= (found.cap if gradient.report_only else min(found.accept, gradient.fraud / MAGNIFIED))
 
 
 def worst(found: Sequence[Comparison]) -> Comparison:
