@@ -311,7 +311,10 @@ class HopServer:
             self._opened(arrival)
             if first.header.body_digest == arrival.header.body_digest:
                 return True
-            return stands_for(self._settings, first.activation, arrival.activation, self._shape)
+            try:
+                return stands_for(self._settings, first.activation, arrival.activation, self._shape)
+            except RemoteError:  # what came first waits for the thread yet, and is not even an activation
+                return False
 
         with self._blaming():
             same = await self._compute.run(Urgency.BACKWARD, is_same, step=step)
