@@ -44,6 +44,12 @@ class CountingThread(WorkThread):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.jobs: Counter[Urgency] = Counter()
+        self.more_s = 0.0
+        """Of backlog: whoever is asked for room says so much more."""
+
+    @property
+    def backlog_s(self) -> float:
+        return super().backlog_s + self.more_s
 
     async def run(self, urgency: Urgency, job: Callable[[], T], *, step: int = 0) -> T:
         def counted() -> T:

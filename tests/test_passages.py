@@ -81,6 +81,7 @@ def test_what_is_under_way_after_a_lost_peer_is_computed_once_and_answers_its_re
             answering = line.send(0)
             last = await line.holder(3)
             lost, middle = await line.holder(1), await line.holder(2)
+            middle.thread.more_s = 100.0  # nobody would choose it but for what it holds
             await line.kill(lost)
             replacement = line.other(lost)
             await line.until(lambda: middle.thread.jobs[Urgency.BACKWARD] == 1)  # it has looked at what came again
@@ -113,6 +114,7 @@ def test_a_gradient_that_only_the_lost_peer_had_is_given_again() -> None:
             lost.thread.hold()  # it gets its gradient, and does nothing with it
             middle.thread.go_on()
             await line.until(lambda: middle.server.in_flight == 0)
+            middle.thread.more_s = 100.0
             await line.kill(lost)
             answer = await answering
             assert answer.header is not None
@@ -147,6 +149,7 @@ def test_what_a_lost_peer_computed_otherwise_is_computed_afresh(monkeypatch: pyt
             lost.thread.go_on()
             await line.holder(3)
             middle = await line.holder(2)
+            middle.thread.more_s = 100.0
             await line.kill(lost)
             line.other(lost).thread.go_on()
             await line.until(lambda: middle.counters.bad_messages == {"other_activation": 1})
