@@ -201,7 +201,7 @@ class Slow:
 
 
 @pytest.mark.soak
-def test_what_is_taken_up_after_lost_peers_passes_every_audit(tmp_path: Path) -> None:
+def test_nobody_is_punished_for_what_is_taken_up_after_lost_peers(tmp_path: Path) -> None:
     steps = 8
     manifest = audited(
         hop=24.0,
