@@ -109,11 +109,38 @@ def decode(scales: NDArray[np.uint16], packed: NDArray[np.uint8], values: NDArra
             return False
         scale = _float_of(np.int32(np.int32(bits) << np.int32(16)))
         smallest = np.int32(0)
-        for i in range(out.size):
-            half = np.int32(part[i // 2]) >> np.int32(4 * (i % 2))
-            code = np.int32(np.int32((half & np.int32(15)) ^ np.int32(8)) - np.int32(8))
-            smallest = min(smallest, code)
-            out[i] = np.float32(code) * scale
+        for i in range(out.size // 2):
+            byte = np.int32(part[i]) ^ np.int32(0x88)
+            low = np.int32((byte & np.int32(15)) - np.int32(8))
+            high = np.int32((byte >> np.int32(4)) - np.int32(8))
+            smallest = min(smallest, low, high)
+            out[2 * i] = np.float32(low) * scale
+            out[2 * i + 1] = np.float32(high) * scale
+        if out.size % 2:
+            last = np.int32(np.int32((np.int32(part[part.size - 1]) & np.int32(15)) ^ np.int32(8)) - np.int32(8))
+            smallest = min(smallest, last)
+            out[out.size - 1] = np.float32(last) * scale
         if smallest == -8 or (out.size % 2 and part[part.size - 1] >> np.uint8(4) != 0):
             return False
     return True
+
+
+@compiled
+def is_valid(scales: NDArray[np.uint16], packed: NDArray[np.uint8], num_values: int) -> bool:
+    """Whether `decode` takes them."""
+    is_bad = np.uint8(0)
+    for block in range(scales.size):
+        bits = scales[block]
+        part = packed[block * (BLOCK_VALUES // 2) : (block + 1) * (BLOCK_VALUES // 2)]
+        if bits != 0 and (bits < SMALLEST_SCALE or bits > LARGEST_SCALE):
+            return False
+        used = np.uint8(0)
+        for i in range(part.size):
+            used |= part[i]
+            # A half is -8 where its highest bit is set and no other: 7 added to those carries into the highest.
+            others = np.uint8(np.uint8(part[i] & np.uint8(0x77)) + np.uint8(0x77))
+            is_bad |= np.uint8(part[i] & np.uint8(0x88) & np.uint8(~others))
+        if bits == 0 and used != 0:
+            return False
+    past_end = np.uint8(packed[packed.size - 1] >> np.uint8(4)) if num_values % 2 else np.uint8(0)
+    return bool(is_bad == 0 and past_end == 0)

@@ -1,5 +1,6 @@
 """Averaging what was sent as it was sent gives the bits of decoding first; what is malformed counts for nothing."""
 
+import random
 from typing import get_args
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from swarm.averaging.aggregate import aggregate
 from swarm.averaging.codecs import vector_codec
-from swarm.averaging.encoded_mean import mean_of_encoded
+from swarm.averaging.encoded_mean import check_encoded, mean_of_encoded
 from swarm.core.errors import RemoteError
 from swarm.core.settings import AveragingCodecName
 from tests.test_kernels_golden import exact_floats, exact_scales
@@ -42,3 +43,28 @@ def test_malformed_contributions_count_for_nothing_when_others_are_sound(name: A
     assert result.values.tobytes() == alone.values.tobytes()
     assert not mean_of_encoded(codec, [(7, nonsense)], num_values=5_000).values.any()
     assert not mean_of_encoded(codec, [], num_values=5_000).values.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [63, 4_101])
+def test_check_refuses_what_decoding_refuses_when_bytes_are_changed(name: AveragingCodecName, size: int) -> None:
+    codec, rng = vector_codec(name), random.Random(size)
+    good = codec.encode(exact_floats("sent", size) * exact_scales("scales", size), seed=bytes(32))
+    refused = 0
+    for _ in range(400):
+        changed = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            changed[rng.randrange(len(changed))] = rng.choice((0, 0x08, 0x80, 0x88, 0xFF, rng.randrange(256)))
+        said = []
+        for read in (
+            lambda data: codec.decode(data, np.empty(size, dtype=np.float32)),
+            lambda data: check_encoded(codec, data, num_values=size),
+        ):
+            try:
+                read(changed)
+                said.append("good")
+            except RemoteError as error:
+                said.append(error.kind)
+        assert said[0] == said[1], f"change {bytes(changed).hex()}"
+        refused += said[0] != "good"
+    assert refused > 20

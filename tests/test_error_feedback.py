@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kernels import norms
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.averaging.encoded import Encoded
-from swarm.averaging.error_feedback import MOST_OF_SENT, Residual, encode_parts
+from swarm.averaging.error_feedback import MOST_OF_SENT, Residual
 from swarm.averaging.parts import Parts
 from swarm.core.errors import LocalError
 from swarm.core.settings import PART_VALUES, AveragingCodecName
@@ -143,5 +143,5 @@ def test_parts_are_encoded_each_with_its_seed() -> None:
     values = exact_floats("parts", 256)
     seeds = [bytes(32), bytes(31) + b"1"]
     codec = vector_codec("int4")
-    encoded = encode_parts(values, codec, parts=[slice(0, 128), slice(128, 256)], seeds=seeds)
+    encoded = Residual(256).encode(values.copy(), codec, parts=[slice(0, 128), slice(128, 256)], seeds=seeds)
     assert encoded == [codec.encode(values[:128], seed=seeds[0]), codec.encode(values[128:], seed=seeds[1])]

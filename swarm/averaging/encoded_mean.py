@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kernels import formats, int8_blocks, int8_sums, robust
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length
+from swarm.averaging.low_bit import Int4Codec, TopkCodec
 from swarm.core.errors import RemoteError
 from swarm.kept_buffers import empty_floats
 
@@ -37,7 +38,7 @@ def mean_of_encoded(
     threads: Threads = ONE_THREAD,
 ) -> EncodedMean:
     """The mean of (count of tokens, encoded vector), weighted by the counts, in the given order."""
-    reader = _READERS.get(codec.name, _DecodingReader)(codec, num_values, threads)
+    reader = _READERS[codec.name](codec, num_values, threads)
     left_out = {}
     for place, (_, data) in enumerate(contributions):
         try:
@@ -56,23 +57,24 @@ def mean_of_encoded(
 
 def check_encoded(codec: VectorCodec, data: Encoded, *, num_values: int) -> None:
     """Raises RemoteError("malformed") for what `codec.decode` would refuse."""
-    _READERS.get(codec.name, _DecodingReader)(codec, num_values, ONE_THREAD).check(data)
+    _READERS[codec.name](codec, num_values, ONE_THREAD).check(data)
 
 
-class _DecodingReader:
-    """Decodes each vector into the same memory, once to check it, once to add it."""
+class _Reader:
+    """Checks vectors as they were sent, and adds them; a codec without a fused sum has them decoded first."""
 
     def __init__(self, codec: VectorCodec, num_values: int, threads: Threads) -> None:
         self.codec, self.num_values, self.threads = codec, num_values, threads
-        self._decoded = np.empty(0, dtype=np.float32)
+        self._decoded: Floats | None = None
 
     def check(self, data: Encoded) -> None:
         """Raises RemoteError("malformed") for what `codec.decode` would refuse."""
-        self._decoded = np.empty(self.num_values, dtype=np.float32) if not self._decoded.size else self._decoded
-        self.codec.decode(data, self._decoded)
+        raise NotImplementedError
 
     def add(self, data: Encoded, factor: np.float32, total: Floats) -> None:
         """total += vector * factor, for data that `check` has passed."""
+        if self._decoded is None:
+            self._decoded = empty_floats(self.num_values)
         self.codec.decode(data, self._decoded)
         robust.add_scaled(self._decoded, factor, total, threads=self.threads)
 
@@ -82,7 +84,7 @@ class _DecodingReader:
             raise RemoteError("malformed", f"{self.codec.name} vector holds what no encoder writes")
 
 
-class _Fp32Reader(_DecodingReader):
+class _Fp32Reader(_Reader):
     def check(self, data: Encoded) -> None:
         self._check(data, lambda: formats.is_valid_fp32(aligned(data, np.int32, 0, self.num_values)))
 
@@ -90,7 +92,7 @@ class _Fp32Reader(_DecodingReader):
         formats.add_fp32(aligned(data, np.int32, 0, total.size), factor, total, threads=self.threads)
 
 
-class _Bf16Reader(_DecodingReader):
+class _Bf16Reader(_Reader):
     def check(self, data: Encoded) -> None:
         self._check(data, lambda: formats.is_valid_bfloat16(aligned(data, np.uint16, 0, self.num_values)))
 
@@ -98,7 +100,7 @@ class _Bf16Reader(_DecodingReader):
         formats.add_bfloat16(aligned(data, np.uint16, 0, total.size), factor, total, threads=self.threads)
 
 
-class _Int8Reader(_DecodingReader):
+class _Int8Reader(_Reader):
     def check(self, data: Encoded) -> None:
         self._check(data, lambda: int8_blocks.is_valid(*self._scales_and_codes(data)))
 
@@ -110,4 +112,17 @@ class _Int8Reader(_DecodingReader):
         return aligned(data, np.uint16, 0, num_blocks), aligned(data, np.int8, 2 * num_blocks, self.num_values)
 
 
-_READERS: dict[str, type[_DecodingReader]] = {"fp32": _Fp32Reader, "bf16": _Bf16Reader, "int8": _Int8Reader}
+class _LowBitReader(_Reader):
+    codec: Int4Codec | TopkCodec
+
+    def check(self, data: Encoded) -> None:
+        self._check(data, lambda: self.codec.is_valid(data, self.num_values))
+
+
+_READERS: dict[str, type[_Reader]] = {
+    "fp32": _Fp32Reader,
+    "bf16": _Bf16Reader,
+    "int8": _Int8Reader,
+    "int4": _LowBitReader,
+    "topk": _LowBitReader,
+}

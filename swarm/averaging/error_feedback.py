@@ -34,13 +34,6 @@ _BELOW_ONE = 1.0 - 2.0**-21
 """So that a vector scaled down to a bound is within it, however its values are rounded."""
 
 
-def encode_parts(
-    values: Floats, codec: VectorCodec, *, parts: Sequence[slice], seeds: Sequence[bytes]
-) -> list[memoryview]:
-    """Each part of the vector encoded with its seed. Raises LocalError as `codec.encode` does."""
-    return [codec.encode(values[part], seed=seed) for part, seed in zip(parts, seeds, strict=True)]
-
-
 class Residual:
     """What one peer still owes its stage, in the stage's flat order."""
 
@@ -54,16 +47,19 @@ class Residual:
 
         `parts` cover the vector once. Raises LocalError as `codec.encode` does; the residual is then what it was.
         """
-        owed = np.add(mean, self.values, out=mean)
-        formats.flush_in_place(owed.view(np.int32))
-        encoded = encode_parts(owed, codec, parts=parts, seeds=seeds)
+        encoded = []
+        for part, seed in zip(parts, seeds, strict=True):
+            owed = np.add(mean[part], self.values[part], out=mean[part])
+            formats.flush_in_place(owed.view(np.int32))
+            encoded.append(codec.encode(owed, seed=seed))
         sent_squares = owed_squares = 0.0
         for part, body in zip(parts, encoded, strict=True):
             rest = self.values[part]
             codec.decode(body, rest)
             sent_squares += norms.sum_of_squares(rest)
-            np.subtract(owed[part], rest, out=rest)
+            np.subtract(mean[part], rest, out=rest)
             owed_squares += norms.sum_of_squares(rest)
+            formats.flush_in_place(rest.view(np.int32))
         self._bound(MOST_OF_SENT * math.sqrt(sent_squares), math.sqrt(owed_squares))
         return encoded
 
@@ -77,4 +73,4 @@ class Residual:
         """Scale the residual down to `limit` by one fp32 factor, and write magnitudes below 2^-126 as zero."""
         if norm > limit:
             np.multiply(self.values, np.float32(limit / norm * _BELOW_ONE), out=self.values)
-        formats.flush_in_place(self.values.view(np.int32))
+            formats.flush_in_place(self.values.view(np.int32))

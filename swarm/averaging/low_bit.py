@@ -31,11 +31,16 @@ class Int4Codec:
 
     def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:
         check_length(data, self.encoded_bytes(out.size))
-        num_blocks = self._num_blocks(out.size)
-        scales = aligned(data, np.uint16, 0, num_blocks)
-        packed = aligned(data, np.uint8, 2 * num_blocks, -(-out.size // 2))
-        if not int4_blocks.decode(scales, packed, out):
+        if not int4_blocks.decode(*self._scales_and_codes(data, out.size), out):
             raise RemoteError("malformed", "int4 vector holds a scale or code that no encoder writes")
+
+    def is_valid(self, data: Encoded, num_values: int) -> bool:
+        """Whether `decode` takes data of the right length."""
+        return int4_blocks.is_valid(*self._scales_and_codes(data, num_values), num_values)
+
+    def _scales_and_codes(self, data: Encoded, num_values: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+        num_blocks = self._num_blocks(num_values)
+        return aligned(data, np.uint16, 0, num_blocks), aligned(data, np.uint8, 2 * num_blocks, -(-num_values // 2))
 
     @staticmethod
     def _num_blocks(num_values: int) -> int:
@@ -65,6 +70,12 @@ class TopkCodec:
         self._values.decode(memoryview(data)[marks.size :], chosen)
         if not topk.scatter(marks, chosen, out):
             raise RemoteError("malformed", "top-k vector marks more or fewer values than an encoder does")
+
+    def is_valid(self, data: Encoded, num_values: int) -> bool:
+        """Whether `decode` takes data of the right length."""
+        marks = aligned(data, np.uint8, 0, _marks_bytes(num_values))
+        chosen = memoryview(data)[marks.size :]
+        return topk.is_valid(marks, num_values) and self._values.is_valid(chosen, topk.num_chosen(num_values))
 
 
 def _marks_bytes(num_values: int) -> int:
