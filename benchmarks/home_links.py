@@ -159,12 +159,12 @@ def train(manifest: Path, folder: Path, *, skip_steps: int, seconds: float) -> T
         return Trained(list(events.seen), list(router.seen), first, last, addresses)
 
 
-def planned(manifest: Path, tflops: float) -> dict[str, Any]:
+def planned(manifest: Path, tflops: float, exact_ns: float) -> dict[str, Any]:
     """What `swarm plan` says of the manifest on these links."""
     command = [str(Path(sys.executable).parent / "swarm"), "plan", str(manifest), "--json", "--peers", "2"]
     command += ["--uplink-mbit", str(UPLINK_MBIT), "--downlink-mbit", str(DOWNLINK_MBIT)]
     command += ["--round-trip-ms", str(ROUND_TRIP_MS)]
-    command += ["--tflops", f"{tflops:.6f}", "--session-hours", "1000"]
+    command += ["--tflops", f"{tflops:.6f}", "--exact-ns", f"{exact_ns:.3f}", "--session-hours", "1000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     plan: dict[str, Any] = json.loads(done.stdout)
     return plan
@@ -180,16 +180,22 @@ def figures(trained: Trained, manifest: Path) -> dict[str, Any]:
         if event["event"] == "step" and first["version"] <= event["step"] < last["version"]
     ]
     times, bytes_per_s = [line["at"] for line in lines], UPLINK_MBIT * 1e6 / 8
-    shares, busy_s = [], {}
+    shares, busy_s, exact_s = [], {}, {}
     for peer, address in trained.addresses.items():
         own = [event for event in steps if event["peer_id"] == peer]
         windows = [Window(event["at"] - event["round_s"], event["at"]) for event in own]
         counts = [line["up_bytes"][address] for line in lines]
         shares.append(uplink_share(times, counts, windows, bytes_per_s=bytes_per_s))
-        busy_s[own[0]["stage"]] = (own[-1]["busy_s"] - own[0]["busy_s"]) / (len(own) - 1)
-    # The plan is asked what these links allow, not how fast this machine is: it is told what compute took.
-    unit = planned(manifest, 1.0)["stages"]
-    plan = planned(manifest, min(unit[stage]["compute_s"] / busy_s[stage] for stage in busy_s))
+        stage = own[0]["stage"]
+        busy_s[stage] = (own[-1]["busy_s"] - own[0]["busy_s"]) / (len(own) - 1)
+        exact_s[stage] = (own[-1]["exact_s"] - own[0]["exact_s"]) / (len(own) - 1)
+    # The plan is asked what these links allow, not how fast this machine is: it is told what computing took.
+    unit = planned(manifest, 1.0, 1.0)["stages"]
+    plan = planned(
+        manifest,
+        min(unit[stage]["compute_s"] / busy_s[stage] for stage in busy_s),
+        max(exact_s[stage] / unit[stage]["exact_s"] for stage in exact_s),
+    )
     tokens_per_s = sum(event["num_targets"] for event in steps if event["stage"] == 0) / seconds
     begun, ended = (lines[bisect_left(times, event["at"]) - 1] for event in (first, last))
     return {
@@ -205,6 +211,7 @@ def figures(trained: Trained, manifest: Path) -> dict[str, Any]:
         "step_s": seconds / versions,
         "planned_step_s": plan["step_s"],
         "compute_s": max(busy_s.values()),
+        "exact_s": max(exact_s.values()),
         "sent_bytes": statistics.mean(
             (ended["up_bytes"][a] - begun["up_bytes"][a]) / versions for a in trained.addresses.values()
         ),
@@ -271,7 +278,8 @@ def _show(codec: str, found: dict[str, Any]) -> None:
     click.echo(
         f"    round {found['round_s']:.2f} s ({found['moving_s']:.2f} s moving bytes; planned "
         f"{found['planned_round_s']:.2f}), step {found['step_s']:.2f} s (planned {found['planned_step_s']:.2f}, "
-        f"compute {found['compute_s']:.2f}), sent {found['sent_bytes'] / 1e6:.2f} MB a step (planned "
+        f"compute {found['compute_s']:.2f}, exact work {found['exact_s']:.2f}), "
+        f"sent {found['sent_bytes'] / 1e6:.2f} MB a step (planned "
         f"{found['planned_sent_bytes'] / 1e6:.2f}), {found['dropped_packets']} packets dropped, router busy "
         f"{found['router_busy']:.2f}"
     )

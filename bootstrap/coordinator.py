@@ -497,6 +497,7 @@ class Coordinator:
                 "received_bytes": report.received_bytes,
                 "reassigned": report.reassigned,
                 "busy_s": report.busy_s,
+                "exact_s": report.exact_s,
             }
         )
 

@@ -527,7 +527,7 @@ class PeerDaemon:
 
         self.verdicts.on_lost = lost
         rounds.on_applied.append(
-            lambda applied: self._report(applied, settings, replica, snapshots, counters, compute, source)
+            lambda applied: self._report(applied, settings, replica, snapshots, counters, compute, exact, source)
         )
         await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)
         rounds.start()
@@ -741,6 +741,7 @@ class PeerDaemon:
         snapshots: SnapshotStore,
         counters: HopCounters,
         compute: WorkThread,
+        exact: WorkThread,
         source: Source | None,
     ) -> None:
         version = applied.chain.version
@@ -768,6 +769,7 @@ class PeerDaemon:
             sent_bytes=sent,
             received_bytes=received,
             busy_s=compute.busy_s,
+            exact_s=exact.busy_s,
             screens=_screens(counters, rounds.screening) if (rounds := self.rounds) is not None else (),
             state_digest=snapshot.digest if snapshot is not None else b"",
             not_finite=applied.not_finite,

@@ -181,6 +181,8 @@ class StepReport:
     received_bytes: int
     busy_s: float
     """Seconds the compute thread has worked so far."""
+    exact_s: float
+    """And the thread of rounds and steps."""
     screens: tuple[tuple[str, int], ...]
     """How often each kind of screen tripped here so far, sorted."""
     state_digest: bytes
@@ -214,6 +216,7 @@ class StepReport:
             sent_bytes=fields.integer("sent_bytes"),
             received_bytes=fields.integer("received_bytes"),
             busy_s=fields.number("busy_s"),
+            exact_s=fields.number("exact_s"),
             screens=fields.items("screens", _screen_count, max_items=MAX_SCREENS),
             state_digest=fields.octets("state_digest", max_length=32),
             not_finite=fields.items("not_finite", integer_item, max_items=MAX_WORK),

@@ -50,6 +50,7 @@ def report_of(step: int, loss: float) -> StepReport:
         sent_bytes=10,
         received_bytes=10,
         busy_s=0.001,
+        exact_s=0.001,
         screens=(("norm", 2),),
         state_digest=b"",
         not_finite=(),

@@ -11,6 +11,7 @@ from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
 from swarm.core.plan import (
     CONTRIBUTION_BYTES,
+    EXACT_NS,
     HEADERS,
     LINK_SHARE,
     RESULT_BYTES,
@@ -134,11 +135,39 @@ def test_step_time_is_the_slowest_of_compute_and_links() -> None:
     slow_links = replace(LINKS, uplink_mbit=0.1)
     bound = plan_run(settings, [10**6] * 2, 128, slow_links)
     votes_s = ROUND_TRIPS * LINKS.round_trip_ms / 1000
-    assert bound.step_s == pytest.approx(max(part.uplink_s for part in bound.stages) + votes_s)
+    exact_s = 10**6 * EXACT_NS["int8"] * 1e-9
+    lines_s = max(part.uplink_s for part in bound.stages)
+    assert bound.step_s == pytest.approx(lines_s + bound.stages[1].fill_s + votes_s + exact_s)
     slow_compute = replace(LINKS, tflops=1e-4)
     computing = plan_run(settings, [10**6] * 2, 128, slow_compute)
-    assert computing.step_s == pytest.approx(max(part.compute_s + part.round_s for part in computing.stages))
+    first, last = computing.stages
+    slowest, other = (first, last) if first.compute_s > last.compute_s else (last, first)
+    assert computing.step_s == pytest.approx(slowest.compute_s + other.fill_s + slowest.round_s)
     assert computing.tokens_per_s == pytest.approx(settings.batch.target_tokens / computing.step_s)
+
+
+def test_a_synchronous_pipeline_is_filled_anew_in_every_step() -> None:
+    """With s equal stages m microbatches of each peer take the time of m + s - 1, and s - 1 round trips."""
+    slow = replace(LINKS, tflops=1e-4)
+    settings = _settings("[model]\nstage_layers = [1, 1, 1, 1]\n[data]\nsequence_length = 1\n")
+    plan = plan_run(settings, [10**7] * 4, 1, slow)
+    m = settings.microbatches_per_step / LINKS.peers_per_stage
+    work_s = plan.stages[1].work_s
+    waits_s = 3 * LINKS.round_trip_ms / 1000
+    expected = (m + 3) / m * work_s + waits_s + plan.stages[1].round_s
+    assert plan.step_s == pytest.approx(expected, rel=1e-3)
+    delayed = replace(settings, averaging=replace(settings.averaging, delay=1))
+    assert plan_run(delayed, [10**7] * 4, 1, slow).step_s == pytest.approx(work_s + plan.stages[1].exact_s, rel=1e-3)
+
+
+def test_exact_work_is_that_of_the_codec_or_what_was_measured() -> None:
+    for codec in ("int8", "topk"):
+        settings = _settings(f"[codecs]\naveraging = '{codec}'")
+        known = plan_run(settings, [10**6] * 2, 128, LINKS).stages[0]
+        told = plan_run(settings, [10**6] * 2, 128, replace(LINKS, exact_ns=100.0)).stages[0]
+        assert known.exact_s == pytest.approx(EXACT_NS[codec] * 1e-3)
+        assert told.exact_s == pytest.approx(0.1)
+        assert told.round_s - known.round_s == pytest.approx(told.exact_s - known.exact_s)
 
 
 def test_delay_hides_the_round_behind_compute() -> None:
@@ -147,7 +176,7 @@ def test_delay_hides_the_round_behind_compute() -> None:
     slow_compute = replace(LINKS, tflops=1e-3)
     parts = plan_run(settings, [10**6] * 2, 128, slow_compute).stages
     hidden_s = plan_run(delayed, [10**6] * 2, 128, slow_compute).step_s
-    assert hidden_s == pytest.approx(max(part.work_s for part in parts))
+    assert hidden_s == pytest.approx(max(part.work_s + part.exact_s for part in parts))
     assert plan_run(settings, [10**6] * 2, 128, slow_compute).step_s > hidden_s
 
 
@@ -192,9 +221,9 @@ def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> 
     near, distant = (plan_run(_settings(), [10**6] * 2, 128, links).stages[0] for links in (LINKS, far))
     assert distant.round_s - near.round_s == pytest.approx(ROUND_TRIPS * 0.16)
     line_s = near.round_up_bytes * HEADERS * 8 / (LINKS.uplink_mbit * 1e6) / LINK_SHARE
-    assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04)
+    assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04 + near.exact_s)
     alone = plan_run(_settings(), [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
-    assert alone.round_s == 0.0
+    assert alone.round_s == alone.exact_s
 
 
 def test_fleet_gets_the_fastest_cut_that_fits_its_memory() -> None:

@@ -28,6 +28,11 @@ NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, o
     help="10^12 operations a second a peer reaches (a desktop CPU 0.1, a gaming GPU 5 to 30).",
 )
 @click.option(
+    "--exact-ns",
+    type=click.FloatRange(min=0),
+    help="Of a core, for each parameter in a step's averaging and optimizer; by default as measured of the codec.",
+)
+@click.option(
     "--session-hours",
     type=click.FloatRange(min=0, min_open=True),
     default=4.0,
@@ -52,6 +57,7 @@ def command(
     round_trip_ms: float,
     peers: int,
     tflops: float,
+    exact_ns: float | None,
     session_hours: float,
     fleet: int | None,
     memory_gib: float,
@@ -73,6 +79,7 @@ def command(
         tflops=tflops,
         session_hours=session_hours,
         round_trip_ms=round_trip_ms,
+        exact_ns=exact_ns,
     )
     if fleet is not None:
         found = [
@@ -109,7 +116,7 @@ def _show(plan: Plan, assumptions: Assumptions) -> None:
     console.print(
         f"{assumptions.peers_per_stage} peers a stage, {assumptions.uplink_mbit:g} Mbit/s up, "
         f"{assumptions.downlink_mbit:g} down, {assumptions.round_trip_ms:g} ms between them, "
-        f"{assumptions.tflops:g} TFLOP/s each; links that are always full, so these are bounds"
+        f"{assumptions.tflops:g} TFLOP/s each"
     )
     console.print(_table(plan))
     seconds = f"{plan.step_s:.2f} s" if plan.step_s >= 0.01 else f"{plan.step_s * 1000:.2g} ms"
@@ -165,6 +172,7 @@ def _table(plan: Plan) -> Table:
             "activations, up a step": lambda part: _size(part.activation_up_bytes),
             "activations, down a step": lambda part: _size(part.activation_down_bytes),
             "compute a step": lambda part: f"{part.compute_s:.3g} s",
+            "averaging and optimizer a step": lambda part: f"{part.exact_s:.3g} s",
             "uplink busy a step": lambda part: f"{part.uplink_s:.3g} s",
             "join": lambda part: f"{_size(part.join_bytes)}, {part.join_s / 60:.1f} min",
         }

@@ -1,6 +1,7 @@
 """This is where a run is reckoned before it begins: memory, traffic and time a peer of each stage needs.
 
-Links as full as they were measured to be, and perfect balance: real runs are slower. Bytes and seconds throughout;
+Links as full as they were measured to be, no work hidden behind a synchronous round's transfers, and perfect balance:
+real runs that lose peers are slower. Bytes and seconds throughout;
 bytes are those of messages, and times count what headers add to them. A step is one optimizer step.
 """
 
@@ -21,6 +22,9 @@ LINK_SHARE = 0.87
 """Of a line's rate that a round's transfers keep busy, with answers coming the other way (`benchmarks.home_links`)."""
 ROUND_TRIPS = 5
 """In a round that no bytes fill: close and commitments, three votes, the outcome and the next step's first report."""
+
+EXACT_NS: Mapping[str, float] = {"fp32": 6.0, "bf16": 5.0, "int8": 5.0, "int4": 8.0, "topk": 13.0}
+"""Of a core, for each parameter in a step: encoding, checking, adding and decoding its values, and the optimizer."""
 
 _INT4_BYTES = 0.5 + 2 / 64
 CONTRIBUTION_BYTES: Mapping[str, float] = {
@@ -59,6 +63,8 @@ class Assumptions:
     """How long a peer stays, on average."""
     round_trip_ms: float = 40.0
     """From peer to peer and back."""
+    exact_ns: float | None = None
+    """Of a core, for each parameter in a step's round; None: as in `EXACT_NS`."""
 
     @property
     def up_bytes_per_s(self) -> float:
@@ -85,11 +91,16 @@ class StagePlan:
     activation_up_bytes: float
     activation_down_bytes: float
     compute_s: float
+    exact_s: float
+    """Encoding, averaging and the optimizer's step."""
     uplink_s: float
     """How long the uplink is busy in a step."""
     work_s: float
     """Compute or activation traffic of a step, whichever takes longer."""
+    fill_s: float
+    """How long the other stages wait for a first microbatch to pass here, there and back."""
     round_s: float
+    """From the close of a step to the version it makes."""
     join_bytes: float
     join_s: float
 
@@ -282,7 +293,12 @@ def _plan_stage(
     # A snapshot, and on average the results of half the steps between two; donors share the upload.
     results = settings.checkpoint.snapshot_every / 2 * RESULT_BYTES[settings.codecs.averaging]
     join_bytes = num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes + results)
-    round_trips_s = ROUND_TRIPS * assumptions.round_trip_ms / 1000 if members > 1 else 0.0
+    round_trip_s = assumptions.round_trip_ms / 1000
+    round_trips_s = ROUND_TRIPS * round_trip_s if members > 1 else 0.0
+    exact_ns = EXACT_NS[settings.codecs.averaging] if assumptions.exact_ns is None else assumptions.exact_ns
+    exact_s = num_parameters * exact_ns * 1e-9
+    work_s = max(compute_s, activation_s)
+    each_s = work_s / max(1.0, settings.microbatches_per_step / members)
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
         stage=stage,
@@ -294,23 +310,31 @@ def _plan_stage(
         activation_up_bytes=activation_up,
         activation_down_bytes=activation_down,
         compute_s=compute_s,
+        exact_s=exact_s,
         uplink_s=(round_each_way + activation_up) / assumptions.up_bytes_per_s,
-        work_s=max(compute_s, activation_s),
-        round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s) + round_trips_s,
+        work_s=work_s,
+        fill_s=each_s + round_trip_s,
+        round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
+        + round_trips_s
+        + exact_s,
         join_bytes=join_bytes,
         join_s=join_bytes / min(assumptions.down_bytes_per_s, donors_per_s),
     )
 
 
 def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> float:
-    """Synchronous rounds follow the work; with delay = 1 they share the links with it."""
+    """Synchronous rounds follow the work, which begins with an empty pipeline: (m + s - 1) / m times the work of m
+    microbatches in s equal stages. With delay = 1 they share links and cores with it."""
     if settings.averaging.delay == 0:
-        return max(part.work_s for part in stages) + max(part.round_s for part in stages)
+        slowest = max(stages, key=lambda part: part.work_s)
+        fill_s = sum(part.fill_s for part in stages if part is not slowest)
+        return slowest.work_s + fill_s + max(part.round_s for part in stages)
     downlink_s = [
         (part.round_down_bytes + part.activation_down_bytes) / assumptions.down_bytes_per_s for part in stages
     ]
     return max(
-        max(part.work_s, part.round_s, part.uplink_s, down_s) for part, down_s in zip(stages, downlink_s, strict=True)
+        max(part.work_s + part.exact_s, part.round_s, part.uplink_s, down_s)
+        for part, down_s in zip(stages, downlink_s, strict=True)
     )
 
 
