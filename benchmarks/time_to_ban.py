@@ -10,8 +10,8 @@ versions later; that is a constant and not counted.
 *Simulated*, whole: at the manifest's budgets, five seeds of each attack run in `peer.sim` until the ban. Tensors,
 attacks, signatures, hash chains, draws, replays, evidence and judgements are the real ones; there are no messages.
 *Drawn*: for many seeds at each of three rates, only hash chains and draws are made anew, over the digests of signed
-contributions of one simulated liar that nobody audits. Which of those contributions and microbatches an audit finds
-wrong has been established by replaying every one of them. A run longer than what was recorded begins the record again.
+contributions and the microbatches of one simulated liar that nobody audits. Which of them an audit finds wrong has been
+established by replaying every one of them. A run longer than what was recorded begins the record again.
 
 The prediction knows the rates and, from the replays, in what share of contributions and of microbatches the lie shows.
 
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.kept_pieces import KeptPieces
-from swarm.core.ids import PeerId
+from swarm.core.ids import MicrobatchId, PeerId
 from verification.draws import (
     AuditBudget,
     HashChain,
@@ -43,7 +43,8 @@ from verification.draws import (
     expected_time_to_ban,
     found_by_one,
     found_within,
-    hop_rate,
+    hop_draw,
+    microbatch_rate,
 )
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class Case:
 
 
 Recorded = Mapping[str, Any]
-"""Of one contribution: its target and digest, whether a replay finds it wrong, and which of its microbatches."""
+"""Of one contribution: its target and digest, whether a replay finds it wrong, and of each of its microbatches the
+id and whether a replay finds wrong what was sent on."""
 
 
 def tiny_run(factor: float, *, total_steps: int) -> "TinyRun":
@@ -146,7 +148,10 @@ def recorded(kind: str) -> list[Recorded]:
                     "target": made.peer_id,
                     "digest": made.digest().hex(),
                     "is_wrong": shown.is_wrong,
-                    "wrong_microbatches": list(shown.wrong_microbatches),
+                    "microbatches": [
+                        [int(work.microbatch_id), wrong]
+                        for work, wrong in zip(made.work, shown.wrong_microbatches, strict=True)
+                    ],
                 }
             )
     return found
@@ -182,22 +187,22 @@ def drawn(shown: Sequence[Recorded], factor: float, seed: int) -> int:
     for version in range(LONGEST):
         one = shown[version % len(shown)]
         for auditor, chain in enumerate(chains):
-            name = f"auditor {auditor}"
-            found = draw(chain.reveal(version), bytes.fromhex(one["digest"]), auditor=PeerId(name), target=target)
-            wrong = one["wrong_microbatches"]
-            if found.hits_contribution(contribution):
-                if one["is_wrong"]:
-                    return version + 1
-            elif found.hits_hop(hop) and wrong[found.microbatch(len(wrong))]:
+            name, reveal = PeerId(f"auditor {auditor}"), chain.reveal(version)
+            whole = draw(reveal, bytes.fromhex(one["digest"]), auditor=name, target=target)
+            if one["is_wrong"] and whole.hits_contribution(contribution):
                 return version + 1
+            for number, is_wrong in one["microbatches"]:
+                drawn_hop = hop_draw(reveal, MicrobatchId(number), auditor=name, target=target)
+                if is_wrong and drawn_hop.hits_hop(hop):
+                    return version + 1
     return LONGEST
 
 
 def rates(factor: float) -> tuple[float, float]:
-    """Of one auditor: for a microbatch of a contribution, and for the whole."""
+    """Of one auditor: for each microbatch, and for the whole contribution."""
     plain = AuditBudget()
     budget = AuditBudget(hop=factor * plain.hop, contribution=factor * plain.contribution)
-    return hop_rate(NUM_REPLICAS, MICROBATCHES, budget), contribution_rate(NUM_REPLICAS, budget)
+    return microbatch_rate(NUM_REPLICAS, budget), contribution_rate(NUM_REPLICAS, budget)
 
 
 def ks_distance(observed: Sequence[int], rate: float) -> float:
@@ -212,17 +217,17 @@ def ks_distance(observed: Sequence[int], rate: float) -> float:
 
 def cases_of(kind: str, pieces: KeptPieces, *, seeds: int, simulated_seeds: int, most_steps: int) -> list[Case]:
     """The attack at every rate."""
-    shown: list[Recorded] = pieces.get(f"recorded/{kind}", lambda: recorded(kind))
+    shown: list[Recorded] = pieces.get(f"recorded microbatches/{kind}", lambda: recorded(kind))
     in_contributions = _share([one["is_wrong"] for one in shown])
-    in_hops = _share([wrong for one in shown for wrong in one["wrong_microbatches"]])
+    in_hops = _share([wrong for one in shown for _, wrong in one["microbatches"]])
     whole = [
-        pieces.get(f"simulated/{kind}/{seed}/{most_steps}", partial(simulated, kind, seed, most_steps=most_steps))
+        pieces.get(f"each drawn/{kind}/{seed}/{most_steps}", partial(simulated, kind, seed, most_steps=most_steps))
         for seed in range(simulated_seeds)
     ]
     made = []
     for factor in FACTORS:
         hop, contribution = rates(factor)
-        rate = found_by_one(hop, contribution, in_hops=in_hops, in_contributions=in_contributions)
+        rate = found_by_one(hop, contribution, MICROBATCHES, in_hops=in_hops, in_contributions=in_contributions)
         observed = [drawn(shown, factor, seed) for seed in range(seeds if rate > 0 else 0)]
         runs = whole if factor == 1.0 else []
         made.append(

@@ -23,7 +23,8 @@ from verification.draws import (
     expected_time_to_ban,
     found_by_one,
     found_within,
-    hop_rate,
+    hop_draw,
+    microbatch_rate,
     reducer_rate,
 )
 
@@ -165,17 +166,16 @@ def test_whoever_copies_an_end_draws_otherwise() -> None:
 
 def test_rates_spend_the_budget_whatever_the_number_of_replicas() -> None:
     for replicas in range(4, 33):
-        assert (replicas - 1) * hop_rate(replicas, 16) / 16 <= 0.08 + 1e-12
+        assert (replicas - 1) * microbatch_rate(replicas) == pytest.approx(0.08)
         assert (replicas - 1) * contribution_rate(replicas) == pytest.approx(0.07)
-    assert hop_rate(9, 16) == pytest.approx(0.16)
-    assert hop_rate(2, 16) == 1.0
-    assert hop_rate(9, 16, factor=5.0) == pytest.approx(0.8)
+    assert microbatch_rate(9) == pytest.approx(0.01)
+    assert microbatch_rate(2, AuditBudget(hop=2.0)) == 1.0
+    assert microbatch_rate(9, factor=5.0) == pytest.approx(0.05)
     assert contribution_rate(8, factor=5.0) == pytest.approx(0.05)
     assert reducer_rate(6) == pytest.approx(0.01)
     assert contribution_rate(8, AuditBudget(contribution=0.7)) == pytest.approx(0.1)
     for replicas in (0, 1):
-        assert hop_rate(replicas, 16) == contribution_rate(replicas) == 0.0
-    assert hop_rate(9, 0) == 0.0
+        assert microbatch_rate(replicas) == contribution_rate(replicas) == 0.0
 
 
 @pytest.mark.parametrize("name", ["hop", "contribution", "reducer"])
@@ -219,10 +219,24 @@ def test_draws_find_a_liar_by_the_geometric_law() -> None:
 
 
 def test_one_auditor_finds_a_lie_by_either_of_its_audits_where_it_shows() -> None:
-    assert found_by_one(0.2, 0.1) == pytest.approx(1 - 0.8 * 0.9)
-    assert found_by_one(0.2, 0.1, in_hops=0.0) == pytest.approx(0.1)
-    assert found_by_one(0.2, 0.1, in_hops=0.5, in_contributions=0.0) == pytest.approx(0.9 * 0.1)
-    assert found_by_one(0.2, 0.1, in_hops=0.0, in_contributions=0.0) == 0.0
+    assert found_by_one(0.2, 0.1, 1) == pytest.approx(1 - 0.8 * 0.9)
+    assert found_by_one(0.2, 0.1, 3) == pytest.approx(1 - 0.8**3 * 0.9)
+    assert found_by_one(0.2, 0.1, 3, in_hops=0.0) == pytest.approx(0.1)
+    assert found_by_one(0.2, 0.1, 3, in_hops=0.5, in_contributions=0.0) == pytest.approx(1 - 0.9**3)
+    assert found_by_one(0.2, 0.1, 0) == pytest.approx(0.1)
+    assert found_by_one(0.2, 0.1, 3, in_hops=0.0, in_contributions=0.0) == 0.0
+
+
+def test_each_microbatch_is_drawn_by_itself_at_its_rate() -> None:
+    chain, rate = HashChain(SEED, 1000), 0.3
+    both = [
+        [hop_draw(chain.reveal(v), MicrobatchId(number), auditor=AUDITORS[0], target=TARGET) for number in (7, 8)]
+        for v in range(1000)
+    ]
+    hits = [[drawn.hits_hop(rate) for drawn in pair] for pair in both]
+    for number in range(2):
+        _assert_binomial(sum(pair[number] for pair in hits), len(hits), rate)
+    _assert_binomial(sum(all(pair) for pair in hits), len(hits), rate**2)
 
 
 def test_ninety_nine_percent_are_found_within_the_bound_and_not_a_version_earlier() -> None:

@@ -10,7 +10,9 @@ from swarm.core.errors import SettingsError
 from swarm.core.settings import AuditSettings, CodecSettings
 
 MUCH = AuditSettings(hop_budget=1.0, contribution_budget=1.5)
-"""Each of three auditors draws half of the contributions whole, and of most others a microbatch."""
+"""Each of three auditors draws half of the contributions whole, and a third of the microbatches."""
+ALL = AuditSettings(hop_budget=3.0, contribution_budget=3.0)
+"""Three auditors draw everything."""
 SMALL: dict[str, Any] = {"audits": MUCH, "hidden_size": 16, "num_replicas": 4, "microbatches_per_step": 8}
 
 
@@ -24,11 +26,11 @@ def banned(outcome: Outcome) -> list[tuple[int, int]]:
 
 
 def test_nobody_is_banned_when_all_are_honest_and_everything_is_audited() -> None:
-    outcome = outcome_of({}, steps=30, microbatches_per_step=12, codecs=CodecSettings(averaging="fp32"))
+    outcome = outcome_of({}, steps=30, microbatches_per_step=12, codecs=CodecSettings(averaging="fp32"), audits=ALL)
     assert outcome.bans == outcome.quarantined == ()
     audits = outcome.audits
-    assert audits.honest == audits.hops + audits.contributions == 28 * 2 * 4 * 3, audits
-    assert min(audits.hops, audits.contributions) > 250, audits
+    assert audits.honest == audits.hops + audits.contributions, audits
+    assert (audits.contributions, audits.hops) == (28 * 2 * 4 * 3, 28 * 2 * 12 * 3), audits
     assert (audits.suspicious, audits.frauds, audits.debts, audits.skipped) == (0, 0, 0, 0)
     assert 0 < audits.largest_honest_share <= 0.3, "sums of three microbatches depend on their order"
     assert outcome.held_out[30] < 0.6 * outcome.held_out[0], outcome.held_out

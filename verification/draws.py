@@ -90,26 +90,19 @@ class Draw:
     value: bytes
 
     def hits_hop(self, rate: float) -> bool:
-        """Whether the auditor replays one microbatch of the contribution: `microbatch` says which."""
+        """Whether the auditor replays the microbatch, where the draw is a `hop_draw`."""
         return self._hits("hop", rate)
 
     def hits_contribution(self, rate: float) -> bool:
         """Whether the auditor replays the whole contribution."""
         return self._hits("contribution", rate)
 
-    def hits_work(
-        self, num_replicas: int, num_microbatches: int, budget: "AuditBudget", *, factor: float = 1.0
-    ) -> tuple[bool, bool]:
-        """Whether it hits the whole contribution, and whether it hits one microbatch of it, at the budget's rates."""
-        whole = self.hits_contribution(contribution_rate(num_replicas, budget, factor=factor))
-        return whole, self.hits_hop(hop_rate(num_replicas, num_microbatches, budget, factor=factor))
-
     def hits_part(self, part: int, rate: float) -> bool:
         """Whether the auditor recomputes this part, where the target is its reducer and signed it."""
         return self._hits(f"part/{part}", rate)
 
     def microbatch(self, num: int) -> int:
-        """Which of the contribution's `num` work entries a hop audit takes, from 0."""
+        """Which of the contribution's `num` work entries a newcomer is examined on, from 0."""
         assert num >= 1, "a contribution without work has no microbatch"
         return int.from_bytes(digest("draw/microbatch", self.value), "big") % num
 
@@ -164,18 +157,11 @@ class AuditBudget:
 DEFAULT_BUDGET = AuditBudget()
 
 
-def hop_rate(
-    num_replicas: int, num_microbatches: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0
-) -> float:
-    """Chance that one auditor replays one microbatch of a contribution of `num_microbatches`.
+def microbatch_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0) -> float:
+    """Chance that one auditor replays what a target did of one microbatch.
 
     `factor` raises the budget for a target of doubtful standing (`StandingTable.budget_factor`).
     """
-    return _rate(budget.hop * num_microbatches * factor, num_replicas)
-
-
-def microbatch_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, factor: float = 1.0) -> float:
-    """Chance that one auditor replays what a target did of one microbatch."""
     return _rate(budget.hop * factor, num_replicas)
 
 
@@ -189,13 +175,16 @@ def reducer_rate(num_replicas: int, budget: AuditBudget = DEFAULT_BUDGET, *, fac
     return _rate(budget.reducer * factor, num_replicas)
 
 
-def found_by_one(hop: float, contribution: float, *, in_hops: float = 1.0, in_contributions: float = 1.0) -> float:
-    """Chance that one auditor at these two rates finds a lie in a version: the `rate` of the three functions below.
+def found_by_one(
+    hop: float, contribution: float, num_microbatches: int, *, in_hops: float = 1.0, in_contributions: float = 1.0
+) -> float:
+    """Chance that one auditor finds a lie in a version, from its chance to replay each of the target's microbatches and
+    the whole contribution, each drawn by itself: the `rate` of the three functions below.
 
     `in_hops` is the share of microbatches, `in_contributions` that of contributions, of which a replay shows the lie.
-    Whoever has drawn a whole contribution makes no hop audit of it.
     """
-    return contribution * in_contributions + (1.0 - contribution) * hop * in_hops
+    missed_in_hops = (1.0 - hop * in_hops) ** num_microbatches
+    return 1.0 - missed_in_hops * (1.0 - contribution * in_contributions)
 
 
 def detection(rate: float, num_honest_auditors: int) -> float:

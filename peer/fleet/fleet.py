@@ -22,7 +22,7 @@ from peer.fleet.scenario import Event, Scenario
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.rebalancing import Placement, best_stage, plan_moves
-from verification.draws import AuditBudget, contribution_rate, detection, found_by_one, hop_rate
+from verification.draws import AuditBudget, contribution_rate, detection, found_by_one, microbatch_rate
 
 HEADERS = 1.05
 """Bytes on the line for each byte of a message, as in `swarm.core.plan`."""
@@ -476,7 +476,7 @@ class Fleet:
     def _judge(self, peer: _Peer, version: int, num: int, num_members: int) -> None:
         """Whoever lies in all it does is found by the law of the draws, and judged when they are revealed."""
         budget = AuditBudget()
-        rate = found_by_one(hop_rate(num_members, num, budget), contribution_rate(num_members, budget))
+        rate = found_by_one(microbatch_rate(num_members, budget), contribution_rate(num_members, budget), num)
         if peer.banned_at < 0 and num and self.rng.random() < detection(rate, num_members - 1):
             peer.banned_at = version + REVEALED_AFTER
         if 0 <= peer.banned_at <= version:

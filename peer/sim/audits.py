@@ -1,10 +1,10 @@
 """This is where replicas of a simulated stage audit each other: real draws, replays, evidence and judgements.
 
-Decisions are those of `peer.auditor` and the host's. What several auditors drew is replayed once for all that compute
-with the same model. Peers that misbehave audit nobody.
+Decisions are those of `peer.auditor`, `peer.hop_auditor` and the host's. What several auditors drew is replayed once
+for all that compute with the same model. Neighbours show all that passed. Peers that misbehave audit nobody.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -20,12 +20,23 @@ from swarm.host_protocol import MAX_ACCUSATION_BYTES, SignedRun
 from swarm.identity import Identity
 from swarm.model.stage import StageModel
 from verification.anchor import Anchor
-from verification.draws import REVEALED_AFTER, AuditBudget, check_reveal, draw
+from verification.draws import (
+    REVEALED_AFTER,
+    AuditBudget,
+    check_reveal,
+    contribution_rate,
+    draw,
+    hop_draw,
+    microbatch_rate,
+)
 from verification.evidence import Evidence
+from verification.exchanges import Exchange
+from verification.hop_claim import HopClaim, claims_of
+from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.papers import Bytes, Exhibit
 from verification.past import Past
-from verification.replay.compared import compared_contribution, compared_hop, worst
+from verification.replay.compared import compared_claim, compared_contribution, worst
 from verification.replay.judge import judge
 from verification.replay.stage_replay import StageReplay
 from verification.standing import FAULT, AuditDebt, Standing, StandingTable, Suspicion
@@ -123,10 +134,25 @@ class StageAudits:
             reveal = self._revealed(auditor, step)
             for made in held.roster.contributions:
                 target = self.stage.peers[made.peer_id]
-                if target is not auditor and not is_out(table, target.peer_id, version):
-                    table, found = self._audit(table, held, auditor, reveal, made, target)
-                    banned += found
+                for place in self._drawn(table, held, auditor, reveal, made) if target is not auditor else ():
+                    if not is_out(table, target.peer_id, version):
+                        table, found = self._audit(table, held, auditor, made, target, place)
+                        banned += found
         return table, banned
+
+    def _drawn(
+        self, table: StandingTable, held: Round, auditor: SimulatedPeer, reveal: bytes, made: Contribution
+    ) -> Iterator[int | None]:
+        """What the auditor replays: None for the contribution, places in its work for what was done of a microbatch."""
+        who, target, replicas = auditor.peer_id, made.peer_id, len(held.roster.members)
+        factor = table.budget_factor(target, Version(made.step))
+        drawn = draw(reveal, made.digest(), auditor=who, target=target)
+        if drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor)):
+            yield None
+        rate = microbatch_rate(replicas, self._budget, factor=factor)
+        for place, work in enumerate(made.work):
+            if hop_draw(reveal, work.microbatch_id, auditor=who, target=target).hits_hop(rate):
+                yield place
 
     def shown(self, step: Step, peer: PeerId) -> Shown:
         """What audits of the peer's contribution to `step` would find. The step is one of the stage's last."""
@@ -146,18 +172,11 @@ class StageAudits:
         table: StandingTable,
         held: Round,
         auditor: SimulatedPeer,
-        reveal: bytes,
         made: Contribution,
         target: SimulatedPeer,
+        place: int | None,
     ) -> tuple[StandingTable, list[Banned]]:
-        replicas, number, version = len(held.roster.members), len(made.work), self.stage.chain.version
-        drawn = draw(reveal, made.digest(), auditor=auditor.peer_id, target=target.peer_id)
-        factor = table.budget_factor(target.peer_id, Version(made.step))
-        whole, hop = drawn.hits_work(replicas, number, self._budget, factor=factor)
-        if not whole and not hop:
-            return table, []
-        place = None if whole else drawn.microbatch(number)
-        counts = self.counts
+        version, counts = self.stage.chain.version, self.counts
         try:
             found = worst(self._compared(held, auditor, target, made, place))
         except (TransientError, RemoteError):
@@ -166,8 +185,8 @@ class StageAudits:
         except LocalError:
             counts.skipped += 1
             return table, []
-        counts.contributions += whole
-        counts.hops += not whole
+        counts.contributions += place is None
+        counts.hops += place is not None
         if self._is_honest_work(target, made.step):
             counts.honest += 1
             counts.largest_honest_share = max(counts.largest_honest_share, found.measured / found.fraud)
@@ -178,7 +197,7 @@ class StageAudits:
         if found.grade is Grade.HONEST:
             return table, []
         counts.frauds += 1
-        return self._accuse(table, held, target, made, place)
+        return self._accuse(table, held, auditor, target, made, place)
 
     def _compared(
         self, held: Round, auditor: SimulatedPeer, target: SimulatedPeer, made: Contribution, place: int | None
@@ -192,8 +211,8 @@ class StageAudits:
                 replayed = replay.encoded_contribution(exhibits, made.step)
                 self._found[key] = [compared_contribution(replay, self._parts(target, made), replayed)]
             else:
-                exhibit = self._exhibit(target, made, made.work[place])
-                self._found[key] = [*compared_hop(replay, exhibit, made.step, self._into).values()]
+                claims = self._claims(target, made, made.work[place])
+                self._found[key] = [compared_claim(replay, claim, self._into) for claim in claims]
         return self._found[key]
 
     def _is_honest_work(self, target: SimulatedPeer, step: Step) -> bool:
@@ -211,12 +230,29 @@ class StageAudits:
         return value
 
     def _exhibit(self, target: SimulatedPeer, made: Contribution, work: Work) -> Exhibit:
-        exhibit = target.exhibits.exhibit(made.step, work.microbatch_id)
-        if exhibit is None or target.adversary.withholds:
+        if target.adversary.withholds:
             raise TransientError(f"microbatch {work.microbatch_id} of step {made.step} is not shown")
+        exhibit = self._passed(target, made, work)
         num_stages = self.stage.settings.model.num_stages
         exhibit.check(target.peer_id, run_id=self.run_id, stage=self.stage.stage, num_stages=num_stages)
         exhibit.check_work(work, target.peer_id)
+        return exhibit
+
+    def _claims(self, target: SimulatedPeer, made: Contribution, work: Work) -> list[HopClaim]:
+        """What the target signed of a microbatch, from its neighbours: they hold the same bytes as it does."""
+        exhibit, settings, stage = self._passed(target, made, work), self.stage.settings, self.stage.stage
+        is_first, is_last = stage == 0, stage == settings.model.num_stages - 1
+        before = [] if is_first else [Exchange.received(exhibit)]
+        after = [] if is_last else [Exchange.sent(exhibit)]
+        claims = claims_of(target.peer_id, before, after, ids=exhibit.x if is_first else None)
+        for claim in claims:
+            claim.check(settings, run_id=self.run_id)
+        return claims
+
+    def _passed(self, target: SimulatedPeer, made: Contribution, work: Work) -> Exhibit:
+        exhibit = target.exhibits.exhibit(made.step, work.microbatch_id)
+        if exhibit is None:
+            raise LocalError(f"microbatch {work.microbatch_id} of step {made.step} is kept no more")
         return exhibit
 
     def _parts(self, target: SimulatedPeer, made: Contribution) -> list[Bytes]:
@@ -238,19 +274,31 @@ class StageAudits:
     # -- accused ------------------------------------------------------------------------------------------
 
     def _accuse(
-        self, table: StandingTable, held: Round, target: SimulatedPeer, made: Contribution, place: int | None
+        self,
+        table: StandingTable,
+        held: Round,
+        auditor: SimulatedPeer,
+        target: SimulatedPeer,
+        made: Contribution,
+        place: int | None,
     ) -> tuple[StandingTable, list[Banned]]:
         """Before the run key, with a file that is all it looks at."""
-        shown = made.work if place is None else (made.work[place],)
         anchor = Anchor.of_chain(held.chain, state_digest(held.state)).signed_by(self.run_key)
-        mismatch = ReplayMismatch(
-            contribution=made,
-            parts=tuple(self._parts(target, made)) if place is None else (),
-            exhibits=tuple(self._exhibit(target, made, work) for work in shown),
-            past=Past(beginning=anchor),
-            state_chunks=tuple(state_chunks(held.state)),
-            bodies=(),
-        )
+        past, chunks = Past(beginning=anchor), tuple(state_chunks(held.state))
+        mismatch: ReplayMismatch | HopMismatch
+        if place is None:
+            mismatch = ReplayMismatch(
+                contribution=made,
+                parts=tuple(self._parts(target, made)),
+                exhibits=tuple(self._exhibit(target, made, work) for work in made.work),
+                past=past,
+                state_chunks=chunks,
+                bodies=(),
+            )
+        else:
+            found = self._compared(held, auditor, target, made, place)
+            claim = self._claims(target, made, made.work[place])[found.index(worst(found))]
+            mismatch = HopMismatch(claim=claim, past=past, state_chunks=chunks)
         data = mismatch.to_evidence(self.signed_run).to_bytes()
         evidence = Evidence.from_bytes(data, max_bytes=MAX_ACCUSATION_BYTES)
         verdict = judge(evidence, run_key=self.run_key.peer_id)
