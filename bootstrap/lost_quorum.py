@@ -83,6 +83,10 @@ class LostQuorum:
         enough = len(voting) >= quorum(len(deciding)) and quiet_s < PATIENCE * self._lease_s
         if enough or not set(live) & set(basis.members):
             return None
+        # What was signed under an earlier one binds: by its views none is asked again.
+        view = max(view, self._own_log.signed_under(basis.name))
+        if self._changed is not None and self._changed.previous_name == basis.name:
+            view = max(view, self._changed.first_view)
         first_view = (view // VIEWS_APART + 1) * VIEWS_APART
         while leaders[first_view % len(leaders)] not in set(live) & set(basis.members):
             first_view += 1

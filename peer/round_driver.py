@@ -127,6 +127,8 @@ class RoundDriver:
             self._stage.on_equivocation(one, other)
 
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
+        if state.round is not None and state.round.changed is not state.logged_under:
+            self._stage.log_round(state)
         to_aggregate: list[act.AggregatePart | act.CombineShares] = []
         for instruction in self._instructed(state, instructions):
             match instruction:

@@ -267,16 +267,30 @@ class StageRounds:
             name = self.chain.name
             # Whoever votes alone cannot contradict another.
             votes = self._vote_log.may_vote(name) or state.facts.voters == (self.me,)
-            state.round = AveragingRound(state.facts, self.me, self.identity.sign, verify, view=state.view, votes=votes)
-            self.spawn(self._log_round(state, name))
+            state.round = AveragingRound(
+                state.facts,
+                self.me,
+                self.identity.sign,
+                verify,
+                view=state.view,
+                votes=votes,
+                signed_under=self._vote_log.signed_under(name),
+            )
+            self.log_round(state)
             state.notify()
             state.dirty.set()
             self.spawn(self._watch_deadlines(state))
 
-    async def _log_round(self, state: StepState, name: bytes) -> None:
-        """Nothing that is signed in the round leaves before this is on disk."""
-        await self._vote_log.begin(name)
-        state.logged.set_result(None)
+    def log_round(self, state: StepState) -> None:
+        """Nothing that is signed from now on leaves before the round and its reconfiguration are on disk."""
+        machine = state.round
+        assert machine is not None
+        state.logged, state.logged_under = asyncio.get_running_loop().create_future(), machine.changed
+        self.spawn(self._log_round(machine.facts.previous_name, machine.changed, state.logged))
+
+    async def _log_round(self, name: bytes, changed: Reconfiguration | None, logged: asyncio.Future[None]) -> None:
+        await self._vote_log.begin(name, changed)
+        logged.set_result(None)
 
     # -- progress -----------------------------------------------------------------------------------------
 
@@ -378,7 +392,8 @@ class StageRounds:
     async def _on_standing(self, sender: PeerId, request: Message) -> Message:
         """Where the stage is, for whoever finds it silent."""
         state = self._steps.get(Step(self.chain.version))
-        view = state.leading_view if state is not None else 0
+        # A reconfiguration under which this identity has voted is over: the next must begin past it.
+        view = max(state.leading_view if state is not None else 0, self._vote_log.signed_under(self.chain.name))
         closing = state is not None and state.round is not None and state.round.is_closing
         basis = self.chain.basis.to_value()
         return Message({"version": self.chain.version, "view": view, "closing": closing, "basis": basis})

@@ -10,7 +10,7 @@ from swarm.core.contribution import ReducedPart, Result
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.stage_chain import StageChain
 from swarm.core.step_progress import StepProgress
-from swarm.core.voting import Phase, Vote
+from swarm.core.voting import Phase, Reconfiguration, Vote
 from verification.reduction import Reduction
 
 Bytes = bytes | bytearray | memoryview
@@ -62,7 +62,9 @@ class StepState:
     asking: set[tuple[PeerId, str, int]] = field(default_factory=set)
     """Voters outside the stage that are being asked: phase (or "promise") and view."""
     logged: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done once it is on disk that this process signs in this round."""
+    """Done once it is on disk that this process signs in this round, under its present reconfiguration."""
+    logged_under: Reconfiguration | None = None
+    """The one that `logged` is of."""
     closed_at: float | None = None
     busy_s_at_close: float = 0.0
     """Of the compute thread."""

@@ -17,7 +17,7 @@ from swarm.core.round_ballots import Proposal
 from swarm.core.round_basis import RoundBasis
 from swarm.core.round_facts import RoundFacts
 from swarm.core.round_instructions import AskPromise, SendBallot
-from swarm.core.round_voter import RoundVoter, Witness
+from swarm.core.round_voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.voting import Promise, Reconfiguration, Vote
 from swarm.durable_lines import append_line, replace_lines
 from swarm.identity import Identity, verify
@@ -34,30 +34,47 @@ KEPT_NAMES = 1024
 
 
 class VoteLog:
-    """The rounds, by the names of the versions they start from, in which this identity has signed anything."""
+    """The rounds, by the names of the versions they start from, in which this identity has signed anything.
+
+    A line is a name, and the first view of the last reconfiguration that was signed under, if there was one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
-        names = [line for line in lines if len(line) == 64][-KEPT_NAMES:]
-        self._before_start = frozenset(names)
-        self._begun: set[str] = set()
-        replace_lines(path, names)
+        kept: dict[str, int] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            name, _, view = line.partition(" ")
+            if len(name) == 64 and (view.isdecimal() or not view):
+                kept[name] = max(int(view or NOT_RECONFIGURED), kept.pop(name, NOT_RECONFIGURED))
+        self._before_start = dict(list(kept.items())[-KEPT_NAMES:])
+        self._begun: dict[str, int] = {}
+        replace_lines(path, [_line(name, view) for name, view in self._before_start.items()])
 
     def may_vote(self, name: bytes) -> bool:
         """Whether nothing can have been signed yet in the round that starts from the version of this name."""
         return not self.is_silent(name) and name.hex() not in self._begun
 
     def is_silent(self, name: bytes) -> bool:
-        """Whether an earlier process of this identity may have voted in the round, so that this one does not."""
+        """Whether an earlier process of this identity may have voted in the round, so that this one does not, but
+        under a reconfiguration later than `signed_under`."""
         return name.hex() in self._before_start
 
-    async def begin(self, name: bytes) -> None:
-        """This process is about to vote in the round: returns once that is on disk."""
-        if name.hex() not in self._begun:
-            await asyncio.to_thread(append_line, self._path, name.hex())
-            self._begun.add(name.hex())
+    def signed_under(self, name: bytes) -> int:
+        """First view of the last reconfiguration of the round under which an earlier process may have voted."""
+        return self._before_start.get(name.hex(), NOT_RECONFIGURED)
+
+    async def begin(self, name: bytes, changed: Reconfiguration | None = None) -> None:
+        """This process is about to vote in the round, under a reconfiguration that was checked: returns once that is on
+        disk."""
+        view = changed.first_view if changed is not None else NOT_RECONFIGURED
+        if view > self._begun.get(name.hex(), NOT_RECONFIGURED - 1):
+            await asyncio.to_thread(append_line, self._path, _line(name.hex(), view))
+            self._begun[name.hex()] = max(view, self._begun.get(name.hex(), view))
+
+
+def _line(name: str, view: int) -> str:
+    return name if view == NOT_RECONFIGURED else f"{name} {view}"
 
 
 class WitnessService:
@@ -115,6 +132,7 @@ class WitnessService:
             view = fields.integer("view", high=1 << 20)
             changed = fields.maybe("changed", Reconfiguration.from_value)
             fields.done()
+            await self._log_reconfigured(facts, changed)
             promise = witness.on_ask(sender, view, changed)
             roster, result = witness.voter.roster, witness.voter.result
             return Message(
@@ -131,6 +149,7 @@ class WitnessService:
                 if not any(self._is_of_stage(peer, facts.stage + side) for side in (-1, 1)):
                     raise TransientError(f"{peer[-6:]} is not known here as a neighbour of stage {facts.stage}")
         check_joins(proposal, self._may_join)
+        await self._log_reconfigured(facts, proposal.proof.shown_reconfiguration)
         vote = witness.on_ballot(sender, proposal)
         if proposal.phase == "commit":
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
@@ -153,6 +172,7 @@ class WitnessService:
                 self._identity.sign,
                 verify,
                 votes=self._log.may_vote(facts.previous_name),
+                signed_under=self._log.signed_under(facts.previous_name),
             )
             self._rounds[key] = Witness(voter)
             self._opened_by[key] = sender
@@ -160,6 +180,12 @@ class WitnessService:
         if witness.voter.votes:
             await self._log.begin(facts.previous_name)
         return witness
+
+    async def _log_reconfigured(self, facts: RoundFacts, changed: Reconfiguration | None) -> None:
+        """What is signed under it from now on is on record."""
+        if changed is not None:
+            facts.election.check_reconfiguration(changed, verify)
+            await self._log.begin(facts.previous_name, changed)
 
     def _forget(self) -> None:
         """Rounds that ended here go when there are too many: nobody needs this vote again, and none is given twice."""

@@ -37,7 +37,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rank
 from swarm.core.round_ballots import Proposal
-from swarm.core.round_voter import RoundVoter, Witness
+from swarm.core.round_voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.voting import Reconfiguration, electorate
 from swarm.identity import Identity, verify
 
@@ -147,8 +147,11 @@ def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_i
     return replace(unsigned, signature=identity_of(peer).sign(unsigned.signed_bytes()))
 
 
-def round_of(facts: RoundFacts, peer: PeerId, *, votes: bool = True) -> AveragingRound:
-    return AveragingRound(facts, peer, identity_of(peer).sign, cached_verify, votes=votes)
+def round_of(
+    facts: RoundFacts, peer: PeerId, *, votes: bool = True, signed_under: int = NOT_RECONFIGURED
+) -> AveragingRound:
+    sign = identity_of(peer).sign
+    return AveragingRound(facts, peer, sign, cached_verify, votes=votes, signed_under=signed_under)
 
 
 def not_cut(one: PeerId, other: PeerId) -> bool:
@@ -278,7 +281,10 @@ class World:
 
         def begin() -> None:
             self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} is started again")
-            fresh = Member(member.peer_id, round_of(self.facts, member.peer_id, votes=False), 0, started_again=True)
+            before = self.members[member.peer_id].round
+            last = before.changed.first_view if before.changed is not None else before.signed_under
+            again = round_of(self.facts, member.peer_id, votes=False, signed_under=max(last, before.signed_under))
+            fresh = Member(member.peer_id, again, 0, started_again=True)
             self.members[member.peer_id] = fresh
             self._poll(fresh)
 

@@ -4,6 +4,7 @@ Whoever was left out does not know of it: its promises are of the voters before,
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -70,6 +71,30 @@ def test_members_that_were_started_again_promise_and_vote_once_they_are_named(se
     (roster,) = {m.finished.roster.facts_digest(): m.finished.roster for m in world.survivors if m.finished}.values()
     assert not roster.leaves
     assert world.errors == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_members_that_were_started_again_under_new_voters_are_silent_until_others_are_named(seed: int) -> None:
+    """Three of six voters have signed under the run key's word and lost what they signed: it takes another word."""
+    world = World(seed, 5, witnesses=1, slowest_s=0.1)
+    everyone = (*world.members, *world.outsiders)
+    for view in range(3):
+        world.restart(world.leader(view), after_s=0.5 * PHASE_S, down_s=0.1, is_noticed=bool(seed % 2))
+
+    def name_voters(first_view: int, *, then_restart: bool = False) -> None:
+        assert not world.roots(), f"before view {first_view}"
+        changed = reconfiguration(everyone, first_view=first_view)
+        for member in [*world.members.values()]:
+            world._do(member, member.round.reconfigure(changed, now=world.now))
+            if then_restart and member.started_again:
+                world.restart(member, after_s=0.0, down_s=0.1, is_noticed=bool(seed % 2))
+
+    world.call_later(20 * PHASE_S, partial(name_voters, 64, then_restart=True))
+    world.call_later(25 * PHASE_S, partial(name_voters, 64))
+    world.call_later(50 * PHASE_S, partial(name_voters, 128))
+    world.run(until_s=100 * PHASE_S)
+    assert len(world.roots()) == 1, world.explain("the round has two outcomes")
+    assert not [e for _, e in world.errors if e.kind == "equivocation"], world.explain("somebody is blamed")
 
 
 def test_a_leader_that_asks_again_and_again_for_a_commitment_it_has_is_given_up() -> None:

@@ -41,7 +41,7 @@ from swarm.core.round_lead import RoundLead
 from swarm.core.round_patience import Patience
 from swarm.core.round_proposal import left_by
 from swarm.core.round_reduction import RoundReduction
-from swarm.core.round_voter import RoundVoter
+from swarm.core.round_voter import NOT_RECONFIGURED, RoundVoter
 from swarm.core.voting import Promise, Reconfiguration, Sign, Verify, Vote
 
 __all__ = [
@@ -73,7 +73,8 @@ class AveragingRound:
     """One member's side of round `facts.step`.
 
     `sign` makes the own signature, `verify(peer, data, signature)` checks another's; both are pure. A member that may
-    have voted in this round before its process was started again does not vote (`votes` is False).
+    have voted in this round before its process was started again does not vote (`votes` is False), but under a
+    reconfiguration that begins past the view `signed_under`.
     """
 
     facts: RoundFacts
@@ -83,6 +84,7 @@ class AveragingRound:
     view: int = 0
     """Whose leader this peer reports to. It may be given up for a lower one until something is promised."""
     votes: bool = True
+    signed_under: int = NOT_RECONFIGURED
     result: Result | None = None
     """The outcome."""
     finished: bool = False
@@ -104,7 +106,7 @@ class AveragingRound:
         assert me in facts.members
         assert set(facts.members) <= set(facts.leaders)
         may_vote = self.votes and me in facts.voters
-        self._voter = RoundVoter(facts, me, self.sign, self.verify, may_vote, self._knows)
+        self._voter = RoundVoter(facts, me, self.sign, self.verify, may_vote, self._knows, self.signed_under)
         self._reduction = RoundReduction(facts, me, self._gone)
         self._patience = Patience(facts.phase_s)
         self._lead = RoundLead(
@@ -120,6 +122,11 @@ class AveragingRound:
     @property
     def leads(self) -> bool:
         return self.leader == self.me
+
+    @property
+    def changed(self) -> Reconfiguration | None:
+        """The reconfiguration under which it signs."""
+        return self._voter.changed
 
     @property
     def is_closing(self) -> bool:

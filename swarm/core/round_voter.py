@@ -17,12 +17,16 @@ from swarm.core.voting import Certificate, Promise, Reconfiguration, Sign, Verif
 
 Shown = TypeVar("Shown")
 
+NOT_RECONFIGURED = -1
+"""Below the first view of any reconfiguration."""
+
 
 @dataclass
 class RoundVoter:
     """What one voter knows and has signed in the round `facts.step`.
 
-    `votes` is False for one that may have voted in this round before its process was started again.
+    `votes` is False for one that may have voted in this round before its process was started again, and `signed_under`
+    the first view of the last reconfiguration under which it may have.
     """
 
     facts: RoundFacts
@@ -32,6 +36,7 @@ class RoundVoter:
     votes: bool = True
     known: Callable[[Contribution], bool] = lambda made: False
     """Whether a contribution was checked before."""
+    signed_under: int = NOT_RECONFIGURED
     rosters: dict[int, Roster] = field(default_factory=dict)
     """Certified ones, by view."""
     likely: dict[int, Result] = field(default_factory=dict)
@@ -60,10 +65,11 @@ class RoundVoter:
     def reconfigure(self, changed: Reconfiguration) -> None:
         """Vote under it from now on. Raises RemoteError if it is not genuine.
 
-        Whatever an earlier process signed was signed under other voters: whom it names may vote again.
+        Whom it names may vote again, if whatever an earlier process signed was signed under other voters.
         """
         self._voter.reconfigure(changed)
-        self.votes = self.votes or self.me in changed.voters
+        if changed.first_view > self.signed_under:
+            self.votes = self.votes or self.me in changed.voters
 
     @property
     def highest_view(self) -> int:
@@ -123,9 +129,7 @@ class RoundVoter:
         if proposal.result is not None:
             self.facts.check_result(proposal.result, self.verify, certified=False, known=self.known)
         proposal.check_proof(self.facts.election, self.verify)
-        shown = proposal.proof.reconfiguration
-        if shown is None and proposal.proof.certificate is not None:
-            shown = proposal.proof.certificate.reconfiguration
+        shown = proposal.proof.shown_reconfiguration
         if shown is not None:
             self.reconfigure(shown)
 

@@ -303,6 +303,13 @@ class Proof:
     reconfiguration: Reconfiguration | None = None
     """What made those who promise the voters."""
 
+    @property
+    def shown_reconfiguration(self) -> Reconfiguration | None:
+        """The one under which whoever votes on it is asked to vote."""
+        if self.reconfiguration is None and self.certificate is not None:
+            return self.certificate.reconfiguration
+        return self.reconfiguration
+
     def to_value(self) -> Value:
         return {
             "promises": [promise.to_value() for promise in self.promises],
