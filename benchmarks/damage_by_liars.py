@@ -125,14 +125,14 @@ def summary(case: Liars, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 @click.command()
 @click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Keep pieces here, and go on from them.")
 @click.option("--stop-after", type=click.FloatRange(min=0), help="Seconds after which no new piece is begun.")
-@click.option("--cases", "num_cases", type=click.IntRange(min=1, max=len(CASES)), default=len(CASES))
+@click.option("--case", "named", multiple=True, type=click.Choice([str(case) for case in CASES]), help="[default: all]")
 @click.option("--seeds", type=click.IntRange(min=1), default=SEEDS, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
-def main(keep: Path | None, stop_after: float | None, num_cases: int, seeds: int, as_json: bool) -> None:
+def main(keep: Path | None, stop_after: float | None, named: tuple[str, ...], seeds: int, as_json: bool) -> None:
     """Losses while several lie at once."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read once, when torch is first imported
         os.environ[name] = "1"
-    cases, made = CASES[:num_cases], []
+    cases, made = [case for case in CASES if not named or str(case) in named], []
     with KeptPieces(keep, total=2 * len(cases) * seeds, stop_after_s=stop_after) as pieces:
         for case in cases:
             rows = []

@@ -8,15 +8,16 @@ from bootstrap.run_folder import PreparedRun
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
 from swarm.core.canonical import Value
-from swarm.core.contribution import Contribution, Roster
+from swarm.core.contribution import Roster
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
-from swarm.host_protocol import EXHIBIT, OWED, PART, max_exhibit_bytes
+from swarm.host_protocol import EXHIBIT, HOP, OWED, PART, max_exhibit_bytes
 from swarm.model.families import validate_config
 from swarm.network.transport import Message, Transport
 from verification.draws import REVEALED_AFTER
-from verification.owed import OwedAudit, check_owed, read_exhibit, read_part
+from verification.exchanges import MAX_EXCHANGES
+from verification.owed import Asked, OwedAudit, check_owed, check_owed_hop, read_exhibit, read_hop, read_part
 from verification.ticket import Ticket
 
 ASK_AT_ONCE = 4
@@ -26,6 +27,8 @@ PING_S = 3.0
 RESTART_VERSIONS = 8
 """A peer that is admitted again owes nothing from before, for what it kept died with its process; after the first time
 once in so many versions, or whoever withholds would be admitted again and again."""
+
+MAX_SHOWN = 1 << 14
 
 Indebted = Callable[[OwedAudit, str], Awaitable[None]]
 
@@ -54,6 +57,8 @@ class OwedAudits:
         self._begun_at: dict[PeerId, int] = {}
         """Version of its stage when the peer's process began, as far as is believed."""
         self._asking = asyncio.Semaphore(ASK_AT_ONCE)
+        self._shown: dict[Asked, None] = {}
+        """What targets have shown: they show it to nobody for ever, so who asks again and again makes no debt."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -84,9 +89,15 @@ class OwedAudits:
         await self._revealed(owed)
         self._check_in_time(owed)
         async with self._asking:
-            contribution = await asyncio.to_thread(self._check_owed, owed, ticket, roster)
+            check = await asyncio.to_thread(self._check_owed, owed, ticket, roster)
+            if owed.asked in self._shown:
+                raise RemoteError("served", f"{owed.target} has shown that, and owes it no more", sender)
             try:
-                return await self._ask(owed, ticket, contribution)
+                reply = await self._ask(owed, ticket, check)
+                self._shown[owed.asked] = None
+                while len(self._shown) > MAX_SHOWN:
+                    del self._shown[next(iter(self._shown))]
+                return reply
             except (TransientError, RemoteError) as error:
                 reason = str(error)
             # A target that is gone has crashed, which is no fault.
@@ -95,9 +106,19 @@ class OwedAudits:
         await self._indebted(owed, reason)
         raise RemoteError("debt", f"{owed.target} owes {owed.what} {owed.number} of step {owed.step}: {reason}")
 
-    def _check_owed(self, owed: OwedAudit, ticket: Ticket, roster: Roster) -> Contribution:
-        owed.check(run_id=self._run.run_id)
-        return check_owed(owed, ticket, roster, self._run.settings.audits)
+    def _check_owed(self, owed: OwedAudit, ticket: Ticket, roster: Roster) -> Callable[[Message], object]:
+        """What an answer must pass."""
+        settings, run_id = self._run.settings, self._run.run_id
+        owed.check(run_id=run_id)
+        if owed.what == "hop":
+            header = check_owed_hop(owed, ticket, roster, settings, run_id=run_id)
+            return lambda reply: read_hop(reply.meta, reply.body, header, settings, run_id=run_id)
+        contribution = check_owed(owed, ticket, roster, settings.audits)
+        if owed.what == "part":
+            return lambda reply: read_part(reply.body, contribution, owed.number)
+        work = next(item for item in contribution.work if item.microbatch_id == owed.number)
+        stages = settings.model.num_stages
+        return lambda reply: read_exhibit(reply.meta, reply.body, contribution, work, run_id=run_id, num_stages=stages)
 
     async def _revealed(self, owed: OwedAudit) -> None:
         """Results come here a little later than to the auditor: wait for what it must have seen."""
@@ -115,36 +136,23 @@ class OwedAudits:
         if not step + REVEALED_AFTER <= version <= step + self._run.settings.audits.retained_versions:
             raise TransientError(f"stage {owed.stage} is at version {version}: nobody is owed anything of step {step}")
 
-    async def _ask(self, owed: OwedAudit, ticket: Ticket, contribution: Contribution) -> Message:
-        """The target's answer, if it is what its contribution was made from."""
-        settings = self._run.settings
-        name = "microbatch_id" if owed.what == "exhibit" else "part"
-        meta: dict[str, Value] = {
-            "step": owed.step,
-            "ticket": ticket.to_value(),
-            "reveal": owed.reveal,
-            name: owed.number,
-        }
+    async def _ask(self, owed: OwedAudit, ticket: Ticket, check: Callable[[Message], object]) -> Message:
+        """The target's answer, if it is what its contribution, or its header, was made from."""
+        meta: dict[str, Value] = {"step": owed.step, "ticket": ticket.to_value(), "reveal": owed.reveal}
         if owed.what == "part":
-            meta["of"] = owed.target
-        largest = self._largest_part if owed.what == "part" else self._largest_exhibit
-        reply = await self._transport.call(
-            owed.target,
-            EXHIBIT if owed.what == "exhibit" else PART,
-            Message(meta),
-            timeout_s=settings.deadlines.call_s,
-            max_body_bytes=largest,
-        )
-
-        def check() -> None:
-            if owed.what == "part":
-                read_part(reply.body, contribution, owed.number)
-                return
-            work = next(item for item in contribution.work if item.microbatch_id == owed.number)
-            stages = settings.model.num_stages
-            read_exhibit(reply.meta, reply.body, contribution, work, run_id=self._run.run_id, num_stages=stages)
-
-        await asyncio.to_thread(check)
+            method, largest = PART, self._largest_part
+            meta |= {"part": owed.number, "of": owed.target}
+        elif owed.what == "exhibit":
+            method, largest = EXHIBIT, self._largest_exhibit
+            meta |= {"microbatch_id": owed.number}
+        else:
+            assert owed.header is not None
+            method, largest = HOP, MAX_EXCHANGES * self._largest_exhibit
+            digest = owed.header.digest()
+            meta |= {"microbatch_id": owed.number, "target": owed.target, "contribution": None, "header": digest}
+        call_s = self._run.settings.deadlines.call_s
+        reply = await self._transport.call(owed.target, method, Message(meta), timeout_s=call_s, max_body_bytes=largest)
+        await asyncio.to_thread(check, reply)
         return reply
 
 

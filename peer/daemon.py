@@ -19,6 +19,7 @@ import torch
 
 from peer.accuser import Accuser
 from peer.adversary import HONEST, adversary_of
+from peer.adversary.directory import Place
 from peer.audit_desk import AuditDesk
 from peer.audit_reducers import ReducerAuditor
 from peer.audit_steps import StepAuditor
@@ -102,6 +103,8 @@ GENESIS_WAIT_S = 5.0
 MAX_UNSENT_REPORTS = 256
 MOST_DRAIN_S = 25.0
 """A peer leaves within 30 s, goodbye and all."""
+MEDDLES_IN_A_LEASE = 5
+"""By an adversary."""
 LINGER_S = 60.0
 """After the last step a peer serves evaluations and state until the host says it is over, at most this long alone."""
 
@@ -518,7 +521,9 @@ class PeerDaemon:
                 lambda: compute.busy_s / counters.microbatches if counters.microbatches >= MEASURED_AFTER else 0.0,
             )
         neighbours.takes = self.verdicts.is_shown_to_train
-        neighbours.more_to_say = lambda: {**self.verdicts.said_of_self(), **(mover.said() if mover is not None else {})}
+        neighbours.more_to_say = lambda: adversary.says(
+            Step(rounds.version), {**self.verdicts.said_of_self(), **(mover.said() if mover is not None else {})}
+        )
         rounds.may_join = self.verdicts.may_train
 
         def lost(peer: PeerId) -> None:
@@ -587,6 +592,8 @@ class PeerDaemon:
         services += [asyncio.ensure_future(one.run()) for one in (reducer_auditor, state_check, step_auditor)]
         if mover is not None:
             services.append(asyncio.ensure_future(mover.run()))
+        if attack is not None:
+            services.append(asyncio.ensure_future(self._meddle(rounds, settings.model.num_stages)))
         if settings.has_probation:
             services.append(
                 asyncio.ensure_future(self._on_probation(rounds, exhibits, ticket, draws, catch_up, neighbours))
@@ -653,6 +660,18 @@ class PeerDaemon:
             compute.close(timeout_s=10.0)
             exact.close(timeout_s=10.0)
         return mover.target if mover is not None else None
+
+    async def _meddle(self, rounds: StageRounds, num_stages: int) -> None:
+        """What an adversary does in the directory, for ever."""
+        stage, lease_s = rounds.chain.stage, rounds.settings.deadlines.lease_s
+        topics = [stage_topic(rounds.run_id, of) for of in range(max(0, stage - 1), min(stage + 2, num_stages))]
+        while True:
+            if rounds.adversary.acts_in(Step(rounds.version)):
+                addresses = self.transport.addresses()
+                place = Place(self.directory, self.identity, topics, addresses, lease_s, rounds.joining)
+                with contextlib.suppress(TransientError):
+                    await rounds.adversary.meddle(place)
+            await asyncio.sleep(lease_s / MEDDLES_IN_A_LEASE)
 
     async def _on_probation(
         self,
@@ -770,7 +789,7 @@ class PeerDaemon:
             received_bytes=received,
             busy_s=compute.busy_s,
             exact_s=exact.busy_s,
-            screens=_screens(counters, rounds.screening) if (rounds := self.rounds) is not None else (),
+            screens=_screens(counters, rounds.screening, self.directory) if (rounds := self.rounds) is not None else (),
             state_digest=snapshot.digest if snapshot is not None else b"",
             not_finite=applied.not_finite,
         )
@@ -812,10 +831,12 @@ def _what(verdict: Ban | Quarantine) -> str:
     return "banned" if isinstance(verdict, Ban) else "quarantined"
 
 
-def _screens(counters: HopCounters, screening: Screening) -> tuple[tuple[str, int], ...]:
+def _screens(counters: HopCounters, screening: Screening, directory: Directory) -> tuple[tuple[str, int], ...]:
     """All screens that tripped, of norms and of form, by kind."""
     found = Counter[str](screening.tripped)
     found.update(counters.bad_messages)
+    if directory.refused:
+        found["directory_record"] = directory.refused
     return tuple(sorted(found.items())[:MAX_SCREENS])
 
 

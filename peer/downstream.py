@@ -116,8 +116,8 @@ class Downstream:
         self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
         self._deadline = AdaptiveDeadline(limit_s=settings.deadlines.hop_s, floor_s=3.0, factor=10.0)
         self._routes_changed = asyncio.Event()
-        self.keep: Callable[[Exchange], None] = lambda exchange: None
-        """Told of each training microbatch before it goes to a peer, and again with the answer."""
+        self.keep: Callable[[Exchange], bool] = lambda exchange: True
+        """Told of each training microbatch before it goes to a peer, and again with the answer; whether it may go."""
 
     def update_peers(self, peers: set[PeerId]) -> None:
         """The next stage's live peers."""
@@ -223,8 +223,8 @@ class Downstream:
             targets=view[activation.num_activation_bytes :],
             answer=b"",
         )
-        if birth.kind == "train":
-            self.keep(exchange)
+        if birth.kind == "train" and not self.keep(exchange):
+            raise TransientError(f"microbatch {birth.microbatch_id} was sent on more often than can be shown")
         request = Message({"birth": birth.to_value(), "header": header.to_value()}, activation.body)
         reply = await self._transport.call(
             peer,

@@ -110,7 +110,8 @@ class Examiner:
             raise RemoteError("draw", f"{sender} owes no answer about step {step}", sender)
         self._answered.add((step, sender))
         bodies = memoryview(request.body)[:size], memoryview(request.body)[size:]
-        await rounds.exact.run(Urgency.AUDIT, lambda: self._check(exhibit, bodies, sender))
+        if not rounds.adversary.is_lazy(step):
+            await rounds.exact.run(Urgency.AUDIT, lambda: self._check(exhibit, bodies, sender))
         agreement = Agreement(
             run_id=rounds.run_id,
             stage=rounds.chain.stage,

@@ -7,6 +7,10 @@ twice. So an honest peer can always show what it signed for, and a neighbour wha
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.settings import RunSettings
 from verification.exchanges import MAX_EXCHANGES, Exchange
+from verification.headers import HopHeader
+
+MAX_CALLS = 2 * MAX_EXCHANGES
+"""Of one microbatch, that came and that went."""
 
 
 class ExchangeStore:
@@ -26,20 +30,25 @@ class ExchangeStore:
         most = 2 * settings.microbatches_per_step * (kept + 2) if settings.replays else 0
         return cls(me, retained_versions=kept, max_microbatches=most)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no microbatch more can be taken on whose papers are to be shown."""
-        return 0 < self._max_microbatches <= sum(map(len, self._held.values()))
+    def has_room(self, step: Step, microbatch_id: MicrobatchId, *, coming: int = 0, calls: int = 0) -> bool:
+        """Whether a call of the microbatch, which may be sent on and on, could be shown when others are kept that are
+        under way: of so many microbatches, and so many of this one."""
+        if not self._max_microbatches:
+            return True  # nobody asks
+        held = self._held.get(step, {}).get(microbatch_id)
+        if held is not None:
+            return len(held) + calls < MAX_CALLS
+        return sum(map(len, self._held.values())) + coming < self._max_microbatches and calls < MAX_CALLS
 
-    def keep(self, exchange: Exchange) -> None:
-        """A call that was made or came, or its answer. Of a microbatch that is sent on and on the first ones stay."""
+    def keep(self, exchange: Exchange) -> bool:
+        """A call that was made or came, or its answer. False if it cannot be shown: then nobody may get a header."""
         birth = exchange.birth
-        held = self._held.setdefault(birth.step, {})
-        if birth.microbatch_id not in held and (not self._max_microbatches or self.is_full):
-            return
-        calls, key = held.setdefault(birth.microbatch_id, {}), exchange.forward.digest()
-        if key in calls or len(calls) < 2 * MAX_EXCHANGES:
-            calls[key] = exchange
+        held, key = self._held.get(birth.step, {}).get(birth.microbatch_id, {}), exchange.forward.digest()
+        if key not in held and not self.has_room(birth.step, birth.microbatch_id):
+            return False
+        if self._max_microbatches:
+            self._held.setdefault(birth.step, {}).setdefault(birth.microbatch_id, {})[key] = exchange
+        return True
 
     def partners(self, step: Step, *, came: bool) -> list[tuple[PeerId, MicrobatchId]]:
         """Whose microbatches of a step came here, or (`came` False) to whom they went: sorted, each once."""
@@ -57,12 +66,12 @@ class ExchangeStore:
         calls = self._held.get(step, {}).get(microbatch_id, {}).values()
         return [exchange for exchange in calls if self._partner(exchange) == partner][:MAX_EXCHANGES]
 
-    def own(self, microbatch_id: MicrobatchId) -> list[Exchange]:
-        """All of a microbatch, whatever the step it was born for; the first ones that came and that went."""
+    def own(self, microbatch_id: MicrobatchId, header: bytes) -> list[Exchange]:
+        """What a header of this peer's is over, and what that was made from; whatever the step it was born for."""
         found = [exchange for held in self._held.values() for exchange in held.get(microbatch_id, {}).values()]
-        came = [exchange for exchange in found if self._has_come(exchange)]
-        went = [exchange for exchange in found if not self._has_come(exchange)]
-        return [*came[: MAX_EXCHANGES // 2], *went[: MAX_EXCHANGES // 2]]
+        signed = {one.digest(): one for exchange in found for one in _headers(exchange)}
+        wanted = {header, *signed[header].parents} if header in signed else set()
+        return [one for one in found if wanted & {header.digest() for header in _headers(one)}][:MAX_EXCHANGES]
 
     def forget(self, version: int) -> None:
         """The stage is at `version`: what is too old to be asked for goes."""
@@ -74,3 +83,7 @@ class ExchangeStore:
 
     def _partner(self, exchange: Exchange) -> PeerId:
         return exchange.forward.producer if self._has_come(exchange) else exchange.forward.consumer
+
+
+def _headers(exchange: Exchange) -> tuple[HopHeader, ...]:
+    return (exchange.forward,) if exchange.gradient is None else (exchange.forward, exchange.gradient)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from peer.accuser import Accuser
-from peer.auditor import AuditCounters
+from peer.auditor import OWED_S, AuditCounters
 from peer.compute import Urgency
 from peer.hop_desk import MAX_PASSED, PASSED
 from peer.provable_past import provable_past
@@ -30,16 +30,17 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.data.batches import BatchReader
-from swarm.host_protocol import HOP, max_exhibit_bytes
+from swarm.host_protocol import HOP, OWED, max_exhibit_bytes
 from swarm.identity import verify
 from swarm.network.transport import Message
 from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, hop_draw, microbatch_rate
 from verification.exchanges import MAX_EXCHANGES, Exchange, exhibit_of, read_exchanges
-from verification.headers import HopHeader, check_birth, ids_bytes
+from verification.headers import BirthRecord, HopHeader, check_birth, ids_bytes
 from verification.hop_claim import HopClaim, claims_of
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
+from verification.owed import MAX_REASON, OwedAudit, read_hop
 from verification.papers import Exhibit
 from verification.replay.compared import compared_activations, compared_claim
 from verification.replay.stage_replay import StageReplay
@@ -194,6 +195,9 @@ class HopAuditor:
     async def _audit(
         self, due: _Due, target: PeerId, number: MicrobatchId, holders: Sequence[tuple[PeerId, int]]
     ) -> None:
+        if self.rounds.adversary.is_lazy(due.step):
+            self.counters.hops += 1
+            return
         shown: dict[int, list[Exchange]] = {side: [] for side in SIDES}
         for peer, side in holders:
             try:
@@ -205,11 +209,10 @@ class HopAuditor:
             return
         claims = await self._exact(lambda: self._claims(target, due, shown))
         proven = {claim.header.digest() for claim in claims}
-        if any(header.digest() not in proven for _, header in signed):
-            # What it was made from is with nobody else: the target itself can show it.
-            for exchange in await self._fetch(target, due, target, number):
-                shown[-1 if exchange.forward.consumer == target else 1].append(exchange)
-            claims = await self._exact(lambda: self._claims(target, due, shown))
+        unproven = {header.digest(): (exchange, header) for exchange, header in signed}
+        for exchange, header in [unproven[digest] for digest in sorted(unproven) if digest not in proven]:
+            # What it was made from is with nobody else: the target itself can show it, and owes it.
+            claims += await self._shown_by_itself(due, exchange.birth, header)
         if not claims:
             raise TransientError("nobody shows both what came in and what went out")
         self.counters.hops += 1
@@ -316,6 +319,52 @@ class HopAuditor:
 
     # -- asked --------------------------------------------------------------------------------------------
 
+    async def _shown_by_itself(self, due: _Due, birth: BirthRecord, header: HopHeader) -> list[HopClaim]:
+        """The header beside what it was made from, as its maker shows it to this peer, or to the host; none if neither
+        gets it. So who signs for something that nobody shows owes it."""
+        rounds, target, run_id = self.rounds, header.producer, self.rounds.run_id
+        if rounds.chain.stage == 0:  # nothing comes in there, and the data are here
+            return []
+        settings, number = rounds.settings, birth.microbatch_id
+
+        async def read(reply: Message) -> list[HopClaim]:
+            self.counters.bytes += len(reply.body)
+            return [await self._exact(lambda: read_hop(reply.meta, reply.body, header, settings, run_id=run_id))]
+
+        meta: dict[str, Value] = {"target": target, "microbatch_id": number, "contribution": None}
+        meta["header"] = header.digest()
+        try:
+            return await read(await self._call(target, HOP, due, meta, max_body_bytes=self._largest))
+        except (TransientError, RemoteError) as error:
+            reason = str(error)[:MAX_REASON]
+            log.info("what microbatch %d of %s was made from: %s", number, target, error)
+        owed = OwedAudit(
+            run_id=run_id,
+            stage=rounds.chain.stage,
+            step=due.step,
+            auditor=rounds.me,
+            target=target,
+            reveal=due.reveal,
+            what="hop",
+            number=int(number),
+            reason=reason,
+            birth=birth,
+            header=header,
+        ).signed_by(rounds.identity)
+        asked = Message({"owed": owed.to_value()})
+        try:
+            return await read(
+                await rounds.transport.call(
+                    self.coordinator, OWED, asked, timeout_s=OWED_S, max_body_bytes=self._largest
+                )
+            )
+        except (TransientError, RemoteError) as error:
+            self.counters.debts += 1
+            if isinstance(error, RemoteError):
+                self.suspect(target, Version(int(due.step)))
+            log.warning("microbatch %d of %s at step %d is owed: %s", number, target, due.step, error)
+            return []
+
     async def exhibit(self, contribution: Contribution, work: Work, reveal: bytes) -> Exhibit:
         """An entry of a contribution that was drawn, from its maker's neighbours. Raises TransientError."""
         due, target, number = _Due(contribution.step, (), reveal), contribution.peer_id, work.microbatch_id
@@ -357,6 +406,7 @@ class HopAuditor:
             "target": target,
             "microbatch_id": number,
             "contribution": value_or_none(contribution),
+            "header": None,
         }
         reply = await self._call(peer, HOP, due, meta, max_body_bytes=self._largest)
         self.counters.bytes += len(reply.body)

@@ -15,7 +15,7 @@ from peer.step_state import Applied
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, digest_item
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.host_protocol import HOP
 from swarm.identity import verify
@@ -46,7 +46,7 @@ class HopDesk:
         # would audit.
         self._rate = microbatch_rate(2, AuditBudget.of_run(rounds.settings.audits), factor=SUSPICION_FACTOR)
         self._whole_rate = contribution_rate(2, AuditBudget.of_run(rounds.settings.audits), factor=SUSPICION_FACTOR)
-        self._served: Counter[tuple[Step, PeerId, PeerId, MicrobatchId]] = Counter()
+        self._served: Counter[tuple[Step, PeerId, PeerId, PeerId, MicrobatchId, bytes | None]] = Counter()
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -76,6 +76,7 @@ class HopDesk:
         fields = Fields("hop request", request.meta)
         target, number = fields.peer("target"), MicrobatchId(fields.integer("microbatch_id"))
         contribution = fields.maybe("contribution", Contribution.from_value)
+        header = fields.maybe("header", digest_item)
         step, auditor, reveal, side = self._asked(sender, fields)
         if contribution is not None:
             is_drawn = self._is_drawn(contribution, number, step, auditor, target, reveal, side)
@@ -85,13 +86,13 @@ class HopDesk:
             raise RemoteError("draw", f"microbatch {number} of step {step} was not drawn", sender)
         if side:
             found = self._exchanges.with_partner(step, number, target)
-        elif target == self._rounds.me:
-            found = self._exchanges.own(number)
+        elif target == self._rounds.me and header is not None:
+            found = self._exchanges.own(number, header)
         else:
-            raise RemoteError("draw", f"{target} is not this peer", sender)
+            raise RemoteError("draw", f"{target} is not this peer, or no header is named", sender)
         if not found:
             raise TransientError(f"microbatch {number} of step {step} with {target} is not here")
-        item = (step, sender, target, number)
+        item = (step, sender, auditor, target, number, header)
         if self._served[item] >= MOST_TIMES:
             raise RemoteError("served", f"microbatch {number} went to {sender} {MOST_TIMES} times", sender)
         self._served[item] += 1

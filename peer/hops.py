@@ -7,6 +7,7 @@ import hashlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +32,7 @@ from swarm.core.canonical import Value
 from swarm.core.contribution import Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.room import Room
 from swarm.core.settings import RunSettings
 from swarm.identity import Identity
@@ -119,6 +120,8 @@ class HopServer:
             lives=self._lives,
         )
         self._room = Room()
+        self._under_way: Counter[MicrobatchId] = Counter()
+        """Of these a call comes to what is kept, once it is computed."""
         self.on_violation: Callable[[ProtocolViolation], None] = lambda case: None
         """Told of activations that no honest program sends."""
         self.draining = False
@@ -143,6 +146,7 @@ class HopServer:
         if not is_held:
             self._check_room()
         waits_s = 0.0 if is_held else self._room.waits_s(self._compute.backlog_s, now=time.monotonic())
+        waits_s = self.adversary.says_waits_s(Step(self._gate.version), waits_s)
         return Message({"waits_s": waits_s, "is_held": is_held})
 
     @property
@@ -221,8 +225,10 @@ class HopServer:
             raise Refused("busy", "this peer is not a member of its stage yet")
         if not self._replica.accepts(step):
             raise Refused("closed", f"step {step} is closed here")
-        if self._exchanges.is_full:
-            raise Refused("busy", "the papers of more microbatches cannot be kept")
+        number = birth.microbatch_id
+        under_way = self._under_way
+        if not self._exchanges.has_room(step, number, coming=len(under_way), calls=under_way[number]):
+            raise Refused("busy", "the papers of more microbatches, or of this one once more, cannot be kept")
         if not self._replica.can_compute(step):
             raise Refused("behind", f"version {gate.version} was loaded here: step {step} needs the next one")
 
@@ -293,6 +299,7 @@ class HopServer:
                 return self._answer(arrival, passed)
             await self._admit(sender, birth)
         self._room.taken(self._compute.visit_s, now=time.monotonic())
+        self._under_way[birth.microbatch_id] += 1
         # Nobody takes a lost source's place: what it has sent itself is not kept for anybody.
         if sender == birth.source or not self.is_before(sender) or self._passages.of(birth.digest()) is not None:
             return self._answer(arrival, await self._pass(arrival))
@@ -331,10 +338,13 @@ class HopServer:
             return None
 
     async def _pass(self, arrival: Arrival) -> Passed:
-        with self._blaming():
-            if self._downstream is None:
-                return await self._last_stage(arrival)
-            return await self._middle_stage(arrival, self._downstream)
+        try:
+            with self._blaming():
+                if self._downstream is None:
+                    return await self._last_stage(arrival)
+                return await self._middle_stage(arrival, self._downstream)
+        finally:
+            self._under_way -= Counter([arrival.birth.microbatch_id])  # and what comes to nothing goes
 
     def _answer(self, arrival: Arrival, passed: Passed) -> Message:
         """The gradient under a header to whoever brought the microbatch, which names what that one brought."""
@@ -342,7 +352,8 @@ class HopServer:
         if header.parents[0] != arrival.header.digest():
             parents = (arrival.header.digest(), *header.parents[1:])
             header = signed(replace(header, consumer=arrival.sender, parents=parents), self._identity)
-            self._exchanges.keep(arrival.exchange(header, passed.gradient))
+            if not self._exchanges.keep(arrival.exchange(header, passed.gradient)):
+                raise Refused("busy", "this microbatch came more often than can be shown")
         said = _said(passed.loss_sum, passed.num_targets)
         return Message(said | {"header": header.to_value()}, passed.gradient)
 

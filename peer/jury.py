@@ -174,7 +174,8 @@ class Jury:
         if evidence.run_id != rounds.run_id or _accusation_of(evidence) != accusation:
             raise RemoteError("evidence", "the evidence is not what the charge commits to", accuser)
         try:
-            guilty = await rounds.exact.run(Urgency.AUDIT, lambda: self._is_guilty(evidence))
+            is_lazy = rounds.adversary.is_lazy(step)
+            guilty = not is_lazy and await rounds.exact.run(Urgency.AUDIT, lambda: self._is_guilty(evidence))
         except LocalError as error:
             raise TransientError(f"the case cannot be judged here: {error}") from error
         self._contradicted[accuser] += not guilty

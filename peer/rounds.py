@@ -384,7 +384,9 @@ class StageRounds:
             raise TransientError(f"{sender[-6:]} is not known here as a member after step {self.chain.version}")
         if state.leader != self.me:
             await self._take_over(state, view)
-        self.joining.update(joins[: max(0, self.settings.limits.max_peers_per_stage - len(self.joining))])
+        # Whom nobody may let in takes no place of those who may.
+        told = [peer for peer in joins if self.may_join(peer)]
+        self.joining.update(told[: max(0, self.settings.limits.max_peers_per_stage - len(self.joining))])
         self._gone.pop(sender, None)
         granted, exhausted = self._take_report(state, sender, report)
         return Message({"granted": granted, "exhausted": exhausted, "over": False})

@@ -65,6 +65,12 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         # Against the audits themselves.
         "false_accuser": "any",
         "lying_juror": "any",
+        "lazy_auditor": "any",
+        # Joining and the directory.
+        "forged_records": "any",
+        "replayed_records": "any",
+        "inflated_records": "any",
+        "sybil_flood": "any",
     }
 )
 """Every kind, and the stages of a run in which it does anything."""

@@ -59,9 +59,9 @@ PART = "audit_part"
 """To a peer: {step, ticket, reveal, part, of} -> body: an encoded part of the contribution of `of`, which is the peer
 itself or another whose part it reduced."""
 HOP = "audit_hop"
-"""To a peer: {step, ticket, reveal, target, microbatch_id, contribution | None} -> {exchanges} with their bodies, end
-to end: its calls with the target, a peer of a stage beside it, or its own if it is the target. What was drawn is the
-microbatch, or the contribution."""
+"""To a peer: {step, ticket, reveal, target, microbatch_id, contribution | None, header | None} -> {exchanges} with
+their bodies, end to end: its calls with the target, a peer of a stage beside it; or, if it is the target, what its
+header of that digest is over and was made from. What was drawn is the microbatch, or the contribution."""
 BAN = "ban"
 """Host to peer: {ban} -> {}: signed by the run key."""
 QUARANTINE = "quarantine"

@@ -177,6 +177,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         facts.members[:2],
         signature=bytes(64),
     )
+    papers = shown.mismatch(shown.contribution, shown.parts).exhibits[0].papers
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
     vote = JurorVote(*charge, coordinator, Step(5), coordinator, Grade.FRAUD, signature=bytes(64))
     return [
@@ -217,9 +218,11 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             auditor=coordinator,
             target=shown.accused,
             reveal=bytes(32),
-            what="exhibit",
+            what="hop",
             number=3,
             reason="gone",
+            birth=papers.birth,
+            header=papers.gradient_out,
             signature=bytes(64),
         ),
         Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64)),

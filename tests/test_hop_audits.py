@@ -5,11 +5,13 @@ import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from bootstrap.ledger import Ledger
 from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError, TransientError
@@ -22,6 +24,7 @@ from tests.test_audits import audited, events, run
 from verification.evidence import Evidence
 from verification.headers import BirthRecord, HopHeader, signed
 from verification.replay.judge import judge
+from verification.verdicts import Debt
 
 
 def assert_guilty(swarm: InProcessSwarm, liar: PeerId, kind: str) -> None:
@@ -136,6 +139,27 @@ def test_a_liar_that_answers_neither_auditors_nor_the_host_is_banned(tmp_path: P
             return swarm
 
     assert_guilty(asyncio.run(train()), identity_of(5).peer_id, "replay_mismatch")
+
+
+@pytest.mark.soak
+def test_who_signs_for_what_a_liar_before_it_hides_and_it_does_not_show_owes_it(tmp_path: Path) -> None:
+    """Nobody can replay what the second of two silent neighbours sends on: it is in debt, and nobody else is."""
+    manifest = audited(hop=8.0, contribution=0.0, model={"stages": 3}, optimizer={"total_steps": 400})
+    attacks = {(0, 2): "withholding@3", (1, 2): "withholding@3"}
+
+    async def train() -> InProcessSwarm:
+        async with swarm_in_process(manifest, tmp_path, peers=(3, 3, 3), attacks=attacks) as swarm:
+            left = partial(events, swarm, "left")
+            await swarm.until(lambda: bool(left()), timeout_s=60.0)
+            await swarm.until_version(swarm.coordinator.progress.done_versions() + 4, timeout_s=60.0)
+            assert {event["peer_id"] for event in left()} == {identity_of(5).peer_id}
+            return swarm
+
+    swarm = asyncio.run(train())
+    assert events(swarm, "banned") == events(swarm, "dismissed") == []
+    with contextlib.closing(Ledger(swarm.run.folder.ledger)) as ledger:
+        debts = [Debt.from_value(event.facts["debt"]) for event in ledger.events("debt")]
+    assert {debt.peer_id for debt in debts} == {identity_of(5).peer_id}
 
 
 class LostAnswers:

@@ -17,6 +17,7 @@ from bootstrap.following import Following
 from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.run_folder import PreparedRun, RunFolder
+from peer.hop_desk import message_of
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_chunks, state_digest
 from swarm.core.canonical import Value
@@ -30,6 +31,7 @@ from swarm.core.stage_chain import Genesis, StageChain
 from swarm.host_protocol import (
     ACCUSE,
     EXHIBIT,
+    HOP,
     MAX_RESULTS_PER_CALL,
     OWED,
     PARDON,
@@ -46,13 +48,16 @@ from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
 from tests import exhibits
 from tests.exhibits import Done, SmallRun, small_settings
+from tests.round_world import identity_of as named
 from tests.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from verification.anchor import Anchor
 from verification.draws import HashChain
 from verification.evidence import Evidence
+from verification.exchanges import Exchange
+from verification.headers import signed
 from verification.kinds.replay_mismatch import ReplayMismatch
-from verification.owed import OwedAudit, read_exhibit
+from verification.owed import OwedAudit, read_exhibit, read_hop
 from verification.papers import Exhibit
 from verification.past import Past
 from verification.standing import FAULT
@@ -96,6 +101,15 @@ class Past6:
             bodies=tuple(tuple(done.bodies) for done in self.rounds[:step]),
         )
         return mismatch.to_evidence(self.signed).to_bytes()
+
+    def hop(self, step: int) -> dict[str, Any]:
+        """Of an owed audit: that what the target answered with in a step is not shown beside what it was made from."""
+        papers = self.shown[step][self.target.peer_id].papers
+        return {"what": "hop", "birth": papers.birth, "header": papers.gradient_out}
+
+    def served_hop(self, step: int) -> Message:
+        """The honest answer about its header."""
+        return message_of([Exchange.received(self.shown[step][self.target.peer_id])])
 
     def served(self, step: int) -> Message:
         """The honest answer to an auditor."""
@@ -183,6 +197,7 @@ class Court:
         self.target = self.network.transport(self.past.target)
         self.target.serve("ping", self._on_ping, max_body_bytes=0)
         self.target.serve(EXHIBIT, self._on_exhibit, max_body_bytes=0)
+        self.target.serve(HOP, self._on_exhibit, max_body_bytes=0)
         return self.target
 
     async def owed(self, step: int, /, **changed: Any) -> Message:
@@ -235,7 +250,7 @@ class Court:
 
     async def _on_exhibit(self, sender: PeerId, request: Message) -> Message:
         assert sender == self.host.peer_id
-        return self.serve(Fields("exhibit request", request.meta).integer("step"))
+        return self.serve(Fields("request of what is owed", request.meta).integer("step"))
 
     async def _on_quarantine(self, sender: PeerId, request: Message) -> Message:
         self.told.append(Quarantine.from_value(request.meta["quarantine"]))
@@ -299,6 +314,110 @@ def test_three_steps_that_are_not_shown_to_the_host_either_end_in_quarantine(cou
         court.told[0].check(court.prepared.run_id, run_key().peer_id)
         with pytest.raises(RemoteError, match="banned"):
             await court.target.call(court.host.peer_id, OWED, Message(), timeout_s=5.0, max_body_bytes=0)
+
+    asyncio.run(play())
+
+
+def test_who_shows_what_its_header_was_made_from_owes_nothing(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.serve, settings = court.past.served_hop, court.prepared.settings
+        for step in (1, 2, 3, 4):
+            owed = court.past.hop(step)
+            reply = await court.owed(step, **owed)
+            claim = read_hop(reply.meta, reply.body, owed["header"], settings, run_id=court.prepared.run_id)
+            assert claim.header == owed["header"]
+        assert court.debts() == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("lie", ["silence", "junk", "another step's", "without what came in"])
+def test_three_headers_over_what_nobody_shows_end_in_quarantine(court: Court, lie: str) -> None:
+    past = court.past
+    answers: dict[str, Served] = {
+        "silence": withheld,
+        "junk": lambda step: Message({"exchanges": 7}),
+        "another step's": lambda step: past.served_hop(step + 1),
+        "without what came in": lambda step: message_of([]),
+    }
+
+    async def play() -> None:
+        court.open()
+        court.serve = answers[lie]
+        for step in (1, 2, 3):
+            assert court.quarantined == []
+            with pytest.raises(RemoteError, match="owes hop") as raised:
+                await court.owed(step, **past.hop(step))
+            assert raised.value.kind == "debt"
+        assert court.quarantined == [(past.target.peer_id, "withholding")]
+
+    asyncio.run(play())
+
+
+def test_a_crash_after_a_header_is_no_debt(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        court.network.kill(court.past.target.peer_id)
+        with pytest.raises(TransientError):
+            await court.owed(1, **court.past.hop(1))
+        court.start_target()
+        court.justice.admit(court.past.target.peer_id, STAGE, court.chains["target"].end)  # at version 6
+        for step in (1, 2, 3):
+            with pytest.raises(TransientError, match="has begun at version 6"):
+                await court.owed(step, **court.past.hop(step))
+        assert court.debts() == 0
+
+    asyncio.run(play())
+
+
+def test_a_header_that_an_honest_peer_need_not_keep_is_no_debt(court: Court) -> None:
+    """Of an evaluation, of another step, of another peer, under another birth record, or not its own at all."""
+    past = court.past
+
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        owed, other = past.hop(1), past.hop(2)
+        auditors = past.shown[1][past.auditor.peer_id].papers
+        evaluated = signed(replace(owed["birth"], kind="evaluate"), named(owed["birth"].source))
+        for changed in (
+            owed | {"birth": evaluated},
+            owed | {"birth": other["birth"]},
+            owed | {"header": other["header"]},
+            owed | {"header": replace(owed["header"], signature=bytes(64))},
+            owed | {"birth": auditors.birth, "header": auditors.gradient_out},
+            owed | {"birth": None},
+            owed | {"header": None},
+            other,
+        ):
+            with pytest.raises(RemoteError) as raised:
+                await court.owed(1, **changed)
+            assert raised.value.kind in ("papers", "draw", "signature"), changed
+        assert court.debts() == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("what", ["exhibit", "hop"])
+def test_an_auditor_that_asks_again_for_what_it_was_shown_makes_no_debt(court: Court, what: str) -> None:
+    past = court.past
+
+    def show_once(step: int) -> Message:
+        court.serve = withheld
+        return past.served(step) if what == "exhibit" else past.served_hop(step)
+
+    async def play() -> None:
+        court.open()
+        court.serve = show_once
+        changed = {} if what == "exhibit" else past.hop(1)
+        await court.owed(1, **changed)
+        for _ in range(3):
+            with pytest.raises(RemoteError, match="owes it no more") as raised:
+                await court.owed(1, **changed)
+            assert raised.value.kind == "served"
+        assert court.debts() == 0
 
     asyncio.run(play())
 

@@ -13,6 +13,8 @@ from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
+from peer.adversary import parse, strengths
+from peer.adversary.directory import Place
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
@@ -301,3 +303,76 @@ def test_topic_holds_a_bounded_number_of_peers(nodes: tuple[asyncio.Runner, list
     assert taken == [True] * MAX_RECORDS_PER_TOPIC + [False] * 10
     assert storage.store_subkey(key, "peer 7", b"", expires + 1)
     del storage[key]
+
+
+def standing(directory: Directory, topics: list[str], *, joining: set[PeerId] | None = None) -> Place:
+    """Where a liar stands that has this directory."""
+    return Place(
+        directory, Identity.generate(), topics, ["/ip4/1.2.3.4/tcp/5"], 60.0, set() if joining is None else joining
+    )
+
+
+def test_records_forged_in_others_names_are_refused_and_counted_and_change_nothing(world: World) -> None:
+    async def main() -> None:
+        (alice, hers), (_, liars), (_, other) = world.peers
+        for topic in ("forged/1", "forged/2"):
+            await hers.publish(topic, {"addresses": [topic]}, ttl_s=60)
+        before = hers.refused + other.refused
+        await parse("forged_records").meddle(standing(liars, ["forged/1", "forged/2"]))
+        for topic in ("forged/1", "forged/2"):
+            for reader in (hers, other):
+                assert await reader.lookup(topic) == {alice: {"addresses": [topic]}}
+        assert hers.refused + other.refused >= before + 4
+
+    world.run(main())
+
+
+def test_replayed_records_are_refused_and_counted_where_they_are_not_of_and_never_beat_a_newer_one(
+    world: World,
+) -> None:
+    async def main() -> None:
+        (alice, hers), (_, liars), (_, other) = world.peers
+        topics, liar = ["replayed/1", "replayed/2"], parse("replayed_records")
+        await hers.publish("replayed/1", {"n": 1}, ttl_s=60)
+        await liar.meddle(standing(liars, topics))
+        await hers.publish("replayed/1", {"n": 2}, ttl_s=61)
+        before = hers.refused + other.refused
+        await liar.meddle(standing(liars, topics))
+        for reader in (hers, other):
+            assert await reader.lookup("replayed/1") == {alice: {"n": 2}}
+            assert await reader.lookup("replayed/2") == {}
+        assert hers.refused + other.refused > before
+
+    world.run(main())
+
+
+def test_an_expired_record_is_not_brought_back(world: World) -> None:
+    async def main() -> None:
+        (_, hers), (_, liars), (_, other) = world.peers
+        liar = parse("replayed_records")
+        await hers.publish("stale", {"n": 1}, ttl_s=1.0)
+        await liar.meddle(standing(liars, ["stale"]))
+        async with asyncio.timeout(20):
+            while await other.lookup("stale"):  # noqa: ASYNC110 - it is not told when a record expires
+                await asyncio.sleep(0.02)
+        before = hers.refused + other.refused
+        await liar.meddle(standing(liars, ["stale"]))
+        assert await other.lookup("stale") == await hers.lookup("stale") == {}
+        assert hers.refused + other.refused > before
+
+    world.run(main())
+
+
+def test_a_crowd_of_made_up_peers_crowds_nobody_out_who_was_there(world: World) -> None:
+    async def main() -> None:
+        (alice, hers), (_, liars), (_, other) = world.peers
+        await hers.publish("crowded", {"n": 1}, ttl_s=60)
+        joining: set[PeerId] = set()
+        flood = parse("sybil_flood", seed="liar")
+        await flood.meddle(standing(liars, ["crowded"], joining=joining))
+        found = await other.lookup("crowded")
+        assert found[alice] == {"n": 1}
+        assert {*found} - {alice} == joining
+        assert len(joining) == strengths.SYBILS
+
+    world.run(main())

@@ -58,6 +58,14 @@ def test_liars_in_both_stages_are_banned_when_honest_peers_hear_them_whatever_th
     assert [ban.whole for ban in outcome.bans if (ban.stage, ban.index) == (0, 1)] == [False]
 
 
+def test_auditors_that_agree_without_a_replay_cost_no_more_than_their_own_audits() -> None:
+    """One honest auditor of a liar, which plain luck would let two others find too: half of what it does is drawn."""
+    attacks = {(1, 2): "sign_flip@4", (1, 0): "lazy_auditor@0", (1, 3): "lazy_auditor@0"}
+    outcome = outcome_of(attacks, steps=16)
+    assert banned(outcome) == [(1, 2)], "who is lazy does its own work, and is not accused"
+    assert outcome.quarantined == ()
+
+
 def test_who_shows_nothing_is_quarantined_after_three_debts() -> None:
     swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(0, 3): "withholding@3"}, seed=0)
     outcome = swarm.run(9)

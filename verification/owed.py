@@ -6,23 +6,31 @@ it did not get. Only what the host is refused too is a debt.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 from swarm.bulk_digest import bulk_digest
-from swarm.core.canonical import Value
+from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import Contribution, Roster, Work
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, integer_item
+from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.core.settings import AuditSettings
+from swarm.core.settings import AuditSettings, RunSettings
+from swarm.identity import verify
 from swarm.signed_record import SignedRecord, opened
-from verification.draws import AuditBudget, check_reveal, contribution_rate, draw
+from verification.draws import AuditBudget, check_reveal, contribution_rate, draw, hop_draw, microbatch_rate
+from verification.exchanges import read_exchanges
+from verification.headers import BirthRecord, HopHeader, check_birth
+from verification.hop_claim import HopClaim, claims_of
 from verification.papers import Bytes, Exhibit, Papers
 from verification.standing import SUSPICION_FACTOR
 from verification.ticket import Ticket
 
 MAX_REASON = 200
 """Characters."""
+
+
+Owed = Literal["exhibit", "part", "hop"]
+Asked: TypeAlias = tuple[Step, PeerId, PeerId, Owed, int, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +46,20 @@ class OwedAudit(SignedRecord):
     target: PeerId
     reveal: bytes
     """Of the auditor's hash chain, for the step."""
-    what: Literal["exhibit", "part"]
+    what: Owed
     number: int
     """The microbatch's id, or the part's index."""
     reason: str
+    birth: BirthRecord | None = None
+    """Of a hop: its microbatch's."""
+    header: HopHeader | None = None
+    """Of a hop: the target's, that names what nobody has shown."""
+
+    @property
+    def asked(self) -> "Asked":
+        """What it asks for, of whom and for whom."""
+        header = self.header.digest() if self.header is not None else b""
+        return (self.step, self.auditor, self.target, self.what, self.number, header)
 
     def signed_value(self) -> Value:
         return {
@@ -54,6 +72,8 @@ class OwedAudit(SignedRecord):
             "what": self.what,
             "number": self.number,
             "reason": self.reason,
+            "birth": value_or_none(self.birth),
+            "header": value_or_none(self.header),
         }
 
     def check(self, *, run_id: str) -> None:
@@ -68,8 +88,8 @@ class OwedAudit(SignedRecord):
         """Raises RemoteError("malformed")."""
         outer, fields = opened("owed audit", value)
         what = fields.text("what", max_length=16)
-        if what not in ("exhibit", "part"):
-            raise RemoteError("malformed", f"owed audit of {what!r}, not of an exhibit or a part")
+        if what not in get_args(Owed):
+            raise RemoteError("malformed", f"owed audit of {what!r}, not of an exhibit, a part or a hop")
         made = cls(
             run_id=fields.text("run_id"),
             stage=StageIndex(fields.integer("stage", high=1 << 16)),
@@ -77,9 +97,11 @@ class OwedAudit(SignedRecord):
             auditor=fields.peer("auditor"),
             target=fields.peer("target"),
             reveal=fields.octets("reveal", length=32),
-            what=cast(Literal["exhibit", "part"], what),
+            what=cast(Owed, what),
             number=fields.integer("number"),
             reason=fields.text("reason", max_length=MAX_REASON),
+            birth=fields.maybe("birth", BirthRecord.from_value),
+            header=fields.maybe("header", HopHeader.from_value),
             signature=outer.octets("signature", length=64),
         )
         fields.done()
@@ -102,6 +124,42 @@ def check_owed(owed: OwedAudit, ticket: Ticket, roster: Roster, audits: AuditSet
     if not drawn.hits_contribution(rate) or not (is_exhibit or is_part):
         raise RemoteError("draw", f"{owed.what} {owed.number} of step {owed.step} was not drawn", owed.auditor)
     return contribution
+
+
+def check_owed_hop(owed: OwedAudit, ticket: Ticket, roster: Roster, settings: RunSettings, *, run_id: str) -> HopHeader:
+    """The target's header, if the auditor has drawn its microbatch. Raises RemoteError if it has not.
+
+    Only headers that came of training in that step: of those an honest peer keeps what they were made from.
+    """
+    birth, header = owed.birth, owed.header
+    if (ticket.peer_id, ticket.stage, owed.stage) != (owed.auditor, owed.stage, roster.stage):
+        raise RemoteError("ticket", f"audit of stage {owed.stage} owed to {owed.auditor}", owed.auditor)
+    if birth is None or header is None or owed.stage == 0 or owed.auditor not in roster.members:
+        raise RemoteError("draw", f"{owed.target} owes {owed.auditor} nothing of step {owed.step}", owed.auditor)
+    check_birth(birth, run_id=run_id)
+    is_of_it = (header.run_id, header.stage, header.producer) == (run_id, owed.stage, owed.target)
+    is_of_it = is_of_it and (header.microbatch_id, header.attempt) == (birth.microbatch_id, birth.attempt)
+    is_of_it = is_of_it and (birth.kind, birth.step, birth.microbatch_id) == ("train", owed.step, owed.number)
+    is_of_it = is_of_it and owed.step - settings.delay_at(owed.step) <= header.version <= owed.step
+    is_of_it = is_of_it and (header.direction == "gradient" or birth.digest() in header.parents)
+    if not is_of_it or not verify(owed.target, signed_bytes(header.DOMAIN, header.signed_value()), header.signature):
+        raise RemoteError("papers", f"no header of {owed.target} for microbatch {owed.number}", owed.auditor)
+    check_reveal(ticket.chain_end, int(owed.step), owed.reveal)
+    drawn = hop_draw(owed.reveal, birth.microbatch_id, auditor=owed.auditor, target=owed.target)
+    rate = microbatch_rate(len(roster.members), AuditBudget.of_run(settings.audits), factor=SUSPICION_FACTOR)
+    if not drawn.hits_hop(rate):
+        raise RemoteError("draw", f"microbatch {owed.number} of step {owed.step} was not drawn", owed.auditor)
+    return header
+
+
+def read_hop(meta: Value, body: Bytes, header: HopHeader, settings: RunSettings, *, run_id: str) -> HopClaim:
+    """The header beside all that it names, from an answer. Raises RemoteError unless that is there."""
+    shown = read_exchanges(meta, body)
+    for claim in claims_of(header.producer, shown, shown):
+        if claim.header.digest() == header.digest():
+            claim.check(settings, run_id=run_id)
+            return claim
+    raise RemoteError("papers", "what the header names is not shown", header.producer)
 
 
 def read_exhibit(

@@ -4,7 +4,8 @@ An honest peer has `HONEST`, whose hooks hand on the very objects they are given
 Evaluations pass no hook. Tensors: B samples, L tokens, D hidden values.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +15,13 @@ from peer.adversary.strengths import SOMETIMES_SHARE
 from swarm.attacks import Attack
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.core.averaging_round import Instruction, RoundFacts
-from swarm.core.canonical import digest
+from swarm.core.canonical import Value, digest
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.identity import Identity
 from swarm.model.stage import StageModel, Weights
+
+if TYPE_CHECKING:
+    from peer.adversary.directory import Place
 
 Floats = NDArray[np.float32]
 
@@ -121,6 +125,23 @@ class Adversary:
     def finds(self, guilty: bool) -> bool:
         """What it votes as a juror that found this."""
         return guilty
+
+    def is_lazy(self, step: Step) -> bool:
+        """Whether it says of another's work in this step, without a replay, that all is well."""
+        return False
+
+    # -- the directory ------------------------------------------------------------------------------------
+
+    def says(self, step: Step, fields: Mapping[str, Value]) -> dict[str, Value]:
+        """What it says of itself in the directory."""
+        return dict(fields)
+
+    def says_waits_s(self, step: Step, waits_s: float) -> float:
+        """How long it says a microbatch would wait here."""
+        return waits_s
+
+    async def meddle(self, place: "Place") -> None:
+        """What else it does in the directory, a few times in a lease, while it acts."""
 
     # -- for attacks --------------------------------------------------------------------------------------
 

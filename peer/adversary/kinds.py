@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Protocol
 
-from peer.adversary import contributions, microbatches, others, rounds
+from peer.adversary import contributions, directory, microbatches, others, rounds
 from peer.adversary.hooks import Adversary
 from peer.adversary.microbatches import Change, ChangedTensor
 from swarm.attacks import Attack, parse_attack
@@ -58,6 +58,11 @@ ADVERSARIES: dict[str, Make] = {
     "withholding": others.Withholding,
     "false_accuser": others.FalseAccuser,
     "lying_juror": others.LyingJuror,
+    "lazy_auditor": others.LazyAuditor,
+    "forged_records": directory.ForgedRecords,
+    "replayed_records": directory.ReplayedRecords,
+    "inflated_records": directory.InflatedRecords,
+    "sybil_flood": directory.SybilFlood,
 }
 
 

@@ -108,6 +108,13 @@ class LyingJuror(Adversary):
         return not guilty
 
 
+class LazyAuditor(Adversary):
+    """Honest work; what it draws, judges or examines it finds honest, and replays none of it."""
+
+    def is_lazy(self, step: Step) -> bool:
+        return self._has_begun(step)
+
+
 class WrongState(Adversary):
     """Another chunk than it has is stated of each snapshot."""
 

@@ -32,3 +32,11 @@ LONG_FACTOR = 1000.0
 """A fault that makes the own mean gradient so many times as long."""
 REDUCED_FACTOR = -1.0
 """A wrong reducer sends the aggregate times this."""
+REPLAYED_RECORDS = 64
+"""Records of others that are kept to be stored again."""
+INFLATED_VERSIONS = 1 << 20
+"""How far ahead of its stage a boastful peer says it is."""
+INFLATED_S = 1e-6
+"""How long it says that a microbatch takes it."""
+SYBILS = 32
+"""Identities that one flooder makes up."""

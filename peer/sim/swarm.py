@@ -46,12 +46,16 @@ NOT_SIMULATED = (
     "wrong_state",
     "false_accuser",
     "lying_juror",
+    "forged_records",
+    "replayed_records",
+    "inflated_records",
+    "sybil_flood",
     "nan_weights",
     "nan_gradient",
     "long_gradient",
 )
-"""Each part is reduced once for all and nobody audits that; there are no votes, stated states or juries. The last three
-are over before anyone looks."""
+"""Each part is reduced once for all and nobody audits that; there are no votes, stated states, juries or directory. The
+last three are over before anyone looks."""
 
 
 @dataclass(frozen=True)

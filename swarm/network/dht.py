@@ -24,7 +24,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.network.p2p import P2PTransport
-from swarm.network.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, Record, open_record, sign_record
+from swarm.network.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, Record, newest_of, open_record, sign_record
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +45,15 @@ _NUM_ASKED = 10
 class DHTDirectory:
     """`swarm.network.transport.Directory` over one DHT node. Made by `create`."""
 
-    def __init__(self, identity: Identity, transport: P2PTransport, p2p: P2P, node: DHTNode) -> None:
+    def __init__(
+        self, identity: Identity, transport: P2PTransport, p2p: P2P, node: DHTNode, checks: "_SignedRecords"
+    ) -> None:
         self._identity = identity
         self._transport = transport
         self._p2p = p2p
         self._node = node
+        self._checks = checks
+        self._found_wrong = 0
 
     @classmethod
     async def create(cls, identity: Identity, transport: P2PTransport, *, serves: bool = True) -> "DHTDirectory":
@@ -61,13 +65,14 @@ class DHTDirectory:
         wrapper: type[P2P] = type(
             "RuntimeFolderP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{transport.daemon.folder}/"}
         )
+        checks = _SignedRecords()
         try:
             async with asyncio.timeout(_OPERATION_S):
                 p2p = await wrapper.replicate(Multiaddr(f"/unix{transport.daemon.control_path}"))
                 node = await DHTNode.create(
                     p2p=p2p,
                     client_mode=not serves,
-                    record_validator=_SignedRecords(),
+                    record_validator=checks,
                     wait_timeout=_REQUEST_S,
                     # Each lookup asks the nodes that hold the topic: leases are short, caches would only age them.
                     cache_locally=False,
@@ -79,7 +84,7 @@ class DHTDirectory:
         except Exception as error:
             raise LocalError(f"the DHT did not start: {error}") from error
         node.protocol.storage = _BoundedStorage()
-        return cls(identity, transport, p2p, node)
+        return cls(identity, transport, p2p, node, checks)
 
     async def join(self, addresses: Sequence[str]) -> int:
         """Connect to seeds (multiaddresses with /p2p/<peer id>) and merge with their DHT; returns how many answered.
@@ -117,20 +122,40 @@ class DHTDirectory:
             raise TransientError(f"{topic}: no node of the DHT took the record")
 
     async def lookup(self, topic: str) -> dict[PeerId, dict[str, Value]]:
+        return {peer_id: record.fields for peer_id, (record, _) in (await self._newest(topic)).items()}
+
+    async def records(self, topic: str) -> dict[PeerId, bytes]:
+        return {peer_id: data for peer_id, (_, data) in (await self._newest(topic)).items()}
+
+    async def plant(self, topic: str, data: bytes, *, peer_id: PeerId, expires: float) -> None:
+        self._check_alive()
+        key, value, protocol = DHTID.generate(source=topic), DHTProtocol.serializer.dumps(data), self._node.protocol
+        protocol.storage.store_subkey(key, peer_id, value, expires)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPERATION_S):
+                nearest = await self._node.find_nearest_nodes([key], k_nearest=_NUM_ASKED, exclude_self=True)
+                others = nearest[key].values()
+                store = protocol.call_store
+                await asyncio.gather(*(store(one, [key], [value], expires, subkeys=[peer_id]) for one in others))
+
+    @property
+    def refused(self) -> int:
+        return self._checks.refused + self._found_wrong
+
+    async def _newest(self, topic: str) -> dict[PeerId, tuple[Record, bytes]]:
         self._check_alive()
         try:
             async with asyncio.timeout(_OPERATION_S):
                 answers = await self._stored_under(DHTID.generate(source=topic))
         except TimeoutError as error:
             raise TransientError(f"{topic}: not looked up within {_OPERATION_S:g} s") from error
-        newest: dict[PeerId, Record] = {}
+        unwrapped = []
         for data in answers:
             with contextlib.suppress(RemoteError):
-                record = open_record(_unwrap(data), now=time.time())
-                known = newest.get(record.peer_id)
-                if record.topic == topic and (known is None or known.expires < record.expires):
-                    newest[record.peer_id] = record
-        return {peer_id: newest[peer_id].fields for peer_id in sorted(newest)}
+                unwrapped.append(_unwrap(data))
+        found, refused = newest_of(unwrapped, topic, now=time.time())
+        self._found_wrong += refused + len(answers) - len(unwrapped)
+        return found
 
     async def _stored_under(self, key: DHTID) -> list[bytes]:
         """What this node and the nodes nearest to `key` hold there, duplicates and all.
@@ -172,7 +197,15 @@ class DHTDirectory:
 class _SignedRecords(RecordValidatorBase):  # type: ignore[misc]
     """Refuses what `open_record` refuses, and records stored under another topic, peer or expiry than they name."""
 
+    def __init__(self) -> None:
+        self.refused = 0
+
     def validate(self, record: DHTRecord) -> bool:
+        is_true = self._is_true(record)
+        self.refused += not is_true
+        return is_true
+
+    def _is_true(self, record: DHTRecord) -> bool:
         try:
             # A dictionary is refused whole for one bad entry: an entry that expired on its way must not be one.
             signed = open_record(_unwrap(record.value), now=time.time(), slack_s=CLOCK_SKEW_S)

@@ -13,9 +13,12 @@ from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity, is_peer_id
-from swarm.network.records import open_record, sign_record
+from swarm.network.records import Record, newest_of, sign_record
 from swarm.network.service import ServiceLimits, Services, ask, byte_view, decode_error, decode_meta
 from swarm.network.transport import MAX_META_BYTES, Handler, Message
+
+MAX_PLANTED = 256
+"""Of a topic, as a node of the DHT stores no more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,8 @@ class MemoryNetwork:
         self.limits = limits or ServiceLimits()
         self.records: dict[str, dict[PeerId, tuple[float, bytes]]] = {}
         """(expiry, signed bytes) by topic and peer."""
+        self.planted: dict[str, dict[PeerId, bytes]] = {}
+        """What lying nodes hold, by topic and by whose record they say it is."""
         self._rng = rng
         self._transports: dict[PeerId, MemoryTransport] = {}
         self._cuts: set[frozenset[PeerId]] = set()
@@ -212,6 +217,7 @@ class MemoryDirectory:
     def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
         self._network = network
         self._identity = identity
+        self.refused = 0
 
     async def publish(self, topic: str, fields: Mapping[str, Value], *, ttl_s: float) -> None:
         record, data = sign_record(self._identity, topic, fields, ttl_s=ttl_s, now=self._network.clock())
@@ -222,15 +228,25 @@ class MemoryDirectory:
         records[record.peer_id] = (record.expires, data)
 
     async def lookup(self, topic: str) -> dict[PeerId, dict[str, Value]]:
+        return {peer_id: record.fields for peer_id, (record, _) in self._newest(topic).items()}
+
+    async def records(self, topic: str) -> dict[PeerId, bytes]:
+        return {peer_id: data for peer_id, (_, data) in self._newest(topic).items()}
+
+    async def plant(self, topic: str, data: bytes, *, peer_id: PeerId, expires: float) -> None:
+        planted = self._network.planted.setdefault(topic, {})
+        if len(planted) < MAX_PLANTED or peer_id in planted:
+            planted[peer_id] = data
+
+    def _newest(self, topic: str) -> dict[PeerId, tuple[Record, bytes]]:
         now = self._network.clock()
         records = self._network.records.get(topic, {})
         for peer_id in [peer_id for peer_id, (expiry, _) in records.items() if expiry <= now]:
             del records[peer_id]
-        return {
-            peer_id: open_record(data, now=now).fields
-            for peer_id, (_, data) in sorted(records.items())
-            if not self._network.is_cut(self._identity.peer_id, peer_id)
-        }
+        answers = [*(data for _, data in records.values()), *self._network.planted.get(topic, {}).values()]
+        found, refused = newest_of(answers, topic, now=now)
+        self.refused += refused
+        return {peer: held for peer, held in found.items() if not self._network.is_cut(self._identity.peer_id, peer)}
 
     async def close(self) -> None:
         """Nothing to let go of: the records live in the network."""

@@ -4,7 +4,7 @@ The signature covers topic, fields, peer id and expiry, so a record can be moved
 those who store it. A record proves who said it and nothing more: it is a hint.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from swarm.core.canonical import Value, pack, signed_bytes, unpack
@@ -72,6 +72,24 @@ def open_record(data: bytes, *, now: float, slack_s: float = 0.0) -> Record:
     if not verify(record.peer_id, signed_bytes(_DOMAIN, _statement(record)), signature):
         raise RemoteError("signature", f"a directory record that {peer_id[:60]!r} did not sign")
     return record
+
+
+def newest_of(answers: Iterable[bytes], topic: str, *, now: float) -> tuple[dict[PeerId, tuple[Record, bytes]], int]:
+    """Each peer's live record under `topic` that lives longest, with its bytes, in order; and how many were refused."""
+    newest: dict[PeerId, tuple[Record, bytes]] = {}
+    refused = 0
+    for data in answers:
+        try:
+            record = open_record(data, now=now)
+        except RemoteError:
+            refused += 1
+            continue
+        known = newest.get(record.peer_id)
+        if record.topic != topic:
+            refused += 1
+        elif known is None or known[0].expires < record.expires:
+            newest[record.peer_id] = record, data
+    return {peer_id: newest[peer_id] for peer_id in sorted(newest)}, refused
 
 
 def _statement(record: Record) -> dict[str, Value]:

@@ -93,4 +93,17 @@ class Directory(Protocol):
         Raises TransientError when the directory cannot be asked.
         """
 
+    async def records(self, topic: str) -> dict[PeerId, bytes]:
+        """The same records as they were signed."""
+
+    async def plant(self, topic: str, data: bytes, *, peer_id: PeerId, expires: float) -> None:
+        """For a developer's liar: give others these bytes as that peer's record, and hold them here whatever they are.
+
+        Who is given them, or finds them, checks them as any record.
+        """
+
+    @property
+    def refused(self) -> int:
+        """Records that this peer was given or found, and that were wrongly signed, of another topic or expired."""
+
     async def close(self) -> None: ...
