@@ -4,8 +4,9 @@
 
 Number PEERS is the run's host, which only votes.
 
-A round is timed from the closing of the step to the averaged gradient in fp32, and on to the new version. The pieces
-are timed too, each by itself and at all peers at once: encode, hash, wire, decode.
+A round is timed from the closing of the step to the averaged gradient in fp32, and on to the new version; and how much
+of it this peer computes on its bytes or moves them (`benchmarks.busy_spans`). The pieces are timed too, each by itself
+and at all peers at once: encode, hash, wire, decode.
 """
 
 import asyncio
@@ -23,8 +24,9 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from benchmarks import timed_peer
+from benchmarks import busy_spans, timed_peer
 
+busy_spans.install()
 timed_peer.install()
 
 from benchmarks.averaging_vectors import check, vector_of  # noqa: E402 - after the stopwatches
@@ -120,7 +122,7 @@ class OurPeer:
         self._rule = rule
         self._own = torch.from_numpy(vector_of(folder, number).copy()).mul_(TOKENS)
         self._compute = WorkThread("compute", on_start=lambda: torch.set_num_threads(_threads()))
-        self._exact = WorkThread("exact")
+        self._exact = _NotedThread("exact")
         self._marks: dict[str, float] = {}
         self._averaged: NDArray[np.float32] | None = None
         self._time_steps()
@@ -234,6 +236,7 @@ class OurPeer:
         after = timed_peer.figures(self._children)
         return {
             **self._marks,
+            "busy": busy_spans.taken(self._marks["began"], self._marks["ended"]),
             "bytes": self._transport.traffic()[0] - sent,
             "cpu": {
                 "process": after["process"] - before["process"],
@@ -308,6 +311,11 @@ class OurPeer:
 
     def _number_of(self, peer: PeerId) -> int:
         return [identity.peer_id for identity in self._identities].index(peer)
+
+
+class _NotedThread(WorkThread):
+    async def run(self, urgency: Urgency, job: Callable[[], Any], *, step: int = 0) -> Any:
+        return await super().run(urgency, busy_spans.computing(job), step=step)
 
 
 def host_identity(peers: int) -> Identity:

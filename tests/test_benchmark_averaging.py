@@ -34,6 +34,9 @@ def test_small_round_of_ours_has_the_agreed_form_and_leaves_nothing_behind(tmp_p
     assert 0.005 < cell["relative_error"] < 0.03
     assert 600_000 < cell["bytes"] < 1_200_000, "each of two peers sends half of its parts, and half of the result"
     assert set(cell["pieces"]) == {"encode", "hash", "wire", "decode"}
+    busy = cell["busy_seconds"]
+    assert 0 < max(busy["compute"], busy["wire"]) <= busy["all"] <= busy["compute"] + busy["wire"] <= 2 * busy["all"]
+    assert cell["round_to_busy"] > 1
     left = [path for path in tmp_path.rglob("*") if path.name not in ("x", "homeswarm")]
     assert left == []
     assert _programs_in(str(tmp_path)) == []

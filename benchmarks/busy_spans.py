@@ -1,0 +1,84 @@
+"""This is where a peer of a benchmark notes when it works on a round's bytes: computing on them, or moving them.
+
+Spans of the exact thread's jobs (encode, hash, check, reduce, decode) and of bodies on their way out or in. What they
+leave of a round is what the round waits for: votes, turns of other peers, the event loop.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+BULK_BYTES = 64 << 10
+"""Shorter bodies are votes and the like."""
+
+Span = tuple[str, float, float]
+_spans: list[Span] = []
+_lock = threading.Lock()
+
+
+def install() -> None:
+    """Note what is sent and received. Before `swarm.network.p2p` is imported, which takes some by name."""
+    from swarm.network import framing, sockets
+
+    class NotedSending(sockets.Sending):
+        def __init__(self, connection: Any, *buffers: Any, **options: Any) -> None:
+            self._began = time.monotonic() if sum(map(len, buffers)) >= BULK_BYTES else None
+            super().__init__(connection, *buffers, **options)
+
+        def _send_available(self) -> bool:
+            ended = super()._send_available()
+            if ended and self._began is not None:
+                note("wire", self._began)
+                self._began = None
+            return ended
+
+    receive_into = framing.receive_into
+
+    async def noted(connection: Any, view: memoryview) -> None:
+        began = time.monotonic()
+        await receive_into(connection, view)
+        if len(view) >= BULK_BYTES:
+            note("wire", began)
+
+    sockets.Sending = framing.Sending = NotedSending  # type: ignore[misc]
+    framing.receive_into = noted
+
+
+def computing(job: Callable[[], Any]) -> Callable[[], Any]:
+    """The job, noted."""
+
+    @functools.wraps(job)
+    def noted() -> Any:
+        began = time.monotonic()
+        try:
+            return job()
+        finally:
+            note("compute", began)
+
+    return noted
+
+
+def note(kind: str, began: float) -> None:
+    with _lock:
+        _spans.append((kind, began, time.monotonic()))
+
+
+def taken(start: float, stop: float) -> dict[str, float]:
+    """Seconds between two times in which there was some of each kind, or of any ("all"); forgets them."""
+    with _lock:
+        spans = list(_spans)
+        _spans.clear()
+    kinds = {kind for kind, _, _ in spans}
+    found = {kind: covered((span for span in spans if span[0] == kind), start, stop) for kind in sorted(kinds)}
+    return found | {"all": covered(spans, start, stop)}
+
+
+def covered(spans: Iterable[Span], start: float, stop: float) -> float:
+    """Seconds from `start` to `stop` that are in at least one of the spans."""
+    seconds, at = 0.0, start
+    for _, began, ended in sorted(spans, key=lambda span: span[1]):
+        seconds += max(0.0, min(ended, stop) - max(began, at))
+        at = max(at, min(ended, stop))
+    return seconds
