@@ -58,7 +58,8 @@ class OwedAudits:
         """Version of its stage when the peer's process began, as far as is believed."""
         self._asking = asyncio.Semaphore(ASK_AT_ONCE)
         self._shown: dict[Asked, None] = {}
-        """What targets have shown: they show it to nobody for ever, so who asks again and again makes no debt."""
+        """What targets have shown, or are asked for: an auditor gets it twice at most, so one that asks again and again
+        must make no debt."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -92,14 +93,14 @@ class OwedAudits:
             check = await asyncio.to_thread(self._check_owed, owed, ticket, roster)
             if owed.asked in self._shown:
                 raise RemoteError("served", f"{owed.target} has shown that, and owes it no more", sender)
+            self._shown[owed.asked] = None
+            while len(self._shown) > MAX_SHOWN:
+                del self._shown[next(iter(self._shown))]
             try:
-                reply = await self._ask(owed, ticket, check)
-                self._shown[owed.asked] = None
-                while len(self._shown) > MAX_SHOWN:
-                    del self._shown[next(iter(self._shown))]
-                return reply
+                return await self._ask(owed, ticket, check)
             except (TransientError, RemoteError) as error:
                 reason = str(error)
+                self._shown.pop(owed.asked, None)
             # A target that is gone has crashed, which is no fault.
             await self._transport.call(owed.target, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
         self._check_in_time(owed)

@@ -360,7 +360,7 @@ class HopAuditor:
             )
         except (TransientError, RemoteError) as error:
             self.counters.debts += 1
-            if isinstance(error, RemoteError):
+            if isinstance(error, RemoteError) and error.kind == "debt":
                 self.suspect(target, Version(int(due.step)))
             log.warning("microbatch %d of %s at step %d is owed: %s", number, target, due.step, error)
             return []
