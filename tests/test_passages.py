@@ -38,7 +38,9 @@ def all_exchanges(line: HopLine, of: LinePeer) -> tuple[list[Exchange], list[Exc
         exchange
         for peers in line.peers[max(0, of.stage - 1) : of.stage + 2]
         for peer in peers
-        for exchange in peer.exchanges.own(NUMBER)
+        for others in line.peers
+        for other in others
+        for exchange in peer.exchanges.with_partner(STEP, NUMBER, other.peer_id)
     ]
     came = [exchange for exchange in held if exchange.forward.consumer == of.peer_id and exchange.gradient]
     return came, [exchange for exchange in held if exchange.forward.producer == of.peer_id and exchange.gradient]
