@@ -3,9 +3,9 @@
     python -m benchmarks.honest_audits [--keep honest.jsonl] [--json]
 
 Two stages of eight peers, each peer on a machine of its own: a process with its instruction set and number of threads
-(`benchmarks.machines`), which computes its microbatches and its replays. Every replica audits every contribution of
-every other: half of them whole, of the others one microbatch. Microbatches come as chance has it and are replayed by
-number, so sums have another order, too. fp32 compute; each wire carries activations, gradients and contributions.
+(`benchmarks.machines`), which computes its microbatches and its replays. Every replica audits every microbatch of every
+other, and half of the contributions whole. Microbatches come as chance has it and are replayed by number, so sums have
+another order, too. fp32 compute; each wire carries activations, gradients and contributions.
 
 Three scenes on each wire: the language, two microbatches again and again until they are known by heart, and a language
 that is learned after another. Beside each run stands the same one that nobody audits: all losses and the last weights
@@ -42,7 +42,8 @@ WIRES = ("int8", "bf16", "fp32")
 QUIET = {"language": 0, "by_heart": 25, "second_language": 10}
 """Scenes, with the steps at their beginning that nobody audits: until the loss is small, or the language changes."""
 AUDITED_STEPS = 12
-"""The last two's contributions are not audited any more, two quiet ones' are: 10 or 12 times 112 audits a scene."""
+"""The last two's work is not audited any more, two quiet ones' is: in 10 or 12 steps a scene 224 audits of microbatches
+each, and about 56 of contributions."""
 BY_HEART = 2
 """Microbatches."""
 SEED = 7
