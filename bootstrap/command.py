@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     metavar="GB",
     help="Carry peers that cannot be dialled, so much in all. Listens at --listen, its port and three.",
 )
+@click.option("--archive", metavar="URL", help="Keep the checkpoints there too: file:, s3:, what else fsspec opens.")
 @click.option("--public", metavar="NAME", help="Name or number by which strangers reach this machine.")
 @click.option(
     "--admission",
@@ -57,6 +58,7 @@ def command(
     service: str | None,
     web: str | None,
     relay_gb: float | None,
+    archive: str | None,
     public: str | None,
     admission: Literal["open", "ticket", "list"],
     allow: Path | None,
@@ -74,6 +76,7 @@ def command(
     from bootstrap.coordinator import CoordinatorSettings
     from bootstrap.doors import DoorSettings
     from bootstrap.relaying import RelaySettings
+    from bootstrap.remote_archive import open_place
     from bootstrap.run_folder import prepare_run
     from swarm.manifest import read_manifest
     from swarm.network.loop import run
@@ -96,7 +99,10 @@ def command(
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
     prepared = prepare_run(
-        read, (folder or manifest.with_suffix("")).absolute(), lambda text: show({"event": "preparing", "what": text})
+        read,
+        (folder or manifest.with_suffix("")).absolute(),
+        lambda text: show({"event": "preparing", "what": text}),
+        None if archive is None else open_place(archive),
     )
     address = listen_multiaddress(listen)
     settings = CoordinatorSettings(
@@ -120,12 +126,14 @@ async def host(
     from bootstrap.doors import Doors
     from bootstrap.ledger import Ledger
     from bootstrap.relaying import HostRelay
+    from bootstrap.remote_archive import ArchiveCopies
+    from swarm.checkpoint.record import CheckpointRecord
     from swarm.network.dht import DHTDirectory
     from swarm.network.p2p import P2PSettings, P2PTransport
 
     transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(listen,)))
     ledger = Ledger(prepared.folder.ledger)
-    directory = doors = relay = None
+    directory = doors = relay = copies = None
     try:
         directory = await DHTDirectory.create(prepared.host_key, transport)
         coordinator = Coordinator(prepared, transport, ledger, settings, show)
@@ -134,6 +142,15 @@ async def host(
         if relay_settings is not None:
             relay = await HostRelay.open(prepared.folder.root, transport, relay_settings, show)
             coordinator.relay = relay
+        if prepared.archive is not None:
+            copies = coordinator.copies = ArchiveCopies(
+                prepared.archive,
+                prepared.folder.checkpoints,
+                lambda: [
+                    CheckpointRecord.from_value(value) for _, value in sorted(coordinator.books.checkpoints.items())
+                ],
+                show,
+            )
         show(
             {
                 "event": "listening",
@@ -147,12 +164,16 @@ async def host(
         )
         conducting = asyncio.ensure_future(coordinator.conduct())
         stopping = asyncio.ensure_future(stop.wait())
-        ending = [conducting, stopping, *([asyncio.ensure_future(relay.run())] if relay is not None else [])]
+        ending = [conducting, stopping, *(asyncio.ensure_future(beside.run()) for beside in (relay, copies) if beside)]
         try:
             ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
+            if copies is not None and conducting in ended:
+                await copies.finish()
         finally:
+            if copies is not None:
+                copies.close()
             for task in ending:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -221,6 +242,10 @@ class _Shown:
                 click.echo(f"held-out loss at version {version}: {loss:.4f} nats a token")
             case {"event": "checkpoint", "path": path}:
                 click.echo(f"checkpoint {path}")
+            case {"event": "archived", "version": version, "url": url}:
+                click.echo(f"checkpoint {version} is at {url}")
+            case {"event": "not_archived", "reason": reason}:
+                click.echo(f"{reason}; tried again")
             case {"event": "notice", "kind": kind, "step": step, "reason": reason}:
                 where = "" if event["stage"] is None else f" of stage {event['stage']}"
                 click.echo(f"{kind.replace('_', ' ')}: step {step}{where}: {reason}{of_whom(event)}")

@@ -54,6 +54,7 @@ from swarm.witness_service import VoteLog, WitnessService
 
 if TYPE_CHECKING:  # it imports `doors`, which imports this
     from bootstrap.relaying import HostRelay
+from bootstrap.remote_archive import ArchiveCopies
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0
@@ -94,6 +95,8 @@ class Coordinator:
         self._transport = GuardedTransport(transport)
         self.relay: HostRelay | None = None
         """If this host carries peers that cannot be dialled to each other."""
+        self.copies: ArchiveCopies | None = None
+        """If checkpoints are kept at a URL too."""
         self._ledger = ledger
         self._emit = emit
         self.progress = RunProgress(run.settings.model.num_stages, run.version)
@@ -209,6 +212,8 @@ class Coordinator:
                 try:
                     await self._reached(version)
                     path = await self._archivist.archive(version, self._beginning.stages)
+                    if self.copies is not None:
+                        self.copies.wake()
                     self._emit({"event": "checkpoint", "version": version, "path": str(path)})
                 except VersionGone as gone:  # the host was away too long: the next checkpoint will do
                     self._emit({"event": "skipped", "version": version, "reason": str(gone)})

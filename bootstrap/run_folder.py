@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bootstrap.remote_archive import ArchivePlace, RemoteArchive
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
 from swarm.checkpoint.state import StageState, state_digest
@@ -71,16 +72,20 @@ class PreparedRun:
     leases: LeaseTable
     tokenizer: Path | None = None
     """The tokenizer's file or folder; None for bytes."""
+    archive: RemoteArchive | None = None
+    """Where checkpoints are kept besides the folder, if anywhere."""
 
     @property
     def version(self) -> int:
         return self.states[0].version
 
 
-def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> PreparedRun:
-    """Make the run's folder ready, or take up the run that is in it.
+def prepare_run(
+    manifest: Manifest, root: Path, say: Callable[[str], None], place: ArchivePlace | None = None
+) -> PreparedRun:
+    """Make the run's folder ready, or take up the run that is in it, from a newer checkpoint at `place` if there is.
 
-    Raises SettingsError if the folder cannot be written or holds another run.
+    Raises SettingsError if the folder cannot be written or holds another run, LocalError if `place` does not answer.
     """
     folder = RunFolder(root)
     try:
@@ -94,12 +99,15 @@ def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> P
     data = prepare_data(manifest.data, folder.data)
     remove_leftovers(folder.checkpoints)
     known = _known_settings(folder)
+    run_key = load_or_create_identity(root / "run.key")
     if known is not None:
         settings = known
         if freeze(manifest, data, settings.initial_state_digests) != settings:
             raise SettingsError(
                 f"--dir {root}: holds the run {run_id(settings)[:12]} with other settings; choose another folder"
             )
+        if place is not None:
+            _fetch_newer(RemoteArchive(place, run_id(settings), run_key.peer_id), folder, say)
         states, leases = _resume(folder, settings, manifest, say)
     else:
         settings = freeze(manifest, data, ())
@@ -108,7 +116,6 @@ def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> P
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
         leases = LeaseTable()
         _write_settings(folder, settings)
-    run_key = load_or_create_identity(root / "run.key")
     unsigned = SignedRun(settings_bytes(settings), run_key.peer_id)
     return PreparedRun(
         folder,
@@ -121,7 +128,17 @@ def prepare_run(manifest: Manifest, root: Path, say: Callable[[str], None]) -> P
         states,
         leases,
         None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
+        None if place is None else RemoteArchive(place, run_id(settings), run_key.peer_id),
     )
+
+
+def _fetch_newer(archive: RemoteArchive, folder: RunFolder, say: Callable[[str], None]) -> None:
+    """The newest checkpoint at a URL, if the folder has lost it."""
+    there, here = archive.versions(), latest_checkpoint(folder.checkpoints)
+    if there and (here is None or here.version < there[-1]):
+        say(f"fetching checkpoint {there[-1]} from {archive.url}")
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        archive.fetch(there[-1], folder.checkpoints)
 
 
 def _check_stage_sizes(settings: RunSettings, states: Sequence[StageState]) -> None:

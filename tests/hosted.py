@@ -18,6 +18,7 @@ from bootstrap.run_folder import PreparedRun
 from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter
 from swarm.checkpoint.record import CheckpointRecord, files_below
 from swarm.checkpoint.state import state_digest
+from swarm.core.leases import LeaseTable
 from swarm.network.coordinator_service import ServiceLimits
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.transport import Transport
@@ -62,7 +63,9 @@ class Hosted:
             state.weights[:] = np.random.default_rng((seed, stage)).normal(size=len(state.weights))
             writer.add_stage(stage, state)
             digests.append(state_digest(state))
-        path = writer.commit(CheckpointMeta(model=self.run.settings.model, tokenizer="bytes", run={}, data_position={}))
+        position: Any = LeaseTable().to_value()
+        meta = CheckpointMeta(model=self.run.settings.model, tokenizer="bytes", run={}, data_position=position)
+        path = writer.commit(meta)
         record = CheckpointRecord(self.run.run_id, version, anchored, tuple(digests), files_below(path))
         record = record.signed_by(self.run.run_key)
         self.ledger.append("checkpoint", record.to_value())
