@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from swarm.core.errors import SettingsError
-from swarm.network.addresses import listen_multiaddress
+from swarm.network.addresses import beside, listen_multiaddress
 from swarm.release import checked_release
 
 if TYPE_CHECKING:
@@ -190,12 +190,6 @@ async def host(
             await directory.close()
         await transport.close()
         ledger.close()
-
-
-def beside(listen: str, further: int) -> str:
-    """The same HOST with a PORT so much further; any port where any was asked for."""
-    host, _, port = listen.rpartition(":")
-    return f"{host}:{int(port) + further if port.isdigit() and int(port) else 0}"
 
 
 def of_whom(told: dict[str, Any]) -> str:

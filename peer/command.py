@@ -19,7 +19,7 @@ from swarm.attacks import DEVELOPER_VARIABLE, Attack, parse_attack
 from swarm.core.errors import SettingsError
 from swarm.core.guest import GIB
 from swarm.core.owner_limits import LIMITS, OwnerLimits
-from swarm.network.addresses import listen_multiaddress
+from swarm.network.addresses import beside, listen_multiaddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +150,7 @@ def _volunteer(
         disk_bytes=None if limits.disk_gib is None else int(limits.disk_gib * GIB),
         stage=stage,
         listen=(listen_multiaddress(listen),),
+        relay_listen=None if limits.relay_gb is None else listen_multiaddress(beside(listen, 1)),
         attack=attack,
     )
 

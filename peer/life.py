@@ -14,6 +14,7 @@ from peer.known_peers import KnownPeers
 from peer.limits import VolunteerSettings
 from peer.owner import OwnerDesk
 from peer.reachability import Reachability, dial_all
+from peer.relaying import VolunteerRelay
 from swarm.core.errors import TransientError
 from swarm.core.guest import Conduct
 from swarm.core.ids import PeerId
@@ -110,7 +111,19 @@ class Life:
             reachability = Reachability(transport, directory, self._host, self._addresses)
             desk.joins(daemon, reachability)
             enough = asyncio.Event()
-            minding = [asyncio.ensure_future(work) for work in (self._mind(daemon, stop), reachability.run())]
+            works = [self._mind(daemon, stop), reachability.run()]
+            if volunteer.relay_listen is not None:
+                relay = VolunteerRelay(
+                    desk.relay_key,
+                    volunteer.relay_listen,
+                    transport,
+                    directory,
+                    self._host,
+                    left_bytes=desk.relay_left_bytes,
+                    carried=desk.relayed,
+                )
+                works.append(relay.run())
+            minding = [asyncio.ensure_future(work) for work in works]
             for task in minding:
                 task.add_done_callback(lambda _: enough.set())
             try:

@@ -1,5 +1,6 @@
 """This is where a peer is fitted to the owner's limits before it starts: threads, memory, disk."""
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ import psutil
 from swarm.attacks import Attack
 from swarm.core.errors import SettingsError
 from swarm.invite import Invite
+
+log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
@@ -35,6 +38,8 @@ class VolunteerSettings:
     stage: int | None = None
     """The stage asked for; None: wherever the run needs a peer most."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    relay_listen: str | None = None
+    """Where to relay for peers that cannot be dialled; None: nowhere."""
     invite: Invite | None = None
     """The invite that led here; None: a host's bare address, whose run is taken as it is."""
     attack: Attack | None = None
@@ -63,8 +68,9 @@ def check_memory(items: dict[str, int], limit_bytes: int | None) -> None:
     needed = sum(items.values())
     available = psutil.virtual_memory().available + loaded
     allowed = available if limit_bytes is None else min(limit_bytes, available)
+    table = "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())
+    log.info("at most %.3f GiB of memory: %s", needed / GIB, table)
     if needed > allowed:
-        table = "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())
         what = "--memory" if limit_bytes is not None and limit_bytes <= available else "free memory"
         raise SettingsError(
             f"this stage needs {needed / GIB:.2f} GiB and {what} is {allowed / GIB:.2f} GiB ({table}); "

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peer.limits import VolunteerSettings, used_bytes
@@ -91,6 +92,24 @@ class OwnerDesk:
     def joins(self, daemon: "PeerDaemon", reachability: "Reachability") -> None:
         """The peer that lives now."""
         self._daemon, self._reachability = daemon, reachability
+
+    @property
+    def relay_key(self) -> Path:
+        """The file of the identity under which a relay of this daemon is known."""
+        return self._folder.relay_key
+
+    def relay_left_bytes(self) -> int:
+        """What may still be carried for others this month. None where the rate is limited: a relay's cannot be."""
+        limits = self._limits
+        if limits.relay_gb is None or limits.upload_mbit is not None or limits.download_mbit is not None:
+            return 0
+        return max(0, int(limits.relay_gb * 1e9) - self._usage.relayed_bytes)
+
+    def relayed(self, num_bytes: int) -> None:
+        """Carried for others: it came in, and went out."""
+        self._usage.add(
+            traffic_bytes=round(2 * num_bytes * HEADERS), written_bytes=0, today=date.today(), relayed_bytes=num_bytes
+        )
 
     def detach(self) -> None:
         """The transport is about to close, and its peer is gone."""
@@ -207,6 +226,7 @@ class OwnerDesk:
             own_cores=self._machine.own_cores,
             month_bytes=self._usage.month_bytes,
             written_today_bytes=self._usage.written_today_bytes,
+            relayed_bytes=self._usage.relayed_bytes,
             rates_mbit=self._rates_mbit,
         )
 

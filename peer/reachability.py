@@ -6,6 +6,7 @@ opened itself; for two such peers to reach each other, the host may offer a rela
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ from enum import Enum
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.host_protocol import RELAY, RelayOffer
+from swarm.host_protocol import RELAY, RelayOffer, relay_topic
 from swarm.network.addresses import knock
 from swarm.network.dht import DHTDirectory
 from swarm.network.p2p import P2PTransport
+from swarm.network.relay_place import RelayPlace
 from swarm.network.transport import Message
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ LOOK_EVERY_S = 5.0
 ASK_AGAIN_S = 600.0
 """A router's settings may change; and whenever the host was out of reach, so may everything."""
 HOST_S = 5.0
+MAX_RELAYS_TRIED = 4
+"""Of volunteers, at a look."""
 MAX_CAUSE = 160
 """Characters of what is said of one address."""
 
@@ -69,6 +73,17 @@ class Reachability:
         if self._relay is not None and self._relay not in connected:
             self._relay, self._transport.relayed = None, ()
             self._is(Reach.OUTBOUND, "the connection to its relay broke")
+        try:
+            await self._ask_host(connected)
+        except TransientError:  # it is away: what it said last stands
+            if self._transport.can_be_dialled is False and self._relay is None:
+                await self._take_place()
+            raise
+        if self._transport.can_be_dialled is False and (self._relay is None or time.monotonic() >= self._renew_at):
+            await self._take_place()
+
+    async def _ask_host(self, connected: Sequence[PeerId]) -> None:
+        """Be in touch with it, and from time to time be dialled back."""
         if self._host not in connected or not self._directory.num_neighbours:
             await self._redial()
         if time.monotonic() >= self._ask_at:
@@ -80,8 +95,6 @@ class Reachability:
                 self._relay, self._transport.relayed = None, ()
             else:
                 self._is(Reach.OUTBOUND, f"the host cannot dial it at {told.host}")
-        if self._transport.can_be_dialled is False and (self._relay is None or time.monotonic() >= self._renew_at):
-            await self._take_place()
 
     async def _redial(self) -> None:
         """After an outage p2pd dials nobody by itself, and the directory's table may be empty."""
@@ -94,25 +107,53 @@ class Reachability:
         await self._directory.join(answered)
 
     async def _take_place(self) -> None:
-        """At the host's relay, or again there. Until the next look if it is refused."""
-        request = Message()
-        answer = await self._transport.call(self._host, RELAY, request, timeout_s=HOST_S, max_body_bytes=0)
-        offer = RelayOffer.from_value(answer.meta)
+        """At the host's relay or a volunteer's, or again there. Until the next look if all refuse."""
+        refusals, silent = [], None
+        offers = await self._offers_of_volunteers()
         try:
-            if offer.peer_id is None:
-                raise TransientError(offer.refusal)
-            await self._transport.connect(offer.peer_id, list(offer.addresses))
-            place = await self._transport.take_place(offer.peer_id)
+            offers.insert(0, await self._offer_of_host())
         except TransientError as error:
-            self._relay, self._transport.relayed = None, ()
-            self._is(Reach.OUTBOUND, f"the host cannot dial it, and no relay takes it: {error}")
-            return
-        self._relay = offer.peer_id
+            silent = error
+        for offer in offers:
+            try:
+                if offer.peer_id is None:
+                    raise TransientError(offer.refusal)
+                await self._transport.connect(offer.peer_id, list(offer.addresses))
+                place = await self._transport.take_place(offer.peer_id)
+            except TransientError as error:
+                refusals.append(str(error)[:MAX_CAUSE])
+            else:
+                self._take(offer, offer.peer_id, place)
+                return
+        if silent is not None:
+            raise silent
+        self._relay, self._transport.relayed = None, ()
+        self._is(Reach.OUTBOUND, f"the host cannot dial it, and no relay takes it: {'; '.join(refusals)}")
+
+    async def _offer_of_host(self) -> RelayOffer:
+        answer = await self._transport.call(self._host, RELAY, Message(), timeout_s=HOST_S, max_body_bytes=0)
+        return RelayOffer.from_value(answer.meta)
+
+    async def _offers_of_volunteers(self) -> list[RelayOffer]:
+        """A few of those told of in the directory: the one it has a place at, then in an order of this peer's own."""
+        offers = []
+        with contextlib.suppress(TransientError):
+            for told in (await self._directory.lookup(relay_topic(self._host))).values():
+                with contextlib.suppress(RemoteError):
+                    offers.append(RelayOffer.from_value(told))
+        drawn = sorted(offers, key=lambda offer: (offer.peer_id != self._relay, self._draw(offer)))
+        return drawn[:MAX_RELAYS_TRIED]
+
+    def _draw(self, offer: RelayOffer) -> bytes:
+        return hashlib.sha256(f"{self._transport.peer_id} {offer.peer_id}".encode()).digest()
+
+    def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace) -> None:
+        self._relay = relay
         # By our own clock, for the relay's may differ; half of what is left in time for another try.
         self._renew_at = time.monotonic() + max(0.0, place.expires - time.time()) / 2
         at = f"/p2p-circuit/p2p/{self._transport.peer_id}"
         self._transport.relayed = tuple(f"{address}{at}" for address in offer.addresses)
-        self._is(Reach.RELAYED, f"through {offer.peer_id}")
+        self._is(Reach.RELAYED, f"through {relay}")
 
     def _is(self, reach: Reach, why: str) -> None:
         self.reach, self.why = reach, why

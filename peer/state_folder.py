@@ -43,6 +43,10 @@ class StateFolder:
         return self.path / "daemon.log"
 
     @property
+    def relay_key(self) -> Path:
+        return self.path / "relay.key"
+
+    @property
     def lock(self) -> Path:
         return self.path / "daemon.lock"
 

@@ -169,6 +169,7 @@ def limits_message(
     own_cores: float,
     month_bytes: int,
     written_today_bytes: int,
+    relayed_bytes: int,
     rates_mbit: tuple[float, float],
 ) -> pb.Limits:
     """Every limit as it is in force, beside what is used of it."""
@@ -180,6 +181,8 @@ def limits_message(
         "upload-mbit": f"{rates_mbit[0]:.1f}",
         "download-mbit": f"{rates_mbit[1]:.1f}",
         "month-gb": f"{month_bytes / 1e9:.2f}",
+        "relay-gb": f"{relayed_bytes / 1e9:.2f}"
+        + (", no more while a rate is limited" if limits.upload_mbit or limits.download_mbit else ""),
         "hours": f"it is {clock(reading.minute_of_day)}",
         "on-battery": {None: "no battery", True: "on battery", False: "plugged in"}[reading.on_battery],
         "busy-cpu": _percent(reading.others_cpu_percent),

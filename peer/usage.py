@@ -19,17 +19,20 @@ class Usage:
     month: str = ""
     month_bytes: int = 0
     """Sent and received."""
+    relayed_bytes: int = 0
+    """Of the month: carried for others, each of them once."""
     day: str = ""
     written_today_bytes: int = 0
 
-    def add(self, *, traffic_bytes: int, written_bytes: int, today: date) -> None:
+    def add(self, *, traffic_bytes: int, written_bytes: int, today: date, relayed_bytes: int = 0) -> None:
         """What came on top since the last time. A new month, or day, begins at nothing."""
         month, day = today.strftime("%Y-%m"), today.isoformat()
         if month != self.month:
-            self.month, self.month_bytes = month, 0
+            self.month, self.month_bytes, self.relayed_bytes = month, 0, 0
         if day != self.day:
             self.day, self.written_today_bytes = day, 0
         self.month_bytes += traffic_bytes
+        self.relayed_bytes += relayed_bytes
         self.written_today_bytes += written_bytes
 
     def save(self, path: Path) -> None:
@@ -44,6 +47,7 @@ class Usage:
             return cls(
                 month=str(read["month"]),
                 month_bytes=max(0, int(read["month_bytes"])),
+                relayed_bytes=max(0, int(read.get("relayed_bytes", 0))),
                 day=str(read["day"]),
                 written_today_bytes=max(0, int(read["written_today_bytes"])),
             )

@@ -130,6 +130,11 @@ class SignedRun:
         return made
 
 
+def relay_topic(host: PeerId) -> str:
+    """Where in the directory peers tell of relays that they run: each a `RelayOffer`."""
+    return f"relays/{host}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RelayOffer:
     """A relay, or why there is none."""

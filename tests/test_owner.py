@@ -39,7 +39,12 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _served(short: Path, tmp_path: Path, use: Callable[[OwnerClient, OwnerDesk], Awaitable[None]]) -> None:
+def _served(
+    short: Path,
+    tmp_path: Path,
+    use: Callable[[OwnerClient, OwnerDesk], Awaitable[None]],
+    limits: OwnerLimits = OwnerLimits(),  # noqa: B008 - frozen
+) -> None:
     """A desk without a peer, served as a daemon does."""
 
     async def main() -> None:
@@ -53,7 +58,7 @@ def _served(short: Path, tmp_path: Path, use: Callable[[OwnerClient, OwnerDesk],
             identity = Identity.from_seed(bytes(32))
             volunteer = VolunteerSettings(folder=state.path, threads=1)
             stop = asyncio.Event()
-            desk = OwnerDesk(volunteer, state, OwnerLimits(), identity.peer_id, identity.peer_id, lines, stop)
+            desk = OwnerDesk(volunteer, state, limits, identity.peer_id, identity.peer_id, lines, stop)
             server = await OwnerServer.start(desk, short)
             held.listens_at(server.path)
             assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
@@ -103,6 +108,20 @@ def test_a_limit_holds_at_once_and_is_kept(short: Path, tmp_path: Path) -> None:
     state = StateFolder(tmp_path / "state")
     assert state.load_limits() == OwnerLimits(month_gb=0.001, threads=1)
     assert Usage.load(state.usage).month_bytes == 2_000_000
+
+
+def test_what_is_relayed_counts_both_ways_and_ends_where_the_rate_is_limited(short: Path, tmp_path: Path) -> None:
+    async def use(client: OwnerClient, desk: OwnerDesk) -> None:
+        assert desk.relay_left_bytes() == 1_000_000
+        desk.relayed(400_000)
+        assert desk.relay_left_bytes() == 600_000
+        assert desk._usage.month_bytes == 2 * 1.05 * 400_000
+        await asyncio.to_thread(client.set_limit, "upload-mbit", "10")
+        assert desk.relay_left_bytes() == 0
+        told = {limit.name: limit.used for limit in (await asyncio.to_thread(client.limits)).limits}
+        assert told["relay-gb"] == "0.00, no more while a rate is limited"
+
+    _served(short, tmp_path, use, OwnerLimits(relay_gb=0.001))
 
 
 def test_the_log_is_told_and_followed(short: Path, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from bootstrap.relaying import HostRelay, RelaySettings
-from peer import reachability
+from peer import reachability, relaying
 from peer.reachability import Reach, Reachability
+from peer.relaying import VolunteerRelay
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
-from swarm.host_protocol import RELAY
+from swarm.host_protocol import RELAY, RelayOffer
 from swarm.identity import Identity
 from swarm.network.dht import DHTDirectory
 from swarm.network.loop import new_event_loop
@@ -145,6 +146,7 @@ def test_a_peer_that_can_be_dialled_leaves_it_to_the_hidden_one(scene: Scene) ->
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(relaying, "LOOK_EVERY_S", 0.2)
 
 
 class HiddenPeer:
@@ -180,11 +182,7 @@ class HiddenPeer:
         await self.transport.close()
 
     async def wait_until(self, reach: Reach) -> None:
-        for _ in range(600):
-            if self.reachability.reach is reach:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"after 30 s: {self.reachability.reach.value}, {self.reachability.why}")
+        await until(lambda: self.reachability.reach is reach)
 
 
 def test_a_hosts_relay_ends_with_its_budget_also_after_a_restart(scene: Scene, tmp_path: Path) -> None:
@@ -208,6 +206,70 @@ def test_a_hosts_relay_ends_with_its_budget_also_after_a_restart(scene: Scene, t
         await again.close()
 
     scene.run(main())
+
+
+def test_a_volunteer_relays_within_its_budget_also_while_the_host_is_away(scene: Scene, tmp_path: Path) -> None:
+    async def main() -> None:
+        identity, left, carried = Identity.generate(), 3 * MIB, list[int]()
+        host, telling = scene.host, await DHTDirectory.create(Identity.generate(), scene.open)
+        await telling.join(host.addresses())
+        volunteer = VolunteerRelay(
+            tmp_path / "relay.key",
+            LISTEN,
+            scene.open,
+            telling,
+            host.peer_id,
+            left_bytes=lambda: left - sum(carried),
+            carried=carried.append,
+        )
+        hidden = await P2PTransport.create(identity, HIDDEN)
+        hidden.serve("count", _count, max_body_bytes=4 * MIB)
+        directory = await DHTDirectory.create(identity, hidden)
+        reach = Reachability(hidden, directory, host.peer_id, host.addresses())
+        away = True
+
+        async def offer(_: PeerId, request: Message) -> Message:
+            if away:
+                raise TransientError("away")
+            return Message(RelayOffer(refusal="this host relays for nobody").to_value())
+
+        host.serve(RELAY, offer, max_body_bytes=0)
+        scene.open.can_be_dialled = True
+        working = [asyncio.ensure_future(work) for work in (reach.run(), volunteer.run())]
+        try:
+            await until(lambda: reach.reach is Reach.RELAYED)
+            assert len(hidden.addresses()) == 1
+            assert scene.open.addresses()[0].split("/tcp/")[0] in hidden.addresses()[0]
+            await scene.other.connect(hidden.peer_id, hidden.addresses())
+            await call(scene.other, hidden, MIB)
+            await until(lambda: sum(carried) > MIB)
+            away = False
+            for caller, callee in (
+                (scene.other, hidden),
+                (hidden, scene.other),
+            ):  # a way each
+                await call(caller, callee, MIB)
+            await until(lambda: reach.reach is Reach.OUTBOUND)
+            assert 3 * MIB <= sum(carried) < 3.5 * MIB
+            assert "relays for nobody" in reach.why
+        finally:
+            scene.open.can_be_dialled = None
+            for task in working:
+                task.cancel()
+            await asyncio.wait(working)
+            await telling.close()
+            await directory.close()
+            await hidden.close()
+
+    scene.run(main())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("not within 30 s")
 
 
 def test_a_peer_that_lost_its_host_and_its_place_gets_both_back(scene: Scene, tmp_path: Path) -> None:

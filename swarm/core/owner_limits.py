@@ -51,6 +51,7 @@ class OwnerLimits:
     upload_mbit: float | None = None
     download_mbit: float | None = None
     month_gb: float | None = None
+    relay_gb: float | None = None
     hours: Hours | None = None
     on_battery: str = "pause"
     busy_cpu: float | None = None
@@ -163,6 +164,13 @@ LIMITS = (
     Limit("upload-mbit", _number, "10", "most upload, in Mbit/s"),
     Limit("download-mbit", _number, "50", "most download, in Mbit/s"),
     Limit("month-gb", _number, "500", "most traffic of a calendar month, up and down, in GB"),
+    Limit(
+        "relay-gb",
+        _number,
+        "20",
+        "GB a month to carry peers that cannot be dialled; none: no",
+        at_next_start=True,
+    ),
     Limit("hours", _hours, "22:00-07:00", "times of the day to work in"),
     Limit("on-battery", _word("pause", "work"), "pause", "what to do on battery: pause or work"),
     Limit("busy-cpu", _percent, "40", "pause while other programs use more of the processor, in %"),

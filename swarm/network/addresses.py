@@ -30,6 +30,12 @@ async def knock(address: str, *, timeout_s: float = 5.0) -> str:
     return ""
 
 
+def beside(listen: str, further: int) -> str:
+    """The same HOST of a --listen option with a PORT so much further; any port where any was asked for."""
+    host, _, port = listen.rpartition(":")
+    return f"{host}:{int(port) + further if port.isdigit() and int(port) else 0}"
+
+
 def listen_multiaddress(listen: str) -> str:
     """`HOST:PORT` of a --listen option as a TCP multiaddress; HOST is a numeric address. Raises SettingsError."""
     host, _, port = listen.rpartition(":")

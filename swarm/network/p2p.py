@@ -8,6 +8,7 @@ p2pd loses data; or direct ones (`swarm.network.direct`), once a call to the pee
 import asyncio
 import contextlib
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 
@@ -197,9 +198,13 @@ class P2PTransport:
     def addresses(self) -> list[str]:
         return [*self.relayed, *self._addresses]
 
-    async def ask_to_be_dialled(self, peer_id: PeerId) -> DialledBack:
-        """Have a peer that this one is connected to dial it back. Raises as `call` does."""
-        ports = sorted({int(address.split("/")[4]) for address in self._addresses if address.split("/")[3] == "tcp"})
+    async def ask_to_be_dialled(self, peer_id: PeerId, addresses: Sequence[str] | None = None) -> DialledBack:
+        """Have a peer that this one is connected to dial it back, where it listens itself or at the ports of others.
+
+        Raises as `call` does.
+        """
+        listened = self._addresses if addresses is None else addresses
+        ports = sorted({int(address.split("/")[4]) for address in listened if address.split("/")[3] == "tcp"})
         request = Message({"ports": [*ports[:MAX_PORTS]]})
         timeout_s = self._settings.connect_s
         answer = await self.call(peer_id, DIAL_BACK, request, timeout_s=timeout_s, max_body_bytes=0)
