@@ -240,12 +240,12 @@ class PeerDaemon:
         stage = ticket.stage
         layout = stage_layout(settings.model, stage)
         device = stage_device(self.volunteer.gpu)
-        self._check_memory(settings, stage, layout, device)
+        await asyncio.to_thread(rehearse, settings)
+        model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
+        self._check_memory(settings, stage, layout, device)  # all libraries are loaded, and nothing else is
         folder = self.volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
         files = await self._fetch_files(settings, folder) if stage == 0 else None
-        model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
-        await asyncio.to_thread(rehearse, settings)
         state, chain = await self._first_state(settings, name, run_key, stage, layout)
         return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, files)
 

@@ -1,5 +1,6 @@
 """This is where a peer is fitted to the owner's limits before it starts: threads, memory, disk."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -53,20 +54,34 @@ def apply_thread_limit(threads: int) -> None:
 
 
 P2PD_BYTES = 100 << 20
-"""p2pd's own memory, which counts as the daemon's."""
+"""The most that a p2pd and its guard hold: a peer's own, and its relay's if it has one."""
 
 
 def used_bytes() -> int:
-    """Memory this daemon holds now."""
-    return int(psutil.Process().memory_info().rss) + P2PD_BYTES
+    """Memory this daemon holds now, with all that it has started."""
+    return _own_bytes() + _started_bytes()
 
 
-def check_memory(items: dict[str, int], limit_bytes: int | None) -> None:
-    """Raises SettingsError, with the sum item by item, if the stage does not fit beside what is loaded already."""
-    loaded = used_bytes()
-    items = {"libraries and p2pd": loaded, **items}
+def _own_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _started_bytes() -> int:
+    total = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone meanwhile
+            total += child.memory_info().rss
+    return total
+
+
+def check_memory(items: dict[str, int], limit_bytes: int | None, *, num_p2pd: int = 1) -> None:
+    """Raises SettingsError, with the sum item by item, if the stage does not fit beside what is loaded already.
+
+    All libraries must be.
+    """
+    items = {"libraries": _own_bytes(), "p2pd": max(num_p2pd * P2PD_BYTES, _started_bytes()), **items}
     needed = sum(items.values())
-    available = psutil.virtual_memory().available + loaded
+    available = psutil.virtual_memory().available + used_bytes()
     allowed = available if limit_bytes is None else min(limit_bytes, available)
     table = "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())
     log.info("at most %.3f GiB of memory: %s", needed / GIB, table)
@@ -84,7 +99,7 @@ def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings) -> None:
     for name, size in items.items():
         place, _, what = name.partition(".")
         by_place[place][what] = size
-    check_memory(by_place["host"], volunteer.memory_bytes)
+    check_memory(by_place["host"], volunteer.memory_bytes, num_p2pd=1 if volunteer.relay_listen is None else 2)
     disk = by_place["disk"]
     volunteer.folder.mkdir(parents=True, exist_ok=True)
     _check_place("disk", "--disk-gib", disk, volunteer.disk_bytes, shutil.disk_usage(volunteer.folder).free)

@@ -12,16 +12,17 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.core.plan import KEPT_FOR_MESSAGES_BYTES
+
 CLASS_BYTES = 64 << 10
 """Buffers are multiples of this; smaller bodies get memory of their own."""
-MOST_KEPT_BYTES = 128 << 20
-"""Free buffers kept for later bodies; beyond this, memory goes back."""
 
 
 class KeptBuffers:
     """Free buffers by size. Views may die in any thread."""
 
-    def __init__(self, most_kept_bytes: int = MOST_KEPT_BYTES) -> None:
+    def __init__(self, most_kept_bytes: int = KEPT_FOR_MESSAGES_BYTES) -> None:
+        """Beyond so many free bytes memory goes back."""
         self._most_kept_bytes = most_kept_bytes
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self._kept_bytes = 0

@@ -41,6 +41,9 @@ RESULT_BYTES: Mapping[str, float] = {**CONTRIBUTION_BYTES, "topk": _INT4_BYTES}
 WITH_RESIDUAL = ("int4", "topk")
 """Codecs whose rest a peer keeps for its next contribution."""
 
+KEPT_FOR_MESSAGES_BYTES = 128 << 20
+"""Memory that messages leave is kept for later ones (`swarm.kept_buffers`), as much as this."""
+
 ACTIVATION_VALUES = 20
 """Values kept for backward for each hidden value of a token in a layer: norms, projections, attention, gated MLP.
 (Korthikanti et al. 2022, "Reducing activation recomputation", count 17 for a plain MLP; the presets keep 19 to 20.)"""
@@ -143,7 +146,7 @@ def stage_memory_bytes(
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
-    On the CPU everything is the host's. About 50 bytes of host memory a parameter under int8, and activations. Without
+    On the CPU everything is the host's. About 67 bytes of host memory a parameter under int8, and activations. Without
     `stage`, an upper bound for any stage of that many parameters. See `total_bytes`.
     """
     on_device = "host" if device == "cpu" else "device"
@@ -155,7 +158,10 @@ def stage_memory_bytes(
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
         f"{on_device}.gradient sums of two steps": 2 * weights,
+        f"{on_device}.gradient that does not count": weights,  # of a microbatch that is answered again
         "host.mean gradient": weights,
+        # Its moments are copied, and its weights outlive the steps that are taken meanwhile.
+        "host.snapshot being written": weights + moments,
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
         "host.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
@@ -172,8 +178,13 @@ def stage_memory_bytes(
         items["host.exhibits kept for audits"] = round(kept * exhibits)
         items["host.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items["host.sums of a replay"] = 2 * weights
+        items[f"{on_device}.activations of a replay"] = _whole_activation_bytes(settings, hidden_size, stage)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
+    messages = ("wire buffers", "results for late peers", "encoded parts kept for audits")
+    items["host.memory kept for messages"] = min(
+        KEPT_FOR_MESSAGES_BYTES, sum(items[f"host.{name}"] for name in messages)
+    )
     if on_device == "device":
         items[f"device.weights, {versions} versions"] = versions * weights
     if stage is None or stage == settings.model.num_stages - 1:
@@ -368,11 +379,16 @@ def _flops(settings: RunSettings, stage: int, num_parameters: int, hidden_size: 
     return passes * (weights + settings.data.sequence_length * hidden_size * (stop - start))
 
 
-def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None) -> int:
+def _whole_activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None) -> int:
+    """Of one microbatch."""
     layers = [stop - start for start, stop in settings.model.stage_layers]
     num_layers = max(layers) if stage is None else layers[stage]
     value_bytes = FLOAT_BYTES if settings.model.compute_dtype == "fp32" else 2
-    whole = settings.microbatch_tokens * hidden_size * ACTIVATION_VALUES * num_layers * value_bytes
+    return settings.microbatch_tokens * hidden_size * ACTIVATION_VALUES * num_layers * value_bytes
+
+
+def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None) -> int:
+    whole = _whole_activation_bytes(settings, hidden_size, stage)
     inputs = settings.microbatch_tokens * hidden_size * FLOAT_BYTES
     in_flight = settings.limits.max_in_flight
     # With recompute only inputs wait; one microbatch at a time is whole.
