@@ -36,6 +36,7 @@ from peer.hops import HopServer
 from peer.host import HOST_RETRY_S, Host
 from peer.joining_state import JoiningState
 from peer.jury import Jury
+from peer.kept_answers import KeptAnswers
 from peer.limited_transport import LimitedTransport
 from peer.limits import GIB, VolunteerSettings, check_fit, used_bytes
 from peer.mending import Mending
@@ -156,7 +157,9 @@ class PeerDaemon:
         *,
         rng: random.Random | None = None,
         permit: Permit | None = None,
+        kept: KeptAnswers | None = None,
     ) -> None:
+        """`kept`: what the host has said before."""
         self.volunteer = volunteer
         self.identity = identity
         self.permit = permit or Permit()
@@ -170,7 +173,7 @@ class PeerDaemon:
         )
         self.transport = GuardedTransport(self.limited)
         self.directory = directory
-        self.host = Host(self.transport, host, volunteer.invite)
+        self.host = Host(self.transport, host, volunteer.invite, kept=kept)
         self.finished = asyncio.Event()
         self._rng = rng or random.Random(secrets.randbits(64))
         self._host_id = host
@@ -271,14 +274,16 @@ class PeerDaemon:
         invite = self.volunteer.invite
         voucher = invite.voucher if invite is not None else ""
         meta: dict[str, Value] = {"stage": self._wish, "chain_end": chain_end, "voucher": voucher}
-        reply = await self.host.call(ADMIT, meta, tries=20)
-        fields = Fields("admission", reply.meta)
+        about = f"admit {name} {self._wish}"
+        answer = await self.host.answer(about, ADMIT, meta)
+        fields = Fields("admission", answer)
         ticket = Ticket.from_value(fields.message("ticket"))
         ticket.check(run_id=name, run_key=run_key)
         check_release(fields.text("minimum_release", max_length=32))
         if (ticket.peer_id, ticket.chain_end) != (self.identity.peer_id, chain_end):
             raise RemoteError("ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host_id)
         self.verdicts.take_all(fields)
+        self.host.kept.keep(about, answer)
         return ticket
 
     def _on_self(self, word: Word) -> None:
@@ -351,12 +356,14 @@ class PeerDaemon:
         while True:
             ready = state is not None
             meta: dict[str, Value] = {"stage": int(stage), "ready": ready, "wait_s": GENESIS_WAIT_S if ready else 0.0}
-            reply = await self.host.call(GENESIS, meta, tries=20, timeout_s=GENESIS_WAIT_S + 10.0)
-            fields = Fields("genesis answer", reply.meta)
+            about = f"genesis {name} {stage}"
+            answer = await self.host.answer(about, GENESIS, meta, timeout_s=GENESIS_WAIT_S + 10.0)
+            fields = Fields("genesis answer", answer)
             if fields.optional("genesis"):
                 genesis = Genesis.from_value(fields.message("genesis"))
                 if not _is_signed(genesis, name, run_key):
                     raise RemoteError("signature", "the genesis is not signed by the run key", self._host_id)
+                self.host.kept.keep(about, answer)
                 chain = StageChain.begin(genesis, settings)
                 beside = fields.items("beside", Genesis.from_value, max_items=2)
                 self._begin(settings, [genesis, *(one for one in beside if _is_signed(one, name, run_key))])

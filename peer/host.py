@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from peer.kept_answers import KeptAnswers
 from swarm.core.canonical import Value, unpack
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, RunId
@@ -16,19 +17,27 @@ from swarm.release import check_protocol
 log = logging.getLogger(__name__)
 
 HOST_RETRY_S = 0.5
+TRIES, FEW_TRIES = 20, 2
+"""The latter where there is an answer already."""
 
 
 class Host:
     """The coordinator, as a peer sees it. Its absence is never fatal to training."""
 
     def __init__(
-        self, transport: Transport, peer_id: PeerId, invite: Invite | None = None, call_s: float = 10.0
+        self,
+        transport: Transport,
+        peer_id: PeerId,
+        invite: Invite | None = None,
+        call_s: float = 10.0,
+        kept: KeptAnswers | None = None,
     ) -> None:
-        """`invite`: names the run and the run key that the host must serve."""
+        """`invite`: names the run and the run key that the host must serve. `kept`: what it has said before."""
         self._invite = invite
         self._transport = transport
         self.peer_id = peer_id
         self._call_s = call_s
+        self.kept = kept or KeptAnswers(None)
 
     async def call(
         self,
@@ -56,17 +65,34 @@ class Host:
                 await asyncio.sleep(HOST_RETRY_S)
         raise AssertionError("unreachable")
 
+    async def answer(
+        self, about: str, method: str, meta: dict[str, Value], *, timeout_s: float | None = None
+    ) -> dict[str, Value]:
+        """The host's answer, or what is kept `about` it while the host is silent. Raises TransientError without both.
+
+        Whoever finds it signed as it must be hands it to `kept.keep`.
+        """
+        kept = self.kept.get(about)
+        try:
+            return (await self.call(method, meta, timeout_s=timeout_s, tries=TRIES if kept is None else FEW_TRIES)).meta
+        except TransientError as error:
+            if kept is None:
+                raise
+            log.info("%s; what it has said of %s before holds", error, about)
+            return kept
+
     async def run(self) -> tuple[SignedRun, RunSettings, RunId]:
         """The run it coordinates, signed.
 
         Raises UpgradeNeeded when this release does not speak its protocol, RemoteError if the invite is to another.
         """
-        reply = await self.call(RUN, {}, tries=20, max_body_bytes=0)
-        signed_run = SignedRun.from_value(reply.meta)
+        answer = await self.answer("run", RUN, {})
+        signed_run = SignedRun.from_value(answer)
         value = unpack(signed_run.settings, max_bytes=MAX_SETTINGS_BYTES)
         if isinstance(value, dict) and isinstance(protocol := value.get("protocol"), int):
             check_protocol(protocol)  # before all else: settings of another protocol cannot be read
         if self._invite is not None:
             self._invite.check_run(signed_run)
         settings = settings_from_value(value)
+        self.kept.keep("run", answer)
         return signed_run, settings, run_id(settings)

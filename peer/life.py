@@ -5,21 +5,25 @@ A session is one transport, one directory and one peer; going away ends it whole
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from peer.daemon import PeerDaemon
+from peer.kept_answers import KeptAnswers
 from peer.known_peers import KnownPeers
 from peer.limits import VolunteerSettings
 from peer.owner import OwnerDesk
 from peer.reachability import Reachability, dial_all
 from peer.relaying import VolunteerRelay
+from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.guest import Conduct
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
-from swarm.host_protocol import SignedRun
+from swarm.host_protocol import SignedRun, seed_topic
 from swarm.identity import Identity
 from swarm.network.dht import DHTDirectory
 from swarm.network.loop import happened
@@ -29,6 +33,10 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 20.0
 """A seed that comes back is found within the longer: it is asked at least so often, for ever."""
+
+SEEDS_EVERY_S = 600.0
+MAX_SEEDS = 4
+"""Remembered beside the host, of those that say they are."""
 
 OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
 
@@ -72,6 +80,9 @@ class Life:
         self._on_run = on_run
         self._say = say
         self._backoff = Backoff(rng)
+        self._seeds: dict[PeerId, list[str]] = {}
+        self._seeds_at = 0.0
+        self._kept = KeptAnswers(desk.volunteer.folder / f"host-{host[-12:]}.answers")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until the run is over or `stop`. Raises what no waiting mends: SettingsError, LocalError, RemoteError."""
@@ -103,9 +114,11 @@ class Life:
         directory = None
         try:
             directory = await DHTDirectory.create(self._identity, transport)
-            if not await self._find_host(transport, directory, stop):
+            if not await self._find_run(transport, directory, stop):
                 return False
-            daemon = PeerDaemon(volunteer, self._identity, transport, directory, self._host, permit=desk.permit)
+            daemon = PeerDaemon(
+                volunteer, self._identity, transport, directory, self._host, permit=desk.permit, kept=self._kept
+            )
             daemon.on_run = self._on_run
             desk.phase, desk.waits_for = "joining", "the run's data and state"
             reachability = Reachability(transport, directory, self._host, self._addresses)
@@ -144,8 +157,11 @@ class Life:
                 await directory.close()
             await transport.close()
 
-    async def _find_host(self, transport: P2PTransport, directory: DHTDirectory, stop: asyncio.Event) -> bool:
-        """Connect to the host, trying for ever; False when told to stop or to go away meanwhile."""
+    async def _find_run(self, transport: P2PTransport, directory: DHTDirectory, stop: asyncio.Event) -> bool:
+        """Connect to the host, trying for ever; False when told to stop or to go away meanwhile.
+
+        Who has joined before needs the host no more: peers met then, or another seed, will do.
+        """
         desk = self._desk
         while not stop.is_set() and desk.decision.conduct is not Conduct.AWAY:
             failed = await dial_all(transport, self._host, self._addresses)
@@ -160,6 +176,9 @@ class Life:
                 return True
             # Only now: peers that are gone since take a dial's whole deadline to say so.
             met = await self._known.meet(transport, directory)
+            if met and self._kept.is_enough:
+                self._say(f"the host does not answer, but {met} peers or seeds met before do: going on with them")
+                return True
             others = f"; {met} peers met before answer" if met else ""
             causes = "; ".join(f"{address}: {cause}" for address, cause in failed.items())
             if await self._wait_to_retry(f"the host does not answer{others}: {causes}", stop):
@@ -180,7 +199,8 @@ class Life:
         told, before = False, self._desk.decision.conduct
         while not stop.is_set() and self._desk.decision.conduct is not Conduct.AWAY:
             if daemon.live is not None:
-                self._known.remember(daemon.live.neighbours.addresses)
+                await self._look_for_seeds(daemon)
+                self._known.remember({**daemon.live.neighbours.addresses, **self._seeds})
             if daemon.live is not None and not told:
                 told, rounds = True, daemon.live.rounds
                 at = f"stage {rounds.chain.stage} of {daemon.live.settings.name} at step {rounds.version}"
@@ -191,6 +211,19 @@ class Life:
                 self._say(self._desk.decision.reason or "working again")
         self._say("leaving: what is in flight is finished first" if stop.is_set() else "away: it comes back by itself")
 
+    async def _look_for_seeds(self, daemon: PeerDaemon) -> None:
+        """Now and then: where the host's other seeds listen, as the directory has it."""
+        if time.monotonic() < self._seeds_at:
+            return
+        self._seeds_at = time.monotonic() + SEEDS_EVERY_S
+        try:
+            found = await daemon.directory.lookup(seed_topic(self._host))
+        except TransientError:
+            return
+        drawn = sorted(found, key=lambda seed: hashlib.sha256(f"{daemon.identity.peer_id} {seed}".encode()).digest())
+        self._seeds |= {seed: _addresses(found[seed]) for seed in drawn[:MAX_SEEDS]}
+        self._seeds = dict(list(self._seeds.items())[-MAX_SEEDS:])
+
     async def _until_decided(self, stop: asyncio.Event, *, within_s: float = 3600.0) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (stop, self._desk.decided)]
         try:
@@ -198,3 +231,8 @@ class Life:
         finally:
             for wait in waits:
                 wait.cancel()
+
+
+def _addresses(said: dict[str, Value]) -> list[str]:
+    told = said.get("addresses")
+    return [address for address in told if isinstance(address, str)] if isinstance(told, list) else []

@@ -26,6 +26,7 @@ VERBS = {
     "init": ("swarm.commands.init", "Write an example manifest."),
     "plan": ("swarm.commands.plan", "Show what a run needs of each peer: memory, traffic, time."),
     "host": ("bootstrap.command", "Start a run and coordinate it."),
+    "seed": ("bootstrap.seed_command", "Keep a run's directory open while its host is down."),
     "join": ("peer.command", "Train with a run, given its invite."),
     "status": ("peer.commands:status", "Tell whether this machine is of use to its run."),
     "top": ("peer.commands:top", "Watch this machine's peer live."),

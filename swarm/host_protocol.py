@@ -130,6 +130,11 @@ class SignedRun:
         return made
 
 
+def seed_topic(host: PeerId) -> str:
+    """Where in the directory the host's other seeds tell their {addresses}."""
+    return f"seeds/{host}"
+
+
 def relay_topic(host: PeerId) -> str:
     """Where in the directory peers tell of relays that they run: each a `RelayOffer`."""
     return f"relays/{host}"

@@ -32,7 +32,7 @@ def _ask(zygote: Zygote, *arguments: str) -> str:
     return done.stdout
 
 
-def _status(zygote: Zygote, folder: Path) -> dict[str, Any]:
+def status_of(zygote: Zygote, folder: Path) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(_ask(zygote, "status", "--json", "--dir", str(folder)))
     return told
 
@@ -43,7 +43,7 @@ def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: P
         swarm.start_founders()
         swarm.wait_for("version", version=4)
         folder = tmp_path / "p1a"
-        told = _status(zygote, folder)
+        told = status_of(zygote, folder)
         assert told["state"] == "working"
         assert told["reason"] == ""
         assert told["place"]["standing"] == "member"
@@ -52,10 +52,10 @@ def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: P
         assert told["traffic"]["month_bytes"] > 0
 
         _ask(zygote, "pause", "--dir", str(folder))
-        before = _status(zygote, folder)
+        before = status_of(zygote, folder)
         assert before["state"] == "paused"
         swarm.wait_for_more("version", after=len(swarm.events()), count=3, timeout_s=60)
-        after = _status(zygote, folder)
+        after = status_of(zygote, folder)
         assert after["work"]["computed"] - before["work"]["computed"] <= IN_FLIGHT
         assert after["work"]["last_step_tokens"] == 0
         _ask(zygote, "resume", "--dir", str(folder))
@@ -89,13 +89,13 @@ def test_a_daemon_waits_for_its_seeds_and_finds_them_when_they_come_back(zygote:
         while not (folder / "daemon.lock").exists() or "socket" not in (folder / "daemon.lock").read_text():
             assert time.monotonic() - started < UP_S
             time.sleep(0.02)
-        while (told := _status(zygote, folder))["state"] != "looking":
+        while (told := status_of(zygote, folder))["state"] != "looking":
             assert time.monotonic() - started < 30
         assert f"{address}: connection refused" in told["reason"]
 
         swarm.start_host(listen=listen)
         swarm.wait_for("listening")
         back = time.monotonic()
-        while _status(zygote, folder)["state"] not in ("joining", "working"):
+        while status_of(zygote, folder)["state"] not in ("joining", "working"):
             assert time.monotonic() - back < FOUND_S
     assert zygote.leftovers() == []
