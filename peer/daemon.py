@@ -102,8 +102,9 @@ log = logging.getLogger(__name__)
 STATE_TRIES = 20
 GENESIS_WAIT_S = 5.0
 MAX_UNSENT_REPORTS = 256
-MOST_DRAIN_S = 25.0
-"""A peer leaves within 30 s, goodbye and all."""
+MOST_DRAIN_S, MOST_LEAVING_S = 20.0, 26.0
+"""A peer leaves within 30 s: it drains, says goodbye and waits for what its threads compute, and then closes its
+transport, which takes 2.5 s at most."""
 MEDDLES_IN_A_LEASE = 5
 """By an adversary."""
 LINGER_S = 60.0
@@ -243,7 +244,7 @@ class PeerDaemon:
         stage = ticket.stage
         layout = stage_layout(settings.model, stage)
         device = stage_device(self.volunteer.gpu)
-        await asyncio.to_thread(rehearse, settings)
+        await self._rehearse(settings)
         model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
         self._check_memory(settings, stage, layout, device)  # all libraries are loaded, and nothing else is
         folder = self.volunteer.folder / "runs" / name[:16]
@@ -314,6 +315,14 @@ class PeerDaemon:
                 settings.data.num_train_tokens + settings.data.num_held_out_tokens
             ) * settings.data.token_bytes
         check_fit(items, self.volunteer)
+
+    async def _rehearse(self, settings: RunSettings) -> None:
+        """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
+        thread = WorkThread("rehearsal")
+        try:
+            await thread.run(Urgency.ROUND, lambda: rehearse(settings))
+        finally:
+            thread.close(timeout_s=0.0)
 
     async def _fetch_files(self, settings: RunSettings, folder: Path) -> tuple[TokenFile, TokenFile]:
         data = settings.data
@@ -648,8 +657,10 @@ class PeerDaemon:
             auditor.exhibit_of_neighbours = hop_auditor.exhibit
             rounds.on_applied += [auditor.applied, hop_auditor.applied]
             services += [asyncio.ensure_future(auditor.run()), asyncio.ensure_future(hop_auditor.run())]
+        leave_by = 0.0
         try:
             await self._until_over(stop, rounds, services, mover)
+            leave_by = time.monotonic() + MOST_LEAVING_S
             if not self.finished.is_set():
                 neighbours.leaving = server.draining = True
                 draining.set()
@@ -664,8 +675,8 @@ class PeerDaemon:
             await rounds.stop()
             with contextlib.suppress(TransientError, RemoteError):
                 await self.host.call(GOODBYE, {}, timeout_s=2.0)
-            compute.close(timeout_s=10.0)
-            exact.close(timeout_s=10.0)
+            for thread in (compute, exact):
+                thread.close(timeout_s=max(0.5, leave_by - time.monotonic()))
         return mover.target if mover is not None else None
 
     async def _meddle(self, rounds: StageRounds, num_stages: int) -> None:

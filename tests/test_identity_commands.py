@@ -1,6 +1,9 @@
 """Identities are backed up under a passphrase and come back; the unit that runs a peer is well formed."""
 
 import configparser
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,22 @@ def test_the_service_joins_without_asking_within_the_owners_limits(tmp_path: Pat
     assert (service["CPUQuota"], service["MemoryMax"]) == ("300%", str(2 << 30))
     assert service["RestartPreventExitStatus"] == f"{int(ExitCode.BAD_INPUT)} {int(ExitCode.SHUT_OUT)}"
     assert {"NoNewPrivileges", "ProtectSystem", "SystemCallFilter"} <= set(service)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
+    unit = tmp_path / "homeswarm.service"
+    unit.write_text(unit_of((f"/ip4/192.0.2.1/tcp/4001/p2p/{HOST}",), StateFolder(tmp_path / "a folder, 100 %")))
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--user", str(unit)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert (verified.returncode, verified.stderr) == (0, "")
 
 
 def test_the_service_is_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
