@@ -5,7 +5,7 @@ import logging
 
 from peer.kept_answers import KeptAnswers
 from swarm.core.canonical import Value, unpack
-from swarm.core.errors import TransientError
+from swarm.core.errors import TransientError, UnreachableError
 from swarm.core.ids import PeerId, RunId
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import MAX_SETTINGS_BYTES, RUN, SignedRun
@@ -68,18 +68,20 @@ class Host:
     async def answer(
         self, about: str, method: str, meta: dict[str, Value], *, timeout_s: float | None = None
     ) -> dict[str, Value]:
-        """The host's answer, or what is kept `about` it while the host is silent. Raises TransientError without both.
+        """The host's answer; while it cannot be reached, what is kept `about` it. Raises TransientError without both.
 
         Whoever finds it signed as it must be hands it to `kept.keep`.
         """
         kept = self.kept.get(about)
-        try:
-            return (await self.call(method, meta, timeout_s=timeout_s, tries=TRIES if kept is None else FEW_TRIES)).meta
-        except TransientError as error:
-            if kept is None:
-                raise
-            log.info("%s; what it has said of %s before holds", error, about)
-            return kept
+        if kept is not None:
+            try:
+                return (await self.call(method, meta, timeout_s=timeout_s, tries=FEW_TRIES)).meta
+            except UnreachableError as error:
+                log.info("%s; what it has said of %s before holds", error, about)
+                return kept
+            except TransientError as error:  # it is there, and says "not now"
+                log.info("host: %s", error)
+        return (await self.call(method, meta, timeout_s=timeout_s, tries=TRIES)).meta
 
     async def run(self) -> tuple[SignedRun, RunSettings, RunId]:
         """The run it coordinates, signed.
