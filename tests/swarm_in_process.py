@@ -22,6 +22,7 @@ from bootstrap.coordinator import Coordinator, CoordinatorSettings
 from bootstrap.ledger import Ledger
 from bootstrap.run_folder import PreparedRun, prepare_run
 from peer.daemon import PeerDaemon
+from peer.kept_answers import KeptAnswers
 from peer.limits import VolunteerSettings
 from peer.rounds import StageRounds
 from swarm.attacks import parse_attack
@@ -192,6 +193,7 @@ class InProcessSwarm:
             stage=stage,
             attack=parse_attack(attack) if attack is not None else None,
         )
+        volunteer.folder.mkdir(parents=True, exist_ok=True)
         daemon = PeerDaemon(
             volunteer,
             identity,
@@ -199,6 +201,7 @@ class InProcessSwarm:
             directory,
             self.run.host_key.peer_id,
             rng=random.Random(f"{self.seed}/{number}/routes"),
+            kept=KeptAnswers(volunteer.folder / "host.answers"),
         )
         stop = asyncio.Event()
         task = asyncio.ensure_future(daemon.run(stop))

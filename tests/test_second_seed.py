@@ -1,5 +1,6 @@
 """The host is down, and a machine that had joined before starts again: another seed lets it in, which holds no key."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from peer.kept_answers import KeptAnswers
+from swarm.core.ids import Version
 from tests.process_swarm import ProcessSwarm, Zygote
+from tests.swarm_in_process import manifest_of, swarm_in_process
 from tests.test_owner_processes import status_of
 
 BACK_S = 60.0
@@ -47,6 +50,26 @@ def test_a_peer_comes_back_through_another_seed_while_the_host_is_down(zygote: Z
         os.kill(seed, signal.SIGINT)
         assert zygote.exit_code(seed, timeout_s=10) == 0
     assert zygote.leftovers() == []
+
+
+@pytest.mark.soak
+def test_a_peer_comes_back_on_what_it_has_kept_while_the_host_is_down(tmp_path: Path) -> None:
+    async def main() -> None:
+        manifest = manifest_of(optimizer={"total_steps": 5000}, checkpoint={"every_steps": 5000})
+        async with swarm_in_process(manifest, tmp_path, peers=[2, 2]) as swarm:
+            await swarm.until_version(3)
+            gone, stays = swarm.of_stage(1)
+            await swarm.kill(gone)
+            await swarm.until(lambda: gone.peer_id not in stays.rounds.chain.members)
+            swarm.network.kill(swarm.run.host_key.peer_id)
+            back = await swarm.restart(gone)
+            async with asyncio.timeout(60):
+                while back.daemon.rounds is None or not back.rounds.is_member:
+                    assert not back.task.done(), back.task.result()
+                    await asyncio.sleep(0.05)
+                assert await back.rounds.wait_for_version(Version(back.rounds.version + 2), timeout_s=60)
+
+    asyncio.run(main())
 
 
 def is_member(zygote: Zygote, folder: Path) -> bool:
