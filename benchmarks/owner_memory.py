@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,7 +125,8 @@ def measure(options: argparse.Namespace, root: Path) -> list[Watched]:
         return peers
 
 
-def main() -> None:
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says; `arguments` in its place."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="small")
     parser.add_argument("--trust", default="friends", choices=("friends", "public"))
@@ -136,7 +138,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="that the steps may take")
     parser.add_argument("--memory-gib", type=float)
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = options_of()
     with tempfile.TemporaryDirectory() as folder:
         peers = measure(options, Path(folder))
         rows = [(peer.reckoned()[0], peer.own_bytes, peer.p2pd_bytes, peer.all_bytes) for peer in peers]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import owner_memory
 from peer.limited_transport import LimitedTransport, Meter
-from peer.limits import GIB, check_memory, used_bytes
+from peer.limits import GIB, P2PD_BYTES, check_memory, used_bytes
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
 from swarm.core.plan import HEADERS
@@ -91,3 +92,12 @@ def test_a_peer_refuses_a_run_that_does_not_fit_its_memory(zygote: Zygote, tmp_p
         assert "--memory is 0.10 GiB" in said
         assert "Traceback" not in said
     assert zygote.leftovers() == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("trust", ["friends", "public"])
+def test_peers_under_load_hold_no_more_than_they_reckoned(tmp_path: Path, trust: str) -> None:
+    for peer in owner_memory.measure(owner_memory.options_of(["--trust", trust]), tmp_path):
+        reckoned, items = peer.reckoned()
+        assert peer.all_bytes <= owner_memory.BAR * reckoned, f"{peer.all_bytes / GIB:.3f} GiB: {items}"
+        assert peer.p2pd_bytes <= P2PD_BYTES
