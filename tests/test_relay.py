@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -22,6 +25,7 @@ from swarm.network.loop import new_event_loop
 from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.relay import Relay
 from swarm.network.transport import Message
+from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
 
@@ -293,3 +297,24 @@ def test_a_peer_that_lost_its_host_and_its_place_gets_both_back(scene: Scene, tm
             await peer.wait_until(Reach.RELAYED)
 
     scene.run(main())
+
+
+@pytest.mark.soak
+def test_a_daemon_relays_when_its_owner_says_so(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=5000, every=5000, founders=1) as swarm:
+        swarm.start_host()
+        invite = swarm.wait_for("listening")["invite"]
+        argv = ["join", invite, "--stage", "1", "--dir", str(tmp_path / "p1a"), "--threads", "1", "--yes", "--verbose"]
+        argv += ["--listen", "127.0.0.1:0", "--relay-gb", "1"]
+        swarm.peers["p1a"] = zygote.start(argv, tmp_path / "p1a.log")
+        swarm.start_peer("p0a", 0)
+        swarm.wait_for("version", version=1)
+        for _ in range(600):
+            if "relays for peers that cannot be dialled, at 127.0.0.1" in (tmp_path / "p1a.log").read_text():
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError("it does not relay")
+        os.kill(swarm.peers["p1a"], signal.SIGINT)
+        assert zygote.exit_code(swarm.peers["p1a"], timeout_s=30) == 0
+    assert zygote.leftovers() == []
