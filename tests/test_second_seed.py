@@ -26,13 +26,15 @@ def test_a_peer_comes_back_through_another_seed_while_the_host_is_down(zygote: Z
     with ProcessSwarm(zygote, tmp_path, steps=20_000, every=20_000, founders=2) as swarm:
         swarm.start_host()
         invite = swarm.wait_for("listening")["invite"]
+        said = tmp_path / "seed.log"
+        said.touch()
         argv = ["seed", invite, "--dir", str(tmp_path / "seed"), "--listen", "127.0.0.1:0", "--verbose"]
-        seed = swarm.peers["seed"] = zygote.start(argv, tmp_path / "seed.log")
-        wait_until(lambda: "seed of kill-test at" in (tmp_path / "seed.log").read_text())
+        seed = swarm.peers["seed"] = zygote.start(argv, said)
+        wait_until(lambda: "seed of kill-test at" in said.read_text())
         swarm.start_founders()
         swarm.wait_for("version", version=3)
         known = tmp_path / "p1b" / "known-peers.json"
-        address = (tmp_path / "seed.log").read_text().split("kill-test at ")[1].splitlines()[0]
+        address = said.read_text().split("kill-test at ")[1].splitlines()[0]
         seed_id = address.rpartition("/p2p/")[2]
         wait_until(lambda: known.exists() and seed_id in known.read_text())
 
