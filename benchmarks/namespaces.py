@@ -2,7 +2,8 @@
 
 Each member has one interface, `eth0`, on one subnet; bridge and ports live in a namespace too, so nothing touches the
 machine's own network. A hidden member's is on a home network of its own, behind a router that masquerades (`nat`). A
-cut drops packets silently, as a broken line does: no connection is refused or reset. Needs root and `ip` (iproute2).
+cut drops packets silently, as a broken line does: no connection is refused or reset. A thin line (`tc`) holds packets
+up, and drops those that its queue has no room for. Needs root and `ip` (iproute2).
 """
 
 import contextlib
@@ -62,7 +63,14 @@ def enter(namespace: str) -> None:
 
 def ip(*arguments: str, namespace: str | None = None) -> None:
     """Run `ip`; its complaint is in the error."""
-    command = ["ip", *(["-n", namespace] if namespace else []), *arguments]
+    _run(["ip", *(["-n", namespace] if namespace else []), *arguments])
+
+
+def _tc(*arguments: str, namespace: str) -> None:
+    _run(["tc", "-n", namespace, *arguments])
+
+
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -174,6 +182,23 @@ class Namespaces:
         )
         parts = [line.split()[0] for line in shown.stdout.splitlines() if line.startswith("part")]
         self._batch([f"link del {part}" for part in parts])
+
+    def thin(self, member: str, *, mbit: float, queue_ms: int) -> None:
+        """From now on the member's line carries so much each way, and holds a packet up for so long at most."""
+        for namespace, device in self._ends(member):
+            bucket = ["rate", f"{mbit}mbit", "burst", "16kb", "latency", f"{queue_ms}ms"]
+            _tc("qdisc", "replace", "dev", device, "root", "tbf", *bucket, namespace=namespace)
+
+    def widen(self, member: str) -> None:
+        """The member's line is as it was made."""
+        for namespace, device in self._ends(member):
+            with contextlib.suppress(OSError):  # it was
+                _tc("qdisc", "del", "dev", device, "root", namespace=namespace)
+
+    def _ends(self, member: str) -> list[tuple[str, str]]:
+        """Of the member's line: where what comes leaves the bridge, and where what goes leaves its house."""
+        own = self.namespace(member) + ("-router" if member in self._hidden else "")
+        return [(self._hub, self._port(member)), (own, "eth0")]
 
     def _port(self, member: str) -> str:
         return f"port{self._members.index(member)}"

@@ -26,6 +26,7 @@ from verification.anchor import Anchor
 log = logging.getLogger(__name__)
 
 PAUSE_S = 0.5
+TRY_AGAIN_S = 5.0
 ANCHOR_WAIT_S = 5.0
 """For the members' agreement on a version, before a state is taken that only its donor has stated."""
 
@@ -55,8 +56,16 @@ class Archivist:
     async def archive(self, version: int, starts: list[StageStart]) -> Path:
         """Write the checkpoint of this version, from whichever peers have its states.
 
-        Raises VersionGone when no peer has one of them any more.
+        Tries again while the disk does not take it. Raises VersionGone when no peer has one of them any more.
         """
+        while True:
+            try:
+                return await self._archive(version, starts)
+            except OSError as error:
+                log.error("checkpoint %d: %s; it is tried again: look at the disk's free space", version, error)
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    async def _archive(self, version: int, starts: list[StageStart]) -> Path:
         leases, digests, anchored = LeaseTable(), list[bytes](), True
         writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
         try:

@@ -4,6 +4,7 @@ The database itself refuses to change or to remove an event, or to take one twic
 """
 
 import contextlib
+import logging
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -13,9 +14,12 @@ from pathlib import Path
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import LocalError
 
+log = logging.getLogger(__name__)
+
 MAX_EVENT_BYTES = 16 << 20
 BUSY_S = 5.0
 """`swarm ticket` writes to the same file as the host."""
+WAIT_FOR_ROOM_S, LOOK_FOR_ROOM_S = 600.0, 1.0
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS events
@@ -42,6 +46,8 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         """Raises LocalError if the file is no ledger or cannot be written."""
+        self._path = path
+        self._waits = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
@@ -54,16 +60,27 @@ class Ledger:
     def append(self, kind: str, facts: Value, *, once: str | None = None) -> bool:
         """Write down what happened; False, and nothing is written, if what is called `once` has happened already.
 
-        Raises LocalError if the disk does not take it.
+        While the disk is full this waits, and the host with it, which must not go on from what it has not written
+        down: the swarm does without it. Raises LocalError if the disk does not take it.
         """
-        try:
-            done = self._database.execute(
-                "INSERT INTO events (at, kind, once, facts) VALUES (?, ?, ?, ?) ON CONFLICT (once) DO NOTHING",
-                (time.time(), kind, once, pack(facts)),
-            )
-        except sqlite3.Error as error:
-            raise LocalError(f"the ledger does not take a {kind}: {error}; look at the disk's free space") from error
-        return done.rowcount == 1
+        give_up_at = time.monotonic() + WAIT_FOR_ROOM_S
+        while True:
+            try:
+                done = self._database.execute(
+                    "INSERT INTO events (at, kind, once, facts) VALUES (?, ?, ?, ?) ON CONFLICT (once) DO NOTHING",
+                    (time.time(), kind, once, pack(facts)),
+                )
+                self._waits = False
+                return done.rowcount == 1
+            except sqlite3.Error as error:
+                may_wait = _is_full(error) and not self._database.in_transaction
+                if not may_wait or time.monotonic() > give_up_at:
+                    why = f"{error}; look at the disk's free space"
+                    raise LocalError(f"the ledger does not take a {kind}: {why}") from error
+                if not self._waits:
+                    log.error("the disk of %s is full: this host stands still until there is room on it", self._path)
+                self._waits = True
+                time.sleep(LOOK_FOR_ROOM_S)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -86,3 +103,9 @@ class Ledger:
 
     def close(self) -> None:
         self._database.close()
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    """Whether there is no room for the events, or for what SQLite writes beside them."""
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says what it was about
+    return primary in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

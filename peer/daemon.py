@@ -39,6 +39,7 @@ from peer.jury import Jury
 from peer.kept_answers import KeptAnswers
 from peer.limited_transport import LimitedTransport
 from peer.limits import GIB, VolunteerSettings, check_fit, used_bytes
+from peer.machine import folder_bytes
 from peer.mending import Mending
 from peer.moving import MEASURED_AFTER, Mover, say_on_the_way
 from peer.neighbours import Neighbours, stage_topic
@@ -55,6 +56,7 @@ from peer.state_check import StateCheck
 from peer.step_state import Applied
 from peer.tally import WorkTally
 from peer.verdicts import Verdicts, Word
+from peer.way_back import state_to_go_on_from
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import fetch_state
 from swarm.core.canonical import Value, signed_bytes
@@ -68,6 +70,7 @@ from swarm.core.stage_chain import Genesis, StageChain
 from swarm.core.wiring import EarliestFinishWiring
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile
+from swarm.disk_room import disk_room
 from swarm.host_protocol import (
     ADMIT,
     FILE,
@@ -200,8 +203,13 @@ class PeerDaemon:
     async def run(self, stop: asyncio.Event) -> None:
         """Join, train until the run is over or `stop`, then drain and leave.
 
-        Raises SettingsError when this machine cannot serve the run, LocalError when something here broke.
+        Raises SettingsError when this machine cannot serve the run, LocalError when something here broke,
+        DiskFullError when the disk took no more.
         """
+        with disk_room(self.volunteer.folder):
+            await self._run(stop)
+
+    async def _run(self, stop: asyncio.Event) -> None:
         torch.set_num_threads(self.volunteer.threads)
         self.transport.serve("ping", _ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
@@ -246,11 +254,11 @@ class PeerDaemon:
         device = stage_device(self.volunteer.gpu)
         await self._rehearse(settings)
         model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
-        self._check_memory(settings, stage, layout, device)  # all libraries are loaded, and nothing else is
         folder = self.volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
+        self._check_memory(settings, stage, layout, device, folder)  # all libraries are loaded, and nothing else is
         files = await self._fetch_files(settings, folder) if stage == 0 else None
-        state, chain = await self._first_state(settings, name, run_key, stage, layout)
+        state, chain = await self._first_state(settings, name, run_key, stage, layout, folder)
         return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, files)
 
     async def _join_from_elsewhere(self, settings: RunSettings, name: RunId, target: StageIndex) -> Joined:
@@ -307,14 +315,16 @@ class PeerDaemon:
             self._outdated = outdated
             self.finished.set()
 
-    def _check_memory(self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str) -> None:
+    def _check_memory(
+        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str, folder: Path
+    ) -> None:
         hidden_size = validate_config(settings.model.config_json).hidden_size
         items = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage)
         if stage == 0:
             items["disk.the run's tokens"] = (
                 settings.data.num_train_tokens + settings.data.num_held_out_tokens
             ) * settings.data.token_bytes
-        check_fit(items, self.volunteer)
+        check_fit(items, self.volunteer, held_bytes=folder_bytes(folder))
 
     async def _rehearse(self, settings: RunSettings) -> None:
         """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
@@ -358,9 +368,15 @@ class PeerDaemon:
             partial.unlink(missing_ok=True)
 
     async def _first_state(
-        self, settings: RunSettings, name: RunId, run_key: PeerId, stage: StageIndex, layout: ParameterLayout
+        self,
+        settings: RunSettings,
+        name: RunId,
+        run_key: PeerId,
+        stage: StageIndex,
+        layout: ParameterLayout,
+        folder: Path,
     ) -> tuple[StageState, StageChain]:
-        """The stage's state and certified facts: of its genesis for a founder, of a donor's snapshot later."""
+        """The stage's state and certified facts: of its genesis for a founder, of a snapshot later."""
         state: StageState | None = None
         while True:
             ready = state is not None
@@ -379,7 +395,12 @@ class PeerDaemon:
                 if not (ready and self.identity.peer_id in chain.members):
                     # The stage began without this process: its present state is with the peers that went on.
                     with contextlib.suppress(TransientError):
-                        return await self._present_state(settings, chain, layout)
+                        donors = await self._donors(chain)
+                        kept = self._snapshots(folder)
+                        held = await state_to_go_on_from(kept, chain, layout, settings, self.transport, donors)
+                        if held is not None:
+                            return held
+                        return await self._present_state(settings, chain, layout, donors)
                 if state is None:
                     state = await self._fetch_initial_state(settings, stage, layout)
                 if state.version == genesis.version:  # nobody has gone on yet, or nobody is left
@@ -403,12 +424,15 @@ class PeerDaemon:
                 await asyncio.sleep(HOST_RETRY_S)
         raise TransientError(f"the host does not give the state of stage {stage}")
 
-    async def _present_state(
-        self, settings: RunSettings, beginning: StageChain, layout: ParameterLayout
-    ) -> tuple[StageState, StageChain]:
-        """The stage's state by now, from whoever went on from its `beginning`. Raises TransientError."""
-        stage = beginning.stage
-        found = await self.directory.lookup(stage_topic(beginning.run_id, stage))
+    def _snapshots(self, folder: Path) -> Path:
+        return folder / f"snapshots-{self.identity.peer_id[-8:]}"
+
+    async def _donors(self, beginning: StageChain) -> list[PeerId]:
+        """Who serves the stage by now, in any order; as far as can be, this peer is connected to them.
+
+        Raises TransientError.
+        """
+        found = await self.directory.lookup(stage_topic(beginning.run_id, beginning.stage))
         there = {peer for peer, said in found.items() if said.get("moving") is not True}
         donors = sorted(there - {self.identity.peer_id})
         self._rng.shuffle(donors)
@@ -417,10 +441,22 @@ class PeerDaemon:
             known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
             with contextlib.suppress(TransientError, RemoteError, TimeoutError):
                 await self.transport.connect(donor, known)
+        return donors
+
+    async def _present_state(
+        self, settings: RunSettings, beginning: StageChain, layout: ParameterLayout, donors: Sequence[PeerId]
+    ) -> tuple[StageState, StageChain]:
+        """The stage's state by now, from whoever went on from its `beginning`. Raises TransientError."""
         # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
         members = beginning.members if settings.trust == "public" else donors
         wanted = JoiningState(
-            self.transport, settings, beginning.run_id, beginning.run_key, beginning.coordinator, stage, layout
+            self.transport,
+            settings,
+            beginning.run_id,
+            beginning.run_key,
+            beginning.coordinator,
+            beginning.stage,
+            layout,
         )
         return await wanted.fetch(donors, members)
 
@@ -446,7 +482,7 @@ class PeerDaemon:
         compute.audits_wait_s = settings.deadlines.step_s
         exact = WorkThread("exact")
         replica = StageReplica(settings, model, state, clip_norm=stage_clip_norm(settings, stage))
-        snapshots = SnapshotStore(folder / f"snapshots-{self.identity.peer_id[-8:]}", stage)
+        snapshots = SnapshotStore(self._snapshots(folder), stage)
         signing_log = SigningLog(folder / f"signed-{self.identity.peer_id[-8:]}.log")
         vote_log = VoteLog(folder / f"voted-{self.identity.peer_id[-8:]}.log")
         rounds = StageRounds(
@@ -730,12 +766,10 @@ class PeerDaemon:
                 watched: list[asyncio.Future[Any]] = [*waits, *services, rounds.failure]
                 await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 if rounds.failure.done():
-                    raise LocalError(f"stage {rounds.chain.stage}: {rounds.failure.exception()}")
+                    raise _broken(f"stage {rounds.chain.stage}", rounds.failure.exception())
                 for service in services:
                     if service.done() and service.exception() is not None:
-                        raise LocalError(
-                            f"a service of this peer died: {service.exception()!r}"
-                        ) from service.exception()
+                        raise _broken("a service of this peer died", service.exception())
                 if mover is not None and mover.target is not None:
                     return
                 limit = self.volunteer.memory_bytes
@@ -839,6 +873,11 @@ class PeerDaemon:
             raise RemoteError("standing", "only the host ends a run", sender)
         self.finished.set()
         return Message()
+
+
+def _broken(what: str, error: BaseException | None) -> Exception:
+    """What is raised where something of this peer's has ended by `error`."""
+    return error if isinstance(error, OSError) else LocalError(f"{what}: {error!r}")
 
 
 def _is_signed(genesis: Genesis, name: RunId, run_key: PeerId) -> bool:

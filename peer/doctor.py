@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import importlib.metadata
 import shutil
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,18 +153,12 @@ class Examination:
             return "", runs_here
 
     async def _clock(self, transport: Any) -> Finding:
-        from swarm.network.transport import Message
+        from swarm.network.swarm_time import seconds_ahead
 
-        sent = time.time()
         try:
-            reply = await transport.call(_host(self.addresses), "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+            return diagnosis.clock(*await seconds_ahead(transport, _host(self.addresses), timeout_s=PING_S))
         except (TransientError, RemoteError):
             return diagnosis.clock(None, 0.0)
-        came = time.time()
-        now = reply.meta.get("now")
-        if not isinstance(now, float):
-            return diagnosis.clock(None, 0.0)
-        return diagnosis.clock((sent + came) / 2 - now, (came - sent) / 2)
 
     async def _reach_of_others(self, transport: Any) -> Finding:
         from swarm.host_protocol import RELAY, RelayOffer

@@ -16,10 +16,10 @@ from peer.kept_answers import KeptAnswers
 from peer.known_peers import KnownPeers
 from peer.limits import VolunteerSettings
 from peer.owner import OwnerDesk
-from peer.reachability import Reachability, dial_all
+from peer.reachability import Reachability, dial_all, keep_the_hosts_time
 from peer.relaying import VolunteerRelay
 from swarm.core.canonical import Value
-from swarm.core.errors import TransientError
+from swarm.core.errors import SettingsError, TransientError
 from swarm.core.guest import Conduct
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
@@ -83,6 +83,8 @@ class Life:
         self._seeds: dict[PeerId, list[str]] = {}
         self._seeds_at = 0.0
         self._kept = KeptAnswers(desk.volunteer.folder / f"host-{host[-12:]}.answers")
+        self._has_fitted = False
+        """A peer of this run has lived on this machine."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until the run is over or `stop`. Raises what no waiting mends: SettingsError, LocalError, RemoteError."""
@@ -95,7 +97,10 @@ class Life:
                 try:
                     if await self._session(self._desk.volunteer, stop):
                         return
-                except TransientError as error:
+                except (TransientError, SettingsError) as error:
+                    # What fitted once will fit again, when others leave the machine's memory and disk alone.
+                    if isinstance(error, SettingsError) and not self._has_fitted:
+                        raise
                     if await self._wait_to_retry(str(error), stop):
                         return
                 if watching.done():
@@ -142,6 +147,7 @@ class Life:
             try:
                 await daemon.run(enough)
             finally:
+                self._has_fitted = self._has_fitted or daemon.live is not None
                 for task in minding:
                     task.cancel()
                 await asyncio.wait(minding)
@@ -167,6 +173,7 @@ class Life:
             failed = await dial_all(transport, self._host, self._addresses)
             if len(failed) < len(self._addresses):
                 try:
+                    await keep_the_hosts_time(transport, self._host)
                     await directory.join([address for address in self._addresses if address not in failed])
                 except TransientError as error:  # without the directory this peer would find nobody
                     if await self._wait_to_retry(f"the host answers, but not its directory: {error}", stop):

@@ -93,8 +93,11 @@ def check_memory(items: dict[str, int], limit_bytes: int | None, *, num_p2pd: in
         )
 
 
-def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings) -> None:
-    """Raises SettingsError, item by item, unless a stage fits; names are those of `swarm.core.plan`."""
+def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings, *, held_bytes: int = 0) -> None:
+    """Raises SettingsError, item by item, unless a stage fits; names are those of `swarm.core.plan`.
+
+    `held_bytes`: what the disk items take of the disk already.
+    """
     by_place: dict[str, dict[str, int]] = {"host": {}, "device": {}, "disk": {}}
     for name, size in items.items():
         place, _, what = name.partition(".")
@@ -102,7 +105,8 @@ def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings) -> None:
     check_memory(by_place["host"], volunteer.memory_bytes, num_p2pd=1 if volunteer.relay_listen is None else 2)
     disk = by_place["disk"]
     volunteer.folder.mkdir(parents=True, exist_ok=True)
-    _check_place("disk", "--disk-gib", disk, volunteer.disk_bytes, shutil.disk_usage(volunteer.folder).free)
+    room = shutil.disk_usage(volunteer.folder).free + held_bytes
+    _check_place("disk", "--disk-gib", disk, volunteer.disk_bytes, room)
     if volunteer.gpu is not None:
         free = limit_gpu(volunteer.gpu, volunteer.gpu_memory_bytes)
         _check_place("GPU memory", "--gpu-memory-gib", by_place["device"], volunteer.gpu_memory_bytes, free)

@@ -19,6 +19,7 @@ from swarm.network.addresses import knock
 from swarm.network.dht import DHTDirectory
 from swarm.network.p2p import P2PTransport
 from swarm.network.relay_place import RelayPlace
+from swarm.network.swarm_time import seconds_ahead, swarm_time
 from swarm.network.transport import Message
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S = 5.0
 ASK_AGAIN_S = 600.0
 """A router's settings may change; and whenever the host was out of reach, so may everything."""
+CLOCK_EVERY_S = 60.0
+"""A machine's clock may be set while the peer lives."""
 HOST_S = 5.0
 MAX_RELAYS_TRIED = 4
 """Of volunteers, at a look."""
@@ -55,6 +58,7 @@ class Reachability:
         self._host = host
         self._addresses = list(addresses)
         self._ask_at = 0.0
+        self._clock_at = time.monotonic() + CLOCK_EVERY_S
         self._relay: PeerId | None = None
         self._renew_at = 0.0
 
@@ -86,6 +90,9 @@ class Reachability:
         """Be in touch with it, and from time to time be dialled back."""
         if self._host not in connected or not self._directory.num_neighbours:
             await self._redial()
+        if time.monotonic() >= self._clock_at:
+            self._clock_at = time.monotonic() + CLOCK_EVERY_S
+            await keep_the_hosts_time(self._transport, self._host)
         if time.monotonic() >= self._ask_at:
             told = await self._transport.ask_to_be_dialled(self._host)
             self._transport.can_be_dialled = told.answers
@@ -104,6 +111,7 @@ class Reachability:
             raise TransientError("the host does not answer")
         log.info("in touch with the host again")
         self._ask_at = 0.0
+        await keep_the_hosts_time(self._transport, self._host)
         await self._directory.join(answered)
 
     async def _take_place(self) -> None:
@@ -157,6 +165,11 @@ class Reachability:
 
     def _is(self, reach: Reach, why: str) -> None:
         self.reach, self.why = reach, why
+
+
+async def keep_the_hosts_time(transport: P2PTransport, host: PeerId) -> None:
+    """For the directory's records. Raises TransientError or RemoteError when the host does not say."""
+    swarm_time.set_by(*await seconds_ahead(transport, host, timeout_s=HOST_S))
 
 
 async def dial_all(transport: P2PTransport, host: PeerId, addresses: Sequence[str]) -> dict[str, str]:

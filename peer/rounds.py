@@ -219,7 +219,8 @@ class StageRounds:
         except asyncio.CancelledError:
             raise
         except Exception as error:  # a service that dies tells its supervisor
-            log.exception("stage %d: the round cannot go on", self.chain.stage)
+            of_the_program = not isinstance(error, OSError)  # else of the disk, which the message names
+            log.error("stage %d: the round cannot go on: %s", self.chain.stage, error, exc_info=of_the_program)
             if not self.failure.done():
                 self.failure.set_exception(error)
 

@@ -1,9 +1,11 @@
-"""This is where a peer keeps states on disk: for joiners, for evaluation, for checkpoints."""
+"""This is where a peer keeps states on disk: for joiners, for evaluation, for checkpoints, and for its own return."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +19,21 @@ from swarm.checkpoint.state import (
     chunk_hash,
     merkle_root,
     state_chunks,
+    state_from_chunks,
 )
-from swarm.core.errors import TransientError
+from swarm.core.canonical import pack, unpack
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
 from swarm.core.ids import StageIndex
 from swarm.core.stage_chain import StageChain
+from swarm.model.layout import ParameterLayout
 
 log = logging.getLogger(__name__)
 
 KEPT = 3
 """Snapshots on disk: a transfer of one may last while two more are made."""
+MAX_FACTS_BYTES = 16 << 20
+"""Of what is certified of a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,26 @@ class Snapshot:
         return np.memmap(self.path, dtype="<f4", mode="r", offset=offset, shape=(self.num_values,))
 
 
+def left_over(folder: Path, beginning: StageChain, layout: ParameterLayout) -> tuple[StageState, StageChain] | None:
+    """The newest whole state that an earlier process kept in `folder`, if it follows from the stage's `beginning`."""
+    for facts in sorted(folder.glob(f"stage-{beginning.stage}-*.facts"), reverse=True):
+        try:
+            fields = Fields("snapshot's facts", unpack(facts.read_bytes(), max_bytes=MAX_FACTS_BYTES))
+            digest, chain = fields.octets("digest", length=32), StageChain.from_value(fields.message("chain"))
+            fields.done()
+            if (chain.stage, chain.lineage) != (beginning.stage, beginning.lineage):
+                continue
+            with facts.with_suffix(".state").open("rb") as file:
+                chunks = list(iter(lambda file=file: file.read(CHUNK_BYTES), b""))  # type: ignore[misc]
+            state = state_from_chunks(layout, chunks, digest)
+        except (OSError, RemoteError) as error:
+            log.warning("%s: not used: %s", facts.with_suffix(".state"), error)
+            continue
+        if (state.version, state.name) == (chain.version, chain.name):
+            return state, chain
+    return None
+
+
 class SnapshotStore:
     """The last snapshots of one stage, in a folder of this process."""
 
@@ -69,8 +97,8 @@ class SnapshotStore:
         self.is_to_take_back = False
         """What was stated of dropped ones, and perhaps of older ones that are not here any more, is wrong."""
         folder.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.glob(f"stage-{stage}-*"):  # their chain died with the process that made them
-            left_over.unlink()
+        for old in folder.glob("stage-*"):  # an earlier process's: `left_over` has seen them
+            old.unlink()
 
     def versions(self) -> list[int]:
         return sorted(self._held)
@@ -81,7 +109,7 @@ class SnapshotStore:
     def drop(self, version: int) -> None:
         """What is held of this version and later ones is wrong."""
         for held in [held for held in self._held if held >= version]:
-            self._held.pop(held).path.unlink(missing_ok=True)
+            _remove(self._held.pop(held))
         self.is_wrong = self.is_to_take_back = True
 
     def begin_anew(self) -> None:
@@ -97,20 +125,37 @@ class SnapshotStore:
         loaded = self._num_loaded
         snapshot = await asyncio.to_thread(self._write, state, chain)
         if self.is_wrong or self._num_loaded != loaded:
-            snapshot.path.unlink(missing_ok=True)
+            _remove(snapshot)
             return
         self._held[state.version] = snapshot
         while len(self._held) > KEPT:
-            self._held.pop(min(self._held)).path.unlink(missing_ok=True)
+            _remove(self._held.pop(min(self._held)))
 
     def _write(self, state: StageState, chain: StageChain) -> Snapshot:
         path = self._folder / f"stage-{self._stage}-{state.version:08d}.state"
-        partial = path.with_suffix(".partial")
         hashes, total = [], 0
-        with partial.open("wb") as file:
+        with _whole(path) as partial, partial.open("wb") as file:
             for chunk in state_chunks(state):
                 hashes.append(chunk_hash(chunk))
                 total += file.write(chunk)
-        os.replace(partial, path)
         digest = merkle_root(hashes, total)
+        with _whole(path.with_suffix(".facts")) as partial:
+            partial.write_bytes(pack({"digest": digest, "chain": chain.to_value()}))
         return Snapshot(path, chain, digest, tuple(hashes), total, state.layout.num_values)
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to be at `path`, or not to be there at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _remove(snapshot: Snapshot) -> None:
+    snapshot.path.with_suffix(".facts").unlink(missing_ok=True)
+    snapshot.path.unlink(missing_ok=True)

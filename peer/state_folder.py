@@ -76,7 +76,7 @@ class StateFolder:
 
     def log_handler(self) -> logging.Handler:
         """Writes the log, of bounded size."""
-        handler = RotatingFileHandler(self.log, maxBytes=MAX_LOG_BYTES, backupCount=1, delay=True)
+        handler = _LogFile(self.log, maxBytes=MAX_LOG_BYTES, backupCount=1, delay=True)
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
         return handler
 
@@ -100,6 +100,11 @@ class StateFolder:
 
     def _no_daemon(self) -> str:
         return f"no daemon is running in {self.path}: start one with `swarm join`, or name its folder with --dir"
+
+
+class _LogFile(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that the disk does not take is lost: a traceback for each would bury what is said of it."""
 
 
 class HeldFolder:

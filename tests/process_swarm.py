@@ -50,6 +50,7 @@ snapshot_every = 4
 [limits]
 founders_per_stage = {founders}
 max_in_flight = 2
+rebalance_s = {rebalance_s}
 [deadlines]
 call_s = 5.0
 hop_s = 20.0
@@ -97,10 +98,18 @@ class Zygote:
                 self._ready.set()
 
     def start(
-        self, argv: list[str], log: Path, die: dict[str, Any] | None = None, *, namespace: str | None = None
+        self,
+        argv: list[str],
+        log: Path,
+        die: dict[str, Any] | None = None,
+        *,
+        namespace: str | None = None,
+        clock: Path | None = None,
+        slow_s: float = 0.0,
     ) -> int:
         assert self._process.stdin is not None
-        order = {"id": 0, "argv": argv, "log": str(log), "die": die, "namespace": namespace}
+        order = {"id": 0, "argv": argv, "log": str(log), "die": die, "namespace": namespace, "slow_s": slow_s}
+        order["clock"] = None if clock is None else str(clock)
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
         return self._pids.get(timeout=30)
@@ -152,6 +161,9 @@ class ProcessSwarm:
     every: int = 4
     delay: int = 0
     target_tokens: int = 1024
+    rebalance_s: float = 0.0
+    slow_s: float = 0.0
+    """How much longer a microbatch takes a peer than this machine needs for it."""
     seed: int = 0
     network: Namespaces | None = None
     """The host is its member "host", peers are members by their names; without it all are on 127.0.0.1."""
@@ -174,6 +186,7 @@ class ProcessSwarm:
                 delay=self.delay,
                 every=self.every,
                 founders=self.founders,
+                rebalance_s=self.rebalance_s,
             )
         )
         return self
@@ -229,12 +242,26 @@ class ProcessSwarm:
             assert time.monotonic() < give_up_at, f"fewer than {count} events {kind} within {timeout_s:.0f} s"
             pause.wait(0.05)
 
+    def set_clock(self, name: str, *, ahead_s: float) -> None:
+        """The peer's machine has this clock; to be called before its start, and again at any time."""
+        file = os.open(self.root / f"{name}.clock", os.O_RDWR | os.O_CREAT)
+        os.pwrite(file, f"{ahead_s:<+32}".encode(), 0)  # in one piece: it may be read meanwhile
+        os.close(file)
+
     def start_peer(self, name: str, stage: int, *, die: dict[str, Any] | None = None) -> None:
         address = self.wait_for("listening")["invite"]
         argv = ["join", address, "--stage", str(stage), "--dir", str(self.root / name), "--threads", "1", "--yes"]
         own, namespace = self._place(name)
         argv += ["--listen", own, "--verbose"]
-        self.peers[name] = self.zygote.start(argv, self.root / f"{name}.log", die, namespace=namespace)
+        log, clock = self.root / f"{name}.log", self.root / f"{name}.clock"
+        self.peers[name] = self.zygote.start(
+            argv,
+            log,
+            die,
+            namespace=namespace,
+            clock=clock if clock.exists() else None,
+            slow_s=self.slow_s,
+        )
 
     def start_founders(self, **dying: dict[str, Any]) -> None:
         """All founders, named p<stage><letter>; `dying` says who dies when."""

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
 
 WRITER = """
 import sys
+import threading
 from pathlib import Path
 from bootstrap.books import Books
 from bootstrap.ledger import Ledger
@@ -126,4 +129,20 @@ def test_host_that_is_started_again_has_the_books_it_had_and_credits_what_was_ce
     assert json.dumps(sorted(books.held_out)) == "[0, 6]"
     assert sorted(books.checkpoints) == [6]
     assert all(6 in books.anchors[stage] for stage in (0, 1))
+    ledger.close()
+
+
+def test_a_full_disk_is_waited_for_and_nothing_is_lost(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.append("figures", {"step": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_FSIZE, (soft, hard)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "ledger.sqlite-wal").stat().st_size, hard))
+    room.start()
+    try:
+        ledger.append("figures", {"step": 2})
+        assert not room.is_alive(), "it was written while there was no room"
+    finally:
+        room.join()
+    assert [event.facts for event in ledger.events()] == [{"step": 1}, {"step": 2}]
     ledger.close()

@@ -1,13 +1,19 @@
 """A swarm that starts uneven becomes even by itself: peers go where they are needed, and stay."""
 
 import asyncio
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bootstrap.ledger import Ledger
 from peer.moving import Said, placements
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
+from tests.histories import end_with_one_history
+from tests.process_swarm import ProcessSwarm, Zygote
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
 EVEN = ([3, 3], [2, 4])
@@ -41,6 +47,55 @@ async def _five_and_one(folder: Path) -> None:
 @pytest.mark.timeout(900)
 def test_five_and_one_become_even_and_stay(tmp_path: Path) -> None:
     asyncio.run(_five_and_one(tmp_path))
+
+
+def stages_of_peers(ledger: Ledger) -> list[int]:
+    """How many peers serve each stage, by where each was admitted last."""
+    admissions: list[Any] = [event.facts for event in ledger.events("admitted")]
+    at = {facts["peer"]: facts["stage"] for facts in admissions}
+    return [list(at.values()).count(0), list(at.values()).count(1)]
+
+
+def steps_per_s(times: Sequence[float]) -> float:
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+MEASURED_STEPS = 20
+
+
+@pytest.mark.soak
+@pytest.mark.processes
+@pytest.mark.timeout(400)
+def test_processes_become_even_by_themselves_and_train_as_much_faster(zygote: Zygote, tmp_path: Path) -> None:
+    """Each peer does four microbatches a second, as if on a machine of its own: 5 and 1 do four, 3 and 3 do twelve."""
+    with ProcessSwarm(
+        zygote, tmp_path, founders=1, steps=100_000, every=100_000, rebalance_s=1.0, slow_s=0.25, target_tokens=1536
+    ) as swarm:
+        swarm.start_host()
+        for stage, letters in ((0, "abcde"), (1, "a")):
+            for letter in letters:
+                swarm.start_peer(f"p{stage}{letter}", stage)
+        swarm.wait_for("version", version=2)
+        ledger = Ledger(tmp_path / "host" / "ledger.sqlite")
+        give_up_at = time.monotonic() + 180
+        while stages_of_peers(ledger) != [3, 3]:
+            assert time.monotonic() < give_up_at, f"still {stages_of_peers(ledger)}"
+            time.sleep(0.5)
+        swarm.wait_for("joined", stage=1, timeout_s=60)
+        even_at, before = time.time(), len(swarm.events())
+        swarm.wait_for_more("version", after=before, count=2 * MEASURED_STEPS, timeout_s=180)
+        moved = [event.at for event in ledger.events("admitted")][6:]
+        results: list[tuple[float, Any]] = [(event.at, event.facts) for event in ledger.events("result")]
+        ended = [at for at, facts in results if facts["stage"] == 0]
+        uneven = [at for at in ended if at < moved[0]]
+        even = [at for at in ended if at > even_at][-MEASURED_STEPS:]
+        ratio = steps_per_s(even) / steps_per_s(uneven)
+        print(f"{len(uneven)} steps at {steps_per_s(uneven):.2f} a second, then {steps_per_s(even):.2f}: {ratio:.2f}")
+        assert len(moved) == 2, "somebody went back and forth"
+        assert ratio > 2.0, "three times as many peers in the slowest stage, less what the rounds take"
+        ledger.close()
+        end_with_one_history(swarm)
+    assert zygote.leftovers() == []
 
 
 def said(since_ms: int = 0, microbatch_s: float = 1.0, *, moving: bool = False) -> dict[str, Value]:

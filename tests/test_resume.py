@@ -12,21 +12,10 @@ from bootstrap.books import Books
 from bootstrap.ledger import Ledger
 from swarm.invite import parse_invite
 from swarm.network.coordinator_client import coordinator_client
+from tests.histories import ids_by_step
 from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
-
-
-def ids_by_step(swarm: ProcessSwarm) -> dict[int, list[int]]:
-    """Microbatches of stage 0's rosters, as the host's ledger has them."""
-    ledger = Ledger(swarm.root / "host" / "ledger.sqlite")
-    found: dict[int, list[int]] = {}
-    for event in ledger.events("result"):
-        facts: Any = event.facts
-        if facts["stage"] == 0:
-            found[facts["step"]] = list(facts["ids"])  # a step done again after a resume replaces the lost one
-    ledger.close()
-    return found
 
 
 def test_a_run_resumes_from_its_checkpoint_after_everything_was_killed(zygote: Zygote, tmp_path: Path) -> None:
@@ -39,7 +28,7 @@ def test_a_run_resumes_from_its_checkpoint_after_everything_was_killed(zygote: Z
             os.kill(pid, signal.SIGKILL)
         for pid in (swarm.host, *swarm.peers.values()):
             assert zygote.exit_code(pid, timeout_s=10) == -9
-        before = ids_by_step(swarm)
+        before = ids_by_step(swarm.root)
         checkpoints = sorted((tmp_path / "host" / "checkpoints").glob("step-*"))
         resumed_at = json.loads((checkpoints[-1] / "checkpoint.json").read_text())["version"]
         assert max(before) + 1 - resumed_at <= 4, "more than a checkpoint interval is lost"
@@ -51,7 +40,7 @@ def test_a_run_resumes_from_its_checkpoint_after_everything_was_killed(zygote: Z
             assert zygote.exit_code(pid, timeout_s=30) == 0
         assert swarm.wait_for("genesis")["version"] == resumed_at
         assert report["steps"] == 16
-        after = ids_by_step(swarm)
+        after = ids_by_step(swarm.root)
         used = [number for step in range(16) for number in after[step]]
         assert len(used) == len(set(used)), "a sample before the checkpoint was repeated after it"
         assert {step: after[step] for step in range(resumed_at)} == {step: before[step] for step in range(resumed_at)}

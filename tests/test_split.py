@@ -1,9 +1,4 @@
-"""The network of a real run is cut in the middle of training: no two halves both finish a round; healed, all agree.
-
-What a peer really went through is read from disk: its vote log holds the name of every version that it began a round
-from, its own stage's and, as a witness, its neighbours'. A name is a hash of the version before and of the result, so
-a fork would leave a name there that the host's ledger has not.
-"""
+"""The network of a real run is cut in the middle of training: no two halves both finish a round; healed, all agree."""
 
 import signal
 import threading
@@ -14,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import Namespaces, why_not
-from bootstrap.ledger import Ledger
-from swarm.core.stage_chain import Genesis
+from tests.histories import IN_FLIGHT_NAMES, names_begun, names_certified, states_on_disk
 from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
@@ -23,8 +17,6 @@ pytestmark = pytest.mark.processes
 PEERS = ("p0a", "p0b", "p1a", "p1b")
 LEASE_S = 4.0
 """As in the manifest: after this long the host names new voters for a stage that is silent."""
-IN_FLIGHT_NAMES = 2
-"""A round of the peer's own stage and one of its neighbours' may have been certified when the line broke."""
 GOES_ON = 3
 """Versions that show that a side goes on."""
 
@@ -48,45 +40,6 @@ def network() -> Iterator[Namespaces]:
         yield made
 
 
-def names_begun(root: Path, who: str) -> list[str]:
-    """Names of the versions that the process began or witnessed a round from, oldest first."""
-    folder = root / who
-    found = [*folder.glob("voted.log"), *folder.glob("runs/*/voted-*.log")]
-    return [line for log in found for line in log.read_text().splitlines() if len(line) == 64]
-
-
-def names_certified(root: Path) -> dict[tuple[int, int], str]:
-    """By stage and version, from the host's ledger."""
-    ledger = Ledger(root / "host" / "ledger.sqlite")
-    try:
-        names: dict[tuple[int, int], str] = {}
-        for event in ledger.events("genesis", "result"):
-            if event.kind == "genesis":
-                genesis = Genesis.from_value(event.facts)
-                key, name = (int(genesis.stage), int(genesis.version)), genesis.basis.name
-            else:
-                assert isinstance(event.facts, dict)
-                stage, step, made = (event.facts[field] for field in ("stage", "step", "name"))
-                assert isinstance(stage, int)
-                assert isinstance(step, int)
-                assert isinstance(made, bytes)
-                key, name = (stage, step + 1), made
-            assert key not in names, f"the host knows two outcomes of stage {key[0]} version {key[1]}"
-            names[key] = name.hex()
-        return names
-    finally:
-        ledger.close()
-
-
-def final_states(root: Path, stage: int, version: int) -> dict[str, bytes]:
-    """By peer, the bytes of the state it ended with."""
-    found = {}
-    for name in PEERS:
-        for path in (root / name).glob(f"runs/*/snapshots-*/stage-{stage}-{version:08d}.state"):
-            found[name] = path.read_bytes()
-    return found
-
-
 def check_one_history(swarm: ProcessSwarm, *, steps: int) -> None:
     """Every version has one name over all peers, and all peers ended with the same bytes."""
     names = names_certified(swarm.root)
@@ -97,8 +50,9 @@ def check_one_history(swarm: ProcessSwarm, *, steps: int) -> None:
         assert begun or who == "host", f"{who} voted in no round"
         strange = [name for name in begun if name not in certified]
         assert not strange, f"{who} went on from versions that were never certified: {strange}"
+    held = states_on_disk(swarm.root, PEERS)
     for stage in (0, 1):
-        states = final_states(swarm.root, stage, steps)
+        states = held.get((stage, steps), {})
         assert sorted(states) == [f"p{stage}a", f"p{stage}b"], f"the final state is missing: {sorted(states)}"
         assert len(set(states.values())) == 1, f"replicas of stage {stage} differ"
     for name in ("host", *PEERS):

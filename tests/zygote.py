@@ -1,8 +1,10 @@
 """This is where real `swarm` processes are forked from one that has everything imported already: ready in no time.
 
-Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace"}`, starts a process that runs
-the `swarm` command line `argv` with its output in `log`, in a network namespace if one is named; lines out are
-`{"id", "pid"}` and `{"exited", "code"}`. It ends, and its children with it, when its input closes.
+Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace", "clock", "slow_s"}`, starts a
+process that runs the `swarm` command line `argv` with its output in `log`, in a network namespace if one is named, by a
+wall clock that is ahead by the seconds in the file `clock` if one is named, and so that a microbatch takes `slow_s`
+longer; lines out are `{"id", "pid"}` and `{"exited", "code"}`. It ends, and its children with it, when its input
+closes.
 """
 
 import json
@@ -10,6 +12,8 @@ import os
 import select
 import signal
 import sys
+import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +30,7 @@ import swarm.cli
 import swarm.network.dht
 import swarm.network.p2p
 from benchmarks.namespaces import enter
+from swarm.model.stage import StageModel
 
 PRELOADED: tuple[ModuleType, ...] = (
     bootstrap.command,
@@ -86,6 +91,10 @@ def _child(order: dict[str, Any]) -> None:
         os.dup2(log, 2)
         if order["namespace"] is not None:  # before any thread or socket: p2pd and its guard inherit it
             enter(order["namespace"])
+        if order["clock"] is not None:
+            _go_by(order["clock"])
+        if order["slow_s"]:
+            _slow_down(order["slow_s"])
         if order["die"] is not None:
             from tests.dying import arm
 
@@ -100,6 +109,24 @@ def _child(order: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _go_by(path: str) -> None:
+    """All Python code takes the wall clock to be ahead by what the file says at the moment."""
+    right, file = time.time, os.open(path, os.O_RDONLY)
+    time.time = lambda: right() + float(os.pread(file, 32, 0) or 0)
+
+
+def _slow_down(seconds: float) -> None:
+    """Every microbatch takes so much longer, without any work of this machine's processors."""
+    for name in ("forward", "loss"):
+        quick = getattr(StageModel, name)
+
+        def slow(*arguments: Any, quick: Callable[..., Any] = quick, **options: Any) -> Any:
+            time.sleep(seconds)
+            return quick(*arguments, **options)
+
+        setattr(StageModel, name, slow)
 
 
 if __name__ == "__main__":

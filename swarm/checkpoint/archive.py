@@ -87,17 +87,21 @@ class CheckpointWriter:
         return self._partial
 
     def add_stage(self, index: int, state: StageState) -> None:
-        """Write a stage's state; it must be at the checkpoint's version."""
+        """Write a stage's state; it must be at the checkpoint's version. Raises OSError."""
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         if state.version != self._version:
             raise ValueError(f"stage {index} is at version {state.version}, the checkpoint at {self._version}")
         paths = self._partial / _weights_file(index), self._partial / _optimizer_file(index)
-        save_file(state.layout.views(state.weights), paths[0], metadata={"format": "pt"})
         moments: dict[str, NDArray[Any]] = {}
         for moment, values in state.moments.items():
             moments.update(_moment_tensors(state.layout, moment, values))
-        save_file(moments, paths[1], metadata={"scalars": json.dumps(state.scalars, sort_keys=True)})
+        try:
+            save_file(state.layout.views(state.weights), paths[0], metadata={"format": "pt"})
+            save_file(moments, paths[1], metadata={"scalars": json.dumps(state.scalars, sort_keys=True)})
+        except SafetensorError as error:  # its word for whatever the disk says
+            raise OSError(str(error)) from error
         for path in paths:
             _sync(path)
         self._stages[index] = StageRecord(state_digest(state), state.name, tuple(state.certified_norms))

@@ -42,3 +42,7 @@ class TransientError(Exception):
 
 class UnreachableError(TransientError):
     """A peer cannot be dialled, broke off, or was silent past the deadline: unlike one that answers "not now"."""
+
+
+class DiskFullError(TransientError):
+    """The disk takes no more. Whoever makes room need not be told to start anything again."""

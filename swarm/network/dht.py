@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from collections.abc import Mapping, Sequence
 
 from hivemind.dht.node import DHTNode
@@ -25,6 +24,7 @@ from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.network.p2p import P2PTransport
 from swarm.network.records import CLOCK_SKEW_S, MAX_RECORD_BYTES, Record, newest_of, open_record, sign_record
+from swarm.network.swarm_time import swarm_time
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class DHTDirectory:
 
     async def publish(self, topic: str, fields: Mapping[str, Value], *, ttl_s: float) -> None:
         self._check_alive()
-        record, data = sign_record(self._identity, topic, fields, ttl_s=ttl_s, now=time.time())
+        record, data = sign_record(self._identity, topic, fields, ttl_s=ttl_s, now=swarm_time.now())
         try:
             async with asyncio.timeout(_OPERATION_S):
                 stored = await self._node.store(topic, data, record.expires, subkey=record.peer_id)
@@ -153,7 +153,7 @@ class DHTDirectory:
         for data in answers:
             with contextlib.suppress(RemoteError):
                 unwrapped.append(_unwrap(data))
-        found, refused = newest_of(unwrapped, topic, now=time.time())
+        found, refused = newest_of(unwrapped, topic, now=swarm_time.now())
         self._found_wrong += refused + len(answers) - len(unwrapped)
         return found
 
@@ -208,7 +208,7 @@ class _SignedRecords(RecordValidatorBase):  # type: ignore[misc]
     def _is_true(self, record: DHTRecord) -> bool:
         try:
             # A dictionary is refused whole for one bad entry: an entry that expired on its way must not be one.
-            signed = open_record(_unwrap(record.value), now=time.time(), slack_s=CLOCK_SKEW_S)
+            signed = open_record(_unwrap(record.value), now=swarm_time.now(), slack_s=CLOCK_SKEW_S)
         except RemoteError as error:
             logger.debug("directory record refused: %s", error)
             return False

@@ -1,0 +1,31 @@
+"""Runs endure what a seed throws at them; the schedule is the seed's."""
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import KINDS, MEMBERS, endure, schedule
+from tests.process_swarm import Zygote
+
+
+def test_a_schedule_follows_from_its_seed_and_nobody_has_two_faults_at_once() -> None:
+    for seed in range(20):
+        faults = schedule(seed, seconds=300.0, kinds=KINDS)
+        assert faults == schedule(seed, seconds=300.0, kinds=KINDS) != schedule(seed + 1, seconds=300.0, kinds=KINDS)
+        assert len({fault.kind for fault in faults}) >= len(KINDS) - 1
+        cuts = [fault for fault in faults if fault.kind == "cut"]
+        for own in (cuts, *([fault for fault in faults if fault.who == (name,)] for name in MEMBERS)):
+            single = [fault for fault in own if own is cuts or fault.kind != "cut"]
+            assert all(one.until_s <= other.at_s for one, other in pairwise(single)), (seed, single)
+
+
+@pytest.mark.soak
+@pytest.mark.processes
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_run_endures_two_minutes_of_faults(zygote: Zygote, tmp_path: Path, seed: int) -> None:
+    began = time.monotonic()
+    outcome = endure(zygote, tmp_path, seed=seed, seconds=75.0, say=print)
+    print(f"{time.monotonic() - began:.0f} s; {outcome}")
+    assert not outcome.problem, outcome

@@ -1,0 +1,111 @@
+"""A real peer's machine is in trouble: a wrong clock, a full disk, 30 s of standstill. It says so, and comes back."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.histories import end_with_one_history, names_begun, wait_until_it_votes
+from tests.process_swarm import ProcessSwarm, Zygote
+from tests.small_disks import fill, small_disk, why_not
+
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
+
+ENDLESS = 5000
+
+
+@pytest.fixture
+def disks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    reason = why_not(tmp_path_factory.mktemp("disks") / "probe")
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def wait_until_said(log: Path, words: str, *, timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while words not in log.read_text():
+        assert time.monotonic() < give_up_at, f"{log.stem} has not said {words!r} within {timeout_s:.0f} s"
+        pause.wait(0.05)
+
+
+def train_on(swarm: ProcessSwarm, num_versions: int, *, timeout_s: float) -> None:
+    swarm.wait_for_more("version", after=len(swarm.events()), count=num_versions, timeout_s=timeout_s)
+
+
+def test_clocks_a_minute_off_are_set_right_by_the_hosts(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS) as swarm:
+        swarm.start_host()
+        swarm.set_clock("p0a", ahead_s=60.0)
+        swarm.set_clock("p1b", ahead_s=-60.0)
+        swarm.start_founders()
+        swarm.wait_for("version", version=20)
+        for name, words in (("p0a", "60.0 s ahead of"), ("p1b", "60.0 s behind")):
+            assert f"this machine's clock is {words} the host's" in (tmp_path / f"{name}.log").read_text()
+        assert not [event for event in swarm.events() if event["event"] == "left"]
+        end_with_one_history(swarm)
+    assert zygote.leftovers() == []
+
+
+@pytest.mark.usefixtures("disks")
+def test_a_peer_whose_disk_is_full_says_so_leaves_and_is_back_when_there_is_room(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "p1b") as disk, ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=5)
+        ballast = fill(disk)
+        wait_until_said(tmp_path / "p1b.log", f"the disk of {disk} is full: make room there", timeout_s=30)
+        swarm.wait_for("left", stage=1, timeout_s=30)
+        train_on(swarm, 5, timeout_s=60)
+        assert not zygote.has_ended(swarm.peers["p1b"])
+        ballast.unlink()
+        swarm.wait_for("joined", stage=1, timeout_s=90)
+        wait_until_it_votes(swarm, "p1b", timeout_s=60)
+        assert "Traceback" not in (tmp_path / "p1b.log").read_text()
+        end_with_one_history(swarm)
+    assert zygote.leftovers() == []
+
+
+@pytest.mark.usefixtures("disks")
+def test_a_host_whose_disk_is_full_stands_still_and_takes_the_run_up_again(zygote: Zygote, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "host") as disk, ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=5)
+        ballast = fill(disk)
+        wait_until_said(tmp_path / "host.log", "is full: this host stands still", timeout_s=60)
+        begun = len(names_begun(tmp_path, "p0a"))
+        give_up_at = time.monotonic() + 60
+        while len(names_begun(tmp_path, "p0a")) < begun + 10:
+            assert time.monotonic() < give_up_at, "the swarm does not go on without its host"
+            time.sleep(0.1)
+        ballast.unlink()
+        train_on(swarm, 20, timeout_s=90)
+        end_with_one_history(swarm)
+    assert zygote.leftovers() == []
+
+
+@pytest.mark.parametrize("victim", ["p0a", "host"])
+def test_who_stood_still_for_half_a_minute_goes_on_unblamed(zygote: Zygote, tmp_path: Path, victim: str) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=5)
+        pid = swarm.host if victim == "host" else swarm.peers[victim]
+        watched = "p0b"
+        begun = len(names_begun(tmp_path, watched))
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(30)
+        gone_on = len(names_begun(tmp_path, watched)) - begun
+        os.kill(pid, signal.SIGCONT)
+        assert gone_on >= 5, f"in 30 s without {victim} the others began {gone_on} rounds"
+        if victim != "host":
+            wait_until_it_votes(swarm, victim, timeout_s=60)
+        train_on(swarm, 10, timeout_s=60)
+        end_with_one_history(swarm)
+    assert zygote.leftovers() == []

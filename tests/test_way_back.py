@@ -1,0 +1,144 @@
+"""A peer that was away for a while comes back by the results that it missed; only after longer by a whole state."""
+
+import asyncio
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.snapshots import SnapshotStore, left_over
+from swarm.checkpoint.state import arrays_of, state_digest
+from swarm.checkpoint.transfer import CHUNK
+from swarm.core.ids import PeerId, StageIndex
+from swarm.host_protocol import RESULTS
+from swarm.network.transport import Message, Transport
+from tests.exhibits import SmallRun, small_settings
+from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
+
+SNAPSHOT_EVERY = 8
+MANIFEST = manifest_of(
+    model={"config": {"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256,
+                      "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+                      "max_position_embeddings": 64}},
+    optimizer={"total_steps": 40},
+    checkpoint={"every_steps": 40, "snapshot_every": SNAPSHOT_EVERY},
+    limits={"founders_per_stage": 1},
+    deadlines={"call_s": 1.0, "round_phase_s": 1.0},
+)  # fmt: skip
+AWAY_FROM = SNAPSHOT_EVERY + 1
+
+
+class Counting:
+    """A transport that counts the bytes of the answers to what its peer asks, by method."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.received: Counter[str] = Counter()
+
+    async def call(self, peer: PeerId, method: str, request: Message, **options: Any) -> Message:
+        answer = await self._inner.call(peer, method, request, **options)
+        self.received[method] += len(answer.body)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+async def others_go_on(swarm: InProcessSwarm, steps: int) -> int:
+    """They take at least so many without the one that is away, and stand still; the version they stand at."""
+    first, other = swarm.of_stage(0)[0], swarm.of_stage(1)[0]
+    await swarm.until_version(AWAY_FROM + steps, timeout_s=60.0)
+    first.daemon.permit.withhold("for the test")
+    while await other.rounds.wait_for_version(int(other.rounds.version) + 1, timeout_s=0.5):
+        pass
+    return int(other.rounds.version)
+
+
+async def come_back(swarm: InProcessSwarm, counting: Counting, version: int) -> tuple[Counter[str], float]:
+    """What the second peer of stage 1 received until it was where the others are, and what a state takes."""
+    async with asyncio.timeout(30.0):
+        while swarm.of_stage(1)[1].daemon.rounds is None:
+            await asyncio.wait({swarm.of_stage(1)[1].task}, timeout=0.02)
+    rounds = swarm.of_stage(1)[1].rounds
+    assert await rounds.wait_for_version(version, timeout_s=30.0)
+    received = Counter(counting.received)
+    swarm.of_stage(0)[0].daemon.permit.give()
+    report = await swarm.finished(timeout_s=60.0)
+    assert [len(digests) for digests in report["state_digests"].values()] == [1, 2]
+    assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
+    return received, sum(array.nbytes for _, array in arrays_of(rounds.replica.state))
+
+
+async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counter[str], float]:
+    transports: dict[tuple[int, int], Counting] = {}
+
+    def counting(stage: int, index: int, transport: Transport) -> Any:
+        transports[stage, index] = Counting(transport)
+        return transports[stage, index]
+
+    async with swarm_in_process(MANIFEST, folder, peers=(1, 2), wrap=counting) as swarm:
+        await swarm.until_version(AWAY_FROM, timeout_s=60.0)
+        away = swarm.of_stage(1)[1]
+        others = [swarm.run.host_key.peer_id, *(peer.peer_id for peer in swarm.peers if peer is not away)]
+        if restarted:
+            await swarm.kill(away)
+        else:
+            for other in others:
+                swarm.network.cut(away.peer_id, other)
+        version = await others_go_on(swarm, steps)
+        transports[1, 1].received.clear()
+        if restarted:
+            await swarm.restart(away)
+        else:
+            for other in others:
+                swarm.network.heal(away.peer_id, other)
+        return await come_back(swarm, transports[1, 1], version)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_peer_that_missed_few_versions_replays_them(tmp_path: Path, restarted: bool) -> None:
+    """Restarted it begins at its last snapshot, one version earlier; it can replay ten under the default codec."""
+    received, state_bytes = asyncio.run(scenario(tmp_path, steps=7, restarted=restarted))
+    print(f"received {received[RESULTS]} bytes of results and {received[CHUNK]} of {state_bytes} bytes of state")
+    assert received[CHUNK] == 0
+    assert 0.5 * state_bytes < received[RESULTS] < state_bytes
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_peer_that_missed_more_than_a_state_is_worth_loads_one(tmp_path: Path, restarted: bool) -> None:
+    received, state_bytes = asyncio.run(scenario(tmp_path, steps=16, restarted=restarted))
+    print(f"received {received[RESULTS]} bytes of results and {received[CHUNK]} of {state_bytes} bytes of state")
+    assert state_bytes <= received[CHUNK] < 1.1 * state_bytes
+    assert received[RESULTS] < state_bytes
+
+
+def test_a_kept_state_is_used_only_whole_and_of_the_same_beginning(tmp_path: Path) -> None:
+    run = SmallRun(small_settings(2))
+    beginning, layout = run.snapshot(1)[1], run.replicas[1][0].layout
+    store = SnapshotStore(tmp_path, StageIndex(1))
+    for number in range(2):
+        run.microbatch(number)
+        run.step(0)
+        run.step(1)
+        asyncio.run(store.save(*run.snapshot(1)))
+
+    def found() -> tuple[int, bytes] | None:
+        held = left_over(tmp_path, beginning, layout)
+        return (int(held[1].version), state_digest(held[0])) if held is not None else None
+
+    stored = {
+        int(snapshot.chain.version): snapshot for snapshot in map(store.get, store.versions()) if snapshot is not None
+    }
+    assert left_over(tmp_path, replace(beginning, lineage=bytes(32)), layout) is None
+    assert found() == (2, stored[2].digest)
+    with stored[2].path.open("r+b") as file:  # a block that the disk has lost
+        file.seek(-4096, os.SEEK_END)
+        file.write(bytes(4096))
+    assert found() == (1, stored[1].digest)
+    stored[1].path.unlink()
+    assert found() is None
+    SnapshotStore(tmp_path, StageIndex(1))
+    assert not list(tmp_path.iterdir()), "what no process knows is not kept for ever"
