@@ -20,14 +20,11 @@ from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
 SNAPSHOT_EVERY = 8
 MANIFEST = manifest_of(
-    model={"config": {"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256,
-                      "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
-                      "max_position_embeddings": 64}},
-    optimizer={"total_steps": 40},
-    checkpoint={"every_steps": 40, "snapshot_every": SNAPSHOT_EVERY},
+    optimizer={"total_steps": 32},
+    checkpoint={"every_steps": 32, "snapshot_every": SNAPSHOT_EVERY},
     limits={"founders_per_stage": 1},
     deadlines={"call_s": 1.0, "round_phase_s": 1.0},
-)  # fmt: skip
+)
 AWAY_FROM = SNAPSHOT_EVERY + 1
 
 
@@ -98,7 +95,7 @@ async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counte
         return await come_back(swarm, transports[1, 1], version)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_peer_that_missed_few_versions_replays_them(tmp_path: Path, restarted: bool) -> None:
     """Restarted it begins at its last snapshot, one version earlier; it can replay ten under the default codec."""
     received, state_bytes = asyncio.run(scenario(tmp_path, steps=7, restarted=restarted))
@@ -107,6 +104,7 @@ def test_a_peer_that_missed_few_versions_replays_them(tmp_path: Path, restarted:
     assert 0.5 * state_bytes < received[RESULTS] < state_bytes
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_peer_that_missed_more_than_a_state_is_worth_loads_one(tmp_path: Path, restarted: bool) -> None:
     received, state_bytes = asyncio.run(scenario(tmp_path, steps=16, restarted=restarted))
