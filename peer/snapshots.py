@@ -18,6 +18,7 @@ from swarm.checkpoint.state import (
     StageState,
     chunk_hash,
     merkle_root,
+    num_chunks_of,
     state_chunks,
     state_from_chunks,
 )
@@ -64,24 +65,44 @@ class Snapshot:
         return np.memmap(self.path, dtype="<f4", mode="r", offset=offset, shape=(self.num_values,))
 
 
-def left_over(folder: Path, beginning: StageChain, layout: ParameterLayout) -> tuple[StageState, StageChain] | None:
-    """The newest whole state that an earlier process kept in `folder`, if it follows from the stage's `beginning`."""
-    for facts in sorted(folder.glob(f"stage-{beginning.stage}-*.facts"), reverse=True):
+@dataclass(frozen=True)
+class KeptState:
+    """A state that an earlier process of this peer left on disk, and what is certified of its version."""
+
+    path: Path
+    chain: StageChain
+    digest: bytes
+
+    def load(self, layout: ParameterLayout) -> StageState | None:
+        """The state, if all of it is still there."""
         try:
-            fields = Fields("snapshot's facts", unpack(facts.read_bytes(), max_bytes=MAX_FACTS_BYTES))
-            digest, chain = fields.octets("digest", length=32), StageChain.from_value(fields.message("chain"))
-            fields.done()
-            if (chain.stage, chain.lineage) != (beginning.stage, beginning.lineage):
-                continue
-            with facts.with_suffix(".state").open("rb") as file:
-                chunks = list(iter(lambda file=file: file.read(CHUNK_BYTES), b""))  # type: ignore[misc]
-            state = state_from_chunks(layout, chunks, digest)
+            with self.path.open("rb") as file:
+                chunks = [file.read(CHUNK_BYTES) for _ in range(num_chunks_of(self.path.stat().st_size))]
+            state = state_from_chunks(layout, chunks, self.digest)
         except (OSError, RemoteError) as error:
-            log.warning("%s: not used: %s", facts.with_suffix(".state"), error)
+            log.warning("%s: not used: %s", self.path, error)
+            return None
+        return state if (state.version, state.name) == (self.chain.version, self.chain.name) else None
+
+
+def kept_states(folder: Path, beginning: StageChain) -> list[KeptState]:
+    """Those in `folder` that follow from the stage's `beginning`, newest first."""
+    found = []
+    for path in sorted(folder.glob(f"stage-{beginning.stage}-*.facts"), reverse=True):
+        try:
+            fields = Fields("snapshot's facts", unpack(path.read_bytes(), max_bytes=MAX_FACTS_BYTES))
+            kept = KeptState(
+                path.with_suffix(".state"),
+                StageChain.from_value(fields.message("chain")),
+                fields.octets("digest", length=32),
+            )
+            fields.done()
+        except (OSError, RemoteError) as error:
+            log.warning("%s: not used: %s", path, error)
             continue
-        if (state.version, state.name) == (chain.version, chain.name):
-            return state, chain
-    return None
+        if (kept.chain.stage, kept.chain.lineage) == (beginning.stage, beginning.lineage):
+            found.append(kept)
+    return found
 
 
 class SnapshotStore:
@@ -97,7 +118,7 @@ class SnapshotStore:
         self.is_to_take_back = False
         """What was stated of dropped ones, and perhaps of older ones that are not here any more, is wrong."""
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("stage-*"):  # an earlier process's: `left_over` has seen them
+        for old in folder.glob("stage-*"):  # an earlier process's: see `kept_states`
             old.unlink()
 
     def versions(self) -> list[int]:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peer.joining_state import MOST_DONORS
-from peer.snapshots import left_over
+from peer.snapshots import kept_states
 from swarm.averaging.codecs import result_codec
-from swarm.checkpoint.state import StageState, arrays_of
+from swarm.checkpoint.state import StageState
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import StageChain
 from swarm.host_protocol import STANDING
@@ -36,25 +37,28 @@ async def state_to_go_on_from(
 
     A donor's word for where the stage is decides no more than where to begin: what follows is certified.
     """
-    held = await asyncio.to_thread(left_over, folder, beginning, layout)
-    if held is None:
+    kept = kept_states(folder, beginning)
+    if not kept:
         return None
-    state, chain = held
     standings = await asyncio.gather(*(_version_of(donor, transport, settings) for donor in donors[:MOST_DONORS]))
-    behind = max(standings, default=-1) - chain.version
     result_bytes = result_codec(settings.codecs.averaging).encoded_bytes(layout.num_values)
-    state_bytes = sum(array.nbytes for _, array in arrays_of(state))
-    is_worth_it = 0 <= behind <= settings.retained_results and behind * result_bytes < state_bytes
-    log.info(
-        "stage %d: version %d is on disk here, %d versions ago, %.1f MB of results; a state is %.1f MB: %s",
-        chain.stage,
-        chain.version,
-        behind,
-        behind * result_bytes / 1e6,
-        state_bytes / 1e6,
-        "they are replayed" if is_worth_it else "a state is fetched",
-    )
-    return held if is_worth_it else None
+    for one in kept:
+        behind = max(standings, default=-1) - one.chain.version
+        state_bytes = (FLOAT_BYTES + settings.optimizer.moment_bytes) * layout.num_values
+        is_worth_it = 0 <= behind <= settings.retained_results and behind * result_bytes < state_bytes
+        log.info(
+            "stage %d: version %d is on disk here, %d versions ago, %.1f MB of results; a state is %.1f MB: %s",
+            one.chain.stage,
+            one.chain.version,
+            behind,
+            behind * result_bytes / 1e6,
+            state_bytes / 1e6,
+            "they are replayed" if is_worth_it else "a state is fetched",
+        )
+        state = await asyncio.to_thread(one.load, layout) if is_worth_it else None
+        if state is not None:
+            return state, one.chain
+    return None
 
 
 async def _version_of(donor: PeerId, transport: Transport, settings: RunSettings) -> int:
