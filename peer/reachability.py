@@ -28,7 +28,8 @@ LOOK_EVERY_S = 5.0
 ASK_AGAIN_S = 600.0
 """A router's settings may change; and whenever the host was out of reach, so may everything."""
 CLOCK_EVERY_S = 60.0
-"""A machine's clock may be set while the peer lives."""
+CLOCK_SET_S = 1.0
+"""A clock that has gone so much faster or slower than time was set meanwhile, or the machine has slept."""
 HOST_S = 5.0
 MAX_RELAYS_TRIED = 4
 """Of volunteers, at a look."""
@@ -59,6 +60,7 @@ class Reachability:
         self._addresses = list(addresses)
         self._ask_at = 0.0
         self._clock_at = time.monotonic() + CLOCK_EVERY_S
+        self._clock_ahead_s = time.time() - time.monotonic()
         self._relay: PeerId | None = None
         self._renew_at = 0.0
 
@@ -90,8 +92,9 @@ class Reachability:
         """Be in touch with it, and from time to time be dialled back."""
         if self._host not in connected or not self._directory.num_neighbours:
             await self._redial()
-        if time.monotonic() >= self._clock_at:
-            self._clock_at = time.monotonic() + CLOCK_EVERY_S
+        ahead_s = time.time() - time.monotonic()
+        if time.monotonic() >= self._clock_at or abs(ahead_s - self._clock_ahead_s) > CLOCK_SET_S:
+            self._clock_at, self._clock_ahead_s = time.monotonic() + CLOCK_EVERY_S, ahead_s
             await keep_the_hosts_time(self._transport, self._host)
         if time.monotonic() >= self._ask_at:
             told = await self._transport.ask_to_be_dialled(self._host)

@@ -41,10 +41,15 @@ def test_clocks_a_minute_off_are_set_right_by_the_hosts(zygote: Zygote, tmp_path
         swarm.start_host()
         swarm.set_clock("p0a", ahead_s=60.0)
         swarm.set_clock("p1b", ahead_s=-60.0)
+        swarm.set_clock("p0b", ahead_s=0.0)
         swarm.start_founders()
         swarm.wait_for("version", version=20)
         for name, words in (("p0a", "60.0 s ahead of"), ("p1b", "60.0 s behind")):
             assert f"this machine's clock is {words} the host's" in (tmp_path / f"{name}.log").read_text()
+        swarm.set_clock("p0a", ahead_s=0.0)
+        swarm.set_clock("p0b", ahead_s=60.0)
+        wait_until_said(tmp_path / "p0b.log", "60.0 s ahead of the host's", timeout_s=30)
+        train_on(swarm, 20, timeout_s=60)
         assert not [event for event in swarm.events() if event["event"] == "left"]
         end_with_one_history(swarm)
     assert zygote.leftovers() == []
