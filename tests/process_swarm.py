@@ -49,7 +49,7 @@ every_steps = {every}
 snapshot_every = 4
 [limits]
 founders_per_stage = {founders}
-max_in_flight = 2
+max_in_flight = {in_flight}
 rebalance_s = {rebalance_s}
 [deadlines]
 call_s = 5.0
@@ -161,6 +161,7 @@ class ProcessSwarm:
     every: int = 4
     delay: int = 0
     target_tokens: int = 1024
+    in_flight: int = 2
     rebalance_s: float = 0.0
     slow_s: float = 0.0
     """How much longer a microbatch takes a peer than this machine needs for it."""
@@ -187,6 +188,7 @@ class ProcessSwarm:
                 every=self.every,
                 founders=self.founders,
                 rebalance_s=self.rebalance_s,
+                in_flight=self.in_flight,
             )
         )
         return self
