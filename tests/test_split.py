@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import Namespaces, why_not
-from tests.histories import IN_FLIGHT_NAMES, names_begun, names_certified, states_on_disk
+from tests.histories import IN_FLIGHT_NAMES, end_with_one_history, names_begun, names_certified, states_on_disk
 from tests.process_swarm import ProcessSwarm, Zygote
 
 pytestmark = pytest.mark.processes
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.processes
 PEERS = ("p0a", "p0b", "p1a", "p1b")
 LEASE_S = 4.0
 """As in the manifest: after this long the host names new voters for a stage that is silent."""
+ENDLESS = 100_000
 GOES_ON = 3
 """Versions that show that a side goes on."""
 
@@ -75,12 +76,15 @@ def wait_for_members(swarm: ProcessSwarm, peers: Sequence[str], *, timeout_s: fl
 
 
 def run_and_split(
-    zygote: Zygote, root: Path, network: Namespaces, split: str, *, steps: int, silence_s: float, all_see: bool
+    zygote: Zygote, root: Path, network: Namespaces, split: str, *, steps: int | None, silence_s: float, all_see: bool
 ) -> None:
-    """Cut, wait, heal. `all_see`: the cut lasts until whoever has a quorum has gone on."""
+    """Cut, wait, heal. `all_see`: the cut lasts until whoever has a quorum has gone on.
+
+    Without `steps` the run is not waited for: it ends when all take part again.
+    """
     groups, goers = SPLITS[split]
     pausers = [name for name in PEERS if name not in goers]
-    with ProcessSwarm(zygote, root, steps=steps, every=20, network=network) as swarm:
+    with ProcessSwarm(zygote, root, steps=steps or ENDLESS, every=20 if steps else ENDLESS, network=network) as swarm:
         swarm.start_host()
         swarm.start_founders()
         swarm.wait_for("version", version=3)
@@ -97,11 +101,14 @@ def run_and_split(
             assert gone_on <= IN_FLIGHT_NAMES, f"{name} went on by {gone_on} versions without a quorum"
         network.heal()
         wait_for_members(swarm, pausers, timeout_s=60)
-        report = swarm.finish(timeout_s=480)
-        for name, pid in swarm.peers.items():
-            assert zygote.exit_code(pid, timeout_s=30) == 0, f"{name} did not end well"
-        assert report["steps"] == steps
-        check_one_history(swarm, steps=steps)
+        if steps is None:
+            end_with_one_history(swarm)
+        else:
+            report = swarm.finish(timeout_s=480)
+            for name, pid in swarm.peers.items():
+                assert zygote.exit_code(pid, timeout_s=30) == 0, f"{name} did not end well"
+            assert report["steps"] == steps
+            check_one_history(swarm, steps=steps)
     assert zygote.leftovers() == []
 
 
@@ -112,13 +119,21 @@ def test_no_half_without_the_hosts_word_goes_on_when_the_network_splits(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("silence_s", [2.0, 2 * LEASE_S, 60.0])
+@pytest.mark.parametrize("silence_s", [2.0, 2 * LEASE_S, 30.0])
 @pytest.mark.parametrize("split", sorted(SPLITS))
 def test_two_halves_never_both_finish_a_round(
     zygote: Zygote, tmp_path: Path, network: Namespaces, split: str, silence_s: float
 ) -> None:
     steps = 60 + round(12 * silence_s)  # so many that the side that goes on alone does not end the run before it heals
     run_and_split(zygote, tmp_path, network, split, steps=steps, silence_s=silence_s, all_see=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("split", ["equal", "nobody", "one peer"])
+def test_after_a_minute_apart_all_are_of_one_history(
+    zygote: Zygote, tmp_path: Path, network: Namespaces, split: str
+) -> None:
+    run_and_split(zygote, tmp_path, network, split, steps=None, silence_s=60.0, all_see=True)
 
 
 def run_and_restart(zygote: Zygote, root: Path, *, victim: str, moment: str, count: int) -> None:
