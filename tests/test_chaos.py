@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import KINDS, MEMBERS, endure, schedule
+from tests.histories import strange_names
 from tests.process_swarm import Zygote
 
 
@@ -19,6 +20,17 @@ def test_a_schedule_follows_from_its_seed_and_nobody_has_two_faults_at_once() ->
         for own in (cuts, *([fault for fault in faults if fault.who == (name,)] for name in MEMBERS)):
             single = [fault for fault in own if own is cuts or fault.kind != "cut"]
             assert all(one.until_s <= other.at_s for one, other in pairwise(single)), (seed, single)
+
+
+def test_a_fork_shows_in_the_vote_logs_and_what_was_in_flight_is_none(tmp_path: Path) -> None:
+    log = tmp_path / "p0a" / "runs" / "run" / "voted-p0a.log"
+    log.parent.mkdir(parents=True)
+    certified = [f"{number:064}" for number in range(4)]
+    forked, in_flight = "f" * 64, ["e" * 64, "d" * 64]
+    log.write_text("\n".join([*certified, *in_flight]) + "\n")
+    assert strange_names(tmp_path, "p0a", certified) == []
+    log.write_text("\n".join([*certified[:2], forked, *certified[2:], *in_flight, forked]) + "\n")
+    assert strange_names(tmp_path, "p0a", certified) == [forked, forked]
 
 
 @pytest.mark.soak

@@ -7,8 +7,8 @@ from typing import Any
 from tests.swarm_in_process import manifest_of, swarm_in_process
 
 MANIFEST = manifest_of(
-    optimizer={"total_steps": 60},
-    checkpoint={"every_steps": 60, "snapshot_every": 10},
+    optimizer={"total_steps": 16},
+    checkpoint={"every_steps": 16, "snapshot_every": 8},
     limits={"founders_per_stage": 2},
     deadlines={"call_s": 1.0, "hop_s": 10.0, "round_phase_s": 1.0, "step_s": 10.0, "straggler_s": 0.5, "lease_s": 1.5},
 )

@@ -19,13 +19,18 @@ from tests.exhibits import SmallRun, small_settings
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
 SNAPSHOT_EVERY = 8
-MANIFEST = manifest_of(
-    optimizer={"total_steps": 32},
-    checkpoint={"every_steps": 32, "snapshot_every": SNAPSHOT_EVERY},
-    limits={"founders_per_stage": 1},
-    deadlines={"call_s": 1.0, "round_phase_s": 1.0},
-)
 AWAY_FROM = SNAPSHOT_EVERY + 1
+
+
+def manifest(steps: int) -> str:
+    """Of a run that goes on for a while after the peer was away for so many steps."""
+    total = AWAY_FROM + steps + SNAPSHOT_EVERY
+    return manifest_of(
+        optimizer={"total_steps": total},
+        checkpoint={"every_steps": total - total % SNAPSHOT_EVERY, "snapshot_every": SNAPSHOT_EVERY},
+        limits={"founders_per_stage": 1},
+        deadlines={"call_s": 1.0, "round_phase_s": 1.0},
+    )
 
 
 class Counting:
@@ -76,7 +81,7 @@ async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counte
         transports[stage, index] = Counting(transport)
         return transports[stage, index]
 
-    async with swarm_in_process(MANIFEST, folder, peers=(1, 2), wrap=counting) as swarm:
+    async with swarm_in_process(manifest(steps), folder, peers=(1, 2), wrap=counting) as swarm:
         await swarm.until_version(AWAY_FROM, timeout_s=60.0)
         away = swarm.of_stage(1)[1]
         others = [swarm.run.host_key.peer_id, *(peer.peer_id for peer in swarm.peers if peer is not away)]
