@@ -171,8 +171,11 @@ class Reachability:
 
 
 async def keep_the_hosts_time(transport: P2PTransport, host: PeerId) -> None:
-    """For the directory's records. Raises TransientError or RemoteError when the host does not say."""
-    swarm_time.set_by(*await seconds_ahead(transport, host, timeout_s=HOST_S))
+    """For the directory's records; if the host does not say, what is known of its clock stands."""
+    try:
+        swarm_time.set_by(*await seconds_ahead(transport, host, timeout_s=HOST_S))
+    except (TransientError, RemoteError) as error:
+        log.info("the host's clock: %s", error)
 
 
 async def dial_all(transport: P2PTransport, host: PeerId, addresses: Sequence[str]) -> dict[str, str]:

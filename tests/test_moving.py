@@ -77,7 +77,7 @@ def test_processes_become_even_by_themselves_and_train_as_much_faster(zygote: Zy
         delay=1,
         target_tokens=3072,
         in_flight=4,
-        rebalance_s=1.0,
+        rebalance_s=2.0,
         slow_s=0.25,
     ) as swarm:
         swarm.start_host()
