@@ -26,7 +26,7 @@ def leave(program: "subprocess.Popen[str]", folder: Path) -> float:
     """Seconds from the command until the daemon's process has ended well."""
     began = time.monotonic()
     subprocess.run([*SWARM, "leave", "--dir", str(folder)], check=True, capture_output=True, timeout=60)
-    assert program.wait(10) == 0, f"{folder.name} ended with {program.returncode}"
+    assert program.wait(GOAL_S) == 0, f"{folder.name} ended with {program.returncode}"
     return time.monotonic() - began
 
 
