@@ -62,7 +62,9 @@ def measure(times: int, busy: int, root: Path) -> list[tuple[str, float]]:
         for turn in range(times):
             number = turn % 2 * PEERS
             later(1)
-            found.append((f"stage {number // PEERS}, {busy} busy", leave(peers[number], root / f"peer-{number}")))
+            took_s = leave(peers[number], root / f"peer-{number}")
+            found.append((f"stage {number // PEERS}, {busy} busy", took_s))
+            print(f"{found[-1][0]}: {took_s:.1f} s", file=sys.stderr, flush=True)
             peers[number] = start(number)
         cold = start(STAGES * PEERS - 1, "cold", NUMBA_CACHE_DIR=str(root / "empty"))
         log = root / f"cold-{STAGES * PEERS - 1}" / "daemon.log"
