@@ -14,9 +14,11 @@ def test_senders_ask_who_has_room_and_are_told(tmp_path: Path, monkeypatch: pyte
     told: list[tuple[PeerId, float]] = []
     hear = wiring.EarliestFinishWiring.told
 
-    def heard(self: wiring.EarliestFinishWiring, peer_id: PeerId, waits_s: float, *, now: float) -> None:
+    def heard(
+        self: wiring.EarliestFinishWiring, peer_id: PeerId, waits_s: float, *, holds: bytes = b"", now: float
+    ) -> None:
         told.append((peer_id, waits_s))
-        hear(self, peer_id, waits_s, now=now)
+        hear(self, peer_id, waits_s, holds=holds, now=now)
 
     monkeypatch.setattr(wiring, "ASK_FROM_S", 0.0)  # these microbatches take milliseconds
     monkeypatch.setattr(wiring.EarliestFinishWiring, "told", heard)

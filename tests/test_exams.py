@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from peer.adversary import HONEST
 from peer.exams import EXAMS_A_STEP, Examiner, encoded_hop
 from peer.exhibits import ExhibitStore
 from peer.rounds import StageRounds
@@ -61,6 +62,7 @@ class Hall:
             chain=chain,
             results={0: (self.result, [])},
             exact=Exact(),
+            adversary=HONEST,
             replica=run.replicas[STAGE][0],
         )
         self.examiner = Examiner(cast(StageRounds, rounds), store)
