@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import os
 import random
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +28,11 @@ from peer.downstream import Downstream, HopCounters, numeric_class
 from peer.exams import Examiner, Newcomer
 from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
+from peer.first_state import FirstState
 from peer.hop_auditor import Beside, HopAuditor
 from peer.hop_desk import HopDesk
 from peer.hops import HopServer
-from peer.host import HOST_RETRY_S, Host
-from peer.joining_state import JoiningState
+from peer.host import Host
 from peer.jury import Jury
 from peer.kept_answers import KeptAnswers
 from peer.limited_transport import LimitedTransport
@@ -48,6 +46,7 @@ from peer.replica import StageReplica, stage_device
 from peer.reveals import Reveals
 from peer.rolling_back import RollingBack
 from peer.rounds import StageRounds
+from peer.run_files import fetch_files
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
@@ -56,9 +55,7 @@ from peer.state_check import StateCheck
 from peer.step_state import Applied
 from peer.tally import WorkTally
 from peer.verdicts import Verdicts, Word
-from peer.way_back import state_to_go_on_from
 from swarm.checkpoint.state import StageState
-from swarm.checkpoint.transfer import fetch_state
 from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
@@ -73,10 +70,7 @@ from swarm.data.token_file import TokenFile
 from swarm.disk_room import disk_room
 from swarm.host_protocol import (
     ADMIT,
-    FILE,
-    FILE_PIECE_BYTES,
     FINISH,
-    GENESIS,
     GOODBYE,
     MAX_SCREENS,
     REPORT,
@@ -84,7 +78,7 @@ from swarm.host_protocol import (
     SignedRun,
     StepReport,
 )
-from swarm.identity import Identity, verify
+from swarm.identity import Identity
 from swarm.model.families import stage_layout, validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
@@ -102,8 +96,6 @@ from verification.verdicts import Ban, Pardon, Quarantine
 
 log = logging.getLogger(__name__)
 
-STATE_TRIES = 20
-GENESIS_WAIT_S = 5.0
 MAX_UNSENT_REPORTS = 256
 MOST_DRAIN_S, MOST_LEAVING_S = 20.0, 26.0
 """A peer leaves within 30 s: it drains, says goodbye and waits for what its threads compute, and then closes its
@@ -257,8 +249,22 @@ class PeerDaemon:
         folder = self.volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
         self._check_memory(settings, stage, layout, device, folder)  # all libraries are loaded, and nothing else is
-        files = await self._fetch_files(settings, folder) if stage == 0 else None
-        state, chain = await self._first_state(settings, name, run_key, stage, layout, folder)
+        files = await fetch_files(self.host, settings, folder) if stage == 0 else None
+        wanted = FirstState(
+            settings=settings,
+            run_id=name,
+            run_key=run_key,
+            stage=stage,
+            layout=layout,
+            me=self.identity.peer_id,
+            host=self.host,
+            transport=self.transport,
+            directory=self.directory,
+            kept=self._snapshots(folder),
+            on_begun=lambda geneses: self._begin(settings, geneses),
+            rng=self._rng,
+        )
+        state, chain = await wanted.get()
         return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, files)
 
     async def _join_from_elsewhere(self, settings: RunSettings, name: RunId, target: StageIndex) -> Joined:
@@ -326,6 +332,13 @@ class PeerDaemon:
             ) * settings.data.token_bytes
         check_fit(items, self.volunteer, held_bytes=folder_bytes(folder))
 
+    def _begin(self, settings: RunSettings, geneses: Sequence[Genesis]) -> None:
+        founders = {peer for genesis in geneses for peer in genesis.members}
+        self.verdicts.begin(founders, has_probation=settings.has_probation)
+
+    def _snapshots(self, folder: Path) -> Path:
+        return folder / f"snapshots-{self.identity.peer_id[-8:]}"
+
     async def _rehearse(self, settings: RunSettings) -> None:
         """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
         thread = WorkThread("rehearsal")
@@ -333,132 +346,6 @@ class PeerDaemon:
             await thread.run(Urgency.ROUND, lambda: rehearse(settings))
         finally:
             thread.close(timeout_s=0.0)
-
-    async def _fetch_files(self, settings: RunSettings, folder: Path) -> tuple[TokenFile, TokenFile]:
-        data = settings.data
-        files = []
-        for digest, num_tokens, label in (
-            (data.train_digest, data.num_train_tokens, "train"),
-            (data.held_out_digest, data.num_held_out_tokens, "held-out"),
-        ):
-            path = folder / f"{label}-{digest.hex()[:16]}.tokens"
-            if not path.exists():
-                await self._fetch_file(digest, num_tokens * data.token_bytes, path)
-            file = TokenFile(path, data.token_bytes)
-            file.verify(num_tokens=num_tokens, digest=digest)
-            files.append(file)
-        return files[0], files[1]
-
-    async def _fetch_file(self, digest: bytes, size_bytes: int, path: Path) -> None:
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        found = hashlib.sha256()
-        try:
-            with partial.open("wb") as file:
-                while file.tell() < size_bytes:
-                    meta: dict[str, Value] = {"digest": digest, "offset": file.tell()}
-                    reply = await self.host.call(FILE, meta, tries=20, timeout_s=60.0, max_body_bytes=FILE_PIECE_BYTES)
-                    if not reply.body:
-                        break
-                    found.update(reply.body)
-                    file.write(reply.body)
-            if found.digest() != digest:
-                raise RemoteError("digest", f"file {path.name} from the host differs from its digest", self._host_id)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    async def _first_state(
-        self,
-        settings: RunSettings,
-        name: RunId,
-        run_key: PeerId,
-        stage: StageIndex,
-        layout: ParameterLayout,
-        folder: Path,
-    ) -> tuple[StageState, StageChain]:
-        """The stage's state and certified facts: of its genesis for a founder, of a snapshot later."""
-        state: StageState | None = None
-        while True:
-            ready = state is not None
-            meta: dict[str, Value] = {"stage": int(stage), "ready": ready, "wait_s": GENESIS_WAIT_S if ready else 0.0}
-            about = f"genesis {name} {stage}"
-            answer = await self.host.answer(about, GENESIS, meta, timeout_s=GENESIS_WAIT_S + 10.0)
-            fields = Fields("genesis answer", answer)
-            if fields.optional("genesis"):
-                genesis = Genesis.from_value(fields.message("genesis"))
-                if not _is_signed(genesis, name, run_key):
-                    raise RemoteError("signature", "the genesis is not signed by the run key", self._host_id)
-                self.host.kept.keep(about, answer)
-                chain = StageChain.begin(genesis, settings)
-                beside = fields.items("beside", Genesis.from_value, max_items=2)
-                self._begin(settings, [genesis, *(one for one in beside if _is_signed(one, name, run_key))])
-                if not (ready and self.identity.peer_id in chain.members):
-                    # The stage began without this process: its present state is with the peers that went on.
-                    with contextlib.suppress(TransientError):
-                        donors = await self._donors(chain)
-                        kept = self._snapshots(folder)
-                        held = await state_to_go_on_from(kept, chain, layout, settings, self.transport, donors)
-                        if held is not None:
-                            return held
-                        return await self._present_state(settings, chain, layout, donors)
-                if state is None:
-                    state = await self._fetch_initial_state(settings, stage, layout)
-                if state.version == genesis.version:  # nobody has gone on yet, or nobody is left
-                    return replace(state, name=genesis.name), chain
-                await asyncio.sleep(HOST_RETRY_S)
-            elif state is None:
-                state = await self._fetch_initial_state(settings, stage, layout)
-
-    def _begin(self, settings: RunSettings, geneses: Sequence[Genesis]) -> None:
-        founders = {peer for genesis in geneses for peer in genesis.members}
-        self.verdicts.begin(founders, has_probation=settings.has_probation)
-
-    async def _fetch_initial_state(
-        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout
-    ) -> StageState:
-        for _ in range(STATE_TRIES):
-            try:
-                return (await fetch_state(self.transport, self._host_id, stage, layout, settings))[0]
-            except TransientError as error:
-                log.info("initial state: %s", error)
-                await asyncio.sleep(HOST_RETRY_S)
-        raise TransientError(f"the host does not give the state of stage {stage}")
-
-    def _snapshots(self, folder: Path) -> Path:
-        return folder / f"snapshots-{self.identity.peer_id[-8:]}"
-
-    async def _donors(self, beginning: StageChain) -> list[PeerId]:
-        """Who serves the stage by now, in any order; as far as can be, this peer is connected to them.
-
-        Raises TransientError.
-        """
-        found = await self.directory.lookup(stage_topic(beginning.run_id, beginning.stage))
-        there = {peer for peer, said in found.items() if said.get("moving") is not True}
-        donors = sorted(there - {self.identity.peer_id})
-        self._rng.shuffle(donors)
-        for donor in donors:
-            addresses = found[donor].get("addresses")
-            known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
-            with contextlib.suppress(TransientError, RemoteError, TimeoutError):
-                await self.transport.connect(donor, known)
-        return donors
-
-    async def _present_state(
-        self, settings: RunSettings, beginning: StageChain, layout: ParameterLayout, donors: Sequence[PeerId]
-    ) -> tuple[StageState, StageChain]:
-        """The stage's state by now, from whoever went on from its `beginning`. Raises TransientError."""
-        # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
-        members = beginning.members if settings.trust == "public" else donors
-        wanted = JoiningState(
-            self.transport,
-            settings,
-            beginning.run_id,
-            beginning.run_key,
-            beginning.coordinator,
-            beginning.stage,
-            layout,
-        )
-        return await wanted.fetch(donors, members)
 
     # -- living -------------------------------------------------------------------------------------------
 
@@ -878,10 +765,6 @@ class PeerDaemon:
 def _broken(what: str, error: BaseException | None) -> Exception:
     """What is raised where something of this peer's has ended by `error`."""
     return error if isinstance(error, OSError) else LocalError(f"{what}: {error!r}")
-
-
-def _is_signed(genesis: Genesis, name: RunId, run_key: PeerId) -> bool:
-    return genesis.run_id == name and verify(run_key, genesis.signed_bytes(), genesis.signature)
 
 
 def _what(verdict: Ban | Quarantine) -> str:
