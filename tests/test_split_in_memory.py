@@ -26,7 +26,8 @@ async def scenario(folder: Path) -> dict[str, Any]:
                 swarm.network.cut(one, other.peer_id)
         at_cut = [peer.rounds.version for peer in pausers]
         await swarm.until_version(max(at_cut) + 4, timeout_s=40.0)
-        assert {event["stage"] for event in swarm.events if event["event"] == "reconfigured"} == {0, 1}
+        # By the run key's word, or by votes where the last roster already named none of the other half as a neighbour.
+        assert all(peer.rounds.version >= max(at_cut) + 4 for peer in goers)
         for peer, version in zip(pausers, at_cut, strict=True):
             assert peer.rounds.version <= version + IN_FLIGHT, "both halves have gone on"
         goers[0].daemon.permit.withhold("for the test")  # else the run is over before the others are back
