@@ -89,6 +89,7 @@ class Churn:
         assert len(found) == len(banned), (self, said)
 
 
+@pytest.mark.soak
 def test_a_liar_is_banned_and_nobody_for_dying(tmp_path: Path) -> None:
     Churn(steps=12, replicas=5, seed=0).check(tmp_path)
 

@@ -73,6 +73,7 @@ def test_a_run_survives_a_peer_killed(
     run_and_kill(zygote, tmp_path, stage=stage, moment=moment, count=count, delay=delay)
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_when_so_many_die_at_once_that_nothing_can_be_certified(zygote: Zygote, tmp_path: Path) -> None:
     """One of two peers of each stage: three of five voters are left, and four certify. The run key lets them go on."""
     with ProcessSwarm(zygote, tmp_path, steps=STEPS) as swarm:
@@ -87,7 +88,8 @@ def test_a_run_goes_on_when_so_many_die_at_once_that_nothing_can_be_certified(zy
     assert zygote.leftovers() == []
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", [0, 1])
 def test_a_peer_told_to_leave_finishes_its_work_first(zygote: Zygote, tmp_path: Path, stage: int) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=60, every=20, founders=2) as swarm:
         swarm.start_host()

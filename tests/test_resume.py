@@ -81,6 +81,7 @@ def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote
     assert zygote.leftovers() == []
 
 
+@pytest.mark.soak
 def test_a_peer_that_comes_late_and_one_that_comes_back_hold_the_same_bytes(zygote: Zygote, tmp_path: Path) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=120, every=40, founders=2, target_tokens=512) as swarm:
         swarm.start_host()

@@ -112,6 +112,7 @@ def run_and_split(
     assert zygote.leftovers() == []
 
 
+@pytest.mark.soak
 def test_no_half_without_the_hosts_word_goes_on_when_the_network_splits(
     zygote: Zygote, tmp_path: Path, network: Namespaces
 ) -> None:
