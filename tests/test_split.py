@@ -138,9 +138,9 @@ def test_after_a_minute_apart_all_are_of_one_history(
 
 
 def run_and_restart(zygote: Zygote, root: Path, *, victim: str, moment: str, count: int) -> None:
-    """Killed at the moment and started again at once with the same identity."""
-    steps = 16
-    with ProcessSwarm(zygote, root, steps=steps, every=16) as swarm:
+    """Killed at the moment and started again at once with the same identity, in a run that is not over until then."""
+    steps = 64
+    with ProcessSwarm(zygote, root, steps=steps, every=64) as swarm:
         swarm.start_host()
         swarm.start_founders(**{victim: {"moment": moment, "count": count}})
         assert zygote.exit_code(swarm.peers[victim], timeout_s=60) == -signal.SIGKILL
