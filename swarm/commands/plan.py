@@ -30,7 +30,7 @@ NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, o
 @click.option(
     "--exact-ns",
     type=click.FloatRange(min=0),
-    help="Of a core, for each parameter in a step's averaging and optimizer; by default as measured of the codec.",
+    help="For each parameter in a step's averaging and optimizer; by default as measured of the codec.",
 )
 @click.option(
     "--session-hours",

@@ -23,8 +23,9 @@ LINK_SHARE = 0.87
 ROUND_TRIPS = 5
 """In a round that no bytes fill: close and commitments, three votes, the outcome and the next step's first report."""
 
-EXACT_NS: Mapping[str, float] = {"fp32": 6.0, "bf16": 5.0, "int8": 5.0, "int4": 8.0, "topk": 13.0}
-"""Of a core, for each parameter in a step: encoding, checking, adding and decoding its values, and the optimizer."""
+EXACT_NS: Mapping[str, float] = {"fp32": 32.0, "bf16": 32.0, "int8": 32.0, "int4": 32.0, "topk": 42.0}
+"""For each parameter in a step, on a core that two peers share: encoding, checking, adding and decoding its values, and
+the optimizer. As `benchmarks.home_links` counts it for int8, int4 and topk; the others are taken to be as int8."""
 
 _INT4_BYTES = 0.5 + 2 / 64
 CONTRIBUTION_BYTES: Mapping[str, float] = {
@@ -67,7 +68,7 @@ class Assumptions:
     round_trip_ms: float = 40.0
     """From peer to peer and back."""
     exact_ns: float | None = None
-    """Of a core, for each parameter in a step's round; None: as in `EXACT_NS`."""
+    """For each parameter in a step's round; None: as in `EXACT_NS`."""
 
     @property
     def up_bytes_per_s(self) -> float:
