@@ -52,9 +52,9 @@ from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import VoteLog, WitnessService
 
-if TYPE_CHECKING:  # it imports `doors`, which imports this
+if TYPE_CHECKING:  # `relaying` imports `doors`, which imports this
     from bootstrap.relaying import HostRelay
-from bootstrap.remote_archive import ArchiveCopies
+    from bootstrap.remote_archive import ArchiveCopies
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0

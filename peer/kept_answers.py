@@ -4,11 +4,11 @@ What is kept is believed as little as the host itself: signatures are checked ag
 """
 
 import logging
-import os
 from pathlib import Path
 
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
+from swarm.whole_file import whole_file
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,9 @@ class KeptAnswers:
         if self._path is None or self._answers.get(about) == answer:
             return
         self._answers[about] = answer
-        partial = self._path.with_suffix(".partial")
         try:
-            with partial.open("wb") as file:
-                file.write(pack(dict(self._answers)))
-            os.replace(partial, self._path)
+            with whole_file(self._path) as partial:
+                partial.write_bytes(pack(dict(self._answers)))
         except OSError as error:  # without it the host is needed at the next start, as before
             log.warning("%s: %s", self._path, error)
 

@@ -1,11 +1,8 @@
 """This is where a peer keeps states on disk: for joiners, for evaluation, for checkpoints, and for its own return."""
 
 import asyncio
-import contextlib
 import logging
-import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +25,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import StageIndex
 from swarm.core.stage_chain import StageChain
 from swarm.model.layout import ParameterLayout
+from swarm.whole_file import whole_file
 
 log = logging.getLogger(__name__)
 
@@ -155,26 +153,14 @@ class SnapshotStore:
     def _write(self, state: StageState, chain: StageChain) -> Snapshot:
         path = self._folder / f"stage-{self._stage}-{state.version:08d}.state"
         hashes, total = [], 0
-        with _whole(path) as partial, partial.open("wb") as file:
+        with whole_file(path) as partial, partial.open("wb") as file:
             for chunk in state_chunks(state):
                 hashes.append(chunk_hash(chunk))
                 total += file.write(chunk)
         digest = merkle_root(hashes, total)
-        with _whole(path.with_suffix(".facts")) as partial:
+        with whole_file(path.with_suffix(".facts")) as partial:
             partial.write_bytes(pack({"digest": digest, "chain": chain.to_value()}))
         return Snapshot(path, chain, digest, tuple(hashes), total, state.layout.num_values)
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Where to write what is to be at `path`, or not to be there at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        yield partial
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _remove(snapshot: Snapshot) -> None:

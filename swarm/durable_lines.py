@@ -5,19 +5,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from swarm.whole_file import whole_file
+
 
 def replace_lines(path: Path, lines: Iterable[str]) -> None:
     """The file holds these lines (without their ends), or still what it held before. Its folder must exist."""
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("w") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as partial, partial.open("w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def append_line(path: Path, line: str) -> None:
