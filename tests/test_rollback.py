@@ -135,7 +135,7 @@ def test_a_planted_loss_spike_is_rolled_back_by_one_command(tmp_path: Path, caps
             hold_at(swarm, event="notice", kind="loss_spike", step=BAD_STEPS[-1])
             folder = swarm.run.folder.root
             await swarm.until(lambda: any(e["event"] == "notice" and e["step"] == BAD_STEPS[-1] for e in swarm.events))
-            told = [event for event in swarm.events if event["event"] == "notice"]
+            told = [event for event in swarm.events if event["event"] == "notice"][: len(BAD_STEPS)]
             assert [(one["kind"], one["step"]) for one in told] == [("loss_spike", step) for step in BAD_STEPS]
             assert [one["ids"] for one in told] == [[[56, 60]], [[60, 64]]]
             everybody = {peer.peer_id for peer in swarm.peers}
@@ -144,17 +144,21 @@ def test_a_planted_loss_spike_is_rolled_back_by_one_command(tmp_path: Path, caps
             assert await asyncio.to_thread(run, ["rollback", str(folder), "--yes", "--wait", "60"]) is ExitCode.OK
             (done,) = [event for event in swarm.events if event["event"] == "rolled_back"]
             assert done["to"] == 12
-            assert done["skip"] == [[52, 64]]
+            # A step that was under way when the source paused may end and be noticed as well: its weights are spoilt.
+            last = max(event["step"] for event in swarm.events if event["event"] == "notice")
+            assert last in (BAD_STEPS[-1], BAD_STEPS[-1] + 1)
+            stop = ids_of(last).stop
+            assert done["skip"] == [[52, stop]]
             for peer in swarm.of_stage(0):
                 peer.daemon.permit.give()
             report = await swarm.finished()
             assert report["steps"] == 34
-            assert not [n for n in report["notices"] if n["step"] > BAD_STEPS[-1]]
+            assert not [n for n in report["notices"] if n["step"] > last]
             assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
             first = done["version"]
             used = [number for step in range(first, 34) for number in report["microbatches"][str(step)]]
             assert all(peer.rounds.era == 1 for peer in swarm.peers)
-            assert used == [*range(48, 52), *range(64, 64 + len(used) - 4)]
+            assert used == [*range(48, 52), *range(stop, stop + len(used) - 4)]
             return done
 
     done = asyncio.run(scenario())
