@@ -43,19 +43,24 @@ class Liars:
         return f"{self.attack} {self.number} of {self.replicas}"
 
 
+ON_CONTRIBUTIONS = (
+    "sign_flip",
+    "alie",
+    "stale_weights",
+    "sign_flip_1000",
+    "ipm",
+    "zeros",
+    "copied_gradient",
+    "partial_work",
+    "label_flip",
+    "dropped_batch",
+    "skipped_layers",
+)
+ON_HOPS = tuple(f"{what}_{how}" for what in ("activation", "gradient") for how in ("noise", "swap", "negate", "zeros"))
 CASES = (
-    Liars("sign_flip", 3, 8),
-    Liars("alie", 3, 8),
-    Liars("stale_weights", 3, 8),
-    Liars("activation_noise", 4, 8),
-    Liars("sign_flip", 7, 16),
-    Liars("alie", 7, 16),
-    Liars("stale_weights", 7, 16),
-    Liars("gradient_negate", 4, 8),
-    Liars("sign_flip_1000", 3, 8),
-    Liars("ipm", 3, 8),
-    Liars("zeros", 3, 8),
-    Liars("label_flip", 3, 8),
+    *(Liars(attack, 3, 8) for attack in ON_CONTRIBUTIONS),
+    *(Liars(attack, 4, 8) for attack in ON_HOPS),
+    *(Liars(attack, 7, 16) for attack in ON_CONTRIBUTIONS),
 )
 
 
