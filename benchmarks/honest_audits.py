@@ -8,8 +8,9 @@ other, and half of the contributions whole. Microbatches come as chance has it a
 another order, too. fp32 compute; each wire carries activations, gradients and contributions.
 
 Three scenes on each wire: the language, two microbatches again and again until they are known by heart, and a language
-that is learned after another. Beside each run stands the same one that nobody audits: all losses and the last weights
-must be equal to the bit.
+that is learned after another. In each half of the machines are killed and started again a third of the way, the others
+after two thirds. Beside each run stands the same one that nobody audits: all losses and the last weights must be equal
+to the bit.
 """
 
 import json
@@ -94,7 +95,11 @@ def run(scene: Scene, started: Sequence[Machine], *, audited: bool) -> dict[str,
     audits, swarm.audits = swarm.audits, []
     swarm.run(QUIET[scene.name])
     swarm.audits = audits if audited else []
-    outcome = swarm.run(AUDITED_STEPS)
+    for half in (started[::2], started[1::2]):
+        swarm.run(AUDITED_STEPS // 3)
+        for machine in half:
+            machine.start_again()
+    outcome = swarm.run(AUDITED_STEPS - 2 * (AUDITED_STEPS // 3))
     return {
         "losses": outcome.losses,
         "held_out": outcome.held_out,

@@ -66,16 +66,39 @@ class _Kept:
 class Machine:
     """One process."""
 
-    def __init__(self, kind: Kind, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        self._process = process
+        self._process = _start(kind)
+        self._models: dict[int, ModelSettings] = {}
         self._sent: dict[int, OrderedDict[_Elsewhere, int]] = {}
         self._count = 0
 
     def model(self, settings: ModelSettings, stage: int) -> StageModel:
         """The stage, computed there."""
-        self.ask({"do": "model", "stage": stage, "settings": _settings_value(settings)}, [])
+        self._models[stage] = settings
+        self._announce(stage)
         return _ModelElsewhere(settings, stage, self)
+
+    def start_again(self) -> None:
+        """Another process takes the place of this one, which is killed: whatever it held is gone."""
+        self._process.kill()
+        self.close()
+        self._process = _start(self.kind)
+        self._sent.clear()
+        for stage in self._models:
+            self._announce(stage)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process:
+            self._process.stdin.close()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    def _announce(self, stage: int) -> None:
+        self.ask({"do": "model", "stage": stage, "settings": _settings_value(self._models[stage])}, [])
 
     def weights(self, stage: int, held: _Elsewhere) -> int:
         """The number by which the process knows them; they are sent if it does not."""
@@ -148,30 +171,18 @@ class _ModelElsewhere(StageModel):
 def machines(kinds: Sequence[Kind]) -> Iterator[list[Machine]]:
     """One of each."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(_started(kind)) for kind in kinds]
+        yield [stack.enter_context(contextlib.closing(Machine(kind))) for kind in kinds]
 
 
-@contextlib.contextmanager
-def _started(kind: Kind) -> Iterator[Machine]:
+def _start(kind: Kind) -> "subprocess.Popen[bytes]":
     own = {name: str(kind.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     own |= dict.fromkeys(("OMP_DYNAMIC", "MKL_DYNAMIC"), "FALSE")
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", __name__, str(kind.weights_at)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **INSTRUCTION_SETS[kind.instructions], **NO_SPINNING, **own},
     )
-    with process:
-        try:
-            yield Machine(kind, process)
-        finally:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 # -- in the process ---------------------------------------------------------------------------------------
