@@ -40,6 +40,7 @@ from swarm.host_protocol import (
 )
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
+from swarm.whole_file import whole_file
 from verification.anchor import Anchor
 from verification.evidence import SUFFIX, Evidence
 from verification.kinds.step_fraud import StepFraud
@@ -544,10 +545,8 @@ def _write_new(path: Path, body: bytes | bytearray | memoryview) -> bool:
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         file.write(body)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
     return True

@@ -29,6 +29,7 @@ from swarm.model.initial import initial_weights
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.transport import MAX_META_BYTES
 from swarm.optim.exact import ExactOptimizer
+from swarm.whole_file import whole_file
 
 log = logging.getLogger(__name__)
 
@@ -163,9 +164,8 @@ def _known_settings(folder: RunFolder) -> RunSettings | None:
 
 
 def _write_settings(folder: RunFolder, settings: RunSettings) -> None:
-    partial = folder.settings.with_suffix(".partial")
-    partial.write_bytes(settings_bytes(settings))
-    os.replace(partial, folder.settings)
+    with whole_file(folder.settings) as partial:
+        partial.write_bytes(settings_bytes(settings))
 
 
 def _initial_states(settings: RunSettings, manifest: Manifest, say: Callable[[str], None]) -> list[StageState]:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write what is to be at `path` at the end. If the disk does not take it, nothing of it is left there."""
+    """Where to write what is to be at `path` at the end. If that fails nothing of it is left there."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
         os.replace(partial, path)
-    except OSError:
+    except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -1,7 +1,6 @@
 """This is where a demo's figures are put together: the host's report, and what only the demo knows."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from bootstrap.demo.request import MICROBATCH_SIZE, SEQUENCE_LENGTH
 from swarm.data.bigram import bigram_loss
 from swarm.data.prepare import PreparedData
+from swarm.whole_file import whole_file
 
 
 def held_out_bigram_loss(data: PreparedData, *, evaluate_tokens: int) -> float:
@@ -70,6 +70,5 @@ def read_host_report(path: Path) -> dict[str, Any]:
 
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """Whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(partial, path)
+    with whole_file(path) as partial:
+        partial.write_text(json.dumps(report, indent=1) + "\n")

@@ -6,7 +6,6 @@ Too few documents for that: the end of the text is held out.
 
 import hashlib
 import json
-import os
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from swarm.data.corpus import Corpus
 from swarm.data.token_file import TokenBytes, TokenFile, TokenWriter, token_bytes_for
 from swarm.data.tokenizer import Tokenizer, load_tokenizer
 from swarm.manifest_tables import DataTable
+from swarm.whole_file import whole_file
 
 _COPY_TOKENS = 1 << 22
 
@@ -154,9 +154,8 @@ def _write_record(out_dir: Path, inputs: str, prepared: PreparedData) -> None:
         name: value.hex() if isinstance(value, bytes) else value.name if isinstance(value, Path) else value
         for name, value in asdict(prepared).items()
     }
-    partial = out_dir / "prepared.json.partial"
-    partial.write_text(json.dumps({"inputs": inputs, **fields}, indent=2) + "\n")
-    os.replace(partial, out_dir / "prepared.json")
+    with whole_file(out_dir / "prepared.json") as partial:
+        partial.write_text(json.dumps({"inputs": inputs, **fields}, indent=2) + "\n")
 
 
 def _reusable(out_dir: Path, inputs: str) -> PreparedData | None:
