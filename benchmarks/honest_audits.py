@@ -34,8 +34,8 @@ MACHINES = (
     Kind("avx2", 1),
     Kind("avx2", 2),
     Kind("baseline", 1),
-    Kind("baseline", 2),
-    Kind("native", 1, weights_at=16),
+    Kind("baseline", 2, by_sample=True),
+    Kind("native", 1, weights_at=16, by_sample=True),
     Kind("avx2", 1, weights_at=32),
 )
 """Of the peers of a stage, in order."""

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from swarm.core.compute_mode import ComputeMode
 from swarm.core.errors import LocalError
 from swarm.core.settings import ModelSettings
 from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
@@ -46,6 +47,8 @@ class Kind:
     threads: int
     weights_at: int = 0
     """So many bytes past a multiple of 64 its weights begin."""
+    by_sample: bool = False
+    """A microbatch is computed sample by sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +181,7 @@ def _start(kind: Kind) -> "subprocess.Popen[bytes]":
     own = {name: str(kind.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     own |= dict.fromkeys(("OMP_DYNAMIC", "MKL_DYNAMIC"), "FALSE")
     return subprocess.Popen(
-        [sys.executable, "-m", __name__, str(kind.weights_at)],
+        [sys.executable, "-m", __name__, str(kind.weights_at), *(["by-sample"] if kind.by_sample else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **INSTRUCTION_SETS[kind.instructions], **NO_SPINNING, **own},
@@ -191,8 +194,8 @@ def _start(kind: Kind) -> "subprocess.Popen[bytes]":
 class _Answering:
     """Computes what is asked for."""
 
-    def __init__(self, weights_at: int) -> None:
-        self._weights_at = weights_at
+    def __init__(self, weights_at: int, mode: ComputeMode | None) -> None:
+        self._weights_at, self._mode = weights_at, mode
         self._models: dict[int, StageModel] = {}
         self._weights: dict[int, Weights] = {}
         self._kept: dict[int, Saved | SavedLoss] = {}
@@ -201,7 +204,7 @@ class _Answering:
     def answer(self, request: Mapping[str, Any], arrays: Sequence[Array]) -> tuple[dict[str, Any], list[Array]]:
         what, stage = request["do"], request["stage"]
         if what == "model":
-            self._models.setdefault(stage, StageModel(_settings_of(request["settings"]), stage))
+            self._models.setdefault(stage, StageModel(_settings_of(request["settings"]), stage).computing(self._mode))
             return {}, []
         model, tensors = self._models[stage], [torch.from_numpy(_aligned(array)) for array in arrays]
         if what == "weights":
@@ -276,7 +279,8 @@ def _settings_of(value: Mapping[str, Any]) -> ModelSettings:
 
 def _serve() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    answering = _Answering(int(sys.argv[1]))
+    mode = ComputeMode(1, recompute=True) if "by-sample" in sys.argv[2:] else None
+    answering = _Answering(int(sys.argv[1]), mode)
     while (request := _read(sys.stdin.buffer)) is not None:
         _write(sys.stdout.buffer, *answering.answer(*request))
 

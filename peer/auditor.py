@@ -102,7 +102,7 @@ class Auditor:
     def __post_init__(self) -> None:
         self._budget = AuditBudget.of_run(self.rounds.settings.audits)
         self._due: deque[_Due] = deque(maxlen=MAX_DUE)
-        self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage)
+        self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage, mode=self.rounds.replica.model.mode)
 
     async def applied(self, applied: Applied) -> None:
         """A round is over: draw on every other member's contribution."""

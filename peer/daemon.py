@@ -36,7 +36,7 @@ from peer.host import Host
 from peer.jury import Jury
 from peer.kept_answers import KeptAnswers
 from peer.limited_transport import LimitedTransport
-from peer.limits import GIB, VolunteerSettings, check_fit, used_bytes
+from peer.limits import GIB, VolunteerSettings, first_that_fits, used_bytes
 from peer.machine import folder_bytes
 from peer.mending import Mending
 from peer.moving import MEASURED_AFTER, Mover, say_on_the_way
@@ -57,6 +57,7 @@ from peer.tally import WorkTally
 from peer.verdicts import Verdicts, Word
 from swarm.checkpoint.state import StageState
 from swarm.core.canonical import Value, signed_bytes
+from swarm.core.compute_mode import ComputeMode, modes
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
 from swarm.core.fields import Fields
@@ -248,7 +249,8 @@ class PeerDaemon:
         model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
         folder = self.volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
-        self._check_memory(settings, stage, layout, device, folder)  # all libraries are loaded, and nothing else is
+        # All libraries are loaded, and nothing else is.
+        model = model.computing(self._mode_that_fits(settings, stage, layout, device, folder))
         files = await fetch_files(self.host, settings, folder) if stage == 0 else None
         wanted = FirstState(
             settings=settings,
@@ -321,16 +323,25 @@ class PeerDaemon:
             self._outdated = outdated
             self.finished.set()
 
-    def _check_memory(
+    def _mode_that_fits(
         self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str, folder: Path
-    ) -> None:
+    ) -> ComputeMode:
+        """How much of a microbatch this peer computes at once. Raises SettingsError if the stage fits in no way."""
         hidden_size = validate_config(settings.model.config_json).hidden_size
-        items = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage)
-        if stage == 0:
-            items["disk.the run's tokens"] = (
-                settings.data.num_train_tokens + settings.data.num_held_out_tokens
-            ) * settings.data.token_bytes
-        check_fit(items, self.volunteer, held_bytes=folder_bytes(folder))
+        num_tokens = settings.data.num_train_tokens + settings.data.num_held_out_tokens if stage == 0 else 0
+
+        def items(mode: ComputeMode) -> dict[str, int]:
+            found = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage, mode=mode)
+            return found | {"disk.the run's tokens": num_tokens * settings.data.token_bytes}
+
+        mode = first_that_fits(modes(settings), items, self.volunteer, held_bytes=folder_bytes(folder))
+        if mode != ComputeMode.of_run(settings):
+            log.info(
+                "to fit into memory, %d of a microbatch's %d samples are computed at once, and forward twice",
+                mode.samples_at_once,
+                settings.batch.microbatch_size,
+            )
+        return mode
 
     def _begin(self, settings: RunSettings, geneses: Sequence[Genesis]) -> None:
         founders = {peer for genesis in geneses for peer in genesis.members}

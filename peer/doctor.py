@@ -185,6 +185,7 @@ class Examination:
 
     async def _fit(self, transport: Any) -> list[Finding]:
         from peer.host import Host
+        from swarm.core.compute_mode import modes
         from swarm.core.plan import stage_memory_bytes, total_bytes
         from swarm.manifest_model import hidden_size, stage_num_parameters
 
@@ -195,7 +196,10 @@ class Examination:
         counts, hidden = await asyncio.to_thread(
             lambda: (stage_num_parameters(settings.model), hidden_size(settings.model))
         )
-        items = [stage_memory_bytes(settings, count, hidden, "cpu", stage=i) for i, count in enumerate(counts)]
+        *_, least = modes(settings)
+        items = [
+            stage_memory_bytes(settings, count, hidden, "cpu", stage=i, mode=least) for i, count in enumerate(counts)
+        ]
         smallest = min(total_bytes(item, "host") for item in items) + GIB  # and the program's own
         return self._room(smallest, min(total_bytes(item, "disk") for item in items))
 

@@ -145,7 +145,7 @@ class Newcomer:
     _due: tuple[Exam, bytes, PastVersion] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage)
+        self._replay = StageReplay(self.rounds.settings, self.rounds.chain.stage, mode=self.rounds.replica.model.mode)
 
     async def applied(self, applied: Applied) -> None:
         """A round is over that this peer had no part in: what it is examined about."""

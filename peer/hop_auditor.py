@@ -102,7 +102,7 @@ class HopAuditor:
         settings = self.rounds.settings
         self._budget = AuditBudget.of_run(settings.audits)
         self._due: deque[_Due] = deque(maxlen=MAX_DUE)
-        self._replay = StageReplay(settings, self.rounds.chain.stage)
+        self._replay = StageReplay(settings, self.rounds.chain.stage, mode=self.rounds.replica.model.mode)
         self._into: torch.Tensor | None = None
         hidden_size = self._replay.model.hidden_size
         self._largest = MAX_EXCHANGES * max_exhibit_bytes(settings, hidden_size)

@@ -4,13 +4,14 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from swarm.attacks import Attack
+from swarm.core.compute_mode import ComputeMode
 from swarm.core.errors import SettingsError
 from swarm.invite import Invite
 
@@ -84,13 +85,33 @@ def check_memory(items: dict[str, int], limit_bytes: int | None, *, num_p2pd: in
     available = psutil.virtual_memory().available + used_bytes()
     allowed = available if limit_bytes is None else min(limit_bytes, available)
     table = "; ".join(f"{name} {size / GIB:.2f} GiB" for name, size in items.items())
-    log.info("at most %.3f GiB of memory: %s", needed / GIB, table)
     if needed > allowed:
         what = "--memory" if limit_bytes is not None and limit_bytes <= available else "free memory"
         raise SettingsError(
             f"this stage needs {needed / GIB:.2f} GiB and {what} is {allowed / GIB:.2f} GiB ({table}); "
             "allow more, choose another --stage, or join a run with smaller stages"
         )
+    log.info("at most %.3f GiB of memory: %s", needed / GIB, table)
+
+
+def first_that_fits(
+    choices: Iterable[ComputeMode],
+    items: Callable[[ComputeMode], Mapping[str, int]],
+    volunteer: VolunteerSettings,
+    *,
+    held_bytes: int = 0,
+) -> ComputeMode:
+    """Of the ways to compute, of which each next one needs less memory. Raises SettingsError as `check_fit` if none."""
+    refusal: SettingsError | None = None
+    for mode in choices:
+        try:
+            check_fit(items(mode), volunteer, held_bytes=held_bytes)
+        except SettingsError as error:
+            refusal = error
+        else:
+            return mode
+    assert refusal is not None, "no way to compute was named"
+    raise refusal
 
 
 def check_fit(items: Mapping[str, int], volunteer: VolunteerSettings, *, held_bytes: int = 0) -> None:

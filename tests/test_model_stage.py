@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from swarm.core.compute_mode import ComputeMode
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.model import stage as stage_module
@@ -97,6 +98,38 @@ def test_recompute_keeps_only_the_input() -> None:
     _, saved = stage.forward(stage.weights(flat), token_batch(2, 8)[0], keep=True)
     assert saved is not None
     assert saved.y_BLD is None
+
+
+@pytest.mark.parametrize("compute_dtype", ["fp32", "bf16"])
+def test_a_microbatch_computed_in_pieces_differs_by_rounding_alone(compute_dtype: str) -> None:
+    x_BL, targets_BL = token_batch(5, SEQUENCE_LENGTH)
+    built = stages_of(model := tiny_model("qwen3", 3, compute_dtype=compute_dtype), whole_model(model))
+    versions = [stage.weights(flat) for stage, flat in built]
+    whole, in_pieces = (
+        run_pipeline([stage.computing(mode) for stage, _ in built], versions, x_BL, targets_BL)
+        for mode in (None, ComputeMode(2, recompute=True))
+    )
+    rounding = 1e-6 if compute_dtype == "fp32" else 1e-2
+    assert in_pieces[0] == pytest.approx(whole[0], rel=rounding)
+    assert in_pieces[1] == whole[1]
+    for once, summed in zip(whole[2], in_pieces[2], strict=True):
+        assert (summed - once).norm() <= rounding * once.norm()
+
+
+def test_no_more_samples_than_asked_for_are_computed_at_once() -> None:
+    model = tiny_model("llama", 2)
+    built = stages_of(model, whole_model(model))
+    stages = [stage.computing(ComputeMode(2, recompute=True)) for stage, _ in built]
+    versions = [stage.weights(flat) for stage, flat in built]
+    seen: list[int] = []
+    for version in versions:
+        version.stack.register_forward_pre_hook(
+            lambda module, arguments, named: seen.append(len(next(v for v in named.values() if v is not False))),
+            with_kwargs=True,
+        )
+    run_pipeline(stages, versions, *token_batch(5, 8))
+    assert sorted(set(seen)) == [1, 2]
+    assert sum(seen) == 2 * 2 * 5, "forward, and forward again, of five samples at two stages"
 
 
 def test_bf16_differs_from_fp32_by_its_rounding_only() -> None:

@@ -3,16 +3,20 @@
 import asyncio
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import owner_memory
 from peer.limited_transport import LimitedTransport, Meter
-from peer.limits import GIB, P2PD_BYTES, check_memory, used_bytes
+from peer.limits import GIB, P2PD_BYTES, VolunteerSettings, check_memory, first_that_fits, used_bytes
+from peer.sim import TinyRun
+from swarm.core.compute_mode import ComputeMode, modes
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
 from swarm.core.plan import HEADERS
+from swarm.core.settings import BatchSettings
 from swarm.identity import Identity
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
@@ -28,6 +32,30 @@ def test_a_stage_that_does_not_fit_is_refused_with_the_sum() -> None:
 
 def test_a_stage_that_fits_is_taken() -> None:
     check_memory({"weights": 1 << 20}, used_bytes() + P2PD_BYTES + (8 << 20))
+
+
+def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path) -> None:
+    wanted = modes(replace(TinyRun().settings(), batch=BatchSettings(microbatch_size=6, target_tokens=6)))
+    sizes = {mode: (mode.samples_at_once * (1 if mode.recompute else 4)) << 26 for mode in wanted}
+    assert [(mode.samples_at_once, mode.recompute) for mode in sizes] == [
+        (6, False),
+        (6, True),
+        (3, True),
+        (2, True),
+        (1, True),
+    ]
+
+    def chosen(room: int) -> ComputeMode:
+        volunteer = VolunteerSettings(
+            folder=tmp_path, threads=1, memory_bytes=used_bytes() + P2PD_BYTES + (room << 26) + (32 << 20)
+        )
+        return first_that_fits(sizes, lambda mode: {"host.activations": sizes[mode]}, volunteer)
+
+    assert chosen(24) == ComputeMode(6, recompute=False)
+    assert chosen(6) == ComputeMode(6, recompute=True)
+    assert chosen(2) == ComputeMode(2, recompute=True)
+    with pytest.raises(SettingsError, match=r"activations 0\.06 GiB"):
+        chosen(0)
 
 
 def _seconds(upload_mbit: float | None, download_mbit: float | None) -> float:

@@ -9,6 +9,7 @@ import torch
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
+from swarm.core.compute_mode import modes
 from swarm.core.plan import (
     CONTRIBUTION_BYTES,
     EXACT_NS,
@@ -98,6 +99,9 @@ def test_memory_follows_the_settings_that_decide_it() -> None:
     plain = _settings()
     recompute = replace(plain, model=replace(plain.model, recompute=True))
     assert item(recompute, "host.activations in flight") < item(plain, "host.activations in flight") / 3
+    *_, least = modes(plain)
+    sliced = stage_memory_bytes(plain, 1000, 128, "cpu", mode=least)["host.activations in flight"]
+    assert sliced < item(recompute, "host.activations in flight")
     sgd = replace(plain, optimizer=replace(plain.optimizer, name="sgd"))
     assert item(sgd, "host.moments") * 2 == item(plain, "host.moments")
     extrapolate = replace(plain, optimizer=replace(plain.optimizer, correction="extrapolate"))

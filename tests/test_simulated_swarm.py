@@ -6,8 +6,10 @@ import pytest
 
 from peer.adversary import strengths
 from peer.sim import Outcome, SimulatedSwarm, TinyRun
+from swarm.core.compute_mode import ComputeMode
 from swarm.core.errors import SettingsError
 from swarm.core.settings import AuditSettings, CodecSettings
+from swarm.model.stage import StageModel
 
 MUCH = AuditSettings(hop_budget=1.0, contribution_budget=1.5)
 """Each of three auditors draws half of the contributions whole, and a third of the microbatches."""
@@ -34,6 +36,20 @@ def test_nobody_is_banned_when_all_are_honest_and_everything_is_audited() -> Non
     assert (audits.suspicious, audits.frauds, audits.debts, audits.skipped) == (0, 0, 0, 0)
     assert 0 < audits.largest_honest_share <= 0.3, "sums of three microbatches depend on their order"
     assert outcome.held_out[30] < 0.6 * outcome.held_out[0], outcome.held_out
+
+
+def test_peers_that_compute_sample_by_sample_and_those_that_do_not_agree_in_audits() -> None:
+    by_sample = ComputeMode(1, recompute=True)
+    plain = CodecSettings(activations="fp32", activation_gradients="fp32", averaging="fp32")
+    swarm = SimulatedSwarm(
+        TinyRun(**(SMALL | {"audits": ALL, "codecs": plain})),
+        seed=0,
+        model_of=lambda model, stage, index: StageModel(model, stage).computing(by_sample if index % 2 else None),
+    )
+    outcome = swarm.run(8)
+    assert outcome.bans == outcome.quarantined == ()
+    assert outcome.audits.differing > 0, "whoever computes otherwise has other bits"
+    assert outcome.audits.largest_honest_share <= 0.3
 
 
 @pytest.mark.parametrize(("stage", "attack"), [(1, "sign_flip@4"), (0, "stale_weights@5"), (0, "activation_noise@4")])

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from swarm.core.compute_mode import ComputeMode
 from swarm.core.settings import RunSettings
 
 FLOAT_BYTES = 4
@@ -143,13 +144,21 @@ class Plan:
 
 
 def stage_memory_bytes(
-    settings: RunSettings, num_parameters: int, hidden_size: int, device: str, *, stage: int | None = None
+    settings: RunSettings,
+    num_parameters: int,
+    hidden_size: int,
+    device: str,
+    *,
+    stage: int | None = None,
+    mode: ComputeMode | None = None,
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
     On the CPU everything is the host's. About 67 bytes of host memory a parameter under int8, and activations. Without
-    `stage`, an upper bound for any stage of that many parameters. See `total_bytes`.
+    `stage`, an upper bound for any stage of that many parameters; without `mode`, of a peer that computes as the run
+    has it. See `total_bytes`.
     """
+    mode = mode or ComputeMode.of_run(settings)
     on_device = "host" if device == "cpu" else "device"
     moments = round(settings.optimizer.moment_bytes * num_parameters)
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
@@ -166,7 +175,7 @@ def stage_memory_bytes(
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
         "host.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
-        f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage),
+        f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode),
         "disk.two snapshots": 2 * (weights + moments),
     }
     kept = settings.audits.retained_versions + 1
@@ -179,7 +188,7 @@ def stage_memory_bytes(
         items["host.exhibits kept for audits"] = round(kept * exhibits)
         items["host.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items["host.sums of a replay"] = 2 * weights
-        items[f"{on_device}.activations of a replay"] = _whole_activation_bytes(settings, hidden_size, stage)
+        items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
     messages = ("wire buffers", "results for late peers", "encoded parts kept for audits")
@@ -380,17 +389,18 @@ def _flops(settings: RunSettings, stage: int, num_parameters: int, hidden_size: 
     return passes * (weights + settings.data.sequence_length * hidden_size * (stop - start))
 
 
-def _whole_activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None) -> int:
-    """Of one microbatch."""
+def _computed_activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
+    """Of the samples that are computed at once."""
     layers = [stop - start for start, stop in settings.model.stage_layers]
     num_layers = max(layers) if stage is None else layers[stage]
     value_bytes = FLOAT_BYTES if settings.model.compute_dtype == "fp32" else 2
-    return settings.microbatch_tokens * hidden_size * ACTIVATION_VALUES * num_layers * value_bytes
+    tokens = mode.samples_at_once * settings.data.sequence_length
+    return tokens * hidden_size * ACTIVATION_VALUES * num_layers * value_bytes
 
 
-def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None) -> int:
-    whole = _whole_activation_bytes(settings, hidden_size, stage)
+def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
+    computed = _computed_activation_bytes(settings, hidden_size, stage, mode)
     inputs = settings.microbatch_tokens * hidden_size * FLOAT_BYTES
     in_flight = settings.limits.max_in_flight
-    # With recompute only inputs wait; one microbatch at a time is whole.
-    return in_flight * inputs + whole if settings.model.recompute else in_flight * (inputs + whole)
+    # With recompute only inputs wait, and what is computed is there once.
+    return in_flight * inputs + computed if mode.recompute else in_flight * (inputs + computed)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from swarm.core.compute_mode import ComputeMode
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.model.families import (
@@ -54,7 +55,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Saved:
-    """What backward needs of one forward: its graph, or with `recompute` only x. It serves one backward."""
+    """What backward needs of one forward: its graph, or where that is computed again only x. It serves one backward."""
 
     weights: Weights
     x: torch.Tensor
@@ -64,7 +65,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class SavedLoss:
-    """What `loss_backward` needs of one loss: the stack's graph, and gradients down to the stack's output."""
+    """What `loss_backward` needs of one loss: that of its forward, and gradients down to the stack's output."""
 
     forward: Saved
     grad_y_BLD: torch.Tensor
@@ -74,10 +75,13 @@ class SavedLoss:
 
 
 class StageModel:
-    """A stage of a run's model. Same inputs, same bits; calls change nothing in it.
+    """A stage of a run's model. Same inputs and mode, same bits; calls change nothing in it.
 
     It holds no weights: `weights` makes versions of them. bf16 runs under autocast, TF32 is off.
     """
+
+    mode: ComputeMode | None = None
+    """None: a microbatch of any size at once, computed again in backward if the run's model says so."""
 
     def __init__(self, model: ModelSettings, stage: int, *, device: str = "cpu") -> None:
         """Raises SettingsError for a model that cannot be cut, a stage out of range, or a missing device."""
@@ -98,6 +102,12 @@ class StageModel:
         self._bf16 = model.compute_dtype == "bf16"
         self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
         self.layout: ParameterLayout = layout_of_stack(model, stage, self._stack)
+
+    def computing(self, mode: ComputeMode | None) -> "StageModel":
+        """The same stage, computed in that mode."""
+        made = copy.copy(self)
+        made.mode = mode
+        return made
 
     def weights(self, flat: NDArray[np.float32]) -> Weights:
         """A version of the weights from their flat vector in layout order.
@@ -122,10 +132,8 @@ class StageModel:
         `backward` needs comes along. Raises RemoteError("malformed") for an x of another shape, dtype or range.
         """
         x = self._checked_input(x)
-        if not keep or self._recompute:
-            with torch.no_grad():
-                y_BLD = self._run(weights, x)
-            return y_BLD, Saved(weights, x, None) if keep else None
+        if not keep or self._recomputes:
+            return self._run_without_graph(weights, x), Saved(weights, x, None) if keep else None
         saved = self._run_with_graph(weights, x)
         assert saved.y_BLD is not None
         return saved.y_BLD.detach(), saved
@@ -135,14 +143,10 @@ class StageModel:
 
         The first stage returns None. Raises RemoteError("malformed") for a gradient of another shape or dtype.
         """
-        if saved.y_BLD is None:
-            saved = self._run_with_graph(saved.weights, saved.x)
-        assert saved.y_BLD is not None
-        if grad_y_BLD.shape != saved.y_BLD.shape or grad_y_BLD.dtype != torch.float32:
+        shape = (*saved.x.shape[:2], self.hidden_size)
+        if grad_y_BLD.shape != shape or grad_y_BLD.dtype != torch.float32:
             raise RemoteError(
-                "malformed",
-                f"gradient is {grad_y_BLD.dtype} {tuple(grad_y_BLD.shape)}, "
-                f"the output float32 {tuple(saved.y_BLD.shape)}",
+                "malformed", f"gradient is {grad_y_BLD.dtype} {tuple(grad_y_BLD.shape)}, the output float32 {shape}"
             )
         return self._backward_into(saved, grad_y_BLD.to(self.device), self.layout.views(into))
 
@@ -157,17 +161,21 @@ class StageModel:
         x = self._checked_input(x)
         targets_N = self._checked_targets(targets_BL, x)
         if not keep:
+            y_BLD = self._run_without_graph(weights, x)
             with torch.no_grad():
-                y_BLD = self._run(weights, x)
                 loss_sum = sum(
                     float(self._chunk_loss(y_CD, weights.head_VD, targets_C))
                     for y_CD, targets_C in self._chunks(y_BLD, targets_N)
                 )
             return loss_sum, _num_counted(targets_N), None
-        # `recompute` does not matter here: loss_backward follows at once, and would need the graph again.
-        saved = self._run_with_graph(weights, x)
-        assert saved.y_BLD is not None
-        loss_sum, grad_y_BLD, grad_head_VD = self._loss_gradients(saved.y_BLD, weights.head_VD, targets_N)
+        if self._slices(x) > 1:
+            y_BLD, saved = self._run_without_graph(weights, x), Saved(weights, x, None)
+        else:
+            # `recompute` does not matter here: loss_backward follows at once, and would need the graph again.
+            saved = self._run_with_graph(weights, x)
+            assert saved.y_BLD is not None
+            y_BLD = saved.y_BLD
+        loss_sum, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights.head_VD, targets_N)
         return loss_sum, _num_counted(targets_N), SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
 
     def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
@@ -185,10 +193,9 @@ class StageModel:
     def logits(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         """Full logits (B, L, V) of the last stage, for comparing with a whole model: not for training."""
         assert weights.head_VD is not None, f"stage {self.stage} has no head"
-        with torch.no_grad():
-            y_BLD = self._run(weights, self._checked_input(x))
-            with self._autocast():
-                return functional.linear(y_BLD, weights.head_VD)
+        y_BLD = self._run_without_graph(weights, self._checked_input(x))
+        with torch.no_grad(), self._autocast():
+            return functional.linear(y_BLD, weights.head_VD)
 
     def parameter_modules(self, weights: Weights) -> list[tuple[nn.Module, str]]:
         """The stack's modules that own parameters, each with the name of its first: for initialization."""
@@ -197,6 +204,21 @@ class StageModel:
             for path, module in weights.stack.named_modules()
             for name, _ in list(module.named_parameters(recurse=False))[:1]
         ]
+
+    @property
+    def _recomputes(self) -> bool:
+        return self._recompute if self.mode is None else self.mode.recompute
+
+    def _slices(self, x: torch.Tensor) -> int:
+        """In how many pieces a microbatch is computed."""
+        return 1 if self.mode is None else math.ceil(len(x) / self.mode.samples_at_once)
+
+    def _run_without_graph(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        slices = self._slices(x)
+        with torch.no_grad():
+            if slices == 1:
+                return self._run(weights, x)
+            return torch.cat([self._run(weights, part) for part in x.tensor_split(slices)])
 
     def _run(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         argument = "input_ids" if self.is_first else "inputs_embeds"
@@ -212,7 +234,15 @@ class StageModel:
     def _backward_into(
         self, saved: Saved, grad_y_BLD: torch.Tensor, gradients: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        assert saved.y_BLD is not None
+        if saved.y_BLD is None:  # forward is run again, and forgotten again, piece by piece
+            slices = self._slices(saved.x)
+            pieces = zip(saved.x.tensor_split(slices), grad_y_BLD.tensor_split(slices), strict=True)
+            grads = [
+                self._backward_into(self._run_with_graph(saved.weights, x), grad_BLD, gradients)
+                for x, grad_BLD in pieces
+            ]
+            found = [grad for grad in grads if grad is not None]
+            return found[0] if len(found) == 1 else torch.cat(found) if found else None
         parameters = saved.weights.parameters
         with saved.weights.backward_lock:
             try:

@@ -18,6 +18,7 @@ from swarm.averaging.result_decoder import ResultDecoder
 from swarm.averaging.seeds import part_seeds
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState
+from swarm.core.compute_mode import ComputeMode
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
@@ -67,15 +68,21 @@ class StageReplay:
     """
 
     def __init__(
-        self, settings: RunSettings, stage: int, *, device: str = "cpu", model: StageModel | None = None
+        self,
+        settings: RunSettings,
+        stage: int,
+        *,
+        device: str = "cpu",
+        model: StageModel | None = None,
+        mode: ComputeMode | None = None,
     ) -> None:
         """Raises SettingsError as `StageModel` does. Settings may differ from the run's own in `compute_dtype`.
 
-        `model` computes, if the stage's own on `device` shall not.
+        `model` computes, if the stage's own on `device` shall not, in that `mode`.
         """
         self.settings = settings
         self.stage = StageIndex(stage)
-        self.model = model or StageModel(settings.model, stage, device=device)
+        self.model = model or StageModel(settings.model, stage, device=device).computing(mode)
         self.layout = self.model.layout
         self._parts = Parts.of(settings, self.layout.num_values)
         self.num_parts = len(self._parts)
