@@ -167,6 +167,7 @@ def _table(plan: Plan) -> Table:
     each(
         {
             "host memory in all": lambda part: _size(total_bytes(part.memory_bytes, "host")),
+            "sample by sample": lambda part: _size(total_bytes(part.least_memory_bytes, "host")),
             "round, up a step": lambda part: _size(part.round_up_bytes),
             "round, down a step": lambda part: _size(part.round_down_bytes),
             "activations, up a step": lambda part: _size(part.activation_up_bytes),

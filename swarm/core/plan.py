@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from swarm.core.compute_mode import ComputeMode
+from swarm.core.compute_mode import ComputeMode, modes
 from swarm.core.settings import RunSettings
 
 FLOAT_BYTES = 4
@@ -90,7 +90,9 @@ class StagePlan:
     num_layers: int
     num_parameters: int
     memory_bytes: Mapping[str, int]
-    """Items of `stage_memory_bytes`."""
+    """Items of `stage_memory_bytes`, of a peer that computes a microbatch at once."""
+    least_memory_bytes: Mapping[str, int]
+    """Of one that computes it sample by sample, forward twice."""
     round_up_bytes: float
     round_down_bytes: float
     activation_up_bytes: float
@@ -320,12 +322,18 @@ def _plan_stage(
     exact_s = num_parameters * exact_ns * 1e-9
     work_s = max(compute_s, activation_s)
     each_s = work_s / max(1.0, settings.microbatches_per_step / members)
+    *_, least = modes(settings)
+    memory, least_memory = (
+        stage_memory_bytes(settings, num_parameters, hidden_size, "cpu", stage=stage, mode=mode)
+        for mode in (None, least)
+    )
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
         stage=stage,
         num_layers=stop - start,
         num_parameters=num_parameters,
-        memory_bytes=stage_memory_bytes(settings, num_parameters, hidden_size, "cpu", stage=stage),
+        memory_bytes=memory,
+        least_memory_bytes=least_memory,
         round_up_bytes=round_each_way,
         round_down_bytes=round_each_way,
         activation_up_bytes=activation_up,
