@@ -87,6 +87,7 @@ def test_gpu_holds_weights_gradients_and_activations_but_no_moments() -> None:
         "gradient sums of two steps",
         "gradient that does not count",
         "activations in flight",
+        "gradients of activations",
         "logits and their gradient",
     }
     assert "host.moments" in items
