@@ -13,13 +13,14 @@ from typing import Any
 from peer.adversary import HONEST, Adversary
 from peer.bare_results import BareResults
 from peer.compute import Urgency, WorkThread
-from peer.grants import StepGrants, Ticket, take_next
+from peer.grants import StepGrants
 from peer.replica import StageReplica
 from peer.round_driver import RoundDriver
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.step_state import Applied, Bytes, StepState
+from peer.tickets import Tickets
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState
 from swarm.core import averaging_round as act
@@ -97,10 +98,7 @@ class StageRounds:
         self._stopped = False
         self._turning = asyncio.Lock()
         """Held while a version takes the place of another, so that two never do at once."""
-        self._wanted = 0
-        self._grant_available = asyncio.Event()
-        self._tries: dict[MicrobatchId, int] = {}
-        self._used: set[MicrobatchId] = set()
+        self.tickets = Tickets(self._steps, self._leased, replica.accepts)
         self.joining: set[PeerId] = set()
         self._gone: dict[PeerId, Version] = {}
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
@@ -191,7 +189,7 @@ class StageRounds:
         for state in self._steps.values():
             state.dirty.set()
         self._steps.clear()
-        self._used.clear()
+        self.tickets.begin_again()
         self.results.clear()
         self.bare_results.clear()
         self._open_steps()
@@ -200,7 +198,7 @@ class StageRounds:
     def _announce_version(self) -> None:
         self._version_changed.set()
         self._version_changed = asyncio.Event()
-        self._grant_available.set()
+        self.tickets.look_again()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopped:
@@ -230,7 +228,7 @@ class StageRounds:
         version = self.chain.version
         for step in [step for step in self._steps if int(step) < version]:
             over = self._steps.pop(step)
-            self._used -= over.grants.in_flight | over.grants.done
+            self.tickets.step_is_over(over.grants)
             over.dirty.set()
             over.notify()
         if self.is_over:
@@ -322,7 +320,7 @@ class StageRounds:
             num_done=num_done,
             # A gradient is in the sum a moment before its ticket is done: counted once, or one too many is granted.
             num_in_flight=max(0, state.grants.started - num_done) if is_source else 0,
-            num_wanted=self._wanted if is_source else 0,
+            num_wanted=self.tickets.wanted if is_source else 0,
             saw_next=state.saw_next,
         )
         leader = state.leader
@@ -358,7 +356,7 @@ class StageRounds:
         grants = state.grants
         if (granted, exhausted) != (grants.granted, grants.exhausted):
             grants.granted, grants.exhausted = granted, exhausted
-            self._grant_available.set()
+            self.tickets.look_again()
 
     def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
         granted = state.progress.report(member, report, now=time.monotonic())
@@ -450,50 +448,8 @@ class StageRounds:
         others = len(self.chain.members) > 1 and self.is_member
         return others and any(self.replica.num_done(step) for step in self._steps)
 
-    # -- grants (stage 0) ---------------------------------------------------------------------------------
-
-    def want(self, num_slots: int) -> None:
-        """The source could start this many more microbatches now."""
-        if num_slots != self._wanted:
-            self._wanted = num_slots
-            for state in self._steps.values():
-                state.dirty.set()
-
-    async def next_ticket(self) -> Ticket:
-        """The next microbatch this member may start; waits for a grant."""
-        while True:
-            if self.is_member and not self.is_over:
-                leased = self.chain.leases.ids_of(self.me)
-                grants = [self._steps[step].grants for step in sorted(self._steps)]
-                ticket = take_next(grants, leased, self._used, self._tries, self.replica.accepts)
-                if ticket is not None:
-                    # Its slot is spoken for: a report made before the source says so must not ask for one more.
-                    self._wanted = max(0, self._wanted - 1)
-                    return ticket
-            self._grant_available.clear()
-            await self._grant_available.wait()
-
-    def ticket_done(self, ticket: Ticket) -> None:
-        """The microbatch's gradient is in the step's sum."""
-        state = self._steps.get(ticket.step)
-        if state is not None:
-            state.grants.in_flight.discard(ticket.microbatch_id)
-            state.grants.done.add(ticket.microbatch_id)
-            state.dirty.set()
-            self._tries.pop(ticket.microbatch_id, None)
-
-    def ticket_failed(self, ticket: Ticket, *, step_is_over: bool) -> None:
-        """The microbatch did not make it in this try; its id is free again."""
-        state = self._steps.get(ticket.step)
-        if state is not None:  # else its ids are free by now, and may have been taken again
-            self._tries[ticket.microbatch_id] = self._tries.get(ticket.microbatch_id, 0) + 1
-            self._used.discard(ticket.microbatch_id)
-            state.grants.in_flight.discard(ticket.microbatch_id)
-            if step_is_over:
-                state.grants.over = True
-                state.saw_next = True
-            state.dirty.set()
-        self._grant_available.set()
+    def _leased(self) -> list[MicrobatchId]:
+        return self.chain.leases.ids_of(self.me) if self.is_member and not self.is_over else []
 
     # -- the round ----------------------------------------------------------------------------------------
 

@@ -76,12 +76,12 @@ class Source:
             while not stop.is_set():
                 permit = self.server.permit
                 free = 0 if permit.withheld else slots - len(running)
-                self.rounds.want(free)
+                self.rounds.tickets.want(free)
                 turning = asyncio.ensure_future(permit.changed.wait())
                 if free <= 0:
                     await asyncio.wait({*running, stopping, turning}, return_when=asyncio.FIRST_COMPLETED)
                 else:
-                    ticket = asyncio.ensure_future(self.rounds.next_ticket())
+                    ticket = asyncio.ensure_future(self.rounds.tickets.next())
                     await asyncio.wait({*running, stopping, turning, ticket}, return_when=asyncio.FIRST_COMPLETED)
                     if ticket.done():
                         running.add(asyncio.ensure_future(self._one(ticket.result())))
@@ -95,7 +95,7 @@ class Source:
                     task.result()
                 self.in_flight = len(running)
         finally:
-            self.rounds.want(0)
+            self.rounds.tickets.want(0)
             stopping.cancel()
             if running:
                 _, late = await asyncio.wait(running, timeout=self.settings.deadlines.drain_s)
@@ -110,18 +110,18 @@ class Source:
                 await self._attempt(ticket, attempt)
             except Refused as refusal:
                 log.info("microbatch %d: %s", ticket.microbatch_id, refusal)
-                self.rounds.ticket_failed(ticket, step_is_over=refusal.status == "closed")
+                self.rounds.tickets.failed(ticket, step_is_over=refusal.status == "closed")
                 return
             except (TransientError, RemoteError) as error:
                 log.info("microbatch %d of step %d again: %s", ticket.microbatch_id, ticket.step, error)
                 attempt += 1
                 await asyncio.sleep(RETRY_S)
             else:
-                self.rounds.ticket_done(ticket)
+                self.rounds.tickets.done(ticket)
                 return
             if int(ticket.step) < self.rounds.version:
                 break
-        self.rounds.ticket_failed(ticket, step_is_over=int(ticket.step) < self.rounds.version)
+        self.rounds.tickets.failed(ticket, step_is_over=int(ticket.step) < self.rounds.version)
 
     async def _attempt(self, ticket: Ticket, attempt: int) -> None:
         tokens_BL, targets_BL = self._reader.batch(ticket.microbatch_id)

@@ -102,13 +102,16 @@ class _Holding:
 @contextlib.contextmanager
 def room_for_one(peer_id: PeerId) -> Iterator[None]:
     """This source has room for one microbatch at a time, where others have for SLOTS."""
-    want = StageRounds.want
+    start = StageRounds.start
 
-    def limited(rounds: StageRounds, num_slots: int) -> None:
-        want(rounds, max(0, num_slots - (SLOTS - 1)) if rounds.me == peer_id else num_slots)
+    def limited(rounds: StageRounds) -> None:
+        start(rounds)
+        if rounds.me == peer_id:
+            want = rounds.tickets.want
+            patch.setattr(rounds.tickets, "want", lambda num_slots: want(max(0, num_slots - (SLOTS - 1))))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StageRounds, "want", limited)
+        patch.setattr(StageRounds, "start", limited)
         yield
 
 
