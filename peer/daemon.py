@@ -51,6 +51,7 @@ from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
 from peer.source import Source, StepLoss
+from peer.stage_work import StageWork
 from peer.state_check import StateCheck
 from peer.step_state import Applied
 from peer.tally import WorkTally
@@ -423,30 +424,28 @@ class PeerDaemon:
         if downstream is not None:
             downstream.keep = exchanges.keep
         rounds.on_contributed = exhibits.keep_parts
-        server = HopServer(
+        work = StageWork(
             settings,
             name,
             self.identity,
             replica,
             compute,
             rounds,
-            downstream,
             counters,
             kind,
             exhibits,
             exchanges,
             rounds.screening,
+            permit=self.permit,
             adversary=adversary,
         )
-        server.permit = self.permit
+        server = HopServer(work, downstream)
         # Paused, what is begun is finished, and audits and evaluations wait.
         compute.may_begin = lambda urgency: urgency <= Urgency.FORWARD or not self.permit.withheld
         self.permit.on_change = [compute.wake]
         source = None
         if files is not None and downstream is not None:
-            source = Source(
-                settings, name, self.identity, replica, compute, rounds, server, downstream, counters, *files
-            )
+            source = Source(work, rounds, downstream, *files)
 
         def peers_changed(of_stage: int, peers: set[PeerId]) -> None:
             if of_stage == stage + 1 and downstream is not None:

@@ -11,19 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from peer.adversary import At
-from peer.compute import Urgency, WorkThread
-from peer.downstream import Activation, Downstream, HopCounters, Refused
+from peer.compute import Urgency
+from peer.downstream import Activation, Downstream, Refused
 from peer.grants import Ticket
-from peer.hops import HopServer
-from peer.replica import StageReplica
 from peer.rounds import StageRounds
+from peer.stage_work import StageWork
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
-from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader, held_out_batches
 from swarm.data.token_file import TokenFile
-from swarm.identity import Identity
 from swarm.model.stage import Saved
 from swarm.network.transport import Message, Transport
 from verification.headers import BirthRecord, Kind, ids_bytes, signed
@@ -46,21 +43,16 @@ class StepLoss:
 class Source:
     """Keeps this peer's share of microbatches in flight, and answers the host's evaluations."""
 
-    settings: RunSettings
-    run_id: str
-    identity: Identity
-    replica: StageReplica
-    compute: WorkThread
+    work: StageWork
     rounds: StageRounds
-    server: HopServer
     downstream: Downstream
-    counters: HopCounters
     train: TokenFile
     held_out: TokenFile
     losses: dict[Step, StepLoss] = field(default_factory=dict)
     in_flight: int = 0
 
     def __post_init__(self) -> None:
+        self.settings = self.work.settings
         self._reader = BatchReader(self.settings, self.train)
         self._held_out = held_out_batches(self.settings, self.held_out, limit_tokens=len(self.held_out))
 
@@ -74,7 +66,7 @@ class Source:
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():
-                permit = self.server.permit
+                permit = self.work.permit
                 free = 0 if permit.withheld else slots - len(running)
                 self.rounds.tickets.want(free)
                 turning = asyncio.ensure_future(permit.changed.wait())
@@ -125,13 +117,13 @@ class Source:
 
     async def _attempt(self, ticket: Ticket, attempt: int) -> None:
         tokens_BL, targets_BL = self._reader.batch(ticket.microbatch_id)
-        replica, adversary, at = self.replica, self.server.adversary, At(ticket.step, ticket.microbatch_id)
+        replica, adversary, at = self.work.replica, self.work.adversary, At(ticket.step, ticket.microbatch_id)
         vocab_size = replica.model.vocab_size
         targets_BL = adversary.targets(at, torch.from_numpy(targets_BL), vocab_size=vocab_size).numpy()
         birth = self._birth("train", ticket.microbatch_id, attempt, ticket.step, tokens_BL, targets_BL)
 
         def forward() -> tuple[Activation, Saved]:
-            if self.server.permit.withheld:
+            if self.work.permit.withheld:
                 raise Refused("busy", "this peer's owner has paused it")
             if not replica.accepts(ticket.step):
                 raise Refused("closed", f"step {ticket.step} is closed here")
@@ -143,13 +135,13 @@ class Source:
             y, saved = replica.model.forward(weights, tokens, keep=True)
             assert saved is not None
             y = adversary.activation(at, weights, tokens, y)
-            return self.server.pack(birth, version, (birth.digest(),), y, ids_bytes(targets_BL)), saved
+            return self.work.pack(birth, version, (birth.digest(),), y, ids_bytes(targets_BL)), saved
 
-        activation, saved = await self.compute.run(Urgency.FORWARD, forward, step=ticket.step)
-        answer = await self.downstream.send(activation, replica.stage, run_id=self.run_id)
-        _, counted = await self.server.backward(birth, activation, saved, answer, birth.digest())
+        activation, saved = await self.work.compute.run(Urgency.FORWARD, forward, step=ticket.step)
+        answer = await self.downstream.send(activation, replica.stage, run_id=self.work.run_id)
+        _, counted = await self.work.backward(birth, activation, saved, answer, birth.digest())
         if counted:
-            self.server.keep_exhibit(activation, answer, x=ids_bytes(tokens_BL))
+            self.work.keep_exhibit(activation, answer, x=ids_bytes(tokens_BL))
         loss = self.losses.setdefault(ticket.step, StepLoss())
         if math.isfinite(answer.loss_sum):
             loss.loss_sum += answer.loss_sum
@@ -168,8 +160,8 @@ class Source:
     ) -> BirthRecord:
         return signed(
             BirthRecord.of_batch(
-                self.run_id,
-                self.identity.peer_id,
+                self.work.run_id,
+                self.work.identity.peer_id,
                 kind,
                 microbatch_id,
                 attempt=attempt,
@@ -178,7 +170,7 @@ class Source:
                 tokens_BL=tokens_BL,
                 targets_BL=targets_BL,
             ),
-            self.identity,
+            self.work.identity,
         )
 
     async def _on_evaluate(self, sender: PeerId, request: Message) -> Message:
@@ -189,7 +181,7 @@ class Source:
         if index >= len(self._held_out):
             raise RemoteError("protocol", f"held-out microbatch {index} of {len(self._held_out)}", sender)
         tokens_BL, targets_BL = self._held_out[index]
-        if self.server.permit.withheld:
+        if self.work.permit.withheld:
             raise TransientError("this peer's owner has paused it")
         weights = self.rounds.evaluation_weights(version)
         if weights is None:
@@ -202,11 +194,11 @@ class Source:
         birth = self._birth("evaluate", MicrobatchId(index), 0, Step(version), tokens_BL, targets_BL)
 
         def forward() -> Activation:
-            y, _ = self.replica.model.forward(weights, torch.from_numpy(tokens_BL), keep=False)
-            return self.server.pack(birth, Version(version), (birth.digest(),), y, ids_bytes(targets_BL))
+            y, _ = self.work.replica.model.forward(weights, torch.from_numpy(tokens_BL), keep=False)
+            return self.work.pack(birth, Version(version), (birth.digest(),), y, ids_bytes(targets_BL))
 
-        activation = await self.compute.run(Urgency.EVALUATE, forward)
-        answer = await self.downstream.send(activation, self.replica.stage, run_id=self.run_id)
+        activation = await self.work.compute.run(Urgency.EVALUATE, forward)
+        answer = await self.downstream.send(activation, self.work.replica.stage, run_id=self.work.run_id)
         if not math.isfinite(answer.loss_sum):
             raise TransientError(f"the held-out loss at version {version} is {answer.loss_sum}")
         return Message({"loss_sum": answer.loss_sum, "num_targets": answer.num_targets})

@@ -24,6 +24,7 @@ from peer.exhibits import ExhibitStore
 from peer.hops import HopServer
 from peer.replica import StageReplica
 from peer.screening import KnownStanding, Screening
+from peer.stage_work import StageWork
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.settings import ModelSettings, RunSettings
 from swarm.core.wiring import EarliestFinishWiring
@@ -113,20 +114,20 @@ class LinePeer:
                 lambda peer: None,
             )
             self.downstream.keep = self.exchanges.keep
-        self.server = HopServer(
+        self.work = StageWork(
             settings,
             RUN_ID,
             identity,
             replica,
             self.thread,
             Still(),
-            self.downstream,
             self.counters,
             kind,
             self.exhibits,
             self.exchanges,
             Screening(KnownStanding(), lambda: Version(0)),
         )
+        self.server = HopServer(self.work, self.downstream)
         self.server.is_before = lambda peer: peer in line.of_stage(stage - 1)
         self.server.serve(self.transport)
 
@@ -185,7 +186,7 @@ class HopLine:
         )
         version, weights = source.replica.weights_for(STEP)
         y, _ = source.replica.model.forward(weights, torch.from_numpy(tokens), keep=False)
-        return source.server.pack(birth, version, (birth.digest(),), y, ids_bytes(targets))
+        return source.work.pack(birth, version, (birth.digest(),), y, ids_bytes(targets))
 
     async def holder(self, stage: int) -> LinePeer:
         """The peer of the stage that has something in flight."""

@@ -147,7 +147,7 @@ def test_what_a_lost_peer_computed_otherwise_is_computed_afresh(monkeypatch: pyt
                 peer.thread.hold()
             answering = line.send(0)
             lost = await line.holder(1)
-            lost.server.adversary = Otherwise()
+            lost.work.adversary = Otherwise()
             lost.thread.go_on()
             await line.holder(3)
             middle = await line.holder(2)
