@@ -6,6 +6,7 @@ those who store it. A record proves who said it and nothing more: it is a hint.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from swarm.core.canonical import Value, pack, signed_bytes, unpack
 from swarm.core.errors import LocalError, RemoteError
@@ -18,6 +19,8 @@ MAX_TTL_S = 300.0
 """No record may live longer than this: what a dead peer said is forgotten."""
 CLOCK_SKEW_S = 3.0
 """Difference between two peers' clocks that is forgiven."""
+REMEMBERED_RECORDS = 1024
+"""A record is looked up many times while it lives: so many of the last ones are not verified again."""
 
 _DOMAIN = "directory-record"
 
@@ -47,10 +50,19 @@ def sign_record(
 
 
 def open_record(data: bytes, *, now: float, slack_s: float = 0.0) -> Record:
-    """The record in a stranger's bytes, if it is signed by the peer it names and live.
+    """The record in a stranger's bytes, if it is signed by the peer it names and live; not to be changed.
 
     `slack_s` forgives that long after the expiry. Raises RemoteError otherwise.
     """
+    record = _signed_record(bytes(data))
+    # Written so that a NaN fails too.
+    if not now - slack_s < record.expires <= now + MAX_TTL_S + CLOCK_SKEW_S:
+        raise RemoteError("expired", f"a directory record that expires {record.expires - now:+.1f} s from now")
+    return record
+
+
+@lru_cache(maxsize=REMEMBERED_RECORDS)
+def _signed_record(data: bytes) -> Record:
     value = unpack(data, max_bytes=MAX_RECORD_BYTES)
     match value:
         case {
@@ -64,9 +76,6 @@ def open_record(data: bytes, *, now: float, slack_s: float = 0.0) -> Record:
             record = Record(topic, fields, PeerId(peer_id), expires)
         case _:
             raise RemoteError("malformed", "a directory record without its fields")
-    # Written so that a NaN fails too.
-    if not now - slack_s < expires <= now + MAX_TTL_S + CLOCK_SKEW_S:
-        raise RemoteError("expired", f"a directory record that expires {expires - now:+.1f} s from now")
     if len(topic) > MAX_TOPIC_CHARACTERS:
         raise RemoteError("malformed", f"a topic of {len(topic)} characters")
     if not verify(record.peer_id, signed_bytes(_DOMAIN, _statement(record)), signature):
