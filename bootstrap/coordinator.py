@@ -6,7 +6,7 @@ Training goes on without it once begun; what it decides by is rebuilt from the l
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +105,8 @@ class Coordinator:
         self._trouble = Trouble(run.settings)
         self.notices = deque[Notice](maxlen=MAX_NOTICES)
         """What has gone wrong in this run lately, oldest first; all of it is in the ledger."""
+        self.noticed = Counter[str]()
+        """All of it, by kind."""
         self._heard_at = time.monotonic()
         self._silent_since = -1
         era = self.books.lineages.get(0, 0)
@@ -269,8 +271,12 @@ class Coordinator:
         who = f"{notice.stage}/{','.join(notice.peers) if notice.kind == 'not_finite' else ''}"
         once = f"{notice.kind} {self.books.lineages.get(0, 0)}/{notice.step}/{who}"
         if self._ledger.append("notice", notice.to_facts(), once=once):
-            self.notices.append(notice)
+            self._keep_in_mind(notice)
             self._emit({"event": "notice", **notice.told(DataOrder.of_run(self.run.settings))})
+
+    def _keep_in_mind(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        self.noticed[notice.kind] += 1
 
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""
@@ -281,7 +287,7 @@ class Coordinator:
                 self._trouble.begin_again(genesis.stage, self.books.went_back_to(int(genesis.version)))
                 self.progress.begin(int(genesis.version))
             elif event.kind == "notice":
-                self.notices.append(Notice.from_facts(facts))
+                self._keep_in_mind(Notice.from_facts(facts))
             elif event.kind == "result":
                 self._trouble.skipped(facts["stage"], facts["step"], facts["norm"])
                 self.progress.take_result(facts, event.at)

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from bootstrap.coordinator import Coordinator
 from bootstrap.progress import StepFigures
+from bootstrap.trouble import KINDS
 from swarm.checkpoint.archive import checkpoint_path
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.ids import PeerId
@@ -22,6 +23,8 @@ from verification.evidence import SUFFIX
 MAX_POINTS = 400
 MAX_LEADERS = 50
 MAX_BANS = 50
+MAX_NOTICES = 20
+MAX_NOTICE_PEERS = 8
 
 Point = TypeVar("Point")
 _PAGES = {
@@ -71,6 +74,7 @@ class Dashboard(Collector):
                 for rank, (peer, credit) in enumerate(books.leaders(MAX_LEADERS), start=1)
             ],
             "shut_out": self._shut_out(),
+            "notices": self._notices(),
             "checkpoints": self._checkpoints(),
         }
 
@@ -137,6 +141,22 @@ class Dashboard(Collector):
                     }
                 )
         return found[-MAX_BANS:]
+
+    def _notices(self) -> list[dict[str, Any]]:
+        """The newest first."""
+        newest = itertools.islice(reversed(self._coordinator.notices), MAX_NOTICES)
+        return [
+            {
+                "kind": notice.kind,
+                "step": notice.step,
+                "stage": notice.stage,
+                "reason": notice.reason,
+                "peers": list(notice.peers[:MAX_NOTICE_PEERS]),
+                "num_peers": len(notice.peers),
+                "num_microbatches": len(notice.ids),
+            }
+            for notice in newest
+        ]
 
     def _evidence_of(self, charge: dict[str, Any]) -> Path | None:
         return self.evidence(charge["evidence_digest"].hex())
@@ -205,6 +225,10 @@ class Dashboard(Collector):
             for stage in self._stages():
                 family.add_metric([*labels.values(), str(stage["stage"])], stage[name])
             yield family
+        notices = CounterMetricFamily("homeswarm_notices", "What went wrong in training.", labels=[*labels, "kind"])
+        for one in KINDS:
+            notices.add_metric([*labels.values(), one], self._coordinator.noticed[one])
+        yield notices
         screens = CounterMetricFamily("homeswarm_screens", "Screens that tripped.", labels=[*labels, "kind"])
         for kind, count in progress.screens().items():
             screens.add_metric([*labels.values(), kind], count)

@@ -16,8 +16,9 @@ import axe_core_python
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bootstrap.dashboard import MAX_POINTS, thinned
+from bootstrap.dashboard import MAX_NOTICE_PEERS, MAX_NOTICES, MAX_POINTS, thinned
 from bootstrap.progress import PeerFigures
+from bootstrap.trouble import Notice
 from swarm.core.ids import StageIndex, Version
 from swarm.host_protocol import StepReport
 from swarm.network import web_site
@@ -82,6 +83,12 @@ def ban(host: Hosted) -> bytes:
     folder.mkdir()
     (folder / f"replay_mismatch-{PEERS[2][-8:]}-{digest.hex()[:16]}.evidence").write_bytes(body)
     return body
+
+
+def notice(host: Hosted, step: int) -> None:
+    """The host notices a spike of the loss."""
+    peers = tuple(identity_of(number).peer_id for number in range(MAX_NOTICE_PEERS + 2))
+    host.coordinator._notice(Notice("loss_spike", step, None, peers, (1, 2, 5), "the loss <b>9</b> is high"))
 
 
 @asynccontextmanager
@@ -186,6 +193,22 @@ def test_open_page_hears_of_a_ban_and_of_a_falling_loss(tmp_path: Path, monkeypa
             assert PEERS[2] in json.dumps(state["shut_out"])
 
     asyncio.run(watch())
+
+
+def test_newest_notices_are_told_and_all_are_counted(tmp_path: Path) -> None:
+    async def look() -> tuple[list[Any], str]:
+        async with watched(tmp_path) as (host, session):
+            for step in range(MAX_NOTICES + 5):
+                notice(host, step)
+            async with session.get("/state.json") as answer:
+                notices: list[Any] = (await answer.json())["notices"]
+            async with session.get("/metrics") as answer:
+                return notices, await answer.text()
+
+    notices, metrics = asyncio.run(look())
+    assert [one["step"] for one in notices] == list(range(MAX_NOTICES + 4, 4, -1))
+    assert {(one["num_peers"], len(one["peers"])) for one in notices} == {(MAX_NOTICE_PEERS + 2, MAX_NOTICE_PEERS)}
+    assert f'homeswarm_notices_total{{kind="loss_spike",run="tiny"}} {MAX_NOTICES + 5}.0' in metrics
 
 
 def test_metrics_parse_and_count(tmp_path: Path) -> None:
@@ -382,6 +405,11 @@ def test_real_browser_sees_the_loss_fall_and_a_ban_appear(tmp_path: Path) -> Non
                 await until("document.getElementById('bans').innerText", "nobody")
                 ban(host)
                 await until("document.getElementById('bans').innerText", "ban: replay mismatch")
+                notices = "document.getElementById('notices').innerText"
+                await until(notices, "nothing so far")
+                notice(host, 2)
+                await until(notices, "loss spike at step 2: the loss <b>9</b> is high; in 3 microbatches; peers …")
+                await until(notices, "and 2 more")
                 # On a phone nothing but tables scrolls sideways, and what the keyboard reaches has a name.
                 assert await evaluate("document.documentElement.scrollWidth <= window.innerWidth")
                 nameless = "[...document.querySelectorAll('a, [tabindex=\"0\"], summary')].filter(one => "

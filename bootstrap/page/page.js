@@ -70,6 +70,16 @@ function figures(state) {
   find("figures").replaceChildren(...pairs);
 }
 
+function noted(notice) {
+  if (!notice) return ["nothing so far"];
+  const where = notice.stage === null ? "" : `, stage ${notice.stage}`;
+  const more = notice.num_peers - notice.peers.length;
+  const peers = notice.peers.map(short).join(", ") + (more ? ` and ${count(more)} more` : "");
+  const work = notice.num_microbatches ? `; in ${count(notice.num_microbatches)} microbatches` : "";
+  return [make("span", { class: "bad" }, notice.kind.replaceAll("_", " ")),
+    ` at step ${count(notice.step)}${where}: ${notice.reason}${work}${peers ? `; peers ${peers}` : ""}`];
+}
+
 function show(state) {
   document.title = `${state.name}: step ${state.version}`;
   find("name").textContent = state.name;
@@ -100,6 +110,7 @@ function show(state) {
     `${ban.stage}, ${ban.step}`,
     ban.evidence ? make("a", { href: `/evidence/${ban.evidence}`, download: "" }, "download") : "–",
   ]);
+  find("notices").replaceChildren(...(state.notices.length ? state.notices : [null]).map((notice) => make("li", {}, ...noted(notice))));
   const open = new Set([...document.querySelectorAll("details[open]")].map((item) => item.dataset.version));
   find("checkpoints").replaceChildren(...(state.checkpoints.length ? state.checkpoints.map((one) => {
     const bytes = one.files.reduce((sum, file) => sum + file.bytes, 0);
