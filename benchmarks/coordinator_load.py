@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,22 @@ def host_of(folder: Path) -> Iterator[tuple[psutil.Process, Invite]]:
 
 def serve(folder: Path) -> None:
     """What `swarm host` does, with another rate limit."""
-    from bootstrap.command import host
     from bootstrap.coordinator import CoordinatorSettings
     from bootstrap.doors import DoorSettings
+    from bootstrap.hosting import Hosting, HostSettings
     from swarm.network.coordinator_service import ServiceLimits
     from swarm.network.loop import run
 
-    prepared = prepare_run(parse_manifest(MANIFEST, folder / "run.toml"), folder / "run", lambda what: None)
-    doors = DoorSettings(limits=ServiceLimits(calls_per_s=1e6, burst=1e6))
+    prepare = partial(prepare_run, parse_manifest(MANIFEST, folder / "run.toml"), folder / "run", lambda what: None)
+    prepared, doors = prepare(), DoorSettings(limits=ServiceLimits(calls_per_s=1e6, burst=1e6))
 
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "listening":
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()
 
-    run(lambda stop: host(prepared, "/ip4/127.0.0.1/tcp/0", CoordinatorSettings(), doors, None, None, show, stop))
+    settings = HostSettings(listen="/ip4/127.0.0.1/tcp/0", coordinator=CoordinatorSettings(), doors=doors)
+    run(lambda stop: Hosting(settings, show).run(prepared, prepare, stop))
 
 
 async def volunteer(identity: Identity, invite: Invite, pem: bytes, until: float, seed: int, found: Measured) -> None:

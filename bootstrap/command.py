@@ -1,13 +1,11 @@
 """`swarm host`: this is where a run's manifest becomes a coordinator that peers can join."""
 
-import asyncio
-import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -15,17 +13,11 @@ from swarm.core.errors import SettingsError
 from swarm.network.addresses import beside, listen_multiaddress
 from swarm.release import checked_release
 
-if TYPE_CHECKING:
-    from bootstrap.coordinator import CoordinatorSettings
-    from bootstrap.doors import DoorSettings
-    from bootstrap.relaying import RelaySettings
-    from bootstrap.run_folder import PreparedRun
-
 
 @click.command(name="host", short_help="Start a run and coordinate it.")
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="The run's folder. Default: beside the manifest."
+    "--dir", "--data", "folder", type=click.Path(path_type=Path), help="The run's folder. Default: beside the manifest."
 )
 @click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT")
 @click.option("--service", metavar="HOST:PORT", help="gRPC service. Default: --listen, its port and one.")
@@ -75,6 +67,7 @@ def command(
     from bootstrap.admission import AdmissionPolicy, listed_peers
     from bootstrap.coordinator import CoordinatorSettings
     from bootstrap.doors import DoorSettings
+    from bootstrap.hosting import Hosting, HostSettings
     from bootstrap.relaying import RelaySettings
     from bootstrap.remote_archive import open_place
     from bootstrap.run_folder import prepare_run
@@ -98,98 +91,24 @@ def command(
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
-    prepared = prepare_run(
+    settings = HostSettings(
+        listen=listen_multiaddress(listen),
+        coordinator=CoordinatorSettings(
+            evaluate_tokens=evaluate_tokens, admission=policy, minimum_release=checked_release(minimum_release)
+        ),
+        doors=doors,
+        relay=relay,
+        report=report,
+    )
+    prepare = partial(
+        prepare_run,
         read,
         (folder or manifest.with_suffix("")).absolute(),
         lambda text: show({"event": "preparing", "what": text}),
         None if archive is None else open_place(archive),
     )
-    address = listen_multiaddress(listen)
-    settings = CoordinatorSettings(
-        evaluate_tokens=evaluate_tokens, admission=policy, minimum_release=checked_release(minimum_release)
-    )
-    run(lambda stop: host(prepared, address, settings, doors, relay, report, show, stop))
-
-
-async def host(
-    prepared: "PreparedRun",
-    listen: str,
-    settings: "CoordinatorSettings",
-    door_settings: "DoorSettings",
-    relay_settings: "RelaySettings | None",
-    report: Path | None,
-    show: Callable[[dict[str, Any]], None],
-    stop: asyncio.Event,
-) -> None:
-    """Serve the run until it is over or `stop`; the report is written either way."""
-    from bootstrap.coordinator import Coordinator
-    from bootstrap.doors import Doors
-    from bootstrap.ledger import Ledger
-    from bootstrap.relaying import HostRelay
-    from bootstrap.remote_archive import ArchiveCopies
-    from swarm.checkpoint.record import CheckpointRecord
-    from swarm.network.dht import DHTDirectory
-    from swarm.network.p2p import P2PSettings, P2PTransport
-
-    transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(listen,)))
-    ledger = Ledger(prepared.folder.ledger)
-    directory = doors = relay = copies = None
-    try:
-        directory = await DHTDirectory.create(prepared.host_key, transport)
-        coordinator = Coordinator(prepared, transport, ledger, settings, show)
-        coordinator.serve()
-        doors = await Doors.open(coordinator, transport, door_settings, show)
-        if relay_settings is not None:
-            relay = await HostRelay.open(prepared.folder.root, transport, relay_settings, show)
-            coordinator.relay = relay
-        if prepared.archive is not None:
-            copies = coordinator.copies = ArchiveCopies(
-                prepared.archive,
-                prepared.folder.checkpoints,
-                lambda: [
-                    CheckpointRecord.from_value(value) for _, value in sorted(coordinator.books.checkpoints.items())
-                ],
-                show,
-            )
-        show(
-            {
-                "event": "listening",
-                "addresses": transport.addresses(),
-                "run_id": prepared.run_id,
-                "invite": doors.invite.line(),
-                "web": doors.web,
-                "admission": settings.admission.kind,
-                "folder": str(prepared.folder.root),
-            }
-        )
-        conducting = asyncio.ensure_future(coordinator.conduct())
-        stopping = asyncio.ensure_future(stop.wait())
-        ending = [conducting, stopping, *(asyncio.ensure_future(beside.run()) for beside in (relay, copies) if beside)]
-        try:
-            ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()
-            if copies is not None and conducting in ended:
-                await copies.finish()
-        finally:
-            if copies is not None:
-                copies.close()
-            for task in ending:
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await conducting
-            if report is not None:
-                await asyncio.to_thread(report.write_text, json.dumps(coordinator.report(), indent=1) + "\n")
-        show({"event": "finished"})
-    finally:
-        if relay is not None:
-            await relay.close()
-        if doors is not None:
-            await doors.close()
-        if directory is not None:
-            await directory.close()
-        await transport.close()
-        ledger.close()
+    prepared = prepare()
+    run(lambda stop: Hosting(settings, show).run(prepared, prepare, stop))
 
 
 def of_whom(told: dict[str, Any]) -> str:
@@ -240,6 +159,8 @@ class _Shown:
                 click.echo(f"checkpoint {version} is at {url}")
             case {"event": "not_archived", "reason": reason}:
                 click.echo(f"{reason}; tried again")
+            case {"event": "disk_full", "reason": reason}:
+                click.echo(f"{reason}; the swarm trains on without this host, which goes on by itself then")
             case {"event": "notice", "kind": kind, "step": step, "reason": reason}:
                 where = "" if event["stage"] is None else f" of stage {event['stage']}"
                 click.echo(f"{kind.replace('_', ' ')}: step {step}{where}: {reason}{of_whom(event)}")

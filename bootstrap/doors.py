@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bootstrap.answers import CoordinatorAnswers
@@ -40,12 +40,16 @@ class DoorSettings:
 class Doors:
     """Made by `open`."""
 
-    def __init__(self, server: CoordinatorServer, site: WebSite | None, invite: Invite, web: str | None) -> None:
+    def __init__(
+        self, server: CoordinatorServer, site: WebSite | None, invite: Invite, web: str | None, settings: DoorSettings
+    ) -> None:
         self._server = server
         self._site = site
         self.invite = invite
         self.web = web
         """Address of the web page."""
+        self.settings = settings
+        """With the ports that were had."""
 
     @classmethod
     async def open(
@@ -72,16 +76,22 @@ class Doors:
                 await site.close()
             raise
         replace_lines(run.folder.root / INVITE_FILE, [invite.line()])
+        settings = replace(settings, service=_at(settings.service, server.port))
         if site is None or settings.web is None:
-            return cls(server, None, invite, None)
+            return cls(server, None, invite, None, settings)
         listens_at = settings.web.rpartition(":")[0]
+        settings = replace(settings, web=_at(settings.web, site.port))
         everywhere = listens_at.strip("[]") in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
-        return cls(server, site, invite, f"http://{invite.host if everywhere else listens_at}:{site.port}/")
+        return cls(server, site, invite, f"http://{invite.host if everywhere else listens_at}:{site.port}/", settings)
 
     async def close(self) -> None:
         await self._server.close()
         if self._site is not None:
             await self._site.close()
+
+
+def _at(listen: str, port: int) -> str:
+    return f"{listen.rpartition(':')[0]}:{port}"
 
 
 def _invite(

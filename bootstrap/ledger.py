@@ -4,22 +4,19 @@ The database itself refuses to change or to remove an event, or to take one twic
 """
 
 import contextlib
-import logging
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swarm.core.canonical import Value, pack, unpack
-from swarm.core.errors import LocalError
-
-log = logging.getLogger(__name__)
+from swarm.core.errors import DiskFullError, LocalError
 
 MAX_EVENT_BYTES = 16 << 20
 BUSY_S = 5.0
 """`swarm ticket` writes to the same file as the host."""
-WAIT_FOR_ROOM_S, LOOK_FOR_ROOM_S = 600.0, 1.0
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS events
@@ -29,6 +26,7 @@ CREATE TRIGGER IF NOT EXISTS never_changed BEFORE UPDATE ON events
 CREATE TRIGGER IF NOT EXISTS never_removed BEFORE DELETE ON events
     BEGIN SELECT RAISE(ABORT, 'an event is never removed'); END;
 """
+_APPEND = "INSERT INTO events (at, kind, once, facts) VALUES (?, ?, ?, ?) ON CONFLICT (once) DO NOTHING"
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,18 @@ class Event:
 
 
 class Ledger:
-    """Events in order. Each is on disk when `append` returns."""
+    """Events in order. Each is on disk when `append` returns.
+
+    Once the disk has not taken an event, nothing is written here any more, also when there is room again: what its
+    owner holds in memory is ahead of the disk. It is to begin again from what a new Ledger reads.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises LocalError if the file is no ledger or cannot be written."""
+        """Raises LocalError if the file is no ledger or cannot be written, DiskFullError if there is no room for it."""
         self._path = path
-        self._waits = False
+        self._was_full = False
+        self.on_full: Callable[[], None] = lambda: None
+        """Called when the disk has not taken an event."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
@@ -55,43 +59,44 @@ class Ledger:
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(_TABLE)
         except (OSError, sqlite3.Error) as error:
+            if isinstance(error, sqlite3.Error) and _is_full(error):
+                raise self._no_room() from error
             raise LocalError(f"the ledger {path} cannot be used: {error}; restore it from a copy") from error
 
     def append(self, kind: str, facts: Value, *, once: str | None = None) -> bool:
         """Write down what happened; False, and nothing is written, if what is called `once` has happened already.
 
-        While the disk is full this waits, and the host with it, which must not go on from what it has not written
-        down: the swarm does without it. Raises LocalError if the disk does not take it.
+        Raises DiskFullError if there is no room for it, LocalError if the disk fails otherwise.
         """
-        give_up_at = time.monotonic() + WAIT_FOR_ROOM_S
-        while True:
-            try:
-                done = self._database.execute(
-                    "INSERT INTO events (at, kind, once, facts) VALUES (?, ?, ?, ?) ON CONFLICT (once) DO NOTHING",
-                    (time.time(), kind, once, pack(facts)),
-                )
-                self._waits = False
-                return done.rowcount == 1
-            except sqlite3.Error as error:
-                may_wait = _is_full(error) and not self._database.in_transaction
-                if not may_wait or time.monotonic() > give_up_at:
-                    why = f"{error}; look at the disk's free space"
-                    raise LocalError(f"the ledger does not take a {kind}: {why}") from error
-                if not self._waits:
-                    log.error("the disk of %s is full: this host stands still until there is room on it", self._path)
-                self._waits = True
-                time.sleep(LOOK_FOR_ROOM_S)
+        row = time.time(), kind, once, pack(facts)
+        return self._write(f"a {kind}", _APPEND, row).rowcount == 1
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What is appended within is on disk all of it, or none."""
-        self._database.execute("BEGIN IMMEDIATE")
+        """What is appended within is on disk all of it, or none. Raises as `append` does."""
+        self._write("events", "BEGIN IMMEDIATE")
         try:
             yield
+            self._write("events", "COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
+
+    def _write(self, what: str, statement: str, row: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        if self._was_full:
+            raise self._no_room()
+        try:
+            return self._database.execute(statement, row)
+        except sqlite3.Error as error:
+            if not _is_full(error):
+                raise LocalError(f"the ledger {self._path} does not take {what}: {error}") from error
+            self._was_full = True
+            self.on_full()
+            raise self._no_room() from error
+
+    def _no_room(self) -> DiskFullError:
+        return DiskFullError(f"the disk of {self._path} is full: make room there")
 
     def events(self, *kinds: str, after: int = 0) -> Iterator[Event]:
         """Events of these kinds (of all, if none is named) with a higher number than `after`, oldest first."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from bootstrap.doors import seed_addresses
 from swarm.core.errors import LocalError, SettingsError
 from swarm.durable_lines import replace_lines
 from swarm.host_protocol import RelayOffer
+from swarm.network.addresses import at_port, port_of
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.loop import happened
 from swarm.network.p2p import P2PTransport
@@ -65,6 +66,13 @@ class HostRelay:
             await made.close()
             raise
         return made
+
+    @property
+    def settings(self) -> RelaySettings:
+        """With the port that the relay listens at, if it runs."""
+        if self._relay is None:
+            return self._settings
+        return replace(self._settings, listen=at_port(self._settings.listen, port_of(self._relay.addresses[0])))
 
     @property
     def left_bytes(self) -> int:

@@ -83,7 +83,7 @@ def test_a_host_whose_disk_is_full_stands_still_and_takes_the_run_up_again(zygot
         swarm.start_founders()
         swarm.wait_for("version", version=5)
         ballast = fill(disk)
-        wait_until_said(tmp_path / "host.log", "is full: this host stands still", timeout_s=60)
+        wait_until_said(tmp_path / "host.log", "make room there; this host stands still", timeout_s=60)
         begun = len(names_begun(tmp_path, "p0a"))
         give_up_at = time.monotonic() + 60
         while len(names_begun(tmp_path, "p0a")) < begun + 10:

@@ -1,6 +1,7 @@
 """The host's memory: what was written down once stays, and replaying it gives the books that were."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -8,7 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import pytest
 
 from bootstrap.books import Books
 from bootstrap.ledger import Ledger
-from swarm.core.errors import LocalError
+from swarm.core.errors import DiskFullError, LocalError
 from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
 
 WRITER = """
 import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 from bootstrap.books import Books
 from bootstrap.ledger import Ledger
@@ -132,17 +133,36 @@ def test_host_that_is_started_again_has_the_books_it_had_and_credits_what_was_ce
     ledger.close()
 
 
-def test_a_full_disk_is_waited_for_and_nothing_is_lost(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.append("figures", {"step": 1})
+@contextlib.contextmanager
+def no_room_beyond(size_bytes: int) -> Iterator[None]:
+    """No file of this process grows beyond the size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    room = threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_FSIZE, (soft, hard)))
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "ledger.sqlite-wal").stat().st_size, hard))
-    room.start()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
-        ledger.append("figures", {"step": 2})
-        assert not room.is_alive(), "it was written while there was no room"
+        yield
     finally:
-        room.join()
-    assert [event.facts for event in ledger.events()] == [{"step": 1}, {"step": 2}]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_where_an_event_found_no_room_nothing_is_written_before_all_is_read_again(
+    tmp_path: Path, together: bool
+) -> None:
+    ledger, told = Ledger(tmp_path / "ledger.sqlite"), []
+    ledger.on_full = lambda: told.append("full")
+    ledger.append("figures", {"step": 1})
+
+    def write(step: int) -> None:
+        with ledger.together() if together else contextlib.nullcontext():
+            ledger.append("figures", {"step": step})
+
+    with no_room_beyond((tmp_path / "ledger.sqlite-wal").stat().st_size), pytest.raises(DiskFullError, match="full"):
+        write(2)
+    with pytest.raises(DiskFullError, match="make room there"):
+        write(3)  # there is room again, but whoever writes this believes in the second
+    assert told == ["full"]
     ledger.close()
+    again = Ledger(tmp_path / "ledger.sqlite")
+    again.append("figures", {"step": 4})
+    assert [event.facts for event in again.events()] == [{"step": 1}, {"step": 4}]
+    again.close()

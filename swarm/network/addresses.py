@@ -43,3 +43,13 @@ def listen_multiaddress(listen: str) -> str:
         raise SettingsError(f"--listen {listen}: give HOST:PORT, such as 0.0.0.0:4001")
     kind = "ip6" if ":" in host else "ip4"
     return f"/{kind}/{host.strip('[]')}/tcp/{port}"
+
+
+def port_of(address: str) -> int:
+    """Of a TCP multiaddress that somebody listens at."""
+    return int(address.split("/")[4])
+
+
+def at_port(address: str, port: int) -> str:
+    """The TCP multiaddress with this port in the place of its own."""
+    return "/".join([*address.split("/")[:4], str(port)])

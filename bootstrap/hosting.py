@@ -1,0 +1,185 @@
+"""This is where a host opens its run to the world, and closes it again: at the end, or while its disk takes no more.
+
+A host must not go on from what it has not written down. While its disk is full it is to all others as if it were down,
+at the same ports afterwards; then it takes the run up from its disk, as it does when it is started again.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bootstrap.coordinator import Coordinator, CoordinatorSettings
+from bootstrap.doors import Doors, DoorSettings
+from bootstrap.ledger import Ledger
+from bootstrap.relaying import HostRelay, RelaySettings
+from bootstrap.remote_archive import ArchiveCopies
+from bootstrap.run_folder import PreparedRun
+from swarm.checkpoint.record import CheckpointRecord
+from swarm.core.errors import DiskFullError
+from swarm.disk_room import disk_room
+from swarm.network.addresses import at_port, port_of
+from swarm.network.dht import DHTDirectory
+from swarm.network.loop import happened
+from swarm.network.p2p import P2PSettings, P2PTransport
+from swarm.whole_file import whole_file
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_ROOM_S = 1.0
+ENOUGH_ROOM_BYTES = 4 << 20
+"""Less would be full again at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """What the owner of a host decides, beside the run's manifest."""
+
+    listen: str
+    """TCP multiaddress of p2p."""
+    coordinator: CoordinatorSettings
+    doors: DoorSettings
+    relay: RelaySettings | None = None
+    """None: nobody is carried."""
+    report: Path | None = None
+    """Where the run's figures go at the end, as JSON."""
+
+
+class Hosting:
+    """One host, over as many beginnings as its disk makes it take."""
+
+    def __init__(self, settings: HostSettings, show: Callable[[dict[str, Any]], None]) -> None:
+        self._settings = settings
+        """With the ports that were had, once they are."""
+        self._show = show
+
+    async def run(self, prepared: PreparedRun, again: Callable[[], PreparedRun], stop: asyncio.Event) -> None:
+        """Until the run is over or `stop`; `again` reads the run from its folder anew.
+
+        Raises DiskFullError where the disk does not take the end either.
+        """
+        folder = prepared.folder.root
+        while True:
+            try:
+                with disk_room(folder):
+                    await self._serve(prepared, stop)
+                break
+            except DiskFullError as full:
+                if stop.is_set():
+                    raise
+                log.error("%s; this host stands still until there is", full)
+                self._show({"event": "disk_full", "reason": str(full)})
+            while not stop.is_set() and not await asyncio.to_thread(_has_room, folder):
+                await happened(stop, within_s=LOOK_FOR_ROOM_S)
+            if stop.is_set():
+                break
+            prepared = await asyncio.to_thread(again)
+        self._show({"event": "finished"})
+
+    async def _serve(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
+        """Until the run is over or `stop`; the report is written either way. Raises DiskFullError."""
+        async with contextlib.AsyncExitStack() as opened:
+            settings = self._settings
+            transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(settings.listen,)))
+            opened.push_async_callback(transport.close)
+            ledger, full = Ledger(prepared.folder.ledger), asyncio.Event()
+            opened.callback(ledger.close)
+            ledger.on_full = full.set
+            directory = await DHTDirectory.create(prepared.host_key, transport)
+            opened.push_async_callback(directory.close)
+            coordinator = Coordinator(prepared, transport, ledger, settings.coordinator, self._show)
+            coordinator.serve()
+            doors = await Doors.open(coordinator, transport, settings.doors, self._show)
+            opened.push_async_callback(doors.close)
+            settings = replace(
+                settings, listen=at_port(settings.listen, port_of(transport.addresses()[0])), doors=doors.settings
+            )
+            beside: list[HostRelay | ArchiveCopies] = []
+            if settings.relay is not None:
+                relay = await HostRelay.open(prepared.folder.root, transport, settings.relay, self._show)
+                opened.push_async_callback(relay.close)
+                settings = replace(settings, relay=relay.settings)
+                coordinator.relay = relay
+                beside.append(relay)
+            self._settings = settings
+            if prepared.archive is not None:
+                copies = _copies(prepared, coordinator, self._show)
+                opened.callback(copies.close)
+                coordinator.copies = copies
+                beside.append(copies)
+            self._tell(prepared, transport, doors)
+            try:
+                await self._conduct(coordinator, beside, full, stop)
+            finally:
+                if settings.report is not None:
+                    text = json.dumps(coordinator.report(), indent=1) + "\n"
+                    text = json.dumps(coordinator.report(), indent=1) + "\n"
+                    await asyncio.to_thread(_write, settings.report, text)
+
+    async def _conduct(
+        self,
+        coordinator: Coordinator,
+        beside: list[HostRelay | ArchiveCopies],
+        full: asyncio.Event,
+        stop: asyncio.Event,
+    ) -> None:
+        conducting = asyncio.ensure_future(coordinator.conduct())
+        ending = [conducting, *map(asyncio.ensure_future, (stop.wait(), full.wait(), *(one.run() for one in beside)))]
+        try:
+            ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            if full.is_set():
+                raise DiskFullError(f"the disk of {coordinator.run.folder.ledger} is full: make room there")
+            for task in ended:
+                task.result()
+            if coordinator.copies is not None and conducting in ended:
+                await coordinator.copies.finish()
+        finally:
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    def _tell(self, prepared: PreparedRun, transport: P2PTransport, doors: Doors) -> None:
+        self._show(
+            {
+                "event": "listening",
+                "addresses": transport.addresses(),
+                "run_id": prepared.run_id,
+                "invite": doors.invite.line(),
+                "web": doors.web,
+                "admission": self._settings.coordinator.admission.kind,
+                "folder": str(prepared.folder.root),
+            }
+        )
+
+
+def _copies(prepared: PreparedRun, coordinator: Coordinator, show: Callable[[dict[str, Any]], None]) -> ArchiveCopies:
+    def held() -> list[CheckpointRecord]:
+        return [CheckpointRecord.from_value(value) for _, value in sorted(coordinator.books.checkpoints.items())]
+
+    assert prepared.archive is not None
+    return ArchiveCopies(prepared.archive, prepared.folder.checkpoints, held, show)
+
+
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as partial:
+        partial.write_text(text)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether the disk takes some more; tried, for what is free to others need not be free to this user."""
+    probe = folder / f".room-{os.getpid()}"
+    try:
+        with disk_room(folder), probe.open("wb") as file:
+            file.write(bytes(ENOUGH_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except DiskFullError:
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+    return True
