@@ -122,8 +122,7 @@ class CoordinatorAnswers:
         peer = PeerId(request.peer_id)
         if peer not in books.credit:
             raise RemoteError("unknown", f"{request.peer_id[:60]} has no credit in this run")
-        ranks = {leader: rank for rank, (leader, _) in enumerate(books.leaders(len(books.credit)), start=1)}
-        return pb.Credits(credits=[_credit(books, peer, ranks.get(peer, 0))])
+        return pb.Credits(credits=[_credit(books, peer, books.ranks().get(peer, 0))])
 
     def _check_stage(self, stage: int) -> None:
         num_stages = self._run.settings.model.num_stages

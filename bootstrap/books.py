@@ -4,6 +4,7 @@ The only way to change the books is to apply the next event of the ledger, so th
 what it held before. What is only for people to look at, and may be lost, is in progress.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -83,6 +84,8 @@ class Books:
     """(version gone back to, version it goes on as): those between are of abandoned branches."""
     _digested: tuple[int, bytes] = (-1, b"")
     """Event and digest of the last look."""
+    _ranked: tuple[int, dict[PeerId, int]] = (-1, {})
+    """Event of the last look, and what it found."""
 
     def catch_up(self, ledger: Ledger) -> None:
         """Apply what the ledger has beyond what is in here."""
@@ -185,6 +188,13 @@ class Books:
         """Who has done most, without those who are shut out: what they are credited with is in doubt."""
         honest = [(peer, credit) for peer, credit in self.credit.items() if not self.is_shut_out(peer)]
         return sorted(honest, key=lambda entry: (-entry[1].num_tokens, entry[0]))[:count]
+
+    def ranks(self) -> Mapping[PeerId, int]:
+        """The place among all, from 1, of each who has credit and is not shut out."""
+        if self._ranked[0] != self.num_events:
+            leaders = self.leaders(len(self.credit))
+            self._ranked = self.num_events, {peer: rank for rank, (peer, _) in enumerate(leaders, start=1)}
+        return self._ranked[1]
 
     def digest(self) -> bytes:
         """32 bytes that stand for all of it: equal digests, equal books."""

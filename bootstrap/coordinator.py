@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bootstrap.admission import Admission, AdmissionPolicy
 from bootstrap.archivist import Archivist
 from bootstrap.beginning import Beginning
-from bootstrap.books import Books
+from bootstrap.books import Books, Credit
 from bootstrap.evaluation import Evaluation
 from bootstrap.following import Following
 from bootstrap.justice import Justice
@@ -43,6 +43,7 @@ from swarm.host_protocol import (
     REPORT,
     RESULT,
     RUN,
+    Credited,
     RelayOffer,
     StepReport,
 )
@@ -403,7 +404,24 @@ class Coordinator:
                 self._notice(Notice("not_finite", report.version - 1, report.stage, (sender,), ids, said))
         self._changed.set()
         known = report.stage in self.progress.steps[report.version - 1].ids
-        return Message({"wants_result": not known, "minimum_release": self.settings.minimum_release})
+        return Message(
+            {
+                "wants_result": not known,
+                "minimum_release": self.settings.minimum_release,
+                "credit": self._credit_of(sender).to_value(),
+            }
+        )
+
+    def _credit_of(self, peer: PeerId) -> Credited:
+        books = self.books
+        held, ranks = books.credit.get(peer, Credit()), books.ranks()
+        return Credited(
+            num_tokens=held.num_tokens,
+            num_microbatches=held.num_microbatches,
+            num_steps=held.num_steps,
+            rank=ranks.get(peer, 0),
+            num_ranked=len(ranks),
+        )
 
     async def _on_result(self, sender: PeerId, request: Message) -> Message:
         result = Result.from_value(Fields("result call", request.meta).message("result"))

@@ -77,6 +77,7 @@ from swarm.host_protocol import (
     MAX_SCREENS,
     REPORT,
     RESULT,
+    Credited,
     SignedRun,
     StepReport,
 )
@@ -162,6 +163,8 @@ class PeerDaemon:
         self.identity = identity
         self.permit = permit or Permit()
         self.tally = WorkTally(identity.peer_id)
+        self.credit: Credited | None = None
+        """By the host's ledger; None until the host has said it."""
         self.on_run: Callable[[SignedRun, RunSettings], Awaitable[None]] | None = None
         """Told of the run before anything of it is joined; what it raises ends the peer."""
         self.live: Live | None = None
@@ -755,6 +758,7 @@ class PeerDaemon:
                     reply = await self.host.call(REPORT, {"report": report.to_value()})
                     answer = Fields("report answer", reply.meta)
                     self._check_release(answer.text("minimum_release", max_length=32))
+                    self.credit = Credited.from_value(answer.message("credit"))
                     if answer.boolean("wants_result"):
                         await self.host.call(RESULT, {"result": result.to_value()})
                 except TransientError:

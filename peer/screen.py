@@ -78,12 +78,18 @@ def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
     share = f"{100 * work.last_step_tokens / work.last_step_all_tokens:.0f} %" if work.last_step_all_tokens else "-"
     certified = f"{work.certified_microbatches:,} microbatches, {_count(work.certified_tokens)} tokens"
     rank = f"{_ordinal(work.rank)} of {work.num_ranked} in its stage" if work.rank else "none yet"
-    return [
+    rows: list[tuple[str, RenderableType]] = [
         ("certified work", Text(f"{certified}, {_count(work.tokens_per_s)} tokens/s")),
         ("last step", _bar(work.last_step_tokens, work.last_step_all_tokens, f"{share} of step {work.last_step}")),
-        ("rank", Text(rank)),
+        ("rank", Text(f"{rank}, since it was started")),
         ("audits", Text(f"{audits.passed} of its work passed; {audits.made} made, {audits.frauds_found} frauds found")),
     ]
+    if told.HasField("credit"):
+        credit = told.credit
+        place = f", {_ordinal(credit.rank)} of {credit.num_ranked} in the run" if credit.rank else ""
+        done = f"{_count(credit.tokens)} tokens in {credit.steps:,} steps{place}, by the host's ledger"
+        rows.insert(2, ("credit", Text(done)))
+    return rows
 
 
 def _machine(told: pb.Status) -> list[tuple[str, RenderableType]]:

@@ -133,6 +133,17 @@ def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "Live") -> None:
             else daemon.standing.table.standing(daemon.identity.peer_id, rounds.version).value,
         )
     )
+    if daemon.credit is not None:
+        credit = daemon.credit
+        message.credit.CopyFrom(
+            pb.Credit(
+                tokens=credit.num_tokens,
+                microbatches=credit.num_microbatches,
+                steps=credit.num_steps,
+                rank=credit.rank,
+                num_ranked=credit.num_ranked,
+            )
+        )
     rank, num_ranked = tally.rank()
     message.work.CopyFrom(
         pb.Work(

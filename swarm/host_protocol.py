@@ -28,7 +28,7 @@ MAX_RESULTS_PER_CALL = 4
 MAX_BARE_RESULTS_PER_CALL = 64
 """Without their bodies."""
 REPORT = "report"
-"""{report} -> {wants_result}: what a peer did in a step; figures for people."""
+"""{report} -> {wants_result, minimum_release, credit}: what a peer did in a step; figures for people."""
 RESULT = "result"
 """{result} -> {}: a round's signed result, for the ledger; from the first peer that is asked for it."""
 STANDING = "standing"
@@ -92,6 +92,7 @@ MAX_BANS = 4096
 MAX_SCREENS = 64
 """Kinds in a report."""
 MAX_RELAY_ADDRESSES = 8
+MAX_RANK = 2**32 - 1
 
 
 def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
@@ -159,6 +160,34 @@ class RelayOffer:
             peer_id=fields.maybe("peer_id", peer_item),
             addresses=fields.items("addresses", _address, max_items=MAX_RELAY_ADDRESSES),
             refusal=fields.text("refusal"),
+        )
+        fields.done()
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credited:
+    """What the host's ledger credits a peer with, over all its starts."""
+
+    num_tokens: int
+    num_microbatches: int
+    num_steps: int
+    rank: int
+    """Place among all who have credit, from 1; 0 for who has none, or is shut out."""
+    num_ranked: int
+
+    def to_value(self) -> dict[str, Value]:
+        return {**self.__dict__}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "Credited":
+        fields = Fields("credit", value)
+        made = cls(
+            num_tokens=fields.integer("num_tokens"),
+            num_microbatches=fields.integer("num_microbatches"),
+            num_steps=fields.integer("num_steps"),
+            rank=fields.integer("rank", high=MAX_RANK),
+            num_ranked=fields.integer("num_ranked", high=MAX_RANK),
         )
         fields.done()
         return made
