@@ -29,6 +29,12 @@ from swarm.release import checked_release
     help="Carry peers that cannot be dialled, so much in all. Listens at --listen, its port and three.",
 )
 @click.option("--archive", metavar="URL", help="Keep the checkpoints there too: file:, s3:, what else fsspec opens.")
+@click.option(
+    "--mirror",
+    multiple=True,
+    metavar="URL",
+    help="An https folder that holds a copy of the run's data/; peers take tokens from there too. Can be repeated.",
+)
 @click.option("--public", metavar="NAME", help="Name or number by which strangers reach this machine.")
 @click.option(
     "--admission",
@@ -51,6 +57,7 @@ def command(
     web: str | None,
     relay_gb: float | None,
     archive: str | None,
+    mirror: tuple[str, ...],
     public: str | None,
     admission: Literal["open", "ticket", "list"],
     allow: Path | None,
@@ -73,6 +80,7 @@ def command(
     from bootstrap.run_folder import prepare_run
     from swarm.manifest import read_manifest
     from swarm.network.loop import run
+    from swarm.network.mirror import checked_mirrors
 
     show = _Shown(as_json)
     if (admission == "list") != (allow is not None):
@@ -94,7 +102,10 @@ def command(
     settings = HostSettings(
         listen=listen_multiaddress(listen),
         coordinator=CoordinatorSettings(
-            evaluate_tokens=evaluate_tokens, admission=policy, minimum_release=checked_release(minimum_release)
+            evaluate_tokens=evaluate_tokens,
+            admission=policy,
+            minimum_release=checked_release(minimum_release),
+            mirrors=checked_mirrors(mirror),
         ),
         doors=doors,
         relay=relay,

@@ -9,7 +9,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.admission import Admission, AdmissionPolicy
@@ -33,10 +32,10 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.stage_chain import Genesis
+from swarm.data.pieces import PieceList, list_pieces
+from swarm.file_donor import FileDonor
 from swarm.host_protocol import (
     ADMIT,
-    FILE,
-    FILE_PIECE_BYTES,
     FINISH,
     GOODBYE,
     RELAY,
@@ -78,6 +77,8 @@ class CoordinatorSettings:
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
     minimum_release: str = "0"
     """The oldest release of the program that the host takes in; an older peer finishes what it does, and goes."""
+    mirrors: tuple[str, ...] = ()
+    """HTTPS URLs of folders that hold the run's token files."""
 
 
 class Coordinator:
@@ -117,6 +118,8 @@ class Coordinator:
             run.settings.data.train_digest: run.data.train_path,
             run.settings.data.held_out_digest: run.data.held_out_path,
         }
+        self._lists: dict[bytes, asyncio.Future[PieceList]] = {}
+        """Of the files, by digest."""
         self._followed = Following(run.settings, ledger, self._transport, self._record)
         self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed)
         self.admission = Admission(
@@ -170,13 +173,13 @@ class Coordinator:
             ("ping", self._on_ping),
             (RUN, self._on_run),
             (ADMIT, self._on_admit),
-            (FILE, self._on_file),
             (REPORT, self._on_report),
             (RESULT, self._on_result),
             (GOODBYE, self._on_goodbye),
             (RELAY, self._on_relay),
         ):
             self._transport.serve(method, handler, max_body_bytes=0)
+        FileDonor(self._files, self._pieces_of, self.settings.mirrors).serve(self._transport)
         self._beginning.serve(self._transport)
         self._witness.serve(self._transport)
         self.justice.serve()
@@ -369,13 +372,11 @@ class Coordinator:
         }
         return Message(answer | self.justice.papers_for(sender))
 
-    async def _on_file(self, sender: PeerId, request: Message) -> Message:
-        fields = Fields("file request", request.meta)
-        path = self._files.get(fields.octets("digest", length=32))
-        offset = fields.integer("offset")
-        if path is None:
-            raise RemoteError("protocol", "no file with that digest", sender)
-        return Message({}, await asyncio.to_thread(_piece, path, offset))
+    async def _pieces_of(self, digest: bytes) -> PieceList:
+        """Made once; it goes on while nobody waits for it any more."""
+        if digest not in self._lists:
+            self._lists[digest] = asyncio.ensure_future(asyncio.to_thread(list_pieces, self._files[digest], digest))
+        return (await asyncio.shield(self._lists[digest])).signed_by(self.run.run_key)
 
     async def _on_relay(self, sender: PeerId, request: Message) -> Message:
         offer = self.relay.offer() if self.relay is not None else RelayOffer(refusal="this host relays for nobody")
@@ -559,9 +560,3 @@ def _credit(result: Result, most_tokens: int) -> list[Value]:
     capped = [c for c in contributions if all(item.num_tokens <= most_tokens for item in c.work)]
     tokens = counted_tokens(capped, frozenset())
     return [[c.peer_id, len(c.work), tokens[c.peer_id]] for c in capped if tokens[c.peer_id]]
-
-
-def _piece(path: Path, offset: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(FILE_PIECE_BYTES)

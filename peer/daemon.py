@@ -24,6 +24,7 @@ from peer.audit_steps import StepAuditor
 from peer.auditor import Auditor
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
+from peer.donors import donors_of
 from peer.downstream import Downstream, HopCounters, numeric_class
 from peer.exams import Examiner, Newcomer
 from peer.exchange_store import ExchangeStore
@@ -46,7 +47,7 @@ from peer.replica import StageReplica, stage_device
 from peer.reveals import Reveals
 from peer.rolling_back import RollingBack
 from peer.rounds import StageRounds
-from peer.run_files import fetch_files
+from peer.run_files import RunFiles
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
@@ -255,7 +256,17 @@ class PeerDaemon:
         folder.mkdir(parents=True, exist_ok=True)
         # All libraries are loaded, and nothing else is.
         model = model.computing(self._mode_that_fits(settings, stage, layout, device, folder))
-        files = await fetch_files(self.host, settings, folder) if stage == 0 else None
+        files = None
+        if stage == 0:
+            ours = RunFiles(
+                settings=settings,
+                run_key=run_key,
+                host=self.host,
+                transport=self.transport,
+                limited=self.limited,
+                folder=folder,
+            )
+            files = await ours.get(partial(self._donors, name, stage))
         wanted = FirstState(
             settings=settings,
             run_id=name,
@@ -350,6 +361,14 @@ class PeerDaemon:
     def _begin(self, settings: RunSettings, geneses: Sequence[Genesis]) -> None:
         founders = {peer for genesis in geneses for peer in genesis.members}
         self.verdicts.begin(founders, has_probation=settings.has_probation)
+
+    async def _donors(self, name: RunId, stage: StageIndex) -> Sequence[PeerId]:
+        """Who serves the stage by now, if the directory tells."""
+        try:
+            return await donors_of(self.directory, self.transport, stage_topic(name, stage), self._rng)
+        except TransientError as error:
+            log.info("the directory: %s", error)
+            return []
 
     def _snapshots(self, folder: Path) -> Path:
         return folder / f"snapshots-{self.identity.peer_id[-8:]}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peer.donors import donors_of
 from peer.host import HOST_RETRY_S, Host
 from peer.joining_state import JoiningState
 from peer.neighbours import stage_topic
@@ -97,7 +98,8 @@ class FirstState:
 
     async def _present(self, beginning: StageChain) -> tuple[StageState, StageChain]:
         """The stage's state by now, from whoever went on from its `beginning`. Raises TransientError."""
-        donors = await self._donors()
+        topic = stage_topic(self.run_id, self.stage)
+        donors = await donors_of(self.directory, self.transport, topic, self.rng)
         held = await state_to_go_on_from(self.kept, beginning, self.layout, self.settings, self.transport, donors)
         if held is not None:
             return held
@@ -113,19 +115,3 @@ class FirstState:
             self.layout,
         )
         return await wanted.fetch(donors, members)
-
-    async def _donors(self) -> list[PeerId]:
-        """Who serves the stage by now, in any order; as far as can be, this peer is connected to them.
-
-        Raises TransientError.
-        """
-        found = await self.directory.lookup(stage_topic(self.run_id, self.stage))
-        there = {peer for peer, said in found.items() if said.get("moving") is not True}
-        donors = sorted(there - {self.me})
-        self.rng.shuffle(donors)
-        for donor in donors:
-            addresses = found[donor].get("addresses")
-            known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
-            with contextlib.suppress(TransientError, RemoteError, TimeoutError):
-                await self.transport.connect(donor, known)
-        return donors

@@ -53,13 +53,20 @@ class LimitedTransport:
 
     def __init__(self, inner: Transport, *, upload_mbit: float | None, download_mbit: float | None) -> None:
         self._inner = inner
+        self._elsewhere_bytes = 0
         self.set_rates(upload_mbit=upload_mbit, download_mbit=download_mbit)
 
     def set_rates(self, *, upload_mbit: float | None, download_mbit: float | None) -> None:
         """Keep to other megabits a second from now on."""
         inner = self._inner
         self._up = None if upload_mbit is None else Meter(upload_mbit, lambda: inner.traffic()[0])
-        self._down = None if download_mbit is None else Meter(download_mbit, lambda: inner.traffic()[1])
+        self._down = None if download_mbit is None else Meter(download_mbit, lambda: self.traffic()[1])
+
+    async def take_elsewhere(self, num_bytes: int) -> None:
+        """So much came by another way than this transport: it counts, and waits for its turn."""
+        if self._down is not None:
+            await self._down.take(num_bytes)
+        self._elsewhere_bytes += num_bytes
 
     @property
     def peer_id(self) -> PeerId:
@@ -93,7 +100,8 @@ class LimitedTransport:
         return self._inner.addresses()
 
     def traffic(self) -> tuple[int, int]:
-        return self._inner.traffic()
+        sent, received = self._inner.traffic()
+        return sent, received + self._elsewhere_bytes
 
     async def close(self) -> None:
         await self._inner.close()

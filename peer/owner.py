@@ -154,7 +154,8 @@ class OwnerDesk:
         return decision
 
     def _count_traffic(self) -> None:
-        sent, received = self._transport.traffic() if self._transport is not None else self._traffic_before
+        counts = self._daemon.limited if self._daemon is not None else self._transport
+        sent, received = counts.traffic() if counts is not None else self._traffic_before
         before = self._traffic_before
         self._traffic_before = (sent, received)
         new = (max(0, sent - before[0]), max(0, received - before[1]))

@@ -16,7 +16,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
-from swarm.host_protocol import BAN, DEBT, FINISH, MAX_BANS, PARDON, PROMOTE, QUARANTINE, RESULTS
+from swarm.host_protocol import BAN, DEBT, FILE, FINISH, MAX_BANS, PARDON, PIECES, PROMOTE, QUARANTINE, RESULTS
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Handler, Message
 from verification.standing import AuditDebt
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 Word: TypeAlias = Ban | Quarantine | Pardon | Promotion | Debt
 
 FOR_EVERYBODY = frozenset(
-    {"ping", WATCH, RESULTS, SNAPSHOT, CHUNK, JOIN, EXAM, EXAM_ANSWER, BAN, QUARANTINE, PARDON, PROMOTE, DEBT, FINISH}
+    {"ping", WATCH, RESULTS, SNAPSHOT, CHUNK, FILE, PIECES, JOIN, EXAM, EXAM_ANSWER}
+    | {BAN, QUARANTINE, PARDON, PROMOTE, DEBT, FINISH}
 )
 """What passes between a member and a peer on probation: enough to follow the stage, and to be examined."""
 _WORDS: dict[str, tuple[str, Callable[[Value], Word]]] = {

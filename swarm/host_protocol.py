@@ -20,7 +20,10 @@ GENESIS = "genesis"
 """{stage, ready, wait_s} -> {genesis | None, beside}: where the stage begins, once enough peers are ready; and where
 the stages before and after it do, for their founders are known by that."""
 FILE = "file"
-"""{digest, offset} -> body: a piece of one of the run's files."""
+"""{digest, offset} -> body: a piece of one of the run's files; to a peer of the first stage too."""
+PIECES = "pieces"
+"""{digest} -> {pieces, mirrors}: what each piece of the file is to be, signed by the run key, and the URLs of copies of
+it; to a peer of the first stage too, which names none."""
 RESULTS = "results"
 """To a peer: {from, wait_s, bodies} -> {version, oldest, results, sizes}, body: its stage's certified results from a
 version on, a few at most; with `bodies` the encoded parts too, end to end."""
@@ -85,7 +88,6 @@ FINISH = "finish"
 GOODBYE = "goodbye"
 """{} -> {}: this peer leaves."""
 
-FILE_PIECE_BYTES = 1 << 20
 MAX_SETTINGS_BYTES = 1 << 20
 MAX_ACCUSATION_BYTES = 1 << 30
 MAX_BANS = 4096

@@ -41,6 +41,7 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.leases import LeaseTable
 from swarm.core.stage_chain import Genesis
 from swarm.core.voting import Proof, Reconfiguration
+from swarm.data.pieces import PieceList
 from swarm.host_protocol import Credited, RelayOffer, StepReport
 from swarm.manifest_value import settings_from_value
 from swarm.network import framing
@@ -238,6 +239,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         DirectOffer(bytes(16), bytes(32), 4001, None),
         DialledBack("203.0.113.5", answers=True),
         RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
+        PieceList(bytes(32), 3 << 20, bytes(96), signature=bytes(64)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
         _step_report(),
     ]

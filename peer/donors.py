@@ -1,0 +1,25 @@
+"""This is where a joining peer finds those who can give it what they hold: the peers that serve a stage by now."""
+
+import contextlib
+import random
+
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.network.transport import Directory, Transport
+
+
+async def donors_of(directory: Directory, transport: Transport, topic: str, rng: random.Random) -> list[PeerId]:
+    """Who serves the stage of this `topic`, in any order; as far as can be, this peer is connected to them.
+
+    Raises TransientError.
+    """
+    found = await directory.lookup(topic)
+    there = {peer for peer, said in found.items() if said.get("moving") is not True}
+    donors = sorted(there - {transport.peer_id})
+    rng.shuffle(donors)
+    for donor in donors:
+        addresses = found[donor].get("addresses")
+        known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
+        with contextlib.suppress(TransientError, RemoteError, TimeoutError):
+            await transport.connect(donor, known)
+    return donors
