@@ -3,7 +3,9 @@
 import asyncio
 import json
 import logging
+import math
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -151,21 +154,50 @@ def test_a_slow_follower_is_told_what_it_missed() -> None:
     asyncio.run(main())
 
 
-def test_garbage_is_refused_by_the_service(short: Path, tmp_path: Path) -> None:
-    async def use(client: OwnerClient, desk: OwnerDesk) -> None:
-        def send(method: str, data: bytes) -> grpc.StatusCode:
-            with grpc.insecure_channel(f"unix:{short / 'owner.sock'}") as channel:
-                call = channel.unary_unary(f"/homeswarm.daemon.Daemon/{method}")
-                with pytest.raises(grpc.RpcError) as caught:
-                    call(data, timeout=10)
-                code: grpc.StatusCode = caught.value.code()
-                return code
+def test_every_command_survives_garbage(short: Path, tmp_path: Path) -> None:
+    """Random bytes, random fields and oversized ones, to every method: a status each time, and the daemon goes on."""
+    service, rng = pb.DESCRIPTOR.services_by_name["Daemon"], random.Random(3)
 
-        many = pb.SetLimitRequest(name="x" * 100_000).SerializeToString()
-        assert await asyncio.to_thread(send, "SetLimit", many) is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await asyncio.to_thread(send, "SetLimit", b"\xff" * 64) is not grpc.StatusCode.OK
-        assert await asyncio.to_thread(send, "Explode", b"") is grpc.StatusCode.UNIMPLEMENTED
-        assert (await asyncio.to_thread(client.status)).state == "starting"
+    def request_to(kind: Any) -> bytes:
+        message = getattr(pb, kind.name)()
+        for field in kind.fields:
+            if field.type == field.TYPE_STRING:
+                setattr(message, field.name, rng.choice(["", "hours", "upload-mbit", "nan", "99:99-00:00", "x" * 9999]))
+            elif field.type == field.TYPE_DOUBLE:
+                setattr(message, field.name, rng.choice([math.nan, math.inf, -1.0, 0.2, 1e300]))
+            elif field.type == field.TYPE_BOOL:
+                setattr(message, field.name, rng.random() < 0.5)
+            else:
+                setattr(message, field.name, rng.choice([0, 7, 2**32 - 1]))
+        return bytes(message.SerializeToString())
+
+    def send(channel: grpc.Channel, method: str, data: bytes) -> grpc.StatusCode:
+        call = channel.unary_stream(f"/{service.full_name}/{method}")(data, timeout=10)
+        try:
+            next(call, None)  # some streams never end
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        finally:
+            call.cancel()
+        return grpc.StatusCode.OK
+
+    def fuzz() -> None:
+        with grpc.insecure_channel(f"unix:{short / 'owner.sock'}") as channel:
+            for method in [method for method in service.methods if method.name != "Logs"] * 12:
+                found = send(channel, method.name, request_to(method.input_type))
+                assert found in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), method.name
+                found = send(channel, method.name, rng.randbytes(rng.randrange(1, 99)))
+                assert found in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN), method.name  # gRPC's own, to no message
+            all_lines = pb.LogsRequest(last_lines=2**32 - 1).SerializeToString()
+            assert send(channel, "Logs", all_lines) is grpc.StatusCode.OK
+            many = pb.SetLimitRequest(name="x" * 100_000).SerializeToString()
+            assert send(channel, "SetLimit", many) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert send(channel, "Explode", b"") is grpc.StatusCode.UNIMPLEMENTED
+
+    async def use(client: OwnerClient, desk: OwnerDesk) -> None:
+        await asyncio.to_thread(fuzz)
+        assert (await asyncio.to_thread(client.status)).state == "leaving"  # one of them asked it to
 
     _served(short, tmp_path, use)
 

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 1 << 16
 MAX_CALLS = 32
 MAX_LOG_LINES = 2000
+MAX_ERROR_CHARACTERS = 1000
+"""gRPC takes 8 KiB of them, and otherwise loses the status."""
 SHORTEST_WATCH_S, LONGEST_WATCH_S = 0.2, 60.0
 SOCKET_NAME = "owner.sock"
 
@@ -112,5 +114,5 @@ class _Servicer(rpc.DaemonServicer):
         try:
             self._owner.set_limit(request.name, request.value)
         except SettingsError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:MAX_ERROR_CHARACTERS])
         return self._owner.limits()
