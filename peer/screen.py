@@ -87,7 +87,7 @@ def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
     if told.HasField("credit"):
         credit = told.credit
         place = f", {_ordinal(credit.rank)} of {credit.num_ranked} in the run" if credit.rank else ""
-        done = f"{_count(credit.tokens)} tokens in {credit.steps:,} steps{place}, by the host's ledger"
+        done = f"{_count(credit.tokens)} tokens in {credit.steps:,} steps{place} (host's ledger)"
         rows.insert(2, ("credit", Text(done)))
     return rows
 

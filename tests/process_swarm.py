@@ -132,7 +132,9 @@ class Zygote:
         give_up_at = time.monotonic() + timeout_s
         pause = threading.Event()
         while True:
-            left = [str(path) for path in self.runtime.rglob("*") if path.name != "homeswarm"]
+            # Not rglob: what ends meanwhile takes its folder away.
+            found = [f"{at}/{name}" for at, folders, files in os.walk(self.runtime) for name in (*folders, *files)]
+            left = [path for path in found if not path.endswith("/homeswarm")]
             for process in psutil.process_iter():
                 with contextlib.suppress(psutil.Error):
                     marked = process.environ().get("XDG_RUNTIME_DIR") == str(self.runtime)

@@ -53,7 +53,7 @@ def test_an_owner_sees_its_work_pauses_it_and_leaves(zygote: Zygote, tmp_path: P
         assert 0 < told["credit"]["steps"] <= told["place"]["version"]
         assert told["credit"]["tokens"] > 0
         assert 1 <= told["credit"]["rank"] <= told["credit"]["num_ranked"] <= 4
-        assert "in the run, by the host's ledger" in _ask(zygote, "status", "--dir", str(folder))
+        assert "in the run (host's ledger)" in " ".join(_ask(zygote, "status", "--dir", str(folder)).split())
 
         _ask(zygote, "pause", "--dir", str(folder))
         before = status_of(zygote, folder)
