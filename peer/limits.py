@@ -4,9 +4,11 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -142,6 +144,12 @@ def _check_place(what: str, option: str, items: Mapping[str, int], limit_bytes: 
             f"this stage needs {needed / GIB:.2f} GiB of {what} and {held} is {allowed / GIB:.2f} GiB ({table}); "
             "allow more, choose another --stage, or join a run with smaller stages"
         )
+
+
+def gpu_used_bytes(gpu: int) -> int:
+    """Memory of the GPU that torch holds in this process."""
+    torch: Any = sys.modules.get("torch")  # before it is imported, which takes seconds, it holds none
+    return 0 if torch is None else int(torch.cuda.memory_reserved(gpu))
 
 
 def limit_gpu(gpu: int, limit_bytes: int | None) -> int:

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peer.limits import VolunteerSettings, used_bytes
+from peer.limits import VolunteerSettings, gpu_used_bytes, used_bytes
 from peer.log_lines import LogLines
 from peer.machine import Machine
 from peer.permit import Permit
@@ -220,10 +220,12 @@ class OwnerDesk:
         self._stop.set()
 
     def limits(self) -> pb.Limits:
+        gpu = self._volunteer.gpu
         return limits_message(
             self._limits,
             self._reading,
             memory_bytes=used_bytes(),
+            gpu_bytes=None if gpu is None else gpu_used_bytes(gpu),
             own_cores=self._machine.own_cores,
             month_bytes=self._usage.month_bytes,
             written_today_bytes=self._usage.written_today_bytes,

@@ -177,16 +177,18 @@ def limits_message(
     reading: Reading,
     *,
     memory_bytes: int,
+    gpu_bytes: int | None,
     own_cores: float,
     month_bytes: int,
     written_today_bytes: int,
     relayed_bytes: int,
     rates_mbit: tuple[float, float],
 ) -> pb.Limits:
-    """Every limit as it is in force, beside what is used of it."""
+    """Every limit as it is in force, beside what is used of it; `gpu_bytes` None: no GPU is asked for."""
     used = {
         "threads": f"{own_cores:.1f}",
         "memory-gib": f"{memory_bytes / GIB:.2f}",
+        "gpu-memory-gib": "" if gpu_bytes is None else f"{gpu_bytes / GIB:.2f}",
         "disk-gib": f"{reading.disk_bytes / GIB:.2f}",
         "disk-writes-gib": f"{written_today_bytes / GIB:.2f}",
         "upload-mbit": f"{rates_mbit[0]:.1f}",
