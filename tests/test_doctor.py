@@ -1,16 +1,27 @@
 """The doctor's judgements, each on what it would find, and its dial by another implementation of libp2p."""
 
 import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
 
 import pytest
 
 from peer import diagnosis
 from peer.diagnosis import Dialled, Level
 from peer.probes import DialCheck, unmet_requirements
+from peer.state_folder import StateFolder
 from swarm.core.guest import GIB
+from swarm.core.owner_limits import OwnerLimits
 from swarm.identity import Identity
 from swarm.network.p2p import P2PSettings, P2PTransport
+from tests.process_swarm import ProcessSwarm, Zygote
 
+Examined = dict[str, tuple[str, str, str]]
 SEED = "/ip4/203.0.113.5/tcp/4001/p2p/12D3KooW"
 
 
@@ -135,3 +146,54 @@ def test_another_implementation_dials_p2pd() -> None:
     assert told["right"]["sees_us_at"] == "127.0.0.1"
     assert told["other"]["error"]
     assert "refused" in str(told["nobody"]["error"])
+
+
+def examined(zygote: Zygote, swarm: ProcessSwarm, folder: Path, *, listen: str, clock: Path | None = None) -> Examined:
+    """(level, what is said, remedy) of each look that the doctor takes, by name; it keeps to its time."""
+    invite, log = swarm.wait_for("listening")["invite"], folder.with_suffix(".log")
+    began = time.monotonic()
+    argv = ["doctor", invite, "--json", "--dir", str(folder), "--listen", listen]
+    code = zygote.exit_code(zygote.start(argv, log, clock=clock), timeout_s=30)
+    print(f"{folder.name}: {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began <= 15.0
+    told = json.loads(log.read_text())
+    assert code == (1 if told["problems"] else 0)
+    return {found["name"]: (found["level"], found["says"], found["remedy"]) for found in told["findings"]}
+
+
+@pytest.mark.processes
+@pytest.mark.soak
+def test_the_doctor_names_what_is_wrong_at_a_real_run(zygote: Zygote, tmp_path: Path) -> None:
+    anywhere = "127.0.0.1:0"
+    with ProcessSwarm(zygote, tmp_path, founders=1, steps=5000, every=5000) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=1)
+        found = examined(zygote, swarm, tmp_path / "healthy", listen=anywhere)
+        assert {level for level, _, _ in found.values()} == {"ok"}, found
+        assert {"seed", "reach", "clock", "memory", "disk", "dependencies", "GPU", "listening"} <= set(found)
+
+        twin = StateFolder(tmp_path / "twin")
+        twin.make()
+        shutil.copy(StateFolder(tmp_path / "p0a").identity, twin.identity)
+        twin.save_limits(OwnerLimits(memory_gib=0.1, disk_gib=0.001, gpu=0))
+        swarm.set_clock("twin", ahead_s=10.0)
+        found = examined(zygote, swarm, twin.path, listen=anywhere, clock=tmp_path / "twin.clock")
+        for name, remedy in (
+            ("identity", "identity"),
+            ("clock", "timedatectl"),
+            ("memory", "swarm config memory-gib"),
+            ("disk", "swarm config disk-gib"),
+            ("GPU", "gpu"),
+        ):
+            assert found[name][0] == "problem", (name, found)
+            assert remedy in found[name][2], (name, found)
+
+        os.kill(swarm.host, signal.SIGKILL)
+        zygote.exit_code(swarm.host, timeout_s=5)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            found = examined(zygote, swarm, tmp_path / "alone", listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        assert found["seed"][0] == found["listening"][0] == "problem", found
+        assert "nothing listens at that port" in found["seed"][2]
+        assert "choose another port" in found["listening"][2]
+    assert zygote.leftovers() == []
