@@ -136,6 +136,7 @@ class Live(NamedTuple):
     server: HopServer
     source: Source | None
     desk: AuditDesk
+    hop_desk: HopDesk
     device: str
 
     @property
@@ -542,7 +543,7 @@ class PeerDaemon:
         hop_desk = HopDesk(rounds, exchanges, reveals, adversary=adversary)
         hop_desk.serve(self.transport)
         rounds.on_applied.append(self.tally.applied)
-        self.live = Live(settings, rounds, counters, neighbours, server, source, desk, str(model.device))
+        self.live = Live(settings, rounds, counters, neighbours, server, source, desk, hop_desk, str(model.device))
         accuser = Accuser(self.transport, self._host_id, signed_run)
         rounds.on_equivocation = lambda one, other: rounds.spawn(accuser.accuse_of_both(one, other))
         rounds.on_violation = server.on_violation = lambda case: rounds.spawn(accuser.accuse(case))

@@ -47,6 +47,8 @@ class HopDesk:
         self._rate = microbatch_rate(2, AuditBudget.of_run(rounds.settings.audits), factor=SUSPICION_FACTOR)
         self._whole_rate = contribution_rate(2, AuditBudget.of_run(rounds.settings.audits), factor=SUSPICION_FACTOR)
         self._served: Counter[tuple[Step, PeerId, PeerId, PeerId, MicrobatchId, bytes | None]] = Counter()
+        self.num_served = 0
+        """Microbatches of this peer's own that it showed an auditor."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -96,6 +98,7 @@ class HopDesk:
         if self._served[item] >= MOST_TIMES:
             raise RemoteError("served", f"microbatch {number} went to {sender} {MOST_TIMES} times", sender)
         self._served[item] += 1
+        self.num_served += target == self._rounds.me and self._served[item] == 1
         return message_of(found)
 
     def _is_drawn(

@@ -163,7 +163,7 @@ def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "Live") -> None:
     parts = daemon.reducer_auditor.counters if daemon.reducer_auditor is not None else None
     message.audits.CopyFrom(
         pb.Audits(
-            passed=live.desk.num_served,
+            passed=live.desk.num_served + live.hop_desk.num_served,
             made=(replays.hops + replays.contributions if replays else 0) + (parts.parts if parts else 0),
             frauds_found=(replays.frauds if replays else 0) + (parts.frauds if parts else 0),
         )

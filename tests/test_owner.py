@@ -1,6 +1,7 @@
 """The owner's side of a daemon: its service over a Unix socket, its folder, its counters and its log."""
 
 import asyncio
+import itertools
 import json
 import logging
 import math
@@ -23,6 +24,7 @@ from peer.limits import VolunteerSettings
 from peer.log_lines import QUEUED_LINES, LogLines
 from peer.machine import folder_bytes, parse_pmon
 from peer.owner import OwnerDesk
+from peer.screen import show_top
 from peer.state_folder import HeldFolder, StateFolder
 from peer.usage import Usage
 from swarm.cli import ExitCode, run
@@ -125,6 +127,19 @@ def test_what_is_relayed_counts_both_ways_and_ends_where_the_rate_is_limited(sho
         assert told["relay-gb"] == "0.00, no more while a rate is limited"
 
     _served(short, tmp_path, use, OwnerLimits(relay_gb=0.001))
+
+
+def test_the_live_view_shows_one_status_after_another(
+    short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def use(client: OwnerClient, desk: OwnerDesk) -> None:
+        await asyncio.to_thread(lambda: show_top(itertools.islice(client.watch(0.2), 2)))
+
+    _served(short, tmp_path, use, OwnerLimits(upload_mbit=7.5))
+    said = capsys.readouterr().out
+    assert "STARTING" in said
+    assert "7.5" in said
+    assert "Ctrl-C ends this view, not the daemon" in said
 
 
 def test_the_log_is_told_and_followed(short: Path, tmp_path: Path) -> None:
