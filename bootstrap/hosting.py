@@ -50,8 +50,12 @@ class HostSettings:
     """Where the run's figures go at the end, as JSON."""
 
 
+class _NetworkLost(Exception):
+    """Nothing of the host can be reached any more."""
+
+
 class Hosting:
-    """One host, over as many beginnings as its disk makes it take."""
+    """One host, over as many beginnings as it takes."""
 
     def __init__(self, settings: HostSettings, show: Callable[[dict[str, Any]], None]) -> None:
         self._settings = settings
@@ -74,6 +78,9 @@ class Hosting:
                     raise
                 log.error("%s; this host stands still until there is", full)
                 self._show({"event": "disk_full", "reason": str(full)})
+            except _NetworkLost as lost:
+                log.error("%s", lost)
+            await happened(stop, within_s=LOOK_FOR_ROOM_S)
             while not stop.is_set() and not await asyncio.to_thread(_has_room, folder):
                 await happened(stop, within_s=LOOK_FOR_ROOM_S)
             if stop.is_set():
@@ -114,7 +121,7 @@ class Hosting:
                 beside.append(copies)
             self._tell(prepared, transport, doors)
             try:
-                await self._conduct(coordinator, beside, full, stop)
+                await self._conduct(coordinator, beside, full, transport.ended, stop)
             finally:
                 if settings.report is not None:
                     text = json.dumps(coordinator.report(), indent=1) + "\n"
@@ -126,14 +133,18 @@ class Hosting:
         coordinator: Coordinator,
         beside: list[HostRelay | ArchiveCopies],
         full: asyncio.Event,
+        lost: asyncio.Event,
         stop: asyncio.Event,
     ) -> None:
         conducting = asyncio.ensure_future(coordinator.conduct())
-        ending = [conducting, *map(asyncio.ensure_future, (stop.wait(), full.wait(), *(one.run() for one in beside)))]
+        waits = (stop.wait(), full.wait(), lost.wait(), *(one.run() for one in beside))
+        ending = [conducting, *map(asyncio.ensure_future, waits)]
         try:
             ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
             if full.is_set():
                 raise DiskFullError(f"the disk of {coordinator.run.folder.ledger} is full: make room there")
+            if lost.is_set():
+                raise _NetworkLost("this host's p2pd has ended, and is started again")
             for task in ended:
                 task.result()
             if coordinator.copies is not None and conducting in ended:

@@ -35,6 +35,8 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 20.0
 """A seed that comes back is found within the longer: it is asked at least so often, for ever."""
 
 SEEDS_EVERY_S = 600.0
+P2PD_ENDED = "p2pd has ended, and is started again"
+
 MAX_SEEDS = 4
 """Remembered beside the host, of those that say they are."""
 
@@ -129,7 +131,7 @@ class Life:
             reachability = Reachability(transport, directory, self._host, self._addresses)
             desk.joins(daemon, reachability)
             enough = asyncio.Event()
-            works = [self._mind(daemon, stop), reachability.run()]
+            works = [self._mind(daemon, stop), reachability.run(), _until_lost(transport)]
             if volunteer.relay_listen is not None:
                 relay = VolunteerRelay(
                     desk.relay_key,
@@ -170,6 +172,8 @@ class Life:
         """
         desk = self._desk
         while not stop.is_set() and desk.decision.conduct is not Conduct.AWAY:
+            if transport.ended.is_set():
+                raise TransientError(P2PD_ENDED)
             failed = await dial_all(transport, self._host, self._addresses)
             if len(failed) < len(self._addresses):
                 try:
@@ -238,6 +242,12 @@ class Life:
         finally:
             for wait in waits:
                 wait.cancel()
+
+
+async def _until_lost(transport: P2PTransport) -> None:
+    """Raises TransientError when there is no network under this session any more: another one is begun."""
+    await transport.ended.wait()
+    raise TransientError(P2PD_ENDED)
 
 
 def _addresses(said: dict[str, Value]) -> list[str]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bootstrap.coordinator import CoordinatorSettings
@@ -18,6 +19,7 @@ from swarm.core.canonical import pack
 from swarm.core.errors import TransientError
 from swarm.core.ids import RunId
 from swarm.invite import parse_invite
+from swarm.network.addresses import port_of
 from swarm.network.coordinator_client import coordinator_client
 from tests.small_disks import fill, small_disk, why_not
 from tests.swarm_in_process import identity_of, manifest_of, prepare
@@ -40,6 +42,15 @@ async def until(holds: Callable[[], bool], what: str) -> None:
     while not holds():
         assert time.monotonic() < give_up_at, f"not {what} within {SOON_S:g} s"
         await asyncio.sleep(0.02)
+
+
+def p2pd_at(address: str) -> psutil.Process:
+    """The process that listens at a multiaddress."""
+    port = port_of(address)
+    for process in psutil.Process().children(recursive=True):
+        if any(held.laddr and held.laddr.port == port for held in process.net_connections("tcp")):
+            return process
+    raise AssertionError(f"nothing listens at {address}")
 
 
 def test_a_host_waits_for_room_with_its_ears_open_and_takes_the_run_up_where_it_was(tmp_path: Path) -> None:
@@ -77,6 +88,8 @@ def test_a_host_waits_for_room_with_its_ears_open_and_takes_the_run_up_where_it_
                 await until(lambda: len(said("listening")) == 2, "listening again")
                 assert said("listening")[0] == said("listening")[1]  # at the same addresses
                 await asyncio.to_thread(admit, invite, 1)
+                p2pd_at(said("listening")[0]["addresses"][0]).kill()
+                await until(lambda: len(said("listening")) == 3, "listening after its p2pd was killed")
         began = time.monotonic()
         stop.set()
         async with asyncio.timeout(SOON_S):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.process_swarm import ProcessSwarm, Zygote
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.processes
 IN_FLIGHT = 2  # limits.max_in_flight of the manifest
 UP_S = 5.0
 FOUND_S = 30.0
+BACK_S = 90.0
 
 
 def _ask(zygote: Zygote, *arguments: str) -> str:
@@ -102,4 +104,27 @@ def test_a_daemon_waits_for_its_seeds_and_finds_them_when_they_come_back(zygote:
         back = time.monotonic()
         while status_of(zygote, folder)["state"] not in ("joining", "working"):
             assert time.monotonic() - back < FOUND_S
+    assert zygote.leftovers() == []
+
+
+@pytest.mark.soak
+def test_a_daemon_whose_p2pd_dies_starts_another_and_works_on(zygote: Zygote, tmp_path: Path) -> None:
+    with ProcessSwarm(zygote, tmp_path, steps=20_000, every=20_000, founders=2) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=4)
+        daemon, folder = psutil.Process(swarm.peers["p1a"]), tmp_path / "p1a"
+        (before,) = [child for child in daemon.children(recursive=True) if child.name() == "p2pd"]
+        before.kill()
+        killed = time.monotonic()
+        while True:
+            told = status_of(zygote, folder)
+            now = {child.pid for child in daemon.children(recursive=True) if child.name() == "p2pd"} - {before.pid}
+            # What is certified is counted from the new start on.
+            if now and told["state"] == "working" and (told["work"] or {}).get("certified_microbatches", 0) > 0:
+                break
+            assert time.monotonic() - killed < BACK_S, told
+            time.sleep(0.5)
+        print(f"back at work {time.monotonic() - killed:.1f} s after its p2pd was killed")
+        assert "p2pd has ended, and is started again" in (tmp_path / "p1a.log").read_text()
     assert zygote.leftovers() == []
