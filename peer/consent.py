@@ -78,7 +78,7 @@ def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limit
         "host's key": signed_run.run_key,
         "model": f"{_count(total)} parameters; this machine would hold {where}",
         "licences": f"model: {settings.model_licence}; data: {settings.data_licence}",
-        "your address": "the host and other peers of the run see this machine's IP address",
+        "your address": "the host, other peers of the run and the host's mirrors see this machine's IP address",
         "traffic": f"up to {_span(month)} GB a month, if it works all day{most_month}",
         "time to join": f"{_span(minutes)} minutes of download",
         "memory": f"{_span(memory)} GiB, and about 1 GiB for the program itself",

@@ -23,7 +23,8 @@ def test_an_offer_tells_the_run_its_key_its_licences_its_costs_and_the_limits(pr
     assert told["run"] == f"a-run, id {prepared.run_id[:16]}"
     assert told["host's key"] == prepared.run_key.peer_id
     assert told["licences"] == "model: Apache-2.0; data: PSF-2.0"
-    assert "other peers of the run see this machine's IP address" in told["your address"]
+    for who in ("the host", "other peers of the run", "mirrors", "see this machine's IP address"):
+        assert who in told["your address"]
     assert "GB a month" in told["traffic"]
     assert "never more than 500" in told["traffic"]
     assert "minutes" in told["time to join"]

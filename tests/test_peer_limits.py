@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import owner_memory
 from peer.limited_transport import LimitedTransport, Meter
-from peer.limits import GIB, P2PD_BYTES, VolunteerSettings, check_memory, first_that_fits, used_bytes
+from peer.limits import GIB, P2PD_BYTES, VolunteerSettings, check_fit, check_memory, first_that_fits, used_bytes
 from peer.sim import TinyRun
 from swarm.core.compute_mode import ComputeMode, modes
 from swarm.core.errors import SettingsError
@@ -56,6 +56,13 @@ def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path) -> None:
     assert chosen(2) == ComputeMode(2, recompute=True)
     with pytest.raises(SettingsError, match=r"activations 0\.06 GiB"):
         chosen(0)
+
+
+def test_tokens_that_the_disk_may_not_hold_are_refused_before_they_are_fetched(tmp_path: Path) -> None:
+    volunteer = VolunteerSettings(folder=tmp_path, threads=1, disk_bytes=GIB)
+    check_fit({"disk.the run's tokens": GIB // 2, "disk.states": GIB // 4}, volunteer)
+    with pytest.raises(SettingsError, match=r"--disk-gib is 1\.00 GiB \(the run's tokens 2\.00 GiB"):
+        check_fit({"disk.the run's tokens": 2 * GIB}, volunteer)
 
 
 def _seconds(upload_mbit: float | None, download_mbit: float | None) -> float:
