@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +111,8 @@ def serve(folder: Path) -> None:
     from swarm.network.coordinator_service import ServiceLimits
     from swarm.network.loop import run
 
-    prepare = partial(prepare_run, parse_manifest(MANIFEST, folder / "run.toml"), folder / "run", lambda what: None)
-    prepared, doors = prepare(), DoorSettings(limits=ServiceLimits(calls_per_s=1e6, burst=1e6))
+    prepared = prepare_run(parse_manifest(MANIFEST, folder / "run.toml"), folder / "run", lambda what: None)
+    doors = DoorSettings(limits=ServiceLimits(calls_per_s=1e6, burst=1e6))
 
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "listening":
@@ -121,7 +120,7 @@ def serve(folder: Path) -> None:
             sys.stdout.flush()
 
     settings = HostSettings(listen="/ip4/127.0.0.1/tcp/0", coordinator=CoordinatorSettings(), doors=doors)
-    run(lambda stop: Hosting(settings, show).run(prepared, prepare, stop))
+    run(lambda stop: Hosting(settings, show).run(prepared, stop))
 
 
 async def volunteer(identity: Identity, invite: Invite, pem: bytes, until: float, seed: int, found: Measured) -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,15 +110,13 @@ def command(
         relay=relay,
         report=report,
     )
-    prepare = partial(
-        prepare_run,
+    prepared = prepare_run(
         read,
         (folder or manifest.with_suffix("")).absolute(),
         lambda text: show({"event": "preparing", "what": text}),
         None if archive is None else open_place(archive),
     )
-    prepared = prepare()
-    run(lambda stop: Hosting(settings, show).run(prepared, prepare, stop))
+    run(lambda stop: Hosting(settings, show).run(prepared, stop))
 
 
 def of_whom(told: dict[str, Any]) -> str:

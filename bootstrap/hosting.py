@@ -19,7 +19,7 @@ from bootstrap.doors import Doors, DoorSettings
 from bootstrap.ledger import Ledger
 from bootstrap.relaying import HostRelay, RelaySettings
 from bootstrap.remote_archive import ArchiveCopies
-from bootstrap.run_folder import PreparedRun
+from bootstrap.run_folder import PreparedRun, taken_up_again
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.errors import DiskFullError
 from swarm.disk_room import disk_room
@@ -62,11 +62,8 @@ class Hosting:
         """With the ports that were had, once they are."""
         self._show = show
 
-    async def run(self, prepared: PreparedRun, again: Callable[[], PreparedRun], stop: asyncio.Event) -> None:
-        """Until the run is over or `stop`; `again` reads the run from its folder anew.
-
-        Raises DiskFullError where the disk does not take the end either.
-        """
+    async def run(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
+        """Until the run is over or `stop`. Raises DiskFullError where the disk does not take the end either."""
         folder = prepared.folder.root
         while True:
             try:
@@ -85,7 +82,7 @@ class Hosting:
                 await happened(stop, within_s=LOOK_FOR_ROOM_S)
             if stop.is_set():
                 break
-            prepared = await asyncio.to_thread(again)
+            prepared = await asyncio.to_thread(taken_up_again, prepared)
         self._show({"event": "finished"})
 
     async def _serve(self, prepared: PreparedRun, stop: asyncio.Event) -> None:

@@ -202,6 +202,20 @@ def _resume(
             )
         return states, LeaseTable()
     say(f"resuming from version {info.version}")
+    return _archived(info, settings)
+
+
+def taken_up_again(run: PreparedRun) -> PreparedRun:
+    """The run as its folder has it by now: from its latest checkpoint, if there is one."""
+    remove_leftovers(run.folder.checkpoints)
+    info = latest_checkpoint(run.folder.checkpoints)
+    if info is None:
+        return run
+    states, leases = _archived(info, run.settings)
+    return replace(run, states=states, leases=leases)
+
+
+def _archived(info: CheckpointInfo, settings: RunSettings) -> tuple[list[StageState], LeaseTable]:
     states = [
         load_stage(info, stage, stage_layout(settings.model, stage)) for stage in range(settings.model.num_stages)
     ]

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def test_a_host_waits_for_room_with_its_ears_open_and_takes_the_run_up_where_it_
 
     async def main(disk: Path) -> None:
         shown: list[dict[str, Any]] = []
-        again = partial(prepare, manifest_of(), tmp_path)
+        run = prepare(manifest_of(), tmp_path)
         settings = HostSettings(
             listen="/ip4/127.0.0.1/tcp/0",
             coordinator=CoordinatorSettings(),
@@ -68,7 +67,7 @@ def test_a_host_waits_for_room_with_its_ears_open_and_takes_the_run_up_where_it_
             report=disk / "report.json",
         )
         stop = asyncio.Event()
-        hosting = asyncio.ensure_future(Hosting(settings, shown.append).run(again(), again, stop))
+        hosting = asyncio.ensure_future(Hosting(settings, shown.append).run(run, stop))
 
         def said(event: str) -> list[dict[str, Any]]:
             assert not hosting.done(), hosting
