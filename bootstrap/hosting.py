@@ -122,7 +122,6 @@ class Hosting:
             finally:
                 if settings.report is not None:
                     text = json.dumps(coordinator.report(), indent=1) + "\n"
-                    text = json.dumps(coordinator.report(), indent=1) + "\n"
                     await asyncio.to_thread(_write, settings.report, text)
 
     async def _conduct(

@@ -5,7 +5,6 @@ it; so has the whole file.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections import deque
@@ -91,23 +90,31 @@ class RunFiles:
     async def _list_of(
         self, digest: bytes, size_bytes: int, donors: Sequence[PeerId]
     ) -> tuple[PieceList, Sequence[str]]:
-        """What each piece is to be, and the URLs of mirrors: as the host says, or else one of the donors."""
+        """What each piece is to be, and the URLs of mirrors: as the host says, or else one of the donors.
+
+        Nobody but the host sends this machine to web servers.
+        """
         about, meta = f"pieces {digest.hex()}", dict[str, Value](digest=digest)
+
+        def read(answer: dict[str, Value]) -> tuple[PieceList, Sequence[str]]:
+            fields = Fields("pieces answer", answer)
+            pieces = PieceList.from_value(fields.message("pieces"))
+            pieces.check(file_digest=digest, size_bytes=size_bytes, run_key=self.run_key)
+            return pieces, fields.items("mirrors", _url, max_items=MAX_MIRRORS)
+
         try:
             answer = await self.host.answer(about, PIECES, meta)
-        except TransientError as silent:
+        except TransientError:
             for donor in donors:
-                with contextlib.suppress(TransientError):
+                try:
                     reply = await self.transport.call(donor, PIECES, Message(meta), timeout_s=ASK_S, max_body_bytes=0)
-                    answer = reply.meta
-                    break
-            else:
-                raise silent
-        fields = Fields("pieces answer", answer)
-        pieces = PieceList.from_value(fields.message("pieces"))
-        pieces.check(file_digest=digest, size_bytes=size_bytes, run_key=self.run_key)
+                    return read(reply.meta | {"mirrors": []})
+                except (TransientError, RemoteError) as error:
+                    log.info("%s does not say what the pieces are: %s", donor[-6:], error)
+            raise
+        found = read(answer)
         self.host.kept.keep(about, answer)
-        return pieces, fields.items("mirrors", _url, max_items=MAX_MIRRORS)
+        return found
 
     async def _fetch(self, pieces: PieceList, path: Path, donors: Sequence[PeerId], mirrors: Sequence[str]) -> None:
         partial_path = path.with_suffix(".partial")

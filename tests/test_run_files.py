@@ -22,7 +22,7 @@ from peer.host import Host
 from peer.limited_transport import LimitedTransport
 from peer.run_files import RunFiles
 from swarm.cli import ExitCode, run
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.data.pieces import PIECE_BYTES, PieceList, list_pieces
@@ -147,15 +147,20 @@ def test_what_came_before_a_break_is_kept_and_peers_do_without_the_host(
     asyncio.run(main())
 
 
-def test_a_list_that_the_run_key_has_not_signed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_host_a_list_counts_that_the_run_key_has_signed_and_mirrors_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("peer.host.HOST_RETRY_S", 0.0)
 
     async def main() -> None:
-        scene = Scene(tmp_path)
+        scene = Scene(tmp_path, mirrors=["https://127.0.0.1:1/data"])
         scene.network.kill(HOST.peer_id)
         liar = scene.donate(scene.network.transport(LIAR), lies=True)
-        with pytest.raises(RemoteError, match="not signed by the run key"):
+        with pytest.raises(TransientError):
             await scene.get(liar)
+        assert not scene.served
+        monkeypatch.setattr(MirrorClient, "read", None)
+        await scene.get(liar, scene.donate(scene.network.transport(HONEST)))
 
     asyncio.run(main())
 

@@ -57,7 +57,7 @@ class MirrorClient:
                 if isinstance(found, bytes):
                     return found
                 url = found
-        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError, EOFError) as error:
             raise TransientError(f"mirror {url[:200]}: {error or type(error).__name__}") from error
         raise TransientError(f"mirror {url[:200]}: more than {MAX_REDIRECTS} redirects")
 
