@@ -7,7 +7,6 @@ import logging
 import random
 import secrets
 import time
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,52 +14,41 @@ from typing import Any, NamedTuple
 
 import torch
 
-from peer.accuser import Accuser
 from peer.adversary import HONEST, adversary_of
 from peer.adversary.directory import Place
-from peer.audit_desk import AuditDesk
-from peer.audit_reducers import ReducerAuditor
-from peer.audit_steps import StepAuditor
-from peer.auditor import Auditor
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
 from peer.donors import donors_of
 from peer.downstream import Downstream, HopCounters, numeric_class
-from peer.exams import Examiner, Newcomer
 from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
 from peer.first_state import FirstState
-from peer.hop_auditor import Beside, HopAuditor
-from peer.hop_desk import HopDesk
 from peer.hops import HopServer
 from peer.host import Host
-from peer.jury import Jury
 from peer.kept_answers import KeptAnswers
 from peer.limited_transport import LimitedTransport
 from peer.limits import GIB, VolunteerSettings, first_that_fits, used_bytes
 from peer.machine import folder_bytes
-from peer.mending import Mending
 from peer.moving import MEASURED_AFTER, Mover, say_on_the_way
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
-from peer.reveals import Reveals
+from peer.reports import Reports, loss_of
 from peer.rolling_back import RollingBack
 from peer.rounds import StageRounds
 from peer.run_files import RunFiles
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
-from peer.source import Source, StepLoss
+from peer.source import Source
 from peer.stage_work import StageWork
-from peer.state_check import StateCheck
 from peer.step_state import Applied
 from peer.tally import WorkTally
 from peer.verdicts import Verdicts, Word
+from peer.verifying import Verifying
 from swarm.checkpoint.state import StageState
 from swarm.core.canonical import Value, signed_bytes
 from swarm.core.compute_mode import ComputeMode, modes
-from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex, Step
@@ -75,12 +63,7 @@ from swarm.host_protocol import (
     ADMIT,
     FINISH,
     GOODBYE,
-    MAX_SCREENS,
-    REPORT,
-    RESULT,
-    Credited,
     SignedRun,
-    StepReport,
 )
 from swarm.identity import Identity
 from swarm.model.families import stage_layout, validate_config
@@ -100,7 +83,6 @@ from verification.verdicts import Ban, Pardon, Quarantine
 
 log = logging.getLogger(__name__)
 
-MAX_UNSENT_REPORTS = 256
 MOST_DRAIN_S, MOST_LEAVING_S = 20.0, 26.0
 """A peer leaves within 30 s: it drains, says goodbye and waits for what its threads compute, and then closes its
 transport, which takes 2.5 s at most."""
@@ -135,8 +117,7 @@ class Live(NamedTuple):
     neighbours: Neighbours
     server: HopServer
     source: Source | None
-    desk: AuditDesk
-    hop_desk: HopDesk
+    verifying: Verifying
     device: str
 
     @property
@@ -165,8 +146,6 @@ class PeerDaemon:
         self.identity = identity
         self.permit = permit or Permit()
         self.tally = WorkTally(identity.peer_id)
-        self.credit: Credited | None = None
-        """By the host's ledger; None until the host has said it."""
         self.on_run: Callable[[SignedRun, RunSettings], Awaitable[None]] | None = None
         """Told of the run before anything of it is joined; what it raises ends the peer."""
         self.live: Live | None = None
@@ -182,8 +161,8 @@ class PeerDaemon:
         self._host_id = host
         self._wish = volunteer.stage
         """The stage to serve; None: wherever the host sends this peer."""
-        self._reports: deque[tuple[StepReport, Result]] = deque(maxlen=MAX_UNSENT_REPORTS)
-        self._report_ready = asyncio.Event()
+        self.reports = Reports(self.host, self.transport, directory)
+        self.reports.on_minimum_release = self._check_release
         self._outdated: UpgradeNeeded | None = None
         self._shut_out_by: Ban | Quarantine | None = None
         """What is said of this peer itself."""
@@ -193,11 +172,6 @@ class PeerDaemon:
         self._on_fault: Callable[[], None] = lambda: None
         self._on_pardon: Callable[[], None] = lambda: None
         self.rounds: StageRounds | None = None
-        self.auditor: Auditor | None = None
-        self.reducer_auditor: ReducerAuditor | None = None
-        self.newcomer: Newcomer | None = None
-        """In runs with probation."""
-        self.step_auditor: StepAuditor | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Join, train until the run is over or `stop`, then drain and leave.
@@ -503,9 +477,11 @@ class PeerDaemon:
             rounds.peer_lost(peer)
 
         self.verdicts.on_lost = lost
-        rounds.on_applied.append(
-            lambda applied: self._report(applied, settings, replica, snapshots, counters, compute, exact, source)
-        )
+
+        async def report(applied: Applied) -> None:
+            self.reports.add(applied, rounds, work, loss_of(source.losses, applied) if source is not None else None)
+
+        rounds.on_applied.append(report)
         await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)
         rounds.start()
         rolling_back = RollingBack(rounds, self._host_id, partial(self._begin, settings))
@@ -532,87 +508,36 @@ class PeerDaemon:
         services = [
             asyncio.ensure_future(neighbours.run()),
             asyncio.ensure_future(catch_up.run()),
-            asyncio.ensure_future(self._send_reports()),
+            asyncio.ensure_future(self.reports.send()),
             asyncio.ensure_future(rolling_back.run()),
         ]
         if source is not None:
             services.append(asyncio.ensure_future(source.run(draining)))
-        reveals = Reveals(rounds)
-        desk = AuditDesk(rounds, exhibits, reveals, adversary=adversary)
-        desk.serve(self.transport)
-        hop_desk = HopDesk(rounds, exchanges, reveals, adversary=adversary)
-        hop_desk.serve(self.transport)
-        rounds.on_applied.append(self.tally.applied)
-        self.live = Live(settings, rounds, counters, neighbours, server, source, desk, hop_desk, str(model.device))
-        accuser = Accuser(self.transport, self._host_id, signed_run)
-        rounds.on_equivocation = lambda one, other: rounds.spawn(accuser.accuse_of_both(one, other))
-        rounds.on_violation = server.on_violation = lambda case: rounds.spawn(accuser.accuse(case))
-        if downstream is not None:
-            downstream.on_violation = rounds.on_violation
-        self.reducer_auditor = reducer_auditor = ReducerAuditor(
-            rounds, ticket, draws, accuser, exhibits, budget_factor=self.standing.budget_factor
+        verifying = Verifying(
+            rounds=rounds,
+            server=server,
+            downstream=downstream,
+            neighbours=neighbours,
+            catch_up=catch_up,
+            exhibits=exhibits,
+            exchanges=exchanges,
+            verdicts=self.verdicts,
+            ticket=ticket,
+            draws=draws,
+            signed_run=signed_run,
+            host=self._host_id,
+            reader=BatchReader(settings, files[0]) if files is not None else None,
         )
-        state_check = StateCheck(rounds, self._host_id, catch_up.load_anew)
-        self.step_auditor = step_auditor = StepAuditor(rounds, self._host_id, accuser, state_check)
-        rounds.on_applied += [
-            server.applied,
-            desk.applied,
-            hop_desk.applied,
-            reducer_auditor.applied,
-            step_auditor.applied,
-        ]
-        services += [asyncio.ensure_future(one.run()) for one in (reducer_auditor, state_check, step_auditor)]
+        rounds.on_applied += [self.tally.applied, server.applied]
+        verifying.serve()
+        if verifying.mending is not None:
+            self._on_fault, self._on_pardon = verifying.mending.fault, catch_up.load_anew
+        services += [asyncio.ensure_future(run()) for run in verifying.services]
         if mover is not None:
             services.append(asyncio.ensure_future(mover.run()))
         if attack is not None:
             services.append(asyncio.ensure_future(self._meddle(rounds, settings.model.num_stages)))
-        if settings.has_probation:
-            services.append(
-                asyncio.ensure_future(self._on_probation(rounds, exhibits, ticket, draws, catch_up, neighbours))
-            )
-        if settings.replays:
-            jury = Jury(
-                rounds,
-                signed_run,
-                self._host_id,
-                neighbours.of_stage,
-                self.verdicts.take,
-                self.standing.is_out,
-            )
-            jury.serve(self.transport)
-            mending = Mending(rounds, self.verdicts, self._host_id)
-            mending.serve(self.transport)
-            self._on_fault, self._on_pardon = mending.fault, catch_up.load_anew
-            services.append(asyncio.ensure_future(mending.run()))
-            self.verdicts.counts = jury.counts
-            rounds.on_applied.append(jury.applied)
-            self.auditor = auditor = Auditor(
-                rounds,
-                ticket,
-                draws,
-                accuser,
-                self._host_id,
-                budget_factor=self.standing.budget_factor,
-                suspect=self.standing.suspect,
-                prosecute=jury.prosecute,
-                reader=BatchReader(settings, files[0]) if files is not None else None,
-            )
-            hop_auditor = HopAuditor(
-                rounds,
-                ticket,
-                draws,
-                accuser,
-                self._host_id,
-                lambda: Beside(frozenset(neighbours.of_stage(stage - 1)), frozenset(neighbours.of_stage(stage + 1))),
-                budget_factor=self.standing.budget_factor,
-                suspect=self.standing.suspect,
-                prosecute=jury.prosecute,
-                reader=auditor.reader,
-                counters=auditor.counters,
-            )
-            auditor.exhibit_of_neighbours = hop_auditor.exhibit
-            rounds.on_applied += [auditor.applied, hop_auditor.applied]
-            services += [asyncio.ensure_future(auditor.run()), asyncio.ensure_future(hop_auditor.run())]
+        self.live = Live(settings, rounds, counters, neighbours, server, source, verifying, str(model.device))
         leave_by = 0.0
         try:
             await self._until_over(stop, rounds, services, mover)
@@ -646,30 +571,6 @@ class PeerDaemon:
                 with contextlib.suppress(TransientError):
                     await rounds.adversary.meddle(place)
             await asyncio.sleep(lease_s / MEDDLES_IN_A_LEASE)
-
-    async def _on_probation(
-        self,
-        rounds: StageRounds,
-        exhibits: ExhibitStore,
-        ticket: Ticket,
-        draws: HashChain,
-        catch_up: CatchUp,
-        neighbours: Neighbours,
-    ) -> None:
-        """Examine newcomers, and be examined while this peer is one."""
-        examiner = Examiner(rounds, exhibits)
-        examiner.serve(self.transport)
-        newcomer = self.newcomer = Newcomer(
-            rounds, ticket, draws, self._host_id, lambda: self.verdicts.may_train(rounds.me)
-        )
-        catch_up.promotion = self.verdicts.own_promotion
-        rounds.on_applied += [examiner.applied, newcomer.applied]
-        while True:
-            promotion = await newcomer.until_promoted()
-            self.verdicts.take(promotion)
-            catch_up.promotion = promotion
-            with contextlib.suppress(TransientError):  # announced again soon
-                await neighbours.announce_once()
 
     async def _until_over(
         self,
@@ -722,73 +623,6 @@ class PeerDaemon:
                 return
             await asyncio.sleep(0.05)
 
-    # -- reports ------------------------------------------------------------------------------------------
-
-    async def _report(
-        self,
-        applied: Applied,
-        settings: RunSettings,
-        replica: StageReplica,
-        snapshots: SnapshotStore,
-        counters: HopCounters,
-        compute: WorkThread,
-        exact: WorkThread,
-        source: Source | None,
-    ) -> None:
-        version = applied.chain.version
-        snapshot = snapshots.get(version)
-        loss = StepLoss()
-        if source is not None:
-            loss = source.losses.get(Step(version - 1), loss)
-        sent, received = self.transport.traffic()
-        report = StepReport(
-            stage=replica.stage,
-            version=version,
-            loss_sum=float(loss.loss_sum),
-            num_targets=loss.num_targets,
-            stale=applied.stale,
-            counted=applied.counted,
-            round_s=applied.seconds,
-            round_bytes=applied.sent_bytes,
-            overlap=applied.overlap,
-            gradient_norm=applied.gradient_norm,
-            microbatches=counters.microbatches,
-            evaluated=counters.evaluated,
-            reassigned=counters.reassigned,
-            stragglers=counters.stragglers,
-            refused=counters.refused,
-            sent_bytes=sent,
-            received_bytes=received,
-            busy_s=compute.busy_s,
-            exact_s=exact.busy_s,
-            screens=_screens(counters, rounds.screening, self.directory) if (rounds := self.rounds) is not None else (),
-            state_digest=snapshot.digest if snapshot is not None else b"",
-            not_finite=applied.not_finite,
-        )
-        self._reports.append((report, applied.result))
-        self._report_ready.set()
-
-    async def _send_reports(self) -> None:
-        while True:
-            await self._report_ready.wait()
-            self._report_ready.clear()
-            while self._reports:
-                report, result = self._reports[0]
-                try:
-                    reply = await self.host.call(REPORT, {"report": report.to_value()})
-                    answer = Fields("report answer", reply.meta)
-                    self._check_release(answer.text("minimum_release", max_length=32))
-                    self.credit = Credited.from_value(answer.message("credit"))
-                    if answer.boolean("wants_result"):
-                        await self.host.call(RESULT, {"result": result.to_value()})
-                except TransientError:
-                    await asyncio.sleep(1.0)
-                    continue
-                except RemoteError as error:
-                    log.warning("the host refused a report: %s", error)
-                if self._reports and self._reports[0][0] is report:  # else it was dropped for newer ones meanwhile
-                    self._reports.popleft()
-
     async def _on_finish(self, sender: PeerId, request: Message) -> Message:
         if sender != self._host_id:
             raise RemoteError("standing", "only the host ends a run", sender)
@@ -803,15 +637,6 @@ def _broken(what: str, error: BaseException | None) -> Exception:
 
 def _what(verdict: Ban | Quarantine) -> str:
     return "banned" if isinstance(verdict, Ban) else "quarantined"
-
-
-def _screens(counters: HopCounters, screening: Screening, directory: Directory) -> tuple[tuple[str, int], ...]:
-    """All screens that tripped, of norms and of form, by kind."""
-    found = Counter[str](screening.tripped)
-    found.update(counters.bad_messages)
-    if directory.refused:
-        found["directory_record"] = directory.refused
-    return tuple(sorted(found.items())[:MAX_SCREENS])
 
 
 async def _ping(sender: PeerId, request: Message) -> Message:

@@ -85,13 +85,14 @@ def state_of(facts: Facts, live: "Live | None", tally: "WorkTally | None") -> tu
     if live is None or tally is None:
         return facts.phase, facts.waits_for
     if facts.daemon is not None and _on_probation(facts.daemon, live):
-        agreed = f"{_agreements(facts.daemon)} of {live.settings.audits.agreements_to_promote}"
+        agreed = f"{_agreements(live)} of {live.settings.audits.agreements_to_promote}"
         return "working", f"on probation: {agreed} of its replays of others' work agreed; it trains once it is promoted"
     return "working", idle_reason(live, tally, facts.uptime_s)
 
 
-def _agreements(daemon: "PeerDaemon") -> int:
-    return daemon.newcomer.agreements if daemon.newcomer is not None else 0
+def _agreements(live: "Live") -> int:
+    newcomer = live.verifying.newcomer
+    return newcomer.agreements if newcomer is not None else 0
 
 
 def _on_probation(daemon: "PeerDaemon", live: "Live") -> bool:
@@ -128,13 +129,13 @@ def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "Live") -> None:
             total_steps=settings.optimizer.total_steps,
             num_members=len(rounds.chain.members),
             is_member=rounds.is_member,
-            standing=f"probation {_agreements(daemon)}/{settings.audits.agreements_to_promote}"
+            standing=f"probation {_agreements(live)}/{settings.audits.agreements_to_promote}"
             if _on_probation(daemon, live)
             else daemon.standing.table.standing(daemon.identity.peer_id, rounds.version).value,
         )
     )
-    if daemon.credit is not None:
-        credit = daemon.credit
+    credit = daemon.reports.credit
+    if credit is not None:
         message.credit.CopyFrom(
             pb.Credit(
                 tokens=credit.num_tokens,
@@ -159,13 +160,14 @@ def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "Live") -> None:
             tokens_per_s=tally.tokens_per_s,
         )
     )
-    replays = daemon.auditor.counters if daemon.auditor is not None else None
-    parts = daemon.reducer_auditor.counters if daemon.reducer_auditor is not None else None
+    verifying = live.verifying
+    replays = verifying.auditor.counters if verifying.auditor is not None else None
+    parts = verifying.reducer_auditor.counters
     message.audits.CopyFrom(
         pb.Audits(
-            passed=live.desk.num_served + live.hop_desk.num_served,
-            made=(replays.hops + replays.contributions if replays else 0) + (parts.parts if parts else 0),
-            frauds_found=(replays.frauds if replays else 0) + (parts.frauds if parts else 0),
+            passed=verifying.desk.num_served + verifying.hop_desk.num_served,
+            made=(replays.hops + replays.contributions if replays else 0) + parts.parts,
+            frauds_found=(replays.frauds if replays else 0) + parts.frauds,
         )
     )
     sides = range(max(0, stage - 1), min(settings.model.num_stages, stage + 2))

@@ -25,6 +25,7 @@ from peer.daemon import PeerDaemon
 from peer.kept_answers import KeptAnswers
 from peer.limits import VolunteerSettings
 from peer.rounds import StageRounds
+from peer.verifying import Verifying
 from swarm.attacks import parse_attack
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
@@ -133,6 +134,12 @@ class SwarmPeer:
         """Of a peer that has joined."""
         assert self.daemon.rounds is not None, "this peer has not joined yet"
         return self.daemon.rounds
+
+    @property
+    def verifying(self) -> Verifying:
+        """Of a peer that has joined."""
+        assert self.daemon.live is not None, "this peer has not joined yet"
+        return self.daemon.live.verifying
 
 
 @dataclass(eq=False)

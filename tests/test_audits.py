@@ -121,7 +121,7 @@ def test_nobody_is_accused_when_all_are_honest_and_everything_is_audited(tmp_pat
     swarm, report = run(audited(hop=24.0, contribution=1.0), tmp_path, {})  # half of it whole, the rest by microbatch
     assert report["steps"] == STEPS
     assert events(swarm, "banned") == events(swarm, "acquitted") == events(swarm, "dismissed") == []
-    counters = [peer.daemon.auditor.counters for peer in swarm.peers if peer.daemon.auditor is not None]
+    counters = [auditor.counters for peer in swarm.peers if (auditor := peer.verifying.auditor) is not None]
     assert len(counters) == len(swarm.peers)
     assert sum(one.contributions for one in counters) >= 20
     assert sum(one.hops for one in counters) >= 20

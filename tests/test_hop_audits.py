@@ -202,7 +202,7 @@ def test_nobody_is_punished_when_answers_are_lost_and_peers_die_and_come(tmp_pat
     swarm, report = asyncio.run(train())
     assert report["steps"] == 10
     assert [event for kind in ("banned", "quarantined", "acquitted") for event in events(swarm, kind)] == []
-    counters = [peer.daemon.auditor.counters for peer in swarm.peers if peer.daemon.auditor is not None]
+    counters = [auditor.counters for peer in swarm.peers if (auditor := peer.verifying.auditor) is not None]
     assert sum(one.hops for one in counters) >= 20
     assert sum(one.frauds for one in counters) == 0
 
@@ -263,6 +263,6 @@ def test_nobody_is_punished_for_what_is_taken_up_after_lost_peers(tmp_path: Path
     last = [cast(Any, peer.daemon.live).counters for peer in swarm.of_stage(2)]
     assert sum(one.adopted for one in last) > 0
     assert [one.bad_messages for one in last] == [{}] * len(last)
-    counters = [peer.daemon.auditor.counters for peer in swarm.peers if peer.daemon.auditor is not None]
+    counters = [auditor.counters for peer in swarm.peers if (auditor := peer.verifying.auditor) is not None]
     assert sum(one.hops for one in counters) >= 20
     assert sum(one.frauds + one.suspicious for one in counters) == 0

@@ -43,8 +43,7 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
 
 
 def auditors(swarm: InProcessSwarm, stage: int) -> list[ReducerAuditCounters]:
-    found = [peer.daemon.reducer_auditor for peer in swarm.peers if peer.stage == stage]
-    return [auditor.counters for auditor in found if auditor is not None]
+    return [peer.verifying.reducer_auditor.counters for peer in swarm.peers if peer.stage == stage]
 
 
 @pytest.mark.parametrize("trust", [pytest.param("friends", marks=pytest.mark.soak), "public"])
