@@ -176,14 +176,13 @@ def test_the_doctor_names_what_is_wrong_at_a_real_run(zygote: Zygote, tmp_path: 
         twin = StateFolder(tmp_path / "twin")
         twin.make()
         shutil.copy(StateFolder(tmp_path / "p0a").identity, twin.identity)
-        twin.save_limits(OwnerLimits(memory_gib=0.1, disk_gib=0.001, gpu=0))
+        twin.save_limits(OwnerLimits(memory_gib=0.1, gpu=0))
         swarm.set_clock("twin", ahead_s=10.0)
         found = examined(zygote, swarm, twin.path, listen=anywhere, clock=tmp_path / "twin.clock")
         for name, remedy in (
             ("identity", "identity"),
             ("clock", "timedatectl"),
             ("memory", "swarm config memory-gib"),
-            ("disk", "swarm config disk-gib"),
             ("GPU", "gpu"),
         ):
             assert found[name][0] == "problem", (name, found)
