@@ -85,7 +85,7 @@ def write_past(folder: Path, num_steps: int, volunteers: list[Identity]) -> None
                 turn = step % len(members)
                 credit: list[Value] = [[peer, 1, 1024] for peer in sorted((members[turn:] + members[:turn])[:64])]
                 facts: dict[str, Value] = {"stage": stage, "step": step, "name": bytes(32), "ids": [], "credit": credit}
-                ledger.append("result", {**facts, "members": len(credit), "joins": [], "leaves": []})
+                ledger.append("result", {**facts, "members": len(credit), "joins": [], "leaves": [], "norm": 1.0})
     ledger.close()
 
 

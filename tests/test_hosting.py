@@ -25,7 +25,7 @@ from tests.swarm_in_process import identity_of, manifest_of, prepare
 
 pytestmark = pytest.mark.processes
 
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 def admit(line: str, number: int) -> None:
