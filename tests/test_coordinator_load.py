@@ -1,10 +1,36 @@
 """The benchmark of many volunteers measures what it says, in a small run."""
 
+import asyncio
 import json
+import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from benchmarks.coordinator_load import MANIFEST, write_past
+from bootstrap.coordinator import Coordinator, CoordinatorSettings
+from bootstrap.ledger import Ledger
+from bootstrap.run_folder import prepare_run
+from swarm.manifest import parse_manifest
+from swarm.network.memory import MemoryNetwork
+from tests.swarm_in_process import identity_of
+
+
+def test_a_host_reads_the_past_that_is_written_for_it(tmp_path: Path) -> None:
+    write_past(tmp_path, 3, [identity_of(number) for number in range(4)])
+
+    async def main() -> None:
+        run = prepare_run(parse_manifest(MANIFEST, tmp_path / "run.toml"), tmp_path / "run", lambda what: None)
+        ledger = Ledger(run.folder.ledger)
+        transport = MemoryNetwork(random.Random(0)).transport(run.host_key)
+        coordinator = Coordinator(run, transport, ledger, CoordinatorSettings(), lambda event: None)
+        assert coordinator.progress.done_versions() == 3
+        assert len(coordinator.books.leaders(9)) == 4
+        ledger.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.soak
