@@ -66,7 +66,7 @@ class Host:
         raise AssertionError("unreachable")
 
     async def answer(
-        self, about: str, method: str, meta: dict[str, Value], *, timeout_s: float | None = None
+        self, about: str, method: str, meta: dict[str, Value], *, timeout_s: float | None = None, tries: int = TRIES
     ) -> dict[str, Value]:
         """The host's answer; while it cannot be reached, what is kept `about` it. Raises TransientError without both.
 
@@ -81,7 +81,7 @@ class Host:
                 return kept
             except TransientError as error:  # it is there, and says "not now"
                 log.info("host: %s", error)
-        return (await self.call(method, meta, timeout_s=timeout_s, tries=TRIES)).meta
+        return (await self.call(method, meta, timeout_s=timeout_s, tries=tries)).meta
 
     async def run(self) -> tuple[SignedRun, RunSettings, RunId]:
         """The run it coordinates, signed.

@@ -5,6 +5,7 @@ it; so has the whole file.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import deque
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from peer.host import Host
+from peer.host import TRIES, Host
 from peer.limited_transport import LimitedTransport
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
@@ -70,12 +71,12 @@ class RunFiles:
             is_here = path.exists()
             if not is_here and others is None:
                 others = list(await donors())[:MAX_DONORS]
-            try:
-                lists[digest], mirrors = await self._list_of(digest, num_tokens * data.token_bytes, others or [])
-            except TransientError:
-                if not is_here:
-                    raise
-            if not is_here:
+            size_bytes = num_tokens * data.token_bytes
+            if is_here:
+                with contextlib.suppress(TransientError):  # then others are not given the file
+                    lists[digest], _ = await self._list_of(digest, size_bytes, [], tries=1)
+            else:
+                lists[digest], mirrors = await self._list_of(digest, size_bytes, others or [])
                 await self._fetch(lists[digest], path, others or [], mirrors)
             file = TokenFile(path, data.token_bytes)
             await asyncio.to_thread(file.verify, num_tokens=num_tokens, digest=digest)
@@ -88,7 +89,7 @@ class RunFiles:
         return files[data.train_digest], files[data.held_out_digest]
 
     async def _list_of(
-        self, digest: bytes, size_bytes: int, donors: Sequence[PeerId]
+        self, digest: bytes, size_bytes: int, donors: Sequence[PeerId], *, tries: int = TRIES
     ) -> tuple[PieceList, Sequence[str]]:
         """What each piece is to be, and the URLs of mirrors: as the host says, or else one of the donors.
 
@@ -103,7 +104,7 @@ class RunFiles:
             return pieces, fields.items("mirrors", _url, max_items=MAX_MIRRORS)
 
         try:
-            answer = await self.host.answer(about, PIECES, meta)
+            answer = await self.host.answer(about, PIECES, meta, tries=tries)
         except TransientError:
             for donor in donors:
                 try:

@@ -143,6 +143,8 @@ def test_what_came_before_a_break_is_kept_and_peers_do_without_the_host(
         honest = scene.donate(scene.network.transport(HONEST))
         await scene.get(honest)
         assert scene.served == {honest: NUM_PIECES - 4 + 1}
+        scene.network.kill(honest)
+        await scene.get()  # nobody is needed where they are
 
     asyncio.run(main())
 
