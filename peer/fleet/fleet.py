@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from peer.fleet import flow as flows
+from peer.fleet import waited_step
 from peer.fleet.scenario import Event, Scenario
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.ids import PeerId, StageIndex
@@ -51,6 +52,17 @@ BUCKETS = 16
 """Of a stage's records, one of which is read to learn of the stage as a whole."""
 
 
+@dataclass
+class Stay:
+    """A peer's time as a member of a stage; times from the end of the warm-up."""
+
+    stage: int
+    power: float
+    joined_at: float
+    ended_at: float | None = None
+    """None if it never ended."""
+
+
 @dataclass(slots=True)
 class _Peer:
     """One machine, from its coming to its going."""
@@ -75,6 +87,8 @@ class _Peer:
     in_oracle: bool = False
     gives: int = 0
     """Joiners that download from it."""
+    stay: Stay | None = None
+    """While it is a member."""
 
 
 @dataclass
@@ -98,6 +112,10 @@ class Outcome:
     decide_s: list[float] = field(default_factory=list)
     """Real seconds that each look at who should move took."""
     trip_s: float = 0.0
+    versions: list[tuple[float, int]] = field(default_factory=list)
+    """When every stage had each version, from the first on, and microbatches that came home with it; times from the end
+    of the warm-up."""
+    stays: list[Stay] = field(default_factory=list)
 
     @property
     def throughput_vs_ideal(self) -> float:
@@ -139,7 +157,7 @@ class Fleet:
         mean_power = math.exp(part.power_spread**2 / 2)
         num_work = int(
             (64 + 2 * max(part.peers / self._num_stages, *part.first_stages, 1))
-            * (2 + self._fill_s / self._source_s(mean_power))
+            * (2 + (part.max_in_flight or self._fill_s / self._source_s(mean_power)))
         )
         self.flow = flows.empty_flow(
             num_slots,
@@ -150,6 +168,7 @@ class Fleet:
             ask_s=round_trip_s,
             audits=scenario.trust.audits,
             latest_audit_s=scenario.trust.audits * model.step_s,
+            knows_all=part.peers <= part.fanout,
         )
         self._slots: deque[int] = deque(range(num_slots))
         self._by_slot: dict[int, _Peer] = {}
@@ -169,6 +188,8 @@ class Fleet:
         self._ideal_rate = 0.0
         self._ideal_since = 0.0
         self._done_before = 0
+        self._came_home: dict[int, int] = {}
+        """By step, what stage 0 took into its round."""
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -214,17 +235,17 @@ class Fleet:
         law = scenario.law
         stays = law.draw_present(part.peers, self.rng) if law is not None else [math.inf] * part.peers
         for number, stay_s in enumerate(stays):
-            peer = self._new_peer(stay_s)
+            peer = self._new_peer(stay_s, part.powers[number] if part.powers else None)
             peer.stage = self._first_stage(number)
             peer.is_proven = True
             self._placed(peer, +1)
             self._admit(peer)
             self._oracle_has(peer, is_there=True)
         power = sum(self._useful_power(peer) for peer in self._present.values())
-        self.flow.counters[flows.TARGET] = max(
+        self.flow.counters[flows.TARGET] = scenario.model.microbatches or max(
             self._num_stages, round(power / sum(self._costs) * scenario.model.step_s)
         )
-        self.flow.counters[flows.LIMIT] = 1
+        self.flow.counters[flows.LIMIT] = scenario.model.delay
         flows.start_all(self.flow, 0.0)
         if law is not None:
             self._at(self.rng.expovariate(part.peers / law.mean_s), self._someone_comes)
@@ -243,11 +264,11 @@ class Fleet:
 
     # -- coming and going ---------------------------------------------------------------------------------
 
-    def _new_peer(self, stay_s: float) -> _Peer:
+    def _new_peer(self, stay_s: float, power: float | None = None) -> _Peer:
         part = self.scenario
         peer = _Peer(
             name=PeerId(f"{self.rng.getrandbits(64):016x}{next(self._names):06x}"),
-            power=self.rng.lognormvariate(0.0, part.fleet.power_spread),
+            power=self.rng.lognormvariate(0.0, part.fleet.power_spread) if power is None else power,
             leaves_at=self.now + stay_s,
             is_warned=self.rng.random() < part.sessions.warned,
             is_liar=self.rng.random() < part.trust.liars,
@@ -263,8 +284,8 @@ class Fleet:
         self._come(law.draw(self.rng))
         self._at(self.now + self.rng.expovariate(self.scenario.fleet.peers / law.mean_s), self._someone_comes)
 
-    def _come(self, stay_s: float) -> None:
-        peer = self._new_peer(stay_s)
+    def _come(self, stay_s: float, power: float | None = None) -> None:
+        peer = self._new_peer(stay_s, power)
         peer.stage = self._lowest_stage()
         self.outcome.counts["joins"] += 1
         self._placed(peer, +1)
@@ -341,12 +362,14 @@ class Fleet:
         self._by_slot[slot] = peer
         compute_s = self._costs[stage] / peer.power
         forward = self.scenario.model.forward_share
-        window = max(1, math.ceil(self._fill_s / self._source_s(peer.power)))
+        fill = self.scenario.fleet.max_in_flight or math.ceil(self._fill_s / self._source_s(peer.power))
         one = flow.peers[slot]
         one["forward_s"], one["backward_s"] = forward * compute_s, (1 - forward) * compute_s
-        one["send_s"], one["window"] = self._send_s, window
-        one["owes_s"] = self.rng.random() * compute_s
+        one["send_s"], one["window"] = self._send_s, max(1, fill)
+        one["owes_s"] = self.rng.random() * compute_s if self.scenario.trust.audits else 0.0
         flows.join(flow, slot, stage, self.now)
+        peer.stay = Stay(stage, peer.power, self._since_warm_up())
+        self.outcome.stays.append(peer.stay)
         self._set_rate(peer)
 
     def _source_s(self, power: float) -> float:
@@ -386,7 +409,7 @@ class Fleet:
         if peer.is_warned and peer.state == "member":
             self._drain(peer, lambda: self._vanish(peer))
         else:
-            self._vanish(peer)
+            self._vanish(peer, notice_s=self.scenario.fleet.notice_s)
 
     def _drain(self, peer: _Peer, then: Callable[[], None]) -> None:
         """No new work; what is under way has until the drain deadline."""
@@ -411,8 +434,15 @@ class Fleet:
         if peer.slot < 0:
             return
         peer.gives = 0
+        if peer.stay is not None:
+            peer.stay.ended_at, peer.stay = self._since_warm_up(), None
         self._wasted("lost_sums", peer.stage, int(self.flow.done[peer.slot].sum()))
-        back_at = flows.lose(self.flow, peer.slot, self.now, self.now + notice_s)
+        if self.scenario.model.delay:
+            back_at = flows.lose(self.flow, peer.slot, self.now, self.now + notice_s)
+        else:
+            step = int(self.flow.stages[0, flows.OPEN])
+            back_at, again = waited_step.lose(self.flow, peer.slot, self.now, self.now + notice_s)
+            self._at(self.now + notice_s, lambda: waited_step.grant_again(self.flow, step, again, self.now))
         if back_at > self.now and self._is_measured():
             self.outcome.recoveries_s.append(back_at - self.now)
         del self._by_slot[peer.slot]
@@ -426,9 +456,11 @@ class Fleet:
 
     def _close_if_full(self, stage: int) -> None:
         """Begin the stage's round when all that can come of its step has come."""
+        if flows.is_full(self.flow, stage) and self._in_round[stage] is None:
+            self._close(stage)
+
+    def _close(self, stage: int) -> None:
         flow = self.flow
-        if not flows.is_full(flow, stage) or self._in_round[stage] is not None:
-            return
         step = int(flow.stages[stage, flows.OPEN])
         parity = step & 1
         taken = []
@@ -440,8 +472,14 @@ class Fleet:
         flow.stages[stage, flows.OPEN] = step + 1
         self._in_round[stage] = taken
         model, part = self.scenario.model, self.scenario.fleet
+        if stage == 0:
+            self._came_home[step] = sum(num for _, num in taken)
+        elif not model.delay:
+            waited_step.cut_short(flow, stage, step, self.now)
+            for before in range(stage):
+                self._close_if_full(before)
         self.outcome.stage_bytes["rounds"] += model.round_mbytes * 1e6 * len(taken)
-        round_s = model.round_mbytes * 1e6 / self._up_bytes_per_s + 5 * part.round_trip_ms / 1000
+        round_s = model.round_s + model.round_mbytes * 1e6 / self._up_bytes_per_s + 5 * part.round_trip_ms / 1000
         self._at(self.now + round_s, lambda: self._end_round(stage))
 
     def _end_round(self, stage: int) -> None:
@@ -462,11 +500,29 @@ class Fleet:
         self._waiting[stage] = [peer for peer in self._waiting[stage] if peer not in admitted]
         for peer in admitted:
             self._admit(peer)
-        limit = min(self._version) + 1  # delay = 1: the next step may begin while this one's rounds run
+        while (done := len(self.outcome.versions)) < min(self._version):
+            self.outcome.versions.append((self._since_warm_up(), self._came_home.pop(done)))
+        if stage == 0 and not self.scenario.model.delay:
+            self._tell_of_next_step(version)
+        limit = min(self._version) + self.scenario.model.delay  # 1: the next step may begin while this one's rounds run
         if limit > self.flow.counters[flows.LIMIT]:
             self.flow.counters[flows.LIMIT] = limit
             flows.start_all(self.flow, self.now)
         self._close_if_full(stage)
+
+    def _tell_of_next_step(self, step: int) -> None:
+        """Stages that are short of microbatches learn from the first of the next step that no more come."""
+        flow = self.flow
+        for stage in range(1, self._num_stages):
+            if flow.stages[stage, flows.OPEN] < step and self._in_round[stage] is None:
+                sources = flow.members[0, : flow.stages[0, flows.MEMBERS]]
+                first_s = float(flow.peers["forward_s"][sources].min()) if len(sources) else 0.0
+                told_at = self.now + first_s + self._delay_s
+                self._at(told_at, lambda stage=stage: self._close_short(stage, step - 1))  # type: ignore[misc]
+
+    def _close_short(self, stage: int, step: int) -> None:
+        if self.flow.stages[stage, flows.OPEN] == step and self._in_round[stage] is None:
+            self._close(stage)
 
     def _wasted(self, what: str, stage: int, num: int) -> None:
         if self._is_measured():
@@ -554,6 +610,9 @@ class Fleet:
     # -- what befalls the fleet ---------------------------------------------------------------------------
 
     def _befall(self, event: Event) -> None:
+        if event.kind == "crash":
+            self._crash(event)
+            return
         self.outcome.disturbances.append(
             {"kind": event.kind, "at_s": self._since_warm_up(), "before": self._reached(), "recovered_s": None}
         )
@@ -578,6 +637,17 @@ class Fleet:
             there = [peer for peer in there if peer.state == "member"]
             for peer in there[event.leaves :]:
                 self._vanish(peer)
+
+    def _crash(self, event: Event) -> None:
+        """Of one member; the swarm is not looked at as a whole before and after it."""
+        there = [peer for _, peer in sorted(self._present.items()) if peer.stage == event.stage]
+        there = [peer for peer in there if peer.state == "member"]
+        if not there:
+            return
+        peer, part = self.rng.choice(there), self.scenario.fleet
+        self._vanish(peer, notice_s=part.notice_s)
+        if event.is_replaced:
+            self._at(self.now + part.start_s, lambda: self._come(math.inf, peer.power))
 
     # -- figures ------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, 
     range(15)
 )
 # Places in `Flow.settings`
-DELAY_S, ASK_S, AUDITS, LATEST_AUDIT_S = range(4)
+DELAY_S, ASK_S, AUDITS, LATEST_AUDIT_S, KNOWS_ALL = range(5)
 RETRY_S = 1.0
 NUM_TRIPS = 1 << 10
 NUM_MOMENTS = 1 << 17
@@ -112,7 +112,7 @@ class Flow(NamedTuple):
     """The last ones' durations."""
     settings: Floats
     """Seconds from peer to peer; that asking takes; seconds of audits that a second of other work makes due; seconds of
-    them that are due at most."""
+    them that are due at most; whether everyone knows all of the next stage."""
 
 
 # Places in a row of `Flow.stages`: members; the step whose round has not begun; microbatches in sums of even and odd
@@ -130,6 +130,7 @@ def empty_flow(
     ask_s: float = 0.0,
     audits: float = 0.0,
     latest_audit_s: float = math.inf,
+    knows_all: bool = False,
 ) -> Flow:
     """No peers, no microbatches."""
     counters = np.zeros(15, np.int64)
@@ -156,7 +157,7 @@ def empty_flow(
         stages=np.zeros((num_stages, 7), np.int64),
         counters=counters,
         trips_s=np.zeros(NUM_TRIPS),
-        settings=np.array([delay_s, ask_s, audits / (1 - audits), latest_audit_s]),
+        settings=np.array([delay_s, ask_s, audits / (1 - audits), latest_audit_s, knows_all]),
     )
 
 
@@ -211,6 +212,23 @@ def _chance(flow: Flow, num: int) -> int:
 # -- whom to send to ------------------------------------------------------------------------------------------
 
 
+@inlined
+def _learned(flow: Flow, caller: int, stage: int) -> int:
+    """A peer of the stage that the caller learns of; -1 if it knows all, as in a small fleet it does."""
+    num_there = flow.stages[stage, MEMBERS]
+    first = _chance(flow, num_there)
+    if not flow.settings[KNOWS_ALL]:
+        return int(flow.members[stage, first])
+    for turn in range(num_there):
+        peer = flow.members[stage, (first + turn) % num_there]
+        is_known = False
+        for place in range(flow.known.shape[1]):
+            is_known |= flow.known[caller, place].target == peer
+        if not is_known:
+            return int(peer)
+    return -1
+
+
 @compiled
 def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
     """Place, among those the caller knows, of the peer of `stage` expected to answer first; -1: none is there."""
@@ -223,7 +241,8 @@ def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
         if peer < 0 or flow.peers[peer].takes == 0 or flow.peers[peer].stage != stage:
             if num_there == 0:
                 return -1
-            known.target = flow.members[stage, _chance(flow, num_there)]
+            known.target = -1
+            known.target = _learned(flow, caller, stage)
             known.duration_s = UNTRIED
         elif known.duration_s >= 0:
             best_s = min(best_s, known.duration_s)
@@ -231,6 +250,8 @@ def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
     for turn in range(num_known):
         place = first + turn if first + turn < num_known else first + turn - num_known
         known = flow.known[caller, place]
+        if known.target < 0:
+            continue
         it = flow.peers[known.target]
         expected_s = max(0.0, it.backlog_s, it.sends_at - now, it.paced_at - now)  # what it says
         if known.duration_s >= 0:
@@ -637,7 +658,7 @@ def join(flow: Flow, peer: int, stage: int, now: float) -> None:
     num_known = flow.known.shape[1]
     for place in range(num_known):
         flow.known[peer, place].target = -1
-    if stage > 0 and flow.stages[stage - 1, MEMBERS] > 0:
+    if stage > 0 and flow.stages[stage - 1, MEMBERS] > 0 and not flow.settings[KNOWS_ALL]:
         callers = flow.stages[stage - 1, MEMBERS]
         for _ in range(max(1, num_known * callers // flow.stages[stage, MEMBERS])):
             known = flow.known[flow.members[stage - 1, _chance(flow, callers)], _chance(flow, num_known)]

@@ -36,6 +36,12 @@ class ModelPart(_Table):
     """What a member uploads in an averaging round."""
     step_s: Positive
     """The target batch is what the first fleet would do in this time, perfectly balanced."""
+    microbatches: int | None = Field(default=None, ge=1)
+    """Of a step's target batch, if it is not to follow from `step_s`. At twice `step_s` a step is cut short even so."""
+    delay: Literal[0, 1] = 1
+    """0: sources wait for the round. 1: the next step begins while the round runs."""
+    round_s: float = Field(default=0.0, ge=0)
+    """What a round takes beside its bytes and five round trips: votes written to disk, encoding, the optimizer."""
 
 
 class FleetPart(_Table):
@@ -46,6 +52,8 @@ class FleetPart(_Table):
     """Peers of each stage at the start; even if left out."""
     power_spread: float = Field(default=0.4, ge=0, le=2)
     """Standard deviation of the logarithm of peers' power, whose median is 1."""
+    powers: tuple[Positive, ...] = ()
+    """Of each peer at the start, those of stage 0 first with `first_stages`, if they are not to be drawn."""
     up_mbit: Positive
     down_mbit: Positive
     link_use: Share = 0.9
@@ -54,9 +62,15 @@ class FleetPart(_Table):
     loss: float = Field(default=0.0, ge=0, le=0.5)
     """Share of packets lost."""
     fanout: int = Field(default=8, ge=1, le=64)
-    """Peers of the next stage that one peer knows and chooses from."""
+    """Peers of the next stage that one peer knows and chooses from; all of them in a fleet no larger than this."""
     pipeline_fill: Positive = 2.5
     """Microbatches in flight, as a multiple of what would fill an idle pipeline."""
+    max_in_flight: int | None = Field(default=None, ge=1)
+    """Microbatches that each source has in flight, if that is not to follow from `pipeline_fill`."""
+    start_s: float = Field(default=0.0, ge=0)
+    """From a joiner's start until it has been admitted and given a stage."""
+    notice_s: float = Field(default=0.0, ge=0)
+    """From a crash until those beside the lost peer act on it; the end of its streams tells them."""
 
 
 class SessionPart(_Table):
@@ -104,7 +118,7 @@ class RunPart(_Table):
 class Event(_Table):
     """Something that befalls the fleet, at a time measured from the end of the warm-up."""
 
-    kind: Literal["outage", "crowd", "stage_loss"]
+    kind: Literal["outage", "crowd", "stage_loss", "crash"]
     at_s: float = Field(ge=0)
     share: Share = 0.0
     """outage: of the fleet, gone without a word at once. crowd: as many come, compared with the fleet."""
@@ -112,7 +126,9 @@ class Event(_Table):
     """outage: then they are back. crowd: they come within this time."""
     stage: int = Field(default=0, ge=0)
     leaves: int = Field(default=1, ge=0)
-    """stage_loss: replicas of `stage` that are left; all others crash at once."""
+    """stage_loss: replicas of `stage` that are left; all others crash at once. crash: one member of `stage` does."""
+    is_replaced: bool = False
+    """crash: a machine of the same power is started at once."""
 
 
 class Scenario(_Table):
@@ -138,6 +154,8 @@ class Scenario(_Table):
                 f"fleet.first_stages = {list(first)} must be {stages} numbers of 1 or more that add up to "
                 f"fleet.peers = {self.fleet.peers}"
             )
+        if self.fleet.powers and len(self.fleet.powers) != self.fleet.peers:
+            raise ValueError(f"fleet.powers has {len(self.fleet.powers)} powers for fleet.peers = {self.fleet.peers}")
         if self.fleet.peers < stages:
             raise ValueError(f"fleet.peers = {self.fleet.peers} is less than one for each of {stages} stages")
         for number, event in enumerate(self.events):

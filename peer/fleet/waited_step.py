@@ -1,0 +1,48 @@
+"""This is where a step that all sources wait for (`model.delay = 0`) is counted anew when a peer is lost.
+
+As its leader does it in `swarm.core.step_progress`: what the lost peer's sum held is missing, and all that a source had
+is granted again. A stage that lost a sum is short of it, and begins its round when a microbatch of the next step tells
+it that this one has ended. A stage that already had what a lost source took with it is full before the sources are: it
+takes no more.
+"""
+
+from peer.fleet import flow as flows
+from peer.fleet.flow import Flow
+
+
+def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> tuple[float, int]:
+    """`flow.lose`, less what the lost sum held: when the last of what the peer had can go on, and microbatches that are
+    to be granted again."""
+    stage = int(flow.peers["stage"][peer])
+    parity = int(flow.stages[stage, flows.OPEN]) & 1
+    missing = int(flow.done[peer, parity])
+    flow.stages[stage, flows.DONE + parity] -= missing
+    voids, killed = flow.stages[:, flows.VOID : flows.VOID + 2].copy(), int(flow.counters[flows.KILLED])
+    back_at = flows.lose(flow, peer, now, noticed_at)
+    if stage > 0:
+        return back_at, 0
+    flow.stages[:, flows.VOID : flows.VOID + 2] = voids
+    return back_at, missing + int(flow.counters[flows.KILLED]) - killed
+
+
+def grant_again(flow: Flow, step: int, num: int, now: float) -> None:
+    """Sources may begin so many more of the step, if it is open yet."""
+    if flow.stages[0, flows.OPEN] == step and flow.counters[flows.STEP] == step:
+        flow.counters[flows.GRANTED] -= min(num, int(flow.counters[flows.GRANTED]))
+        flows.start_all(flow, now)
+
+
+def cut_short(flow: Flow, stage: int, step: int, now: float) -> None:
+    """The stage has closed the step: what it has not counted does not count in the stages before it either."""
+    counters = flow.counters
+    if flow.stages[0, flows.OPEN] != step or counters[flows.STEP] != step:
+        return
+    missing = max(0, int(counters[flows.TARGET] - counters[flows.GRANTED]))
+    counters[flows.GRANTED] += missing
+    for each in range(stage):
+        if flow.stages[each, flows.OPEN] == step:
+            flow.stages[each, flows.VOID + (step & 1)] += missing
+    for work in range(int(counters[flows.USED])):
+        one = flow.work[work]
+        if one["is_active"] and one["step"] == step and one["counted"] > stage:
+            flows.kill(flow, work, now)
