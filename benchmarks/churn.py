@@ -21,48 +21,71 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.recovery import Story
 from benchmarks.training_throughput import Events, running
 from swarm.network.identity_file import load_or_create_identity
 
 SHARE_GOAL = 0.8
 BACK_GOAL_S = 5.0
-NEAR = 0.8
-"""Share of the rate that the living allow at which the swarm is back: a step's rate is off by one of its microbatches
-in three."""
-STAGES, PEERS = 2, 3
 FORWARD_S = 0.08
-MICROBATCHES = 24
-"""Of a step: two seconds of three peers that need 0.24 s for each."""
 SETTLED_VERSION = 5
 READY_S = 120.0
 
-MANIFEST = f"""\
+MANIFEST = """\
 [run]
 name = "churn"
 [model]
-config = {{ model_type = "llama", vocab_size = 256, hidden_size = 32, intermediate_size = 64, num_hidden_layers = 2, \
-num_attention_heads = 2, num_key_value_heads = 2, max_position_embeddings = 64, tie_word_embeddings = false }}
-stages = {STAGES}
+config = {{ model_type = "llama", vocab_size = 256, hidden_size = 32, intermediate_size = 64, \
+num_hidden_layers = {layers}, num_attention_heads = 2, num_key_value_heads = 2, \
+max_position_embeddings = 64, tie_word_embeddings = false }}
+stages = {stages}
 [data]
 max_text_mb = 1
 sequence_length = 32
 [batch]
 microbatch_size = 1
-target_tokens = {32 * MICROBATCHES}
+target_tokens = {target_tokens}
 [optimizer]
 total_steps = 100000
 [checkpoint]
 every_steps = 80000
 snapshot_every = 4
 [limits]
-founders_per_stage = {PEERS}
+founders_per_stage = {peers}
+max_in_flight = {max_in_flight}
 """
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Of a swarm whose compute is emulated."""
+
+    forward_s: float = FORWARD_S
+    """What a forward pass takes a peer of power 1; a backward pass takes twice as long."""
+    stages: int = 2
+    powers: tuple[float, ...] = (1.0, 1.0, 1.0)
+    """Of the peers of each stage."""
+    microbatches: int = 24
+    """Of a step: two seconds of three peers that need 0.24 s for each."""
+    max_in_flight: int = 4
+
+    @property
+    def num_peers(self) -> int:
+        return self.stages * len(self.powers)
+
+    def manifest(self) -> str:
+        return MANIFEST.format(
+            layers=max(2, self.stages),
+            stages=self.stages,
+            target_tokens=32 * self.microbatches,
+            peers=len(self.powers),
+            max_in_flight=self.max_in_flight,
+        )
 
 
 @dataclass
@@ -70,6 +93,7 @@ class Life:
     """One peer: when it was a member, and of which stage."""
 
     stage: int
+    power: float
     process: "subprocess.Popen[str]"
     joined_at: float
     ended_at: float | None = None
@@ -81,15 +105,18 @@ class Swarm:
 
     folder: Path
     stack: ExitStack
-    forward_s: float
+    setting: Setting
     lives: dict[str, Life] = field(default_factory=dict)
     """By peer id."""
+    started_at: dict[str, float] = field(default_factory=dict)
+    """By peer id."""
     _processes: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
+    _powers: dict[str, float] = field(default_factory=dict)
     _read: int = 0
 
     def begin(self) -> None:
         manifest = self.folder / "run.toml"
-        manifest.write_text(MANIFEST)
+        manifest.write_text(self.setting.manifest())
         swarm = str(Path(sys.executable).parent / "swarm")
         command = [swarm, "host", str(manifest), "--dir", str(self.folder / "host"), "--listen", "127.0.0.1:0"]
         command += ["--json", "--evaluate-tokens", "1", "--report", str(self.folder / "report.json")]
@@ -98,22 +125,27 @@ class Swarm:
         self.events = Events(self.host)
         listening = self.events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)
         self._address = listening["addresses"][0]
-        for number in range(STAGES * PEERS):
-            self.start("--stage", str(number % STAGES))
+        stages = self.setting.stages
+        for number in range(self.setting.num_peers):
+            self.start(self.setting.powers[number // stages], "--stage", str(number % stages))
         began = self.events.wait_for(lambda event: event["event"] == "genesis", timeout_s=READY_S)
-        for number, (peer, process) in enumerate(self._processes.items()):
-            self.lives[peer] = Life(number % STAGES, process, began["at"])
+        for number, peer in enumerate(self._processes):
+            self.lives[peer] = self._life(peer, number % stages, began["at"])
 
-    def start(self, *options: str) -> None:
+    def _life(self, peer: str, stage: int, joined_at: float) -> Life:
+        return Life(stage, self._powers[peer], self._processes[peer], joined_at)
+
+    def start(self, power: float, *options: str) -> None:
         """One more peer; which stage it goes to is its own affair if no option says so."""
         name = f"peer{len(self._processes)}"
         home = self.folder / name
         home.mkdir()
         peer = str(load_or_create_identity(home / "identity.key").peer_id)
-        command = [sys.executable, "-m", "benchmarks.paced_peer", str(self.forward_s), self._address, "--yes"]
+        forward_s = self.setting.forward_s / power
+        command = [sys.executable, "-m", "benchmarks.paced_peer", str(forward_s), self._address, "--yes"]
         command += ["--dir", str(home), "--listen", "127.0.0.1:0", *options]
         process = self.stack.enter_context(running(command, self.folder / f"{name}.log"))
-        self._processes[peer] = process
+        self._processes[peer], self._powers[peer], self.started_at[peer] = process, power, time.time()
 
     def follow(self, until: float) -> None:
         """Take note of who joins and leaves, until a time."""
@@ -129,11 +161,11 @@ class Swarm:
         for event in seen:
             peer = event.get("peer_id", "")
             if event["event"] == "joined" and peer in self._processes and peer not in self.lives:
-                self.lives[peer] = Life(event["stage"], self._processes[peer], event["at"])
+                self.lives[peer] = self._life(peer, event["stage"], event["at"])
             elif event["event"] == "left" and peer in self.lives and self.lives[peer].ended_at is None:
                 self.lives[peer].ended_at = event["at"]
 
-    def kill(self, stage: int, rng: random.Random) -> dict[str, Any]:
+    def kill(self, stage: int, rng: random.Random) -> Life:
         """A member of the stage dies without a word."""
         living = sorted(peer for peer, life in self.lives.items() if life.stage == stage and life.ended_at is None)
         if not living:
@@ -142,23 +174,23 @@ class Swarm:
         life.process.send_signal(signal.SIGKILL)
         life.process.wait(5)
         life.ended_at = time.time()
-        return {"at": life.ended_at, "stage": stage}
+        return life
 
     def dismiss(self) -> None:
         """Nobody is needed any more."""
         for process in self._processes.values():
             process.kill()
 
-    def living(self, stage: int, at: float) -> int:
-        ends = [(life.joined_at, life.ended_at) for life in self.lives.values() if life.stage == stage]
-        return sum(joined <= at and (ended is None or ended > at) for joined, ended in ends)
-
-    def live_seconds(self, start: float, stop: float) -> float:
-        """Of all members together."""
-        return sum(
-            max(0.0, min(stop, stop if life.ended_at is None else life.ended_at) - max(start, life.joined_at))
-            for life in self.lives.values()
-        )
+    def end(self) -> dict[str, Any]:
+        """The host's report, once the last to come have had their snapshot too."""
+        with_all = versions_of(self.events.seen)[-1][1] + 8
+        self.events.wait_for(lambda event: event.get("version", 0) >= with_all, timeout_s=READY_S)
+        self.host.send_signal(signal.SIGINT)
+        self.host.wait(20)
+        for process in self._processes.values():
+            process.kill()
+        report: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        return report
 
 
 def versions_of(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
@@ -166,52 +198,41 @@ def versions_of(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
     return [(event["at"], event["version"]) for event in events if event["event"] == "version"]
 
 
-def rate_between(versions: list[tuple[float, int]], start: float, stop: float) -> float:
-    """Steps a second, between the first and the last version in that time."""
-    inside = [(at, version) for at, version in versions if start <= at <= stop]
-    if len(inside) < 2:
-        return 0.0
-    return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+def story(
+    swarm: Swarm,
+    report: dict[str, Any],
+    calm: tuple[float, float],
+    churn: tuple[float, float],
+    kills: list[float],
+) -> Story:
+    came_home = report["microbatches"]
+    versions = [
+        (at, len(came_home.get(str(version - 1), ()))) for at, version in versions_of(swarm.events.seen) if version > 0
+    ]
+    return Story(versions, list(swarm.lives.values()), kills, calm, churn)
 
 
-def back_after_s(swarm: Swarm, versions: list[tuple[float, int]], killed_at: float, full: float) -> float | None:
-    """Seconds from the kill to the beginning of the first step that goes at `NEAR` of the rate that the living allow.
-
-    `full` is the undisturbed rate; the living allow the share of it that the smaller stage has of its peers.
-    """
-    for (start, first), (stop, last) in pairwise(versions):
-        if start >= killed_at:
-            allowed = full * min(swarm.living(stage, start) for stage in range(STAGES)) / PEERS
-            if (last - first) / (stop - start) >= NEAR * min(allowed, full):
-                return start - killed_at
-    return None
-
-
-def figures(swarm: Swarm, calm: tuple[float, float], churn: tuple[float, float], kills: list[dict[str, Any]]) -> Any:
-    report = json.loads((swarm.folder / "report.json").read_text())
-    versions = versions_of(swarm.events.seen)
-    full = rate_between(versions, *calm)
-    rate = rate_between(versions, *churn)
-    per_peer = full / (STAGES * PEERS)
-    live = swarm.live_seconds(*churn) / (churn[1] - churn[0])
-    backs = [back_after_s(swarm, versions, kill["at"], full) for kill in kills]
+def figures(setting: Setting, report: dict[str, Any], story: Story, num_started: int) -> Any:
+    full, rate = story.rate_between(*story.calm), story.rate_between(*story.churn)
+    live = story.mean_living(*story.churn)
+    backs = story.backs_s()
     found = sorted(back for back in backs if back is not None)
-    short = [step for step, ids in report["microbatches"].items() if len(ids) != MICROBATCHES]
+    short = [step for step, ids in report["microbatches"].items() if len(ids) != setting.microbatches]
     return {
         "goals": {"of_undisturbed_per_live_peer": SHARE_GOAL, "back_after_s": BACK_GOAL_S},
-        "undisturbed_microbatches_per_s": full * MICROBATCHES,
-        "microbatches_per_s": rate * MICROBATCHES,
+        "undisturbed_microbatches_per_s": full,
+        "microbatches_per_s": rate,
         "mean_live_peers": live,
         "of_undisturbed": rate / full,
-        "of_undisturbed_per_live_peer": rate / live / per_peer,
-        "kills": len(kills),
-        "started": len(swarm.lives) - STAGES * PEERS,
+        "of_undisturbed_per_live_peer": rate / live / (full / setting.num_peers),
+        "kills": len(story.kills),
+        "started": num_started,
         "back_after_s": {"median": statistics.median(found) if found else None, "worst": max(found, default=None)},
         "not_back": backs.count(None),
         "steps": report["steps"],
         "lost_rounds": report["steps"] - len(report["microbatches"]),
         "steps_short_of_microbatches": len(short),
-        "microbatches_short": sum(MICROBATCHES - len(report["microbatches"][step]) for step in short),
+        "microbatches_short": sum(setting.microbatches - len(report["microbatches"][step]) for step in short),
         "reassigned_microbatches": report["reassigned_microbatches"],
         "lost_microbatches": report["lost_microbatches"],
         "lost_contributions": report["lost_contributions"],
@@ -222,9 +243,9 @@ def figures(swarm: Swarm, calm: tuple[float, float], churn: tuple[float, float],
 
 
 def measure(folder: Path, *, seed: int, calm_s: float, churn_s: float, every_s: float, forward_s: float) -> Any:
-    rng = random.Random(seed)
+    rng, setting = random.Random(seed), Setting(forward_s=forward_s)
     with ExitStack() as stack:
-        swarm = Swarm(folder, stack, forward_s)
+        swarm = Swarm(folder, stack, setting)
         swarm.begin()
         swarm.events.wait_for(lambda event: event.get("version", 0) >= SETTLED_VERSION, timeout_s=READY_S)
         calm = (time.time(), time.time() + calm_s)
@@ -232,17 +253,14 @@ def measure(folder: Path, *, seed: int, calm_s: float, churn_s: float, every_s: 
         churn = (time.time(), time.time() + churn_s)
         kills = []
         for number in range(int(churn_s // every_s)):
-            kills.append(swarm.kill(number % STAGES, rng))
-            swarm.start()
+            killed = swarm.kill(number % setting.stages, rng)
+            kills.append(time.time())
+            swarm.start(killed.power)
             click.echo(f"kill {number + 1}: {churn[1] - time.time():.0f} s left", err=True)
             swarm.follow(churn[0] + (number + 1) * every_s)
-        # The last to come have their snapshot too.
-        with_all = versions_of(swarm.events.seen)[-1][1] + 8
-        swarm.events.wait_for(lambda event: event.get("version", 0) >= with_all, timeout_s=READY_S)
-        swarm.host.send_signal(signal.SIGINT)
-        swarm.host.wait(20)
-        swarm.dismiss()
-    return figures(swarm, calm, churn, kills)
+        report = swarm.end()
+    started = len(swarm.lives) - setting.num_peers
+    return figures(setting, report, story(swarm, report, calm, churn, kills), started)
 
 
 @click.command()

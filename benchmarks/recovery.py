@@ -1,0 +1,86 @@
+"""This is where it is reckoned how fast a swarm goes and how soon it is back after a kill: the same of a real swarm and
+of a simulated one, from what came home when, who was there, and when somebody was killed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+NEAR = 0.8
+"""Share of the rate that the living allow at which the swarm is back: a step's rate is off by one of its microbatches
+in three."""
+
+
+class Stay(Protocol):
+    """A peer's time as a member of a stage."""
+
+    @property
+    def stage(self) -> int: ...
+
+    @property
+    def power(self) -> float: ...
+
+    @property
+    def joined_at(self) -> float: ...
+
+    @property
+    def ended_at(self) -> float | None:
+        """None if it never ended."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened to a swarm, in seconds of any clock."""
+
+    versions: Sequence[tuple[float, int]]
+    """When every stage had each version, and microbatches that came home with it."""
+    stays: Sequence[Stay]
+    kills: Sequence[float]
+    calm: tuple[float, float]
+    """Undisturbed, with all peers."""
+    churn: tuple[float, float]
+    """In which the kills were."""
+
+    def rate_between(self, start: float, stop: float) -> float:
+        """Microbatches a second, between the first and the last version in that time; 0 with fewer than two."""
+        inside = [(at, num) for at, num in self.versions if start <= at <= stop]
+        if len(inside) < 2:
+            return 0.0
+        return sum(num for _, num in inside[1:]) / (inside[-1][0] - inside[0][0])
+
+    def power(self, at: float) -> float:
+        """Of the weakest stage's members together."""
+        of_stage = {stay.stage: 0.0 for stay in self.stays}
+        for stay in self.stays:
+            if stay.joined_at <= at and (stay.ended_at is None or stay.ended_at > at):
+                of_stage[stay.stage] += stay.power
+        return min(of_stage.values())
+
+    def backs_s(self) -> list[float | None]:
+        """Of each kill, seconds until the first step begins that goes at `NEAR` of the rate that the living allow.
+
+        They allow the share of the undisturbed rate that the weakest stage has of its power. None: not before the next
+        kill, nor before the end.
+        """
+        full, of_all = self.rate_between(*self.calm), self.power(self.calm[0])
+        ends = [*self.kills[1:], self.churn[1]]
+        return [self._back_s(kill, end, full / of_all) for kill, end in zip(self.kills, ends, strict=True)]
+
+    def _back_s(self, killed_at: float, until: float, each: float) -> float | None:
+        for (start, _), (stop, num) in pairwise(self.versions):
+            if killed_at <= start < until and num / (stop - start) >= NEAR * each * self.power(start):
+                return start - killed_at
+        return None
+
+    def mean_living(self, start: float, stop: float) -> float:
+        """Members of all stages, over that time."""
+        return live_seconds(self.stays, start, stop) / (stop - start)
+
+
+def live_seconds(stays: Iterable[Stay], start: float, stop: float) -> float:
+    """Of all members together."""
+    return sum(
+        max(0.0, min(stop, stop if stay.ended_at is None else stay.ended_at) - max(start, stay.joined_at))
+        for stay in stays
+    )

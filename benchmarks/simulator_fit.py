@@ -1,0 +1,359 @@
+"""This is where the simulator is held against a real swarm of six: fitted on one scenario, checked on three others.
+
+    python -m benchmarks.simulator_fit --records FOLDER [--json] [--plot PNG]     # 30 minutes; less what is there
+    python -m benchmarks.simulator_fit --records FOLDER --only unequal --seed 1   # one real run of these: 4 minutes
+
+Real: processes that really train, with compute emulated at a fixed rate (`benchmarks.churn`). Simulated: `peer.fleet`
+with the same peers, steps and kills. Every so often one is killed, from the stages by turns, and another of its power
+is started, which goes where the swarm thinks best. Kills are spread over the length of a step, so that a few tell as
+much as many. Goal: throughput in that time, and the mean time until the swarm is back (`benchmarks.recovery`), each
+within `WITHIN` in all three scenarios that nothing was fitted on. What is fitted is in `Fitted`; all else is as
+configured.
+"""
+
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.churn import READY_S, SETTLED_VERSION, Setting, Swarm, story, versions_of
+from benchmarks.recovery import Story
+from peer.fleet.fleet import Stay, simulate
+from peer.fleet.scenario import Scenario
+
+WITHIN = 0.2
+SEEDS = (0, 1)
+"""Of real runs of each scenario."""
+SIMULATED_SEEDS = 24
+CALM_S, CHURN_S = 25.0, 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A swarm and how often one of its peers is killed."""
+
+    setting: Setting
+    every_s: float
+
+    @property
+    def num_kills(self) -> int:
+        return int(CHURN_S // self.every_s)
+
+
+FITTED_ON = "three and three"
+CASES = {
+    FITTED_ON: Case(Setting(forward_s=0.16, microbatches=18), every_s=15.0),
+    "unequal": Case(Setting(forward_s=0.16, microbatches=18, powers=(1.0, 1.0, 0.5)), every_s=15.0),
+    "three stages of two": Case(Setting(forward_s=0.16, microbatches=12, stages=3, powers=(1.0, 1.0)), every_s=20.0),
+    "long microbatches": Case(Setting(forward_s=0.24, microbatches=12), every_s=24.0),
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the simulator is told of this program on this machine, the same in all scenarios."""
+
+    hop_s: float = 0.01
+    """From the end of a pass at one peer to when the next peer could begin, besides its queue."""
+    round_s: float = 0.2
+    """From the last microbatch of a step to the next version."""
+    start_s: float = 8.0
+    """From a program's start until it could be a member with the next version."""
+    notice_s: float = 0.1
+    """From a kill until its work is given to others."""
+
+
+# -- real ------------------------------------------------------------------------------------------------------
+
+
+def phases(num: int, rng: random.Random) -> list[float]:
+    """Evenly spread over a step, in random order: `num` of them."""
+    found = [(at + rng.random()) / num for at in range(num)]
+    rng.shuffle(found)
+    return found
+
+
+def measure(case: Case, seed: int, folder: Path) -> dict[str, Any]:
+    """One real run: the story, and what was measured beside it."""
+    rng = random.Random(f"simulator fit/{seed}")
+    with ExitStack() as stack:
+        swarm = Swarm(folder, stack, case.setting)
+        swarm.begin()
+        swarm.events.wait_for(lambda event: event.get("version", 0) >= SETTLED_VERSION, timeout_s=READY_S)
+        calm = (time.time(), time.time() + CALM_S)
+        swarm.follow(calm[1])
+        churn = (time.time(), time.time() + CHURN_S)
+        kills = []
+        for number, phase in enumerate(phases(case.num_kills, rng)):
+            begins_at, step_s = _next_step(swarm, churn[0] + number * case.every_s)
+            swarm.follow(begins_at + phase * step_s)
+            killed = swarm.kill(number % case.setting.stages, rng)
+            kills.append(time.time())
+            swarm.start(killed.power)
+            click.echo(f"kill {number + 1} of {case.num_kills}", err=True)
+        swarm.follow(churn[1])
+        report = swarm.end()
+    told = story(swarm, report, calm, churn, kills)
+    joined = [life.joined_at - swarm.started_at[peer] for peer, life in swarm.lives.items() if life.joined_at > calm[1]]
+    rounds = [e["round_s"] for e in swarm.events.seen if e["event"] == "step" and calm[0] <= e["at"] <= calm[1]]
+    return {
+        "story": _to_json(told),
+        "joined_after_s": joined,
+        "round_s": statistics.median(rounds),
+        "replicas_equal": all(len(set(digests.values())) == 1 for digests in report["state_digests"].values()),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def _next_step(swarm: Swarm, at: float) -> tuple[float, float]:
+    """When the first step after that time begins, and how long the one before took."""
+    swarm.follow(at)
+    swarm.events.wait_for(lambda event: event["event"] == "version" and event["at"] >= at, timeout_s=READY_S)
+    versions = [when for when, _ in versions_of(swarm.events.seen)]
+    return next((after, after - before) for before, after in pairwise(versions) if after >= at)
+
+
+def _to_json(told: Story) -> dict[str, Any]:
+    """Times from the end of the calm."""
+    zero = told.calm[1]
+
+    def since(at: float | None) -> float | None:
+        return None if at is None else at - zero
+
+    return {
+        "versions": [(at - zero, num) for at, num in told.versions],
+        "stays": [
+            {"stage": s.stage, "power": s.power, "joined_at": s.joined_at - zero, "ended_at": since(s.ended_at)}
+            for s in told.stays
+        ],
+        "kills": [at - zero for at in told.kills],
+        "calm": [at - zero for at in told.calm],
+        "churn": [at - zero for at in told.churn],
+    }
+
+
+def from_json(value: dict[str, Any]) -> Story:
+    calm, churn = value["calm"], value["churn"]
+    versions = [(at, num) for at, num in value["versions"]]
+    return Story(
+        versions, [Stay(**stay) for stay in value["stays"]], value["kills"], (calm[0], calm[1]), (churn[0], churn[1])
+    )
+
+
+# -- simulated -------------------------------------------------------------------------------------------------
+
+
+def scenario(case: Case, fitted: Fitted, seed: int) -> Scenario:
+    """The same swarm for the simulator; the churn begins when it begins to measure."""
+    setting, rng = case.setting, random.Random(f"simulator fit/simulated/{seed}")
+    step_s = setting.microbatches * 3 * setting.forward_s / sum(setting.powers)
+    kills = [
+        {"kind": "crash", "at_s": number * case.every_s + 2 * phase * step_s, "stage": number % setting.stages}
+        for number, phase in enumerate(phases(case.num_kills, rng))
+    ]
+    return Scenario.model_validate(
+        {
+            "name": "six peers",
+            "run": {"seed": seed, "warm_up_s": 2 * CALM_S, "measured_s": CHURN_S, "min_replicas": 1, "decide_s": 1e6},
+            "model": {
+                "stages": setting.stages,
+                "microbatch_compute_s": 3 * setting.forward_s * setting.stages,
+                "microbatches": setting.microbatches,
+                "delay": 0,
+                "activation_mbytes": 0.002,
+                "state_mbytes": 0.3,
+                "round_mbytes": 0.02,
+                "round_s": fitted.round_s,
+                "step_s": 120.0,
+            },
+            "fleet": {
+                "peers": setting.num_peers,
+                "first_stages": [len(setting.powers)] * setting.stages,
+                "powers": setting.powers * setting.stages,
+                "up_mbit": 1e4,
+                "down_mbit": 1e4,
+                "round_trip_ms": 2000 * fitted.hop_s,
+                "max_in_flight": setting.max_in_flight,
+                "start_s": fitted.start_s,
+                "notice_s": fitted.notice_s,
+            },
+            "sessions": {"law": "exponential", "turnover": 0.0},
+            "trust": {"audits": 0.0, "probation_replays": 0},
+            "events": [{**kill, "is_replaced": True} for kill in kills],
+        }
+    )
+
+
+def simulated(case: Case, fitted: Fitted, *, num: int = SIMULATED_SEEDS) -> list[Story]:
+    stories = []
+    for seed in range(num):
+        read = scenario(case, fitted, seed)
+        outcome = simulate(read)
+        kills = [event.at_s for event in read.events]
+        stories.append(Story(outcome.versions, outcome.stays, kills, (-CALM_S, 0.0), (0.0, CHURN_S)))
+    return stories
+
+
+# -- both ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of several runs of one scenario."""
+
+    undisturbed_per_s: float
+    """Microbatches."""
+    per_s: float
+    """Microbatches, while peers are killed."""
+    back_s: float
+    """Mean over all kills after which the swarm was back before the next."""
+    living: float
+    joined_s: float
+    """Mean, from a kill until as many are members as before it."""
+    of_runs: list[tuple[float, float]]
+    """`per_s` and `back_s` of each."""
+    num_kills: int
+    num_not_back: int
+
+
+def figures(stories: Sequence[Story]) -> Figures:
+    backs = [[back for back in told.backs_s() if back is not None] for told in stories]
+    rates = [told.rate_between(*told.churn) for told in stories]
+    num_kills = sum(len(told.kills) for told in stories)
+    return Figures(
+        undisturbed_per_s=statistics.fmean(told.rate_between(*told.calm) for told in stories),
+        per_s=statistics.fmean(rates),
+        back_s=statistics.fmean(back for run in backs for back in run),
+        living=statistics.fmean(told.mean_living(*told.churn) for told in stories),
+        joined_s=statistics.fmean(after for told in stories for after in _joined_after(told)),
+        of_runs=[(rate, statistics.fmean(run)) for rate, run in zip(rates, backs, strict=True)],
+        num_kills=num_kills,
+        num_not_back=num_kills - sum(map(len, backs)),
+    )
+
+
+def _joined_after(told: Story) -> list[float]:
+    """From each kill to the joining of who came for the killed; in order, as far as they came."""
+    joins = sorted(stay.joined_at for stay in told.stays if stay.joined_at > told.churn[0])
+    return [join - kill for kill, join in zip(told.kills, joins, strict=False)]
+
+
+def fit(real: Figures, round_s: float, case: Case, *, num: int = SIMULATED_SEEDS) -> Fitted:
+    """Each of the four follows from one figure of the scenario; twice over, for each moves the others a little."""
+    fitted = replace(Fitted(), round_s=round_s)
+
+    def of(changed: Fitted) -> Figures:
+        return figures(simulated(case, changed, num=num))
+
+    for _ in range(2):
+        fitted = _solved(fitted, "hop_s", 0.001, 0.2, lambda it: real.undisturbed_per_s - of(it).undisturbed_per_s)
+        fitted = _solved(fitted, "start_s", 0.5, 15.0, lambda it: of(it).joined_s - real.joined_s)
+        fitted = _solved(fitted, "notice_s", 0.0, 3.0, lambda it: of(it).back_s - real.back_s)
+    return fitted
+
+
+def _solved(fitted: Fitted, name: str, low: float, high: float, excess: Callable[[Fitted], float]) -> Fitted:
+    """The value, within bounds, above which `excess` is positive."""
+    for _ in range(7):
+        middle = (low + high) / 2
+        if excess(replace(fitted, **{name: middle})) > 0:
+            high = middle
+        else:
+            low = middle
+    return replace(fitted, **{name: (low + high) / 2})
+
+
+def compared(records: dict[str, list[dict[str, Any]]], *, num: int = SIMULATED_SEEDS) -> dict[str, Any]:
+    """The fit, and both sides of every scenario."""
+    real = {name: figures([from_json(record["story"]) for record in runs]) for name, runs in records.items()}
+    round_s = statistics.fmean(record["round_s"] for record in records[FITTED_ON])
+    fitted = fit(real[FITTED_ON], round_s, CASES[FITTED_ON], num=num)
+    cases = {}
+    for name, case in CASES.items():
+        here = figures(simulated(case, fitted, num=num))
+        ratios = {"throughput": here.per_s / real[name].per_s, "recovery": here.back_s / real[name].back_s}
+        cases[name] = {
+            "is_fitted": name == FITTED_ON,
+            "real": asdict(real[name]),
+            "simulated": asdict(here),
+            "simulated_of_real": ratios,
+            "is_within": all(abs(ratio - 1) <= WITHIN for ratio in ratios.values()),
+            "load_average": [record["load_average"] for record in records[name]],
+            "replicas_equal": all(record["replicas_equal"] for record in records[name]),
+        }
+    return {"within": WITHIN, "fitted_on": FITTED_ON, "fitted": asdict(fitted), "cases": cases}
+
+
+def plot_png(found: dict[str, Any], path: Path) -> None:
+    """Real runs as dots, simulated as bars."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    for place, (axes, title) in enumerate(
+        zip(figure.subplots(1, 2), ("microbatches a second, with kills", "seconds until back, mean"), strict=True)
+    ):
+        for at, case in enumerate(found["cases"].values()):
+            of_runs = [run[place] for run in case["real"]["of_runs"]]
+            value = case["simulated"]["per_s" if place == 0 else "back_s"]
+            axes.bar(at, value, width=0.6, color="0.8" if case["is_fitted"] else "tab:blue", alpha=0.6)
+            axes.errorbar(at, value, yerr=WITHIN * value, color="0.4", capsize=6)
+            axes.plot([at] * len(of_runs), of_runs, "o", color="tab:red", label="real runs" if at == 0 else None)
+        axes.set_xticks(range(len(found["cases"])), [name.replace(" ", "\n", 1) for name in found["cases"]])
+        axes.set_ylim(bottom=0)
+        axes.set_title(title)
+        axes.legend(loc="lower right")
+    figure.suptitle(f"simulated (bars, ± {100 * WITHIN:.0f} %) and real; fitted on “{found['fitted_on']}”")
+    figure.savefig(path, dpi=110)
+
+
+@click.command()
+@click.option(
+    "--records", type=click.Path(path_type=Path), required=True, help="Real runs are kept here, and not redone."
+)
+@click.option("--only", type=click.Choice(list(CASES)), help="Make one real run, and nothing else.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of that one run.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG")
+@click.option("--json", "as_json", is_flag=True)
+def main(records: Path, only: str | None, seed: int, plot: Path | None, as_json: bool) -> None:
+    """Whether the simulator agrees with a real swarm of six peers."""
+    # Told to end, it ends its programs too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    records.mkdir(exist_ok=True)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for name, run_seed in [(only, seed)] if only else [(name, each) for name in CASES for each in SEEDS]:
+        path = records / f"{name.replace(' ', '-')}-{run_seed}.json"
+        if not path.exists():
+            folder = records / f"{path.stem}.logs"
+            folder.mkdir()
+            path.write_text(json.dumps(measure(CASES[name], run_seed, folder)))
+        runs.setdefault(name, []).append(json.loads(path.read_text()))
+    if only:
+        return
+    found = compared(runs)
+    if plot is not None:
+        plot_png(found, plot)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo("  ".join(f"{name} = {value:.3f}" for name, value in found["fitted"].items()))
+    for name, case in found["cases"].items():
+        real, here, ratio = case["real"], case["simulated"], case["simulated_of_real"]
+        click.echo(
+            f"{name}: {real['per_s']:.2f} microbatches/s, simulated {here['per_s']:.2f} (x {ratio['throughput']:.2f}); "
+            f"back after {real['back_s']:.2f} s, simulated {here['back_s']:.2f} (x {ratio['recovery']:.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
