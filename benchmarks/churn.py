@@ -13,6 +13,7 @@ which one died is short of these microbatches.
 import json
 import os
 import random
+import select
 import signal
 import statistics
 import subprocess
@@ -108,8 +109,7 @@ class Swarm:
     setting: Setting
     lives: dict[str, Life] = field(default_factory=dict)
     """By peer id."""
-    started_at: dict[str, float] = field(default_factory=dict)
-    """By peer id."""
+    _spares: list[tuple[str, "subprocess.Popen[str]"]] = field(default_factory=list)
     _processes: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
     _powers: dict[str, float] = field(default_factory=dict)
     _read: int = 0
@@ -137,15 +137,34 @@ class Swarm:
 
     def start(self, power: float, *options: str) -> None:
         """One more peer; which stage it goes to is its own affair if no option says so."""
-        name = f"peer{len(self._processes)}"
+        peer, process = self._process(str(self.setting.forward_s / power), *options)
+        self._processes[peer], self._powers[peer] = process, power
+
+    def prepare(self, num: int) -> None:
+        """So many programs have everything imported, which takes seconds of a core each, and wait to be let join."""
+        for _ in range(num):
+            self._spares.append(self._process("-", stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        give_up_at = time.monotonic() + READY_S
+        for _, process in self._spares:
+            if not select.select([process.stdout], [], [], max(0.0, give_up_at - time.monotonic()))[0]:
+                raise click.ClickException(f"a program was not ready within {READY_S:.0f} s; see {self.folder}")
+
+    def start_prepared(self, power: float) -> None:
+        """One of the prepared joins; which stage it goes to is its own affair."""
+        peer, process = self._spares.pop()
+        assert process.stdin is not None
+        process.stdin.write(f"{self.setting.forward_s / power}\n")
+        process.stdin.flush()
+        self._processes[peer], self._powers[peer] = process, power
+
+    def _process(self, forward_s: str, *options: str, **pipes: int) -> tuple[str, "subprocess.Popen[str]"]:
+        name = f"peer{len(self._processes) + len(self._spares)}"
         home = self.folder / name
         home.mkdir()
         peer = str(load_or_create_identity(home / "identity.key").peer_id)
-        forward_s = self.setting.forward_s / power
-        command = [sys.executable, "-m", "benchmarks.paced_peer", str(forward_s), self._address, "--yes"]
+        command = [sys.executable, "-m", "benchmarks.paced_peer", forward_s, self._address, "--yes"]
         command += ["--dir", str(home), "--listen", "127.0.0.1:0", *options]
-        process = self.stack.enter_context(running(command, self.folder / f"{name}.log"))
-        self._processes[peer], self._powers[peer], self.started_at[peer] = process, power, time.time()
+        return peer, self.stack.enter_context(running(command, self.folder / f"{name}.log", **pipes))
 
     def follow(self, until: float) -> None:
         """Take note of who joins and leaves, until a time."""
@@ -176,18 +195,13 @@ class Swarm:
         life.ended_at = time.time()
         return life
 
-    def dismiss(self) -> None:
-        """Nobody is needed any more."""
-        for process in self._processes.values():
-            process.kill()
-
     def end(self) -> dict[str, Any]:
         """The host's report, once the last to come have had their snapshot too."""
         with_all = versions_of(self.events.seen)[-1][1] + 8
         self.events.wait_for(lambda event: event.get("version", 0) >= with_all, timeout_s=READY_S)
         self.host.send_signal(signal.SIGINT)
         self.host.wait(20)
-        for process in self._processes.values():
+        for process in [*self._processes.values(), *(spare for _, spare in self._spares)]:
             process.kill()
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
         return report

@@ -5,7 +5,7 @@
 
 Real: processes that really train, with compute emulated at a fixed rate (`benchmarks.churn`). Simulated: `peer.fleet`
 with the same peers, steps and kills. Every so often one is killed, from the stages by turns, and another of its power
-is started, which goes where the swarm thinks best. Kills are spread over the length of a step, so that a few tell as
+comes, which goes where the swarm thinks best. Kills are spread over the length of a step, so that a few tell as
 much as many. Goal: throughput in that time, and the mean time until the swarm is back (`benchmarks.recovery`), each
 within `WITHIN` in all three scenarios that nothing was fitted on. What is fitted is in `Fitted`; all else is as
 configured.
@@ -37,6 +37,8 @@ SEEDS = (0, 1)
 """Of real runs of each scenario."""
 SIMULATED_SEEDS = 24
 CALM_S, CHURN_S = 25.0, 120.0
+REPLACED_AFTER_S = 6.0
+"""Time without the killed. What comes for it has been started before, and has only to join."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class Fitted:
     """From the end of a pass at one peer to when the next peer could begin, besides its queue."""
     round_s: float = 0.2
     """From the last microbatch of a step to the next version."""
-    start_s: float = 8.0
-    """From a program's start until it could be a member with the next version."""
+    start_s: float = 2.0
+    """From a program's wish to join until it could be a member with the next version."""
     notice_s: float = 0.1
     """From a kill until its work is given to others."""
 
@@ -90,6 +92,7 @@ def measure(case: Case, seed: int, folder: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         swarm = Swarm(folder, stack, case.setting)
         swarm.begin()
+        swarm.prepare(case.num_kills)
         swarm.events.wait_for(lambda event: event.get("version", 0) >= SETTLED_VERSION, timeout_s=READY_S)
         calm = (time.time(), time.time() + CALM_S)
         swarm.follow(calm[1])
@@ -100,16 +103,15 @@ def measure(case: Case, seed: int, folder: Path) -> dict[str, Any]:
             swarm.follow(begins_at + phase * step_s)
             killed = swarm.kill(number % case.setting.stages, rng)
             kills.append(time.time())
-            swarm.start(killed.power)
+            swarm.follow(kills[-1] + REPLACED_AFTER_S)
+            swarm.start_prepared(killed.power)
             click.echo(f"kill {number + 1} of {case.num_kills}", err=True)
         swarm.follow(churn[1])
         report = swarm.end()
     told = story(swarm, report, calm, churn, kills)
-    joined = [life.joined_at - swarm.started_at[peer] for peer, life in swarm.lives.items() if life.joined_at > calm[1]]
     rounds = [e["round_s"] for e in swarm.events.seen if e["event"] == "step" and calm[0] <= e["at"] <= calm[1]]
     return {
         "story": _to_json(told),
-        "joined_after_s": joined,
         "round_s": statistics.median(rounds),
         "replicas_equal": all(len(set(digests.values())) == 1 for digests in report["state_digests"].values()),
         "load_average": os.getloadavg()[0],
@@ -190,7 +192,7 @@ def scenario(case: Case, fitted: Fitted, seed: int) -> Scenario:
             },
             "sessions": {"law": "exponential", "turnover": 0.0},
             "trust": {"audits": 0.0, "probation_replays": 0},
-            "events": [{**kill, "is_replaced": True} for kill in kills],
+            "events": [{**kill, "replaced_after_s": REPLACED_AFTER_S} for kill in kills],
         }
     )
 
@@ -258,7 +260,7 @@ def fit(real: Figures, round_s: float, case: Case, *, num: int = SIMULATED_SEEDS
 
     for _ in range(2):
         fitted = _solved(fitted, "hop_s", 0.001, 0.2, lambda it: real.undisturbed_per_s - of(it).undisturbed_per_s)
-        fitted = _solved(fitted, "start_s", 0.5, 15.0, lambda it: of(it).joined_s - real.joined_s)
+        fitted = _solved(fitted, "start_s", 0.0, 12.0, lambda it: of(it).joined_s - real.joined_s)
         fitted = _solved(fitted, "notice_s", 0.0, 3.0, lambda it: of(it).back_s - real.back_s)
     return fitted
 

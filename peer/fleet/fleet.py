@@ -646,8 +646,9 @@ class Fleet:
             return
         peer, part = self.rng.choice(there), self.scenario.fleet
         self._vanish(peer, notice_s=part.notice_s)
-        if event.is_replaced:
-            self._at(self.now + part.start_s, lambda: self._come(math.inf, peer.power))
+        if event.replaced_after_s is not None:
+            comes_at = self.now + event.replaced_after_s + part.start_s
+            self._at(comes_at, lambda: self._come(math.inf, peer.power))
 
     # -- figures ------------------------------------------------------------------------------------------
 
