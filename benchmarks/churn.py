@@ -10,10 +10,10 @@ equal at the end. A kill may cost the dead peer's unaveraged sum and, of a sourc
 which one died is short of these microbatches.
 """
 
+import contextlib
 import json
 import os
 import random
-import select
 import signal
 import statistics
 import subprocess
@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -35,6 +35,7 @@ SHARE_GOAL = 0.8
 BACK_GOAL_S = 5.0
 FORWARD_S = 0.08
 SETTLED_VERSION = 5
+PACED_PEER = (sys.executable, "-m", "benchmarks.paced_peer")
 READY_S = 120.0
 
 MANIFEST = """\
@@ -89,13 +90,64 @@ class Setting:
         )
 
 
+class Process(Protocol):
+    """Of a peer."""
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A process that another one waits for."""
+
+    pid: int
+
+    def send_signal(self, sig: int, /) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, sig)
+
+    def wait(self, timeout: float | None = None) -> int:
+        give_up_at = time.monotonic() + (timeout or READY_S)
+        while Path(f"/proc/{self.pid}").exists():
+            if time.monotonic() > give_up_at:
+                raise click.ClickException(f"process {self.pid} does not end")
+            time.sleep(0.002)
+        return 0
+
+
+class Nursery:
+    """Forks peers, all of which begin with everything imported."""
+
+    def __init__(self, stack: ExitStack, log_path: Path) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = stack.enter_context(running([*PACED_PEER, "--nursery"], log_path, **pipes))
+        stack.callback(self._close)
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    def fork(self, arguments: list[str], log_path: Path) -> Forked:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"arguments": arguments, "log": str(log_path)}) + "\n")
+        self._process.stdin.flush()
+        pid = self._process.stdout.readline()
+        if not pid:
+            raise click.ClickException("the process that forks peers ended; see its log")
+        return Forked(int(pid))
+
+
 @dataclass
 class Life:
     """One peer: when it was a member, and of which stage."""
 
     stage: int
     power: float
-    process: "subprocess.Popen[str]"
+    process: "Process"
     joined_at: float
     ended_at: float | None = None
 
@@ -109,12 +161,15 @@ class Swarm:
     setting: Setting
     lives: dict[str, Life] = field(default_factory=dict)
     """By peer id."""
-    _spares: list[tuple[str, "subprocess.Popen[str]"]] = field(default_factory=list)
-    _processes: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
+    _nursery: "Nursery | None" = None
+    _processes: dict[str, "Process"] = field(default_factory=dict)
     _powers: dict[str, float] = field(default_factory=dict)
     _read: int = 0
 
-    def begin(self) -> None:
+    def begin(self, *, forks: bool = False) -> None:
+        """`forks`: peers begin with everything imported, so that their starts do not take a core's time from others."""
+        if forks:
+            self._nursery = Nursery(self.stack, self.folder / "nursery.log")
         manifest = self.folder / "run.toml"
         manifest.write_text(self.setting.manifest())
         swarm = str(Path(sys.executable).parent / "swarm")
@@ -137,34 +192,17 @@ class Swarm:
 
     def start(self, power: float, *options: str) -> None:
         """One more peer; which stage it goes to is its own affair if no option says so."""
-        peer, process = self._process(str(self.setting.forward_s / power), *options)
-        self._processes[peer], self._powers[peer] = process, power
-
-    def prepare(self, num: int) -> None:
-        """So many programs have everything imported, which takes seconds of a core each, and wait to be let join."""
-        for _ in range(num):
-            self._spares.append(self._process("-", stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        give_up_at = time.monotonic() + READY_S
-        for _, process in self._spares:
-            if not select.select([process.stdout], [], [], max(0.0, give_up_at - time.monotonic()))[0]:
-                raise click.ClickException(f"a program was not ready within {READY_S:.0f} s; see {self.folder}")
-
-    def start_prepared(self, power: float) -> None:
-        """One of the prepared joins; which stage it goes to is its own affair."""
-        peer, process = self._spares.pop()
-        assert process.stdin is not None
-        process.stdin.write(f"{self.setting.forward_s / power}\n")
-        process.stdin.flush()
-        self._processes[peer], self._powers[peer] = process, power
-
-    def _process(self, forward_s: str, *options: str, **pipes: int) -> tuple[str, "subprocess.Popen[str]"]:
-        name = f"peer{len(self._processes) + len(self._spares)}"
-        home = self.folder / name
+        name = f"peer{len(self._processes)}"
+        home, log = self.folder / name, self.folder / f"{name}.log"
         home.mkdir()
         peer = str(load_or_create_identity(home / "identity.key").peer_id)
-        command = [sys.executable, "-m", "benchmarks.paced_peer", forward_s, self._address, "--yes"]
-        command += ["--dir", str(home), "--listen", "127.0.0.1:0", *options]
-        return peer, self.stack.enter_context(running(command, self.folder / f"{name}.log", **pipes))
+        arguments = [str(self.setting.forward_s / power), self._address, "--yes"]
+        arguments += ["--dir", str(home), "--listen", "127.0.0.1:0", *options]
+        if self._nursery is not None:
+            process: Process = self._nursery.fork(arguments, log)
+        else:
+            process = self.stack.enter_context(running([*PACED_PEER, *arguments], log))
+        self._processes[peer], self._powers[peer] = process, power
 
     def follow(self, until: float) -> None:
         """Take note of who joins and leaves, until a time."""
@@ -201,8 +239,8 @@ class Swarm:
         self.events.wait_for(lambda event: event.get("version", 0) >= with_all, timeout_s=READY_S)
         self.host.send_signal(signal.SIGINT)
         self.host.wait(20)
-        for process in [*self._processes.values(), *(spare for _, spare in self._spares)]:
-            process.kill()
+        for process in self._processes.values():
+            process.send_signal(signal.SIGKILL)
         report: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
         return report
 

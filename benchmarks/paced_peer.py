@@ -1,19 +1,27 @@
 """This is where a peer computes at a fixed rate, whatever the machine: `swarm join`, and each pass takes its time.
 
     python -m benchmarks.paced_peer FORWARD_S ADDRESS [options of `swarm join`]
+    python -m benchmarks.paced_peer --nursery
 
 A forward pass of a microbatch through the stage takes FORWARD_S, a backward pass twice that, audits' passes as well:
-the thread sleeps for what the (tiny) layers leave of it. Messages, rounds and state are real. With - for FORWARD_S it
-says that it is ready once all is imported, and joins when its input tells FORWARD_S.
+the thread sleeps for what the (tiny) layers leave of it. Messages, rounds and state are real. A nursery has everything
+imported, which takes seconds of a core, and forks peers: a line in, `{"arguments": [FORWARD_S, ADDRESS, ...], "log":
+PATH}`, a process id out for each. They end with its input.
 """
 
 import functools
 import importlib
+import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
+
+IMPORTED = ("peer.life", "peer.daemon", "swarm.network.p2p", "transformers.models.llama.modeling_llama")
+"""What a peer imports when it needs it."""
 
 
 def paced(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
@@ -27,31 +35,60 @@ def paced(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     return wrapper
 
 
-def _when_ready() -> str:
-    for name in ("peer.life", "peer.daemon", "swarm.network.p2p", "transformers.models.llama.modeling_llama"):
-        importlib.import_module(name)
-    print("ready", flush=True)
-    told = sys.stdin.readline()
-    os.dup2(2, 1)  # nobody reads on
-    return told or sys.exit("nobody told this peer to join")
-
-
-def main() -> None:
-    told, arguments = sys.argv[1], sys.argv[2:]
-    from peer.limits import apply_thread_limit
-
-    apply_thread_limit(1)
+def join(arguments: Sequence[str]) -> None:
+    forward_s, options = float(arguments[0]), arguments[1:]
     from swarm.model.stage import StageModel
 
-    if told == "-":
-        told = _when_ready()
-    forward_s = float(told)
     passes = {"forward": forward_s, "loss": forward_s, "backward": 2 * forward_s, "loss_backward": 2 * forward_s}
     for name, seconds in passes.items():
         setattr(StageModel, name, paced(getattr(StageModel, name), seconds))
     from peer.command import command
 
-    command([*arguments, "--threads", "1"], standalone_mode=False)
+    command([*options, "--threads", "1"], standalone_mode=False)
+
+
+def nursery() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: no zombies
+    forked = []
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _child(order["arguments"], order["log"])
+        forked.append(pid)
+        print(pid, flush=True)
+    for pid in forked:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _child(arguments: Sequence[str], log_path: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        join(arguments)
+    except BaseException:  # noqa: BLE001 - the traceback belongs in the log, whatever it is
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main() -> None:
+    from peer.limits import apply_thread_limit
+
+    apply_thread_limit(1)
+    if sys.argv[1:] == ["--nursery"]:
+        nursery()
+    else:
+        join(sys.argv[1:])
 
 
 if __name__ == "__main__":

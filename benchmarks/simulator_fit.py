@@ -38,7 +38,7 @@ SEEDS = (0, 1)
 SIMULATED_SEEDS = 24
 CALM_S, CHURN_S = 25.0, 120.0
 REPLACED_AFTER_S = 6.0
-"""Time without the killed. What comes for it has been started before, and has only to join."""
+"""Time without the killed. What comes for it has everything imported, and has only to join."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ def measure(case: Case, seed: int, folder: Path) -> dict[str, Any]:
     rng = random.Random(f"simulator fit/{seed}")
     with ExitStack() as stack:
         swarm = Swarm(folder, stack, case.setting)
-        swarm.begin()
-        swarm.prepare(case.num_kills)
+        swarm.begin(forks=True)
         swarm.events.wait_for(lambda event: event.get("version", 0) >= SETTLED_VERSION, timeout_s=READY_S)
         calm = (time.time(), time.time() + CALM_S)
         swarm.follow(calm[1])
@@ -104,7 +103,7 @@ def measure(case: Case, seed: int, folder: Path) -> dict[str, Any]:
             killed = swarm.kill(number % case.setting.stages, rng)
             kills.append(time.time())
             swarm.follow(kills[-1] + REPLACED_AFTER_S)
-            swarm.start_prepared(killed.power)
+            swarm.start(killed.power)
             click.echo(f"kill {number + 1} of {case.num_kills}", err=True)
         swarm.follow(churn[1])
         report = swarm.end()
