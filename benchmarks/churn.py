@@ -234,9 +234,7 @@ class Swarm:
         return life
 
     def end(self) -> dict[str, Any]:
-        """The host's report, once the last to come have had their snapshot too."""
-        with_all = versions_of(self.events.seen)[-1][1] + 8
-        self.events.wait_for(lambda event: event.get("version", 0) >= with_all, timeout_s=READY_S)
+        """The host's report."""
         self.host.send_signal(signal.SIGINT)
         self.host.wait(20)
         for process in self._processes.values():
@@ -310,6 +308,9 @@ def measure(folder: Path, *, seed: int, calm_s: float, churn_s: float, every_s: 
             swarm.start(killed.power)
             click.echo(f"kill {number + 1}: {churn[1] - time.time():.0f} s left", err=True)
             swarm.follow(churn[0] + (number + 1) * every_s)
+        # The last to come have their snapshot too.
+        with_all = versions_of(swarm.events.seen)[-1][1] + 8
+        swarm.events.wait_for(lambda event: event.get("version", 0) >= with_all, timeout_s=READY_S)
         report = swarm.end()
     started = len(swarm.lives) - setting.num_peers
     return figures(setting, report, story(swarm, report, calm, churn, kills), started)

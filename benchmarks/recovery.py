@@ -2,9 +2,10 @@
 of a simulated one, from what came home when, who was there, and when somebody was killed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Protocol
 
 NEAR = 0.8
@@ -60,18 +61,47 @@ class Story:
     def backs_s(self) -> list[float | None]:
         """Of each kill, seconds until the first step begins that goes at `NEAR` of the rate that the living allow.
 
-        They allow the share of the undisturbed rate that the weakest stage has of its power. None: not before the next
-        kill, nor before the end.
+        They allow the share of the undisturbed rate (of the median step) that the weakest stage has of its power. None:
+        not before the next kill, nor before the end.
         """
-        full, of_all = self.rate_between(*self.calm), self.power(self.calm[0])
+        start, stop = self.calm
+        full = median(num / (ended - begun) for (begun, _), (ended, num) in self._steps() if start <= begun < stop)
+        of_all = self.power(start)
         ends = [*self.kills[1:], self.churn[1]]
         return [self._back_s(kill, end, full / of_all) for kill, end in zip(self.kills, ends, strict=True)]
 
     def _back_s(self, killed_at: float, until: float, each: float) -> float | None:
-        for (start, _), (stop, num) in pairwise(self.versions):
+        for (start, _), (stop, num) in self._steps():
             if killed_at <= start < until and num / (stop - start) >= NEAR * each * self.power(start):
                 return start - killed_at
         return None
+
+    def expected_step_s(self, start: float) -> float:
+        """How long a step that begins then would take undisturbed: as the last one that did with the same power of the
+        weakest stage; else as the last one."""
+        steps = [(begun, ended) for (begun, _), (ended, _) in self._steps() if ended <= start]
+        power = self.power(start)
+        for begun, ended in reversed(steps):
+            is_calm = not any(begun <= kill < ended for kill in self.kills)
+            if is_calm and self.power(begun) == power:
+                return ended - begun
+        return steps[-1][1] - steps[-1][0]
+
+    def phases(self) -> list[float]:
+        """Of each kill, how much of its step was over; below 1."""
+        found = []
+        for kill in self.kills:
+            begun = max(at for at, _ in self.versions if at <= kill)
+            found.append(min(0.999, (kill - begun) / self.expected_step_s(begun)))
+        return found
+
+    def moment(self, not_before: float, phase: float) -> float:
+        """That phase of the first step that begins `not_before`."""
+        begins_at = next(at for at, _ in self.versions if at >= not_before)
+        return begins_at + phase * self.expected_step_s(begins_at)
+
+    def _steps(self) -> Iterator[tuple[tuple[float, int], tuple[float, int]]]:
+        return pairwise(self.versions)
 
     def mean_living(self, start: float, stop: float) -> float:
         """Members of all stages, over that time."""

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.recovery import Story
-from benchmarks.simulator_fit import CASES, FITTED_ON, Fitted, figures, fit, phases, scenario, simulated
+from benchmarks.simulator_fit import CASES, CHURN_S, FITTED_ON, Fitted, figures, fit, phases, scenario, simulated
 from peer.fleet.fleet import Stay, simulate
 from peer.fleet.scenario import Scenario
 
@@ -41,10 +41,21 @@ def test_kills_are_spread_over_a_step() -> None:
     assert sorted(int(8 * phase) for phase in phases(8, random.Random(0))) == list(range(8))
 
 
+def test_phase_of_a_kill_is_of_the_step_that_there_would_have_been() -> None:
+    stays = [Stay(0, 1.0, -9.0), Stay(0, 1.0, -9.0, 9.0), Stay(0, 1.0, 20.0)]
+    versions = [(0.0, 4), (2.0, 4), (4.0, 4), (6.0, 4), (8.0, 4), (12.0, 4), (16.0, 4), (20.0, 4), (22.0, 4), (24.0, 4)]
+    told = Story(versions, stays, [9.0, 22.5], (0.0, 8.0), (8.0, 30.0))
+    assert told.expected_step_s(16.0) == 4.0
+    assert told.expected_step_s(20.0) == 2.0  # all are there again: as before the kill
+    assert told.phases() == [0.5, 0.25]
+    assert told.moment(19.0, 0.25) == 20.5
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_killed_peers_are_replaced_and_their_work_is_granted_again(name: str) -> None:
     case = CASES[name]
-    outcome = simulate(scenario(case, Fitted(), 0))
+    kills = [number * case.every_s for number in range(case.num_kills)]
+    outcome = simulate(scenario(case, Fitted(), 0, kills, until_s=CHURN_S))
     assert sum(stay.ended_at is not None for stay in outcome.stays) == case.num_kills
     living = [stay for stay in outcome.stays if stay.ended_at is None]
     assert len(living) in (5, 6)  # the last to come may be on its way
@@ -57,10 +68,9 @@ def test_killed_peers_are_replaced_and_their_work_is_granted_again(name: str) ->
 
 def test_stage_that_lost_a_sum_closes_when_the_next_step_begins() -> None:
     setting = replace(CASE.setting, microbatches=12)
-    quiet = scenario(replace(CASE, setting=setting), Fitted(), 0)
-    crash = {"kind": "crash", "at_s": 1.0, "stage": 1}
-    read = Scenario.model_validate({**quiet.model_dump(), "events": [crash]})
-    versions = simulate(read).versions
+    read = scenario(replace(CASE, setting=setting), Fitted(), 0, [1.0], until_s=CHURN_S)
+    crash = read.events[0].model_copy(update={"stage": 1})
+    versions = simulate(read.model_copy(update={"events": (crash,)})).versions
     steps_s = [stop - start for (start, _), (stop, _) in pairwise(versions)]
     assert len(versions) > 20
     assert max(steps_s) < 3 * min(steps_s)
@@ -68,17 +78,20 @@ def test_stage_that_lost_a_sum_closes_when_the_next_step_begins() -> None:
 
 def test_fit_finds_what_the_fitted_were_made_from() -> None:
     made_from = Fitted(hop_s=0.03, round_s=0.3, start_s=3.0, notice_s=0.6)
-    real = figures(simulated(CASE, made_from, num=1))
-    fitted = fit(real, made_from.round_s, CASE, num=1)
+    case = replace(CASE, every_s=CHURN_S / 2)
+    drawn = Story([(at, 1) for at in (-2.0, 0.0, 60.0)], [Stay(0, 1.0, -9.0)], [0.5, 61.5], (-9.0, 0.0), (0.0, CHURN_S))
+    stories = simulated(case, made_from, [drawn], num=1)
+    assert stories[0].phases() == pytest.approx(drawn.phases(), abs=0.01)
+    real, fitted = figures(stories), fit(stories, made_from.round_s, case, num=1)
     assert fitted.round_s == made_from.round_s
-    assert fitted.hop_s == pytest.approx(made_from.hop_s, abs=0.002)
-    found = figures(simulated(CASE, fitted, num=1))
+    assert fitted.hop_s == pytest.approx(made_from.hop_s, abs=0.003)
+    found = figures(simulated(case, fitted, stories, num=1))
     assert found.per_s == pytest.approx(real.per_s, rel=0.05)
     assert found.joined_s == pytest.approx(real.joined_s, rel=0.1)
 
 
 def test_powers_must_be_of_all_peers() -> None:
-    read = scenario(CASE, Fitted(), 0).model_dump()
+    read = scenario(CASE, Fitted(), 0, [], until_s=CHURN_S).model_dump()
     read["fleet"]["powers"] = (1.0, 2.0)
     with pytest.raises(ValidationError, match=r"fleet.powers has 2 powers for fleet.peers = 6"):
         Scenario.model_validate(read)
