@@ -12,6 +12,9 @@ NEAR = 0.8
 """Share of the rate that the living allow at which the swarm is back: a step's rate is off by one of its microbatches
 in three."""
 
+LATEST_PHASE = 0.92
+"""Of a step, at which a kill is surely in it: just before its end and just after it are a whole step's time apart."""
+
 
 class Stay(Protocol):
     """A peer's time as a member of a stage."""
@@ -88,11 +91,11 @@ class Story:
         return steps[-1][1] - steps[-1][0]
 
     def phases(self) -> list[float]:
-        """Of each kill, how much of its step was over; below 1."""
+        """Of each kill, how much of its step was over; at most LATEST_PHASE."""
         found = []
         for kill in self.kills:
             begun = max(at for at, _ in self.versions if at <= kill)
-            found.append(min(0.999, (kill - begun) / self.expected_step_s(begun)))
+            found.append(min(LATEST_PHASE, (kill - begun) / self.expected_step_s(begun)))
         return found
 
     def moment(self, not_before: float, phase: float) -> float:

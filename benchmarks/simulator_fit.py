@@ -28,7 +28,7 @@ from typing import Any
 import click
 
 from benchmarks.churn import READY_S, SETTLED_VERSION, Setting, Swarm, story, versions_of
-from benchmarks.recovery import Story
+from benchmarks.recovery import LATEST_PHASE, Story
 from peer.fleet.fleet import Stay, simulate
 from peer.fleet.scenario import Scenario
 
@@ -85,7 +85,7 @@ class Fitted:
 
 def phases(num: int, rng: random.Random) -> list[float]:
     """Evenly spread over a step, in random order: `num` of them."""
-    found = [(at + rng.random()) / num for at in range(num)]
+    found = [LATEST_PHASE * (at + rng.random()) / num for at in range(num)]
     rng.shuffle(found)
     return found
 
