@@ -98,6 +98,11 @@ class Story:
             found.append(min(LATEST_PHASE, (kill - begun) / self.expected_step_s(begun)))
         return found
 
+    def killed(self) -> list[float]:
+        """Power of the peer that each kill was of."""
+        ended = [stay for stay in self.stays if stay.ended_at is not None]
+        return [min(ended, key=lambda stay: abs((stay.ended_at or 0.0) - kill)).power for kill in self.kills]
+
     def moment(self, not_before: float, phase: float) -> float:
         """That phase of the first step that begins `not_before`."""
         begins_at = next(at for at, _ in self.versions if at >= not_before)

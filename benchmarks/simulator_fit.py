@@ -157,8 +157,10 @@ def from_json(value: dict[str, Any]) -> Story:
 # -- simulated -------------------------------------------------------------------------------------------------
 
 
-def scenario(case: Case, fitted: Fitted, seed: int, kills: Sequence[float], *, until_s: float) -> Scenario:
-    """The same swarm for the simulator; the churn begins when it begins to measure."""
+def scenario(
+    case: Case, fitted: Fitted, seed: int, kills: Sequence[tuple[float, float]], *, until_s: float
+) -> Scenario:
+    """The same swarm for the simulator, and kills: when, and of a peer of which power. Churn begins at 0."""
     setting = case.setting
     return Scenario.model_validate(
         {
@@ -193,28 +195,30 @@ def scenario(case: Case, fitted: Fitted, seed: int, kills: Sequence[float], *, u
                     "kind": "crash",
                     "at_s": at,
                     "stage": number % setting.stages,
+                    "power": power,
                     "replaced_after_s": REPLACED_AFTER_S,
                 }
-                for number, at in enumerate(kills)
+                for number, (at, power) in enumerate(kills)
             ],
         }
     )
 
 
 def simulated(case: Case, fitted: Fitted, real: Sequence[Story], *, num: int = SIMULATED_SEEDS) -> list[Story]:
-    """With the kills that the real runs had, by stage and phase of a step; `num` of each."""
-    return [_simulated(case, fitted, seed, told.phases()) for told in real for seed in range(num)]
+    """With the kills that the real runs had, by stage, power and phase of a step; `num` of each."""
+    return [_simulated(case, fitted, seed, told) for told in real for seed in range(num)]
 
 
-def _simulated(case: Case, fitted: Fitted, seed: int, phases: Sequence[float]) -> Story:
+def _simulated(case: Case, fitted: Fitted, seed: int, real: Story) -> Story:
     """What a kill does follows from those before it: each is simulated up to the step in which the next is."""
-    kills: list[float] = []
+    kills, killed = list[float](), real.killed()
 
     def story(until_s: float) -> Story:
-        outcome = simulate(scenario(case, fitted, seed, kills, until_s=until_s))
+        crashes = list(zip(kills, killed, strict=False))
+        outcome = simulate(scenario(case, fitted, seed, crashes, until_s=until_s))
         return Story(outcome.versions, outcome.stays, kills, (-CALM_S, 0.0), (0.0, CHURN_S))
 
-    for number, phase in enumerate(phases):
+    for number, phase in enumerate(real.phases()):
         due = number * case.every_s
         kills.append(story(due + LONGEST_STEP_S).moment(due, phase))
     return story(CHURN_S + LONGEST_STEP_S)

@@ -50,12 +50,13 @@ def test_phase_of_a_kill_is_of_the_step_that_there_would_have_been() -> None:
     assert told.expected_step_s(20.0) == 2.0  # all are there again: as before the kill
     assert told.phases() == [0.5, 0.25]
     assert told.moment(19.0, 0.25) == 20.5
+    assert told.killed() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_killed_peers_are_replaced_and_their_work_is_granted_again(name: str) -> None:
     case = CASES[name]
-    kills = [number * case.every_s for number in range(case.num_kills)]
+    kills = [(number * case.every_s, 1.0) for number in range(case.num_kills)]
     outcome = simulate(scenario(case, Fitted(), 0, kills, until_s=CHURN_S))
     assert sum(stay.ended_at is not None for stay in outcome.stays) == case.num_kills
     living = [stay for stay in outcome.stays if stay.ended_at is None]
@@ -69,7 +70,7 @@ def test_killed_peers_are_replaced_and_their_work_is_granted_again(name: str) ->
 
 def test_stage_that_lost_a_sum_closes_when_the_next_step_begins() -> None:
     setting = replace(CASE.setting, microbatches=12)
-    read = scenario(replace(CASE, setting=setting), Fitted(), 0, [1.0], until_s=CHURN_S)
+    read = scenario(replace(CASE, setting=setting), Fitted(), 0, [(1.0, 1.0)], until_s=CHURN_S)
     crash = read.events[0].model_copy(update={"stage": 1})
     versions = simulate(read.model_copy(update={"events": (crash,)})).versions
     steps_s = [stop - start for (start, _), (stop, _) in pairwise(versions)]
@@ -80,7 +81,9 @@ def test_stage_that_lost_a_sum_closes_when_the_next_step_begins() -> None:
 def test_fit_finds_what_the_fitted_were_made_from() -> None:
     made_from = Fitted(hop_s=0.03, round_s=0.3, start_s=3.0, notice_s=0.6)
     case = replace(CASE, every_s=CHURN_S / 2)
-    drawn = Story([(at, 1) for at in (-2.0, 0.0, 60.0)], [Stay(0, 1.0, -9.0)], [0.5, 61.5], (-9.0, 0.0), (0.0, CHURN_S))
+    drawn = Story(
+        [(at, 1) for at in (-2.0, 0.0, 60.0)], [Stay(0, 1.0, -9.0, 0.5)], [0.5, 61.5], (-9.0, 0.0), (0.0, CHURN_S)
+    )
     stories = simulated(case, made_from, [drawn], num=1)
     assert stories[0].phases() == pytest.approx(drawn.phases(), abs=0.01)
     real, fitted = figures(stories), fit(stories, made_from.round_s, case, num=1)

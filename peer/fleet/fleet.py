@@ -442,7 +442,7 @@ class Fleet:
         else:
             step = int(self.flow.stages[0, flows.OPEN])
             back_at, again = waited_step.lose(self.flow, peer.slot, self.now, self.now + notice_s)
-            self._at(self.now + notice_s, lambda: waited_step.grant_again(self.flow, step, again, self.now))
+            self._at(self.now + notice_s, lambda: self._grant_again(step, again))
         if back_at > self.now and self._is_measured():
             self.outcome.recoveries_s.append(back_at - self.now)
         del self._by_slot[peer.slot]
@@ -510,15 +510,29 @@ class Fleet:
             flows.start_all(self.flow, self.now)
         self._close_if_full(stage)
 
+    def _grant_again(self, step: int, num: int) -> None:
+        """What a lost source had of the step: others begin it, or find that the next stage has closed the step."""
+        if waited_step.is_refused(self.flow, step):
+            self._at(self._at_next_stage(), lambda: self._give_up(step, num))
+        else:
+            waited_step.grant_again(self.flow, step, num, self.now)
+
+    def _give_up(self, step: int, num: int) -> None:
+        waited_step.give_up(self.flow, step, num)
+        self._close_if_full(0)
+
+    def _at_next_stage(self) -> float:
+        """When what the quickest source begins now is there."""
+        sources = self.flow.members[0, : self.flow.stages[0, flows.MEMBERS]]
+        first_s = float(self.flow.peers["forward_s"][sources].min()) if len(sources) else 0.0
+        return self.now + first_s + self._delay_s
+
     def _tell_of_next_step(self, step: int) -> None:
         """Stages that are short of microbatches learn from the first of the next step that no more come."""
         flow = self.flow
         for stage in range(1, self._num_stages):
             if flow.stages[stage, flows.OPEN] < step and self._in_round[stage] is None:
-                sources = flow.members[0, : flow.stages[0, flows.MEMBERS]]
-                first_s = float(flow.peers["forward_s"][sources].min()) if len(sources) else 0.0
-                told_at = self.now + first_s + self._delay_s
-                self._at(told_at, lambda stage=stage: self._close_short(stage, step - 1))  # type: ignore[misc]
+                self._at(self._at_next_stage(), lambda stage=stage: self._close_short(stage, step - 1))  # type: ignore[misc]
 
     def _close_short(self, stage: int, step: int) -> None:
         if self.flow.stages[stage, flows.OPEN] == step and self._in_round[stage] is None:
@@ -641,7 +655,7 @@ class Fleet:
     def _crash(self, event: Event) -> None:
         """Of one member; the swarm is not looked at as a whole before and after it."""
         there = [peer for _, peer in sorted(self._present.items()) if peer.stage == event.stage]
-        there = [peer for peer in there if peer.state == "member"]
+        there = [peer for peer in there if peer.state == "member" and event.power in (None, peer.power)]
         if not there:
             return
         peer, part = self.rng.choice(there), self.scenario.fleet

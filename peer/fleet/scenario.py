@@ -127,6 +127,8 @@ class Event(_Table):
     stage: int = Field(default=0, ge=0)
     leaves: int = Field(default=1, ge=0)
     """stage_loss: replicas of `stage` that are left; all others crash at once. crash: one member of `stage` does."""
+    power: Positive | None = None
+    """crash: of a member that has this power; None: of any."""
     replaced_after_s: float | None = Field(default=None, ge=0)
     """crash: then a machine of the same power is started; None: nobody comes instead."""
 

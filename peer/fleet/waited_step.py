@@ -32,6 +32,17 @@ def grant_again(flow: Flow, step: int, num: int, now: float) -> None:
         flows.start_all(flow, now)
 
 
+def is_refused(flow: Flow, step: int) -> bool:
+    """Whether the next stage has closed the step."""
+    return bool(flow.stages[1, flows.OPEN] > step)
+
+
+def give_up(flow: Flow, step: int, num: int) -> None:
+    """So many more will not come home."""
+    if flow.stages[0, flows.OPEN] == step:
+        flow.stages[0, flows.VOID + (step & 1)] += num
+
+
 def cut_short(flow: Flow, stage: int, step: int, now: float) -> None:
     """The stage has closed the step: what it has not counted does not count in the stages before it either."""
     counters = flow.counters
