@@ -53,6 +53,11 @@ class Story:
             return 0.0
         return sum(num for _, num in inside[1:]) / (inside[-1][0] - inside[0][0])
 
+    def undisturbed_per_s(self) -> float:
+        """Microbatches a second in the median step of the calm: one that the machine held up does not count."""
+        start, stop = self.calm
+        return median(num / (ended - begun) for (begun, _), (ended, num) in self._steps() if start <= begun < stop)
+
     def power(self, at: float) -> float:
         """Of the weakest stage's members together."""
         of_stage = {stay.stage: 0.0 for stay in self.stays}
@@ -64,14 +69,12 @@ class Story:
     def backs_s(self) -> list[float | None]:
         """Of each kill, seconds until the first step begins that goes at `NEAR` of the rate that the living allow.
 
-        They allow the share of the undisturbed rate (of the median step) that the weakest stage has of its power. None:
-        not before the next kill, nor before the end.
+        They allow the share of the undisturbed rate that the weakest stage has of its power. None: not before the next
+        kill, nor before the end.
         """
-        start, stop = self.calm
-        full = median(num / (ended - begun) for (begun, _), (ended, num) in self._steps() if start <= begun < stop)
-        of_all = self.power(start)
+        each = self.undisturbed_per_s() / self.power(self.calm[0])
         ends = [*self.kills[1:], self.churn[1]]
-        return [self._back_s(kill, end, full / of_all) for kill, end in zip(self.kills, ends, strict=True)]
+        return [self._back_s(kill, end, each) for kill, end in zip(self.kills, ends, strict=True)]
 
     def _back_s(self, killed_at: float, until: float, each: float) -> float | None:
         for (start, _), (stop, num) in self._steps():
