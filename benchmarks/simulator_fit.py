@@ -1,7 +1,7 @@
 """This is where the simulator is held against a real swarm of six: fitted on one scenario, checked on three others.
 
-    python -m benchmarks.simulator_fit --records FOLDER [--json] [--plot PNG]     # 30 minutes; less what is there
-    python -m benchmarks.simulator_fit --records FOLDER --only unequal --seed 1   # one real run of these: 4 minutes
+    python -m benchmarks.simulator_fit --records FOLDER [--json] [--plot PNG]   # 50 minutes; less what is there
+    python -m benchmarks.simulator_fit --records FOLDER --only unequal          # real runs of one: 4 minutes each
 
 Real: processes that really train, with compute emulated at a fixed rate (`benchmarks.churn`). Simulated: `peer.fleet`
 with the same peers and steps. Every so often a peer is killed, from the stages by turns, and another of its power
@@ -345,25 +345,24 @@ def plot_png(found: dict[str, Any], path: Path) -> None:
 @click.option(
     "--records", type=click.Path(path_type=Path), required=True, help="Real runs are kept here, and not redone."
 )
-@click.option("--only", type=click.Choice(list(CASES)), help="Make one real run, and nothing else.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of that one run.")
+@click.option("--only", type=click.Choice(list(CASES)), help="Make the real runs of one scenario, and nothing else.")
 @click.option("--no-runs", is_flag=True, help="Go by the real runs that are there.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="PNG")
 @click.option("--json", "as_json", is_flag=True)
-def main(records: Path, only: str | None, seed: int, no_runs: bool, plot: Path | None, as_json: bool) -> None:
+def main(records: Path, only: str | None, no_runs: bool, plot: Path | None, as_json: bool) -> None:
     """Whether the simulator agrees with a real swarm of six peers."""
     # Told to end, it ends its programs too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     records.mkdir(exist_ok=True)
     runs: dict[str, list[dict[str, Any]]] = {}
-    for name, run_seed in [(name, each) for name in ([only] if only else CASES) for each in SEEDS]:
-        path = records / f"{name.replace(' ', '-')}-{run_seed}.json"
+    for name, seed in [(name, each) for name in ([only] if only else CASES) for each in SEEDS]:
+        path = records / f"{name.replace(' ', '-')}-{seed}.json"
         if not path.exists() and no_runs:
             continue
         if not path.exists():
             folder = records / f"{path.stem}.logs"
             folder.mkdir()
-            path.write_text(json.dumps(measure(CASES[name], run_seed, folder)))
+            path.write_text(json.dumps(measure(CASES[name], seed, folder)))
         runs.setdefault(name, []).append(json.loads(path.read_text()))
     if only:
         return

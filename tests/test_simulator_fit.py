@@ -81,7 +81,7 @@ def test_stage_that_lost_a_sum_closes_when_the_next_step_begins() -> None:
 def test_what_is_begun_again_is_refused_where_the_next_stage_has_closed_the_step() -> None:
     quiet = simulate(scenario(CASE, Fitted(), 0, [], until_s=CHURN_S)).versions
     (before, _), (start, _) = next(pair for pair in pairwise(quiet) if pair[0][0] > 0)
-    kill_at = start + 0.93 * (start - before)
+    kill_at = start + 0.86 * (start - before)
     versions = simulate(scenario(CASE, Fitted(), 0, [(kill_at, 1.0)], until_s=CHURN_S)).versions
     came_at, num = next(version for version in versions if version[0] > kill_at)
     assert num < CASE.setting.microbatches
