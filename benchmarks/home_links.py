@@ -3,9 +3,10 @@
     python -m benchmarks.home_links [--json] [--codec int8] ...
 
 Two stages of two peers and the host, each in a network namespace, joined by `benchmarks.home_router`: 20 Mbit/s up and
-100 down, 40 ms from home to home, lines that queue 200 ms. The lines become slow when the run has begun: nobody's
-first download is measured. Few tokens and many parameters, so that the round is bound by the link. The goals: at least
-85 % of the uplink used while a round moves bytes, tokens/s within 15 % of the plan's. Needs root and `ip`.
+100 down, lines that queue 200 ms; 40 ms from home to home and no loss unless told otherwise. The lines become slow when
+the run has begun: nobody's first download is measured. Few tokens and many parameters, so that the round is bound by
+the link. The goals: at least 85 % of the uplink used while a round moves bytes, tokens/s within 15 % of the plan's.
+Needs root and `ip`.
 """
 
 import json
@@ -15,23 +16,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.emulated_homes import DOWNLINK_MBIT, UPLINK_MBIT, Paths, routing
 from benchmarks.namespaces import Namespaces, why_not
 from benchmarks.training_throughput import Events, running
 from benchmarks.uplink_share import Window, uplink_share
 from swarm.network.identity_file import load_or_create_identity
 
-UPLINK_MBIT, DOWNLINK_MBIT, ROUND_TRIP_MS, QUEUE_MS = 20.0, 100.0, 40.0, 200.0
 SHARE_GOAL, PLAN_GOAL = 0.85, 0.15
 READY_S = 300.0
 PEERS = ("a0", "b0", "a1", "b1")
@@ -74,45 +72,6 @@ call_s = 20.0
 """
 
 
-class Router:
-    """The process that carries packets, and what it says of them."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self.seen: list[dict[str, Any]] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.seen.append(json.loads(line))
-
-    def limit(self) -> None:
-        """From now on the lines are those of homes."""
-        assert self._process.stdin is not None
-        rates = {"up_mbit": UPLINK_MBIT, "down_mbit": DOWNLINK_MBIT}
-        self._process.stdin.write(json.dumps({**rates, "round_trip_ms": ROUND_TRIP_MS, "queue_ms": QUEUE_MS}) + "\n")
-        self._process.stdin.flush()
-
-
-@contextmanager
-def routing(network: Namespaces) -> Iterator[Router]:
-    homes = [f"{network.namespace(name)}={network.address(name)}" for name in ("host", *PEERS)]
-    command = [sys.executable, "-m", "benchmarks.home_router", *homes]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            router = Router(process)
-            give_up_at = time.monotonic() + READY_S
-            while not router.seen:
-                if process.poll() is not None or time.monotonic() > give_up_at:
-                    raise click.ClickException("the router did not start")
-                time.sleep(0.05)
-            yield router
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()  # it ends
-
-
 @dataclass(frozen=True)
 class Trained:
     """What was seen of a run on slow lines."""
@@ -128,13 +87,17 @@ class Trained:
     """By peer id."""
 
 
-def train(manifest: Path, folder: Path, *, skip_steps: int, seconds: float) -> Trained:
+def train(
+    manifest: Path, folder: Path, paths: Paths, *, congestion: str | None, skip_steps: int, seconds: float
+) -> Trained:
     """A swarm trains until `seconds` after its `skip_steps`th version on slow lines."""
     folder.mkdir()
     swarm = str(Path(sys.executable).parent / "swarm")
     with ExitStack() as stack:
         network = stack.enter_context(Namespaces(("host", *PEERS), bridged=False))
-        router = stack.enter_context(routing(network))
+        if congestion is not None:
+            network.control_congestion(congestion)
+        router = stack.enter_context(routing(network, ("host", *PEERS)))
 
         def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
             command = ["ip", "netns", "exec", network.namespace(name), swarm, *arguments]
@@ -148,7 +111,7 @@ def train(manifest: Path, folder: Path, *, skip_steps: int, seconds: float) -> T
             start(name, "join", address, "--stage", name[1], "--threads", "1", "--yes", "--verbose")
         # Before the first round: a connection that has once been fast keeps a send buffer of megabytes.
         events.wait_for(lambda event: event["event"] == "genesis", timeout_s=READY_S)
-        router.limit()
+        router.limit(paths)
         first = events.wait_for(lambda event: event.get("version", 0) >= skip_steps, timeout_s=READY_S)
         last = events.wait_for(
             lambda event: event["event"] == "version" and event["at"] >= first["at"] + seconds,
@@ -159,18 +122,18 @@ def train(manifest: Path, folder: Path, *, skip_steps: int, seconds: float) -> T
         return Trained(list(events.seen), list(router.seen), first, last, addresses)
 
 
-def planned(manifest: Path, tflops: float, exact_ns: float) -> dict[str, Any]:
+def planned(manifest: Path, paths: Paths, tflops: float, exact_ns: float) -> dict[str, Any]:
     """What `swarm plan` says of the manifest on these links."""
     command = [str(Path(sys.executable).parent / "swarm"), "plan", str(manifest), "--json", "--peers", "2"]
     command += ["--uplink-mbit", str(UPLINK_MBIT), "--downlink-mbit", str(DOWNLINK_MBIT)]
-    command += ["--round-trip-ms", str(ROUND_TRIP_MS)]
+    command += ["--round-trip-ms", str(paths.round_trip_ms)]
     command += ["--tflops", f"{tflops:.6f}", "--exact-ns", f"{exact_ns:.3f}", "--session-hours", "1000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     plan: dict[str, Any] = json.loads(done.stdout)
     return plan
 
 
-def figures(trained: Trained, manifest: Path) -> dict[str, Any]:
+def figures(trained: Trained, manifest: Path, paths: Paths) -> dict[str, Any]:
     """What counts between the first and the last version, beside the plan's."""
     first, last, lines = trained.first, trained.last, trained.lines
     seconds, versions = last["at"] - first["at"], last["version"] - first["version"]
@@ -190,9 +153,10 @@ def figures(trained: Trained, manifest: Path) -> dict[str, Any]:
         busy_s[stage] = (own[-1]["busy_s"] - own[0]["busy_s"]) / (len(own) - 1)
         exact_s[stage] = (own[-1]["exact_s"] - own[0]["exact_s"]) / (len(own) - 1)
     # The plan is asked what these links allow, not how fast this machine is: it is told what computing took.
-    unit = planned(manifest, 1.0, 1.0)["stages"]
+    unit = planned(manifest, paths, 1.0, 1.0)["stages"]
     plan = planned(
         manifest,
+        paths,
         min(unit[stage]["compute_s"] / busy_s[stage] for stage in busy_s),
         max(exact_s[stage] / unit[stage]["exact_s"] for stage in exact_s),
     )
@@ -218,6 +182,7 @@ def figures(trained: Trained, manifest: Path) -> dict[str, Any]:
         "planned_sent_bytes": plan["stages"][0]["round_up_bytes"] + plan["stages"][0]["activation_up_bytes"],
         "steps": versions,
         "dropped_packets": sum(ended["dropped"].values()) - sum(begun["dropped"].values()),
+        "lost_packets": ended["lost"] - begun["lost"],
         "router_busy": (ended["busy_s"] - begun["busy_s"]) / (ended["at"] - begun["at"]),
     }
 
@@ -230,6 +195,9 @@ def write_manifest(path: Path, *, codec: str, delay: int, million_parameters: fl
 
 @click.command()
 @click.option("--codec", "codecs", multiple=True, type=click.Choice([*MILLION_PARAMETERS]), help="Averaging; repeat.")
+@click.option("--round-trip-ms", type=click.FloatRange(min=0), default=40.0, show_default=True)
+@click.option("--loss", type=click.FloatRange(0, 0.5), default=0.0, show_default=True, help="Probability of a packet.")
+@click.option("--congestion", help="TCP's control in the homes; by default the system's own.")
 @click.option("--delay", type=click.IntRange(0, 1), default=0, show_default=True)
 @click.option("--million-parameters", type=float, help="Of a stage; by default by codec, for rounds of about 5 s.")
 @click.option("--skip-steps", type=click.IntRange(min=1), default=2, show_default=True)
@@ -238,6 +206,9 @@ def write_manifest(path: Path, *, codec: str, delay: int, million_parameters: fl
 @click.option("--json", "as_json", is_flag=True)
 def main(
     codecs: tuple[str, ...],
+    round_trip_ms: float,
+    loss: float,
+    congestion: str | None,
     delay: int,
     million_parameters: float | None,
     skip_steps: int,
@@ -251,6 +222,7 @@ def main(
         raise click.ClickException(reason)
     # Told to end, it ends its programs too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    paths = Paths(round_trip_ms, loss)
     result: dict[str, Any] = {"goals": {"uplink_share": SHARE_GOAL, "of_plan": [1 - PLAN_GOAL, 1 + PLAN_GOAL]}}
     with tempfile.TemporaryDirectory() as scratch:
         folder = keep or Path(scratch)
@@ -259,10 +231,12 @@ def main(
             manifest = folder / f"{codec}.toml"
             size = million_parameters or MILLION_PARAMETERS[codec]
             write_manifest(manifest, codec=codec, delay=delay, million_parameters=size)
-            trained = train(manifest, folder / codec, skip_steps=skip_steps, seconds=seconds)
+            trained = train(
+                manifest, folder / codec, paths, congestion=congestion, skip_steps=skip_steps, seconds=seconds
+            )
             if keep is not None:
                 (folder / f"{codec}.json").write_text(json.dumps(asdict(trained)))
-            result[codec] = {**figures(trained, manifest), "load_average": os.getloadavg()[0]}
+            result[codec] = {**figures(trained, manifest, paths), "load_average": os.getloadavg()[0]}
             if not as_json:
                 _show(codec, result[codec])
     if as_json:
@@ -280,8 +254,8 @@ def _show(codec: str, found: dict[str, Any]) -> None:
         f"{found['planned_round_s']:.2f}), step {found['step_s']:.2f} s (planned {found['planned_step_s']:.2f}, "
         f"compute {found['compute_s']:.2f}, exact work {found['exact_s']:.2f}), "
         f"sent {found['sent_bytes'] / 1e6:.2f} MB a step (planned "
-        f"{found['planned_sent_bytes'] / 1e6:.2f}), {found['dropped_packets']} packets dropped, router busy "
-        f"{found['router_busy']:.2f}"
+        f"{found['planned_sent_bytes'] / 1e6:.2f}), {found['dropped_packets']} packets dropped, "
+        f"{found['lost_packets']} lost, router busy {found['router_busy']:.2f}"
     )
 
 

@@ -4,9 +4,10 @@
 
 Every namespace's default route is a TUN device whose other end is here. A packet leaves through its sender's uplink (a
 token bucket and a queue), travels half a round trip, and comes in through its receiver's downlink. A full queue drops.
-Rates come as JSON lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms"}`; until then nothing
-is held up. Twenty times a second a line goes to standard output: `{"at", "up_bytes", "down_bytes", "dropped",
-"busy_s"}`, bytes of IP packets by address since the start, CPU seconds of this process. Needs root.
+Of a lossy path each packet is lost behind its uplink with the given probability, drawn from a seed. Rates come as JSON
+lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", "loss"}`; until then nothing is held up.
+Twenty times a second a line goes to standard output: `{"at", "up_bytes", "down_bytes", "dropped", "lost", "busy_s"}`,
+bytes of IP packets by address since the start, CPU seconds of this process. Needs root.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import heapq
 import itertools
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -30,6 +32,8 @@ MTU_BYTES = 1500
 EVERY_S = 0.05
 BURST_S = 0.005
 """A bucket holds this long a rate's worth of tokens: what a late wake-up of this process may catch up."""
+SEED = 1
+"""Of which packets are lost."""
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _OFFLOAD_CHECKSUM, _OFFLOAD_TSO4 = 0x01, 0x02
@@ -93,18 +97,24 @@ class Home:
 class Router:
     """Carries packets between homes."""
 
-    def __init__(self, homes: dict[str, Home]) -> None:
+    def __init__(self, homes: dict[str, Home], *, rng: random.Random) -> None:
         self._homes = homes
+        self._rng = rng
+        self._loss = 0.0
+        self._num_lost = 0
         self._of_address = {socket.inet_aton(address): home for address, home in homes.items()}
         self._delay_s = 0.0
         self._under_way: list[tuple[float, int, bool, Home, bytes]] = []  # due, number, is on the downlink, to, packet
         self._numbers = itertools.count()
 
-    def limit(self, *, up_mbit: float, down_mbit: float, round_trip_ms: float, queue_ms: float) -> None:
+    def limit(
+        self, *, up_mbit: float, down_mbit: float, round_trip_ms: float, queue_ms: float, loss: float = 0.0
+    ) -> None:
         for home in self._homes.values():
             for line, mbit in ((home.up, up_mbit), (home.down, down_mbit)):
                 line.bytes_per_s, line.queue_s = mbit * 1e6 / 8, queue_ms / 1000
         self._delay_s = round_trip_ms / 2000
+        self._loss = loss
 
     def receive(self, home: Home, now: float) -> None:
         """Take what the namespace has sent."""
@@ -115,7 +125,11 @@ class Router:
                 return
             to = self._of_address.get(packet[_HEADER_BYTES + 16 : _HEADER_BYTES + 20])
             left_at = home.up.take(wire_bytes(packet), now) if to is not None else None
-            if to is not None and left_at is not None:
+            if to is None or left_at is None:
+                continue
+            if self._loss and self._rng.random() < self._loss:
+                self._num_lost += 1
+            else:
                 item = (left_at + self._delay_s, next(self._numbers), False, to, packet)
                 heapq.heappush(self._under_way, item)
 
@@ -144,6 +158,7 @@ class Router:
             "up_bytes": {address: home.up.num_bytes for address, home in self._homes.items()},
             "down_bytes": {address: home.down.num_bytes for address, home in self._homes.items()},
             "dropped": {address: home.up.dropped + home.down.dropped for address, home in self._homes.items()},
+            "lost": self._num_lost,
             "busy_s": used.user + used.system,
         }
 
@@ -155,7 +170,7 @@ def main() -> None:
     for argument in sys.argv[1:]:
         namespace, _, address = argument.partition("=")
         homes[address] = Home(open_tun(namespace, address))
-    router = Router(homes)
+    router = Router(homes, rng=random.Random(SEED))
     by_descriptor = {home.tun: home for home in homes.values()}
     wait_s: float | None = None
     say_at = 0.0
@@ -168,7 +183,11 @@ def main() -> None:
                 line = sys.stdin.readline()
                 if not line:
                     return
-                router.limit(**json.loads(line))
+                lines = json.loads(line)
+                if lines.get("loss"):
+                    for home in homes.values():  # or one loss would take the forty segments of a packet
+                        fcntl.ioctl(home.tun, _TUNSETOFFLOAD, _OFFLOAD_CHECKSUM)
+                router.limit(**lines)
             else:
                 router.receive(by_descriptor[descriptor], now)
         wait_s = router.carry(now)

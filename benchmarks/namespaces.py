@@ -91,6 +91,11 @@ def _become_router(namespace: str) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
+def _control_congestion(namespace: str, algorithm: str) -> None:
+    enter(namespace)
+    Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(algorithm)
+
+
 class Namespaces:
     """A namespace for each member while the context lasts."""
 
@@ -161,6 +166,12 @@ class Namespaces:
     def outside(self, member: str) -> str:
         """The IPv4 address from which the others see it."""
         return f"{self._subnet}.{self._members.index(member) + 1}"
+
+    def control_congestion(self, algorithm: str) -> None:
+        """The default of TCP connections that members open from now on. Raises OSError for what is not allowed here."""
+        for member in self._members:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(_control_congestion, self.namespace(member), algorithm).result()
 
     def cut(self, *groups: Iterable[str]) -> None:
         """From now on members reach only their own group. Whoever is in none stays with the others in none."""

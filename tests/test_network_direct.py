@@ -16,7 +16,7 @@ from swarm.core.ids import PeerId
 from swarm.identity import Identity
 from swarm.kept_buffers import CLASS_BYTES, KeptBuffers
 from swarm.network import direct
-from swarm.network.direct import WORTH_BYTES, WORTH_BYTES_PER_S, DirectListener, DirectOffer
+from swarm.network.direct import WORTH_BYTES, DirectListener, DirectOffer
 from swarm.network.loop import new_event_loop
 from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.sealed_socket import RECORD_BYTES, SealedSocket, stream_keys
@@ -146,6 +146,20 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
     assert buffers.kept_bytes == 2 * CLASS_BYTES
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
+def test_congestion_control_is_chosen_where_the_system_lets_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    def control_of(connection: socket.socket) -> bytes:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+    with socket.socket() as plain, socket.socket() as chosen, socket.socket() as unknown:
+        monkeypatch.setattr(direct, "CONGESTION", b"reno")  # which every kernel has, and lets anybody choose
+        direct.prepare(chosen)
+        assert control_of(chosen) == b"reno"
+        monkeypatch.setattr(direct, "CONGESTION", b"unheard-of")
+        direct.prepare(unknown)
+        assert control_of(unknown) == control_of(plain)
+
+
 @dataclass
 class Two:
     run: Callable[[Awaitable[T]], T]
@@ -160,7 +174,7 @@ class Two:
         return bytes(answer.body)
 
     async def until_direct(self) -> None:
-        self.a._direct.consider(self.b.peer_id, WORTH_BYTES, 0.0)
+        self.a._direct.consider(self.b.peer_id, WORTH_BYTES)
         async with asyncio.timeout(10):
             while not self.a._direct.knows(self.b.peer_id):
                 assert await self.echo() == BULK
@@ -198,11 +212,7 @@ def test_bulk_goes_directly_after_the_first_call_and_small_talk_never_asks(two: 
     async def main() -> None:
         for _ in range(3):
             await two.echo(b"x" * (WORTH_BYTES // 2 - 1))
-        for num_bytes, seconds in (
-            (WORTH_BYTES - 1, 0.0),
-            (10 * WORTH_BYTES, 10 * WORTH_BYTES / WORTH_BYTES_PER_S * 1.1),
-        ):
-            two.a._direct.consider(two.b.peer_id, num_bytes, seconds)
+        two.a._direct.consider(two.b.peer_id, WORTH_BYTES - 1)
         assert not two.a._direct._asking
         await two.until_direct()
         opened: list[str] = []

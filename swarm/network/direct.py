@@ -1,8 +1,9 @@
 """This is where two peers that carry bulk to each other get TCP connections of their own, past p2pd.
 
 p2pd costs more than 4 CPU seconds a GB, with both ends and our reading in pieces of 32 KiB; a sealed socket costs a
-fraction. p2pd stays what finds, names and reaches peers, and carries every call to a peer that cannot be dialled so, or
-whose line is slow.
+fraction. On a slow or lossy line p2pd's one connection stands still whenever a packet is lost, and all calls wait in it
+behind the bulk; here each call under way has a connection of its own. p2pd stays what finds, names and reaches peers,
+and carries every call to a peer that cannot be dialled so.
 
 A caller asks for an *offer* over p2pd, which has authenticated both ends and keeps what passes secret: a port, a
 session's number and a fresh secret. Whoever opens a connection there and seals under that secret is the peer that
@@ -13,6 +14,7 @@ either end, so that nothing recorded can be played again.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
@@ -34,11 +36,13 @@ logger = logging.getLogger(__name__)
 OFFER = "direct_offer"
 """The method by which a peer is asked for one."""
 WORTH_BYTES = 64 << 10
-WORTH_BYTES_PER_S = 16e6
-"""A call that carried this much, this fast, has its peer asked for an offer. On slower lines p2pd's one connection is
-better: many at once fill the queue of a home's router until it drops (13.5 MB were sent where 13.0 had been)."""
-CONNECT_S = 2.0
-_ASK_S = 10.0
+"""A call that brings this much has its peer asked for an offer."""
+CONGESTION = b"bbr"
+"""TCP's congestion control, where the system lets us choose it: it does not take each lost packet for a full line."""
+CONNECT_S = 4.0
+"""Two packets of a handshake may be lost, on a line that loses some."""
+ASK_S = 20.0
+"""An offer and a first connection are there by then: on a slow line the question may wait behind what p2pd carries."""
 _AGAIN_S = 120.0
 """A peer that could not be dialled is tried again after this long, when it is worth it."""
 _SESSION_BYTES = 16
@@ -146,9 +150,9 @@ class DirectDialler:
         """Whether the next stream to the peer will be a direct one."""
         return peer_id in self._known
 
-    def consider(self, peer_id: PeerId, num_bytes: int, seconds: float) -> None:
-        """A call of `num_bytes` to the peer has ended well: see whether the next one can do without p2pd."""
-        if num_bytes < max(WORTH_BYTES, WORTH_BYTES_PER_S * seconds):
+    def consider(self, peer_id: PeerId, num_bytes: int) -> None:
+        """A call brings `num_bytes` to or from the peer: see whether the next one can do without p2pd."""
+        if num_bytes < WORTH_BYTES:
             return
         if peer_id in self._known or peer_id in self._asking:
             return
@@ -183,7 +187,7 @@ class DirectDialler:
 
     async def _learn(self, peer_id: PeerId) -> None:
         try:
-            async with asyncio.timeout(_ASK_S):
+            async with asyncio.timeout(ASK_S):
                 host = await self._control.remote_host(peer_id)
                 if host is None:
                     raise ConnectionRefusedError("it is reached through a relay alone")
@@ -211,6 +215,9 @@ def prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_CONGESTION"):  # Linux
+        with contextlib.suppress(OSError):  # not there, or not allowed: the system's own
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
 

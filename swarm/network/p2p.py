@@ -21,7 +21,7 @@ from swarm.network import framing
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.control import ControlClient, ControlError, read_stream_peer
 from swarm.network.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialledBack
-from swarm.network.direct import OFFER, DirectDialler, DirectListener
+from swarm.network.direct import ASK_S, OFFER, DirectDialler, DirectListener
 from swarm.network.framing import ReplyHead, Status
 from swarm.network.idle_streams import IdleStreams
 from swarm.network.p2p_settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
@@ -114,7 +114,7 @@ class P2PTransport:
             raise RemoteError("malformed", f"{peer_id[:60]!r} is no peer id", None)
         phase = "connecting"
         stream: Stream | None = None
-        began = asyncio.get_running_loop().time()
+        self._consider_direct(peer_id, request.num_bytes)
         try:
             async with asyncio.timeout(timeout_s):
                 stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
@@ -125,9 +125,7 @@ class P2PTransport:
             if isinstance(stream, SealedSocket) or not self._direct.knows(peer_id):
                 self._idle.put(peer_id, stream)
                 stream = None
-            if self._settings.direct_port is not None:
-                took_s = asyncio.get_running_loop().time() - began
-                self._direct.consider(peer_id, request.num_bytes + len(reply.body), took_s)
+            self._consider_direct(peer_id, len(reply.body))
             return reply
         except TimeoutError as error:
             raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
@@ -236,8 +234,12 @@ class P2PTransport:
     async def _open_stream(self, peer_id: PeerId) -> Stream:
         return await self._direct.open(peer_id) or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)
 
+    def _consider_direct(self, peer_id: PeerId, num_bytes: int) -> None:
+        if self._settings.direct_port is not None:
+            self._direct.consider(peer_id, num_bytes)
+
     async def _ask_for_offer(self, peer_id: PeerId) -> dict[str, Value]:
-        answer = await self.call(peer_id, OFFER, Message(), timeout_s=self._settings.connect_s, max_body_bytes=0)
+        answer = await self.call(peer_id, OFFER, Message(), timeout_s=ASK_S, max_body_bytes=0)
         return answer.meta
 
     async def _offer(self, sender: PeerId, _request: Message) -> Message:
