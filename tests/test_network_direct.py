@@ -174,7 +174,6 @@ class Two:
         return bytes(answer.body)
 
     async def until_direct(self) -> None:
-        self.a._direct.consider(self.b.peer_id, WORTH_BYTES)
         async with asyncio.timeout(10):
             while not self.a._direct.knows(self.b.peer_id):
                 assert await self.echo() == BULK
@@ -208,13 +207,18 @@ def two() -> Iterator[Two]:
         assert asyncio.all_tasks(runner.get_loop()) == set()
 
 
-def test_bulk_goes_directly_after_the_first_call_and_small_talk_never_asks(two: Two) -> None:
+def test_bulk_goes_directly_from_the_first_call_on_and_small_talk_never_asks(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "WORTH_WAITING_S", 5.0)
+
     async def main() -> None:
         for _ in range(3):
             await two.echo(b"x" * (WORTH_BYTES // 2 - 1))
         two.a._direct.consider(two.b.peer_id, WORTH_BYTES - 1)
         assert not two.a._direct._asking
-        await two.until_direct()
+        assert await two.echo() == BULK
+        assert two.a._direct.knows(two.b.peer_id)
         opened: list[str] = []
 
         async def open_stream(_: PeerId, protocol: str) -> socket.socket:

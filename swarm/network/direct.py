@@ -43,6 +43,8 @@ CONNECT_S = 4.0
 """Two packets of a handshake may be lost, on a line that loses some."""
 ASK_S = 20.0
 """An offer and a first connection are there by then: on a slow line the question may wait behind what p2pd carries."""
+WORTH_WAITING_S = 1.0
+"""A call that brings bulk waits so long for the answer: its bytes would be under way for longer by a worse way."""
 _AGAIN_S = 120.0
 """A peer that could not be dialled is tried again after this long, when it is worth it."""
 _SESSION_BYTES = 16
@@ -151,7 +153,7 @@ class DirectDialler:
         return peer_id in self._known
 
     def consider(self, peer_id: PeerId, num_bytes: int) -> None:
-        """A call brings `num_bytes` to or from the peer: see whether the next one can do without p2pd."""
+        """A call brings `num_bytes` to or from the peer: see whether there is a way without p2pd."""
         if num_bytes < WORTH_BYTES:
             return
         if peer_id in self._known or peer_id in self._asking:
@@ -161,6 +163,11 @@ class DirectDialler:
         task = asyncio.create_task(self._learn(peer_id), name="direct offer")
         self._asking[peer_id] = task
         task.add_done_callback(lambda _: self._asking.pop(peer_id, None))
+
+    async def found_out(self, peer_id: PeerId) -> None:
+        """Wait a moment until it is known whether the peer can be dialled, if that is being found out."""
+        if peer_id in self._asking:
+            await asyncio.wait({self._asking[peer_id]}, timeout=WORTH_WAITING_S)
 
     async def open(self, peer_id: PeerId) -> SealedSocket | None:
         """A new direct connection; None where there is no way, or none any more."""

@@ -21,7 +21,7 @@ from swarm.network import framing
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.control import ControlClient, ControlError, read_stream_peer
 from swarm.network.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialledBack
-from swarm.network.direct import ASK_S, OFFER, DirectDialler, DirectListener
+from swarm.network.direct import ASK_S, OFFER, WORTH_BYTES, DirectDialler, DirectListener
 from swarm.network.framing import ReplyHead, Status
 from swarm.network.idle_streams import IdleStreams
 from swarm.network.p2p_settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
@@ -117,6 +117,8 @@ class P2PTransport:
         self._consider_direct(peer_id, request.num_bytes)
         try:
             async with asyncio.timeout(timeout_s):
+                if request.num_bytes >= WORTH_BYTES:
+                    await self._direct.found_out(peer_id)
                 stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
                 phase = "sending and waiting"
                 head = await self._exchange_heads(stream, method, request, timeout_s)
