@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from peer.outbox import Outbox, Parcel
+from peer.step_state import Bytes
 from swarm.core.canonical import Value
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
@@ -51,42 +52,50 @@ async def run(address: str, way: str) -> None:
         if other["dials"]:
             await transport.connect(peer_id, other["addresses"])
         await _until_connected(transport, peer_id)
+        sender = Sender(transport, peer_id)
         while (asked := await _told()) is not None:
-            _say(await _transfer(transport, peer_id, asked["num_bytes"]))
+            _say(await sender.transfer(asked["num_bytes"]))
     finally:
         await transport.close()
 
 
-async def _transfer(transport: P2PTransport, peer_id: PeerId, num_bytes: int) -> dict[str, float]:
-    """How it went: from the first byte put to the last message answered; small calls beside it."""
-    small_s: list[float] = []
-    sending: list[asyncio.Task[None]] = []
+class Sender:
+    """Sends one peer bulk, through one outbox: it learns the line as that of a stage's rounds does."""
 
-    async def call(body: tuple[bytes, ...]) -> float:
-        began = time.monotonic()
-        await transport.call(peer_id, "take", Message(more=body), timeout_s=CALL_S, max_body_bytes=0)
-        return time.monotonic() - began
+    def __init__(self, transport: P2PTransport, peer_id: PeerId) -> None:
+        self._transport = transport
+        self._peer_id = peer_id
+        self._sending: list[asyncio.Task[None]] = []
+        self._outbox = Outbox(lambda work: self._sending.append(asyncio.ensure_future(work)), self._send)
 
-    async def send(_: PeerId, parcels: list[Parcel]) -> None:
-        await call(tuple(bytes(parcel.body) for parcel in parcels))
+    async def transfer(self, num_bytes: int) -> dict[str, float]:
+        """How it went: from the first byte put to the last message answered; small calls beside it."""
+        small_s: list[float] = []
+        talking = asyncio.create_task(self._talk(small_s))
+        head: dict[str, Value] = {}
+        state: Any = None  # of no step
+        start = time.time()
+        for _ in range(num_bytes // PART_BYTES):
+            self._outbox.put(self._peer_id, Parcel(state, "contributed", head, bytes(PART_BYTES)))
+        await asyncio.gather(*self._sending)
+        stop = time.time()
+        self._sending.clear()
+        talking.cancel()
+        await asyncio.gather(talking, return_exceptions=True)
+        return {"start": start, "stop": stop, "small_s": statistics.median(small_s) if small_s else 0.0}
 
-    async def talk() -> None:
+    async def _send(self, _: PeerId, parcels: list[Parcel]) -> None:
+        await self._call(*(parcel.body for parcel in parcels))
+
+    async def _talk(self, took_s: list[float]) -> None:
         while True:
             await asyncio.sleep(SMALL_EVERY_S)
-            small_s.append(await call((bytes(200),)))
+            began = time.monotonic()
+            await self._call(bytes(200))
+            took_s.append(time.monotonic() - began)
 
-    talking = asyncio.create_task(talk())
-    start = time.time()
-    outbox = Outbox(lambda work: sending.append(asyncio.ensure_future(work)), send)
-    head: dict[str, Value] = {}
-    state: Any = None  # of no step
-    for _ in range(num_bytes // PART_BYTES):
-        outbox.put(peer_id, Parcel(state, "contributed", head, bytes(PART_BYTES)))
-    await asyncio.gather(*sending)
-    stop = time.time()
-    talking.cancel()
-    await asyncio.gather(talking, return_exceptions=True)
-    return {"start": start, "stop": stop, "small_s": statistics.median(small_s) if small_s else 0.0}
+    async def _call(self, *bodies: Bytes) -> None:
+        await self._transport.call(self._peer_id, "take", Message(more=bodies), timeout_s=CALL_S, max_body_bytes=0)
 
 
 async def _until_connected(transport: P2PTransport, peer_id: PeerId) -> None:

@@ -208,6 +208,14 @@ def gpu(wanted: int | None, seen: Sequence[str] | None, torch_cuda: str | None) 
     return Finding("GPU", Level.OK, f"{seen[wanted]}, torch for CUDA {torch_cuda}")
 
 
+def congestion(control: str | None) -> Finding:
+    """Of TCP's default; None where the system does not say. A loss-based one takes each lost packet for a full line."""
+    if control is None or control.startswith("bbr"):
+        return Finding("TCP", Level.OK, f"its congestion control is {control or 'not told here'}")
+    says = f"its congestion control is {control}; bbr carries more over lines that lose packets"
+    return Finding("TCP", Level.OK, f"{says}: sudo sysctl -w net.ipv4.tcp_congestion_control=bbr")
+
+
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     parts = address.split("/")
     try:

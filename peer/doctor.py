@@ -12,7 +12,7 @@ import psutil
 
 from peer import diagnosis
 from peer.diagnosis import Dialled, Finding, Level
-from peer.probes import DialCheck, driver_gpus, torch_cuda, unmet_requirements
+from peer.probes import DialCheck, congestion_control, driver_gpus, torch_cuda, unmet_requirements
 from peer.state_folder import StateFolder
 from swarm.core.errors import LocalError, NotRunningError, RemoteError, SettingsError, TransientError
 from swarm.core.guest import GIB
@@ -66,6 +66,7 @@ class Examination:
         for finding in diagnosis.dependencies(unmet_requirements("homeswarm"), owners):
             yield finding
         yield diagnosis.gpu(self.folder.load_limits().gpu, await driver_gpus(), torch_cuda())
+        yield diagnosis.congestion(congestion_control())
         if not self.addresses:
             for finding in self._room(None, None):
                 yield finding

@@ -75,6 +75,14 @@ async def driver_gpus() -> list[str] | None:
     return said.decode(errors="replace").splitlines() if process.returncode == 0 else None
 
 
+def congestion_control() -> str | None:
+    """The default of TCP connections; None where the system does not tell it."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return None
+
+
 def torch_cuda() -> str | None:
     """The CUDA version that torch was built for, read from its files: importing it takes seconds."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, OSError):

@@ -126,6 +126,13 @@ def test_a_gpu_needs_a_driver_and_torch_for_it(
     assert diagnosis.gpu(wanted, seen, cuda).level is level
 
 
+def test_a_loss_based_congestion_control_is_told_what_would_be_better() -> None:
+    for control, advised in (("bbr", False), (None, False), ("cubic", True), ("reno", True)):
+        finding = diagnosis.congestion(control)
+        assert finding.level is Level.OK
+        assert ("tcp_congestion_control=bbr" in finding.says) is advised
+
+
 @pytest.mark.processes
 def test_another_implementation_dials_p2pd() -> None:
     async def main() -> dict[str, dict[str, object]]:
