@@ -27,12 +27,10 @@ HOMES = ("one", "other")
 WAYS = {
     "p2pd, reno": ("p2pd", "reno", "reno"),
     "p2pd, bbr": ("p2pd", "bbr", "bbr"),
-    "direct, reno": ("direct", "reno", "reno"),
     "direct, cubic": ("direct", "reno", "cubic"),
     "direct, bbr": ("direct", "reno", "bbr"),
 }
 """Way, the namespace's congestion control, that of direct streams. A namespace may not have cubic as its default."""
-SETTLE_S = 1.0
 
 
 class Sender:
