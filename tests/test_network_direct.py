@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
@@ -229,6 +230,22 @@ def test_bulk_goes_directly_from_the_first_call_on_and_small_talk_never_asks(
         assert await asyncio.gather(*(two.echo() for _ in range(6))) == [BULK] * 6
         assert await two.echo(b"") == b""
         assert not opened
+
+    two.run(main())
+
+
+def test_bulk_does_not_wait_for_an_offer_that_does_not_come(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "WORTH_WAITING_S", 0.05)
+
+    async def main() -> None:
+        async def never(_: PeerId) -> dict[str, Value]:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets it")
+
+        two.a._direct._ask = never
+        assert await asyncio.gather(*(two.echo() for _ in range(3))) == [BULK] * 3
+        assert two.a._direct._asking
+        assert not two.a._direct.knows(two.b.peer_id)
 
     two.run(main())
 

@@ -11,8 +11,7 @@ from swarm.network.sockets import Stream, is_quiet
 
 KEPT_S = 20.0
 KEPT_BY_CALLEE_S = 60.0
-MOST_OF_A_PEER = 16
-"""As many calls of bulk as are under way to a peer on a slow line: a new connection would begin slowly."""
+MOST_OF_A_PEER = 8
 MOST_OF_ALL = 128
 
 
