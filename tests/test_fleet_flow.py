@@ -49,7 +49,7 @@ def test_choices_are_those_of_the_daemons_wiring() -> None:
         now += 1.0
         for place, name in enumerate(names):
             waits_s = 0.0 if place == 3 else rng.expovariate(0.3)
-            flow.peers["backlog_s"][place + 1] = waits_s
+            flow.shown["backlog_s"][place + 1] = waits_s
             wiring.told(name, waits_s, now=now)
         place = flows.choose(flow, 0, 1, now)
         assert names[place] == wiring.choose(now=now).peer_id

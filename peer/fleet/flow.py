@@ -7,6 +7,8 @@ has asked them all: `tests/test_fleet_flow.py` holds the two against each other.
 
 An event is the end of what a peer computes: when it then takes the next of its queue, all that has arrived by then is
 there to choose from, so arrivals need no events. Events wait in a ring of short lists, one for each moment.
+
+A call hands over every array of a `Flow` by value, and costs as much as five choices: what each event does is inlined.
 """
 
 import math
@@ -36,14 +38,18 @@ NOTHING, LOST, AUDIT = -1, -2, -3
 UNTRIED, UNANSWERED = -2.0, -1.0
 
 
-PEER = np.dtype(
+CACHE_LINE_BYTES = 64
+SHOWN = np.dtype(
     [
-        # What callers look at, side by side: a choice reads it of many peers.
         ("stage", np.int32),  # -1: serves none
         ("takes", np.int32),  # whether it takes new work: 0 while it drains
         ("backlog_s", np.float64),  # of compute: queue and current
         ("sends_at", np.float64),  # when the uplink is free
         ("paced_at", np.float64),  # when it would take the next, were all it took computed whole at once
+    ]
+)
+PEER = np.dtype(
+    [
         ("forward_s", np.float64),
         ("backward_s", np.float64),
         ("send_s", np.float64),  # of one activation through its uplink
@@ -83,8 +89,11 @@ EVENT = np.dtype([("at", np.float64), ("next", np.int32), ("is_set", np.int32)])
 class Flow(NamedTuple):
     """P peers, each knowing F of the next stage; S stages; room for M microbatches in flight."""
 
+    shown: Any
+    """SHOWN [P]: what callers look at. A choice reads it of many peers, so it is short, and none lies on two lines of
+    the cache."""
     peers: Any
-    """PEER [P]"""
+    """PEER [P]: the rest."""
     done: Ints
     """[P, 2] unaveraged microbatches, of even and odd steps."""
     known: Any
@@ -136,13 +145,16 @@ def empty_flow(
     counters = np.zeros(15, np.int64)
     counters[FREE] = num_work
     counters[CHANCE] = 88172645463325252
+    shown = _on_lines(num_peers, SHOWN)
+    shown["stage"] = -1
     peers = np.zeros(num_peers, PEER)
-    peers["stage"] = peers["queue"] = peers["current"] = -1
+    peers["queue"] = peers["current"] = -1
     known = np.zeros((num_peers, fanout), KNOWN)
     known["target"], known["duration_s"] = -1, UNTRIED
     ways = np.zeros((num_work, num_stages), WAY)
     ways["link"] = -1
     return Flow(
+        shown=shown,
         peers=peers,
         done=np.zeros((num_peers, 2), np.int64),
         known=known,
@@ -159,6 +171,13 @@ def empty_flow(
         trips_s=np.zeros(NUM_TRIPS),
         settings=np.array([delay_s, ask_s, audits / (1 - audits), latest_audit_s, knows_all]),
     )
+
+
+def _on_lines(num: int, dtype: "np.dtype[Any]") -> Any:
+    """Zeros that begin where a line of the cache does."""
+    held = np.zeros(num * dtype.itemsize + CACHE_LINE_BYTES, np.uint8)
+    start = -held.ctypes.data % CACHE_LINE_BYTES
+    return held[start : start + num * dtype.itemsize].view(dtype)
 
 
 # -- events ---------------------------------------------------------------------------------------------------
@@ -188,7 +207,7 @@ def _unlinked(flow: Flow, moment: int, event: int) -> bool:
     return False
 
 
-@compiled
+@inlined
 def _unset(flow: Flow, event: int) -> None:
     if not flow.events[event].is_set:
         return
@@ -229,7 +248,7 @@ def _learned(flow: Flow, caller: int, stage: int) -> int:
     return -1
 
 
-@compiled
+@inlined
 def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
     """Place, among those the caller knows, of the peer of `stage` expected to answer first; -1: none is there."""
     num_known = flow.known.shape[1]
@@ -238,7 +257,7 @@ def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
     for place in range(num_known):
         known = flow.known[caller, place]
         peer = known.target
-        if peer < 0 or flow.peers[peer].takes == 0 or flow.peers[peer].stage != stage:
+        if peer < 0 or flow.shown[peer].takes == 0 or flow.shown[peer].stage != stage:
             if num_there == 0:
                 return -1
             known.target = -1
@@ -252,7 +271,7 @@ def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
         known = flow.known[caller, place]
         if known.target < 0:
             continue
-        it = flow.peers[known.target]
+        it = flow.shown[known.target]
         expected_s = max(0.0, it.backlog_s, it.sends_at - now, it.paced_at - now)  # what it says
         if known.duration_s >= 0:
             expected_s += max(0.0, known.duration_s - BELIEVED * best_s)
@@ -270,8 +289,8 @@ def _taken(flow: Flow, caller: int, place: int, now: float) -> None:
     known = flow.known[caller, place]
     if known.duration_s == UNTRIED:
         known.duration_s = UNANSWERED
-    it = flow.peers[known.target]
-    it.paced_at = max(now, it.paced_at) + it.forward_s + it.backward_s
+    it, peer = flow.shown[known.target], flow.peers[known.target]
+    it.paced_at = max(now, it.paced_at) + peer.forward_s + peer.backward_s
 
 
 @inlined
@@ -299,7 +318,7 @@ def _seconds(flow: Flow, peer: int, work: int) -> float:
     one = flow.peers[peer]
     if flow.work[work].is_back:
         return float(one.backward_s)
-    if one.stage == flow.holder.shape[0] - 1:
+    if flow.shown[peer].stage == flow.holder.shape[0] - 1:
         return float(one.forward_s + one.backward_s)
     return float(one.forward_s)
 
@@ -329,17 +348,17 @@ def _link(flow: Flow, peer: int, work: int) -> None:
 @inlined
 def _send(flow: Flow, sender: int, ready_at: float) -> float:
     """When an activation is through the sender's uplink."""
-    through_at = max(ready_at, flow.peers[sender].sends_at) + flow.peers[sender].send_s
-    flow.peers[sender].sends_at = through_at
+    through_at = max(ready_at, flow.shown[sender].sends_at) + flow.peers[sender].send_s
+    flow.shown[sender].sends_at = through_at
     flow.counters[SENT] += 1
     return float(through_at)
 
 
-@compiled
+@inlined
 def _new(flow: Flow, source: int, now: float) -> int:
     """The microbatch that the source begins, or -1."""
-    counters, it = flow.counters, flow.peers[source]
-    if it.takes == 0 or it.stage != 0 or it.in_flight >= it.window or counters[FREE] == 0:
+    counters, shown, it = flow.counters, flow.shown[source], flow.peers[source]
+    if shown.takes == 0 or shown.stage != 0 or it.in_flight >= it.window or counters[FREE] == 0:
         return -1
     if counters[GRANTED] >= counters[TARGET]:
         if counters[STEP] >= counters[LIMIT]:
@@ -362,7 +381,7 @@ def _new(flow: Flow, source: int, now: float) -> int:
     one.is_active = 1
     one.is_queued = 0
     one.born = now
-    it.backlog_s += it.forward_s
+    shown.backlog_s += it.forward_s
     return int(work)
 
 
@@ -373,7 +392,7 @@ def _audit(flow: Flow, peer: int, now: float) -> None:
     seconds = it.forward_s + it.backward_s
     it.owes_s -= seconds
     it.audited_s += seconds
-    it.backlog_s += seconds
+    flow.shown[peer].backlog_s += seconds
     it.current = AUDIT
     it.begins_at = now
     _unset(flow, peer)
@@ -389,7 +408,7 @@ def _next(flow: Flow, peer: int, now: float) -> None:
         it.begins_at = now
         _unset(flow, peer)
         _set(flow, peer, now + it.again_s)
-        it.backlog_s -= it.again_s
+        flow.shown[peer].backlog_s -= it.again_s
         it.again_s = 0.0
         return
     if it.owes_s > flow.settings[LATEST_AUDIT_S]:
@@ -407,7 +426,7 @@ def _next(flow: Flow, peer: int, now: float) -> None:
         elif at < soonest_at:
             soonest, soonest_at = work, at
         work = one.next
-    if best < 0 and it.stage == 0:
+    if best < 0 and flow.shown[peer].stage == 0:
         best = _new(flow, peer, now)
         if best >= 0:
             it.current = best
@@ -439,13 +458,13 @@ def _put_back(flow: Flow, peer: int, now: float) -> None:
         it.current = NOTHING
 
 
-@compiled
+@inlined
 def _arrive(flow: Flow, work: int, peer: int, arrives_at: float, now: float) -> None:
     """The microbatch is on its way to the peer."""
     it = flow.peers[peer]
     flow.line[work].arrives_at = arrives_at
     flow.line[work].urgency = 2 * flow.work[work].step - flow.work[work].is_back  # older steps, then backward
-    it.backlog_s += _seconds(flow, peer, work)
+    flow.shown[peer].backlog_s += _seconds(flow, peer, work)
     _link(flow, peer, work)
     if it.current >= 0 and it.begins_at > now and arrives_at < it.begins_at:
         _put_back(flow, peer, now)
@@ -471,9 +490,9 @@ def _detach(flow: Flow, work: int, now: float) -> None:
     it = flow.peers[peer]
     if flow.work[work].is_queued:
         _unlink(flow, peer, work)
-        it.backlog_s -= _seconds(flow, peer, work)
+        flow.shown[peer].backlog_s -= _seconds(flow, peer, work)
     elif it.current == work:
-        it.backlog_s -= _seconds(flow, peer, work)
+        flow.shown[peer].backlog_s -= _seconds(flow, peer, work)
         if it.begins_at > now:
             _unset(flow, peer)
             it.current = NOTHING
@@ -484,7 +503,7 @@ def _detach(flow: Flow, work: int, now: float) -> None:
         _unset(flow, flow.peers.shape[0] + work)
 
 
-@compiled
+@inlined
 def _onward(flow: Flow, work: int, now: float, ready_at: float) -> None:
     """The peer at stage `at` - 1 sends the microbatch, once it is ready, to a peer that it chooses."""
     stage = flow.work[work].at
@@ -535,7 +554,7 @@ def _end(flow: Flow, work: int) -> None:
     flow.free[flow.counters[FREE]] = work
     flow.counters[FREE] += 1
     source = flow.holder[0, work]
-    if flow.peers[source].stage == 0:
+    if flow.shown[source].stage == 0:
         flow.peers[source].in_flight -= 1
 
 
@@ -557,25 +576,23 @@ def start_all(flow: Flow, now: float) -> None:
         _wake(flow, flow.members[0, place], now)
 
 
-@compiled
+@inlined
 def _computed(flow: Flow, peer: int, now: float) -> int:
-    """The peer has computed what it had: the stage that counted it, or -1."""
+    """The peer has computed what it had, and is free for the next: the stage that counted it, or -1."""
     it = flow.peers[peer]
-    work, stage, last = it.current, it.stage, flow.holder.shape[0] - 1
+    work, stage, last = it.current, flow.shown[peer].stage, flow.holder.shape[0] - 1
     it.current = NOTHING
     if work < 0:
         if work == AUDIT:
-            it.backlog_s -= it.forward_s + it.backward_s
-        _next(flow, peer, now)
+            flow.shown[peer].backlog_s -= it.forward_s + it.backward_s
         return -1
     seconds = _seconds(flow, peer, work)
-    it.backlog_s -= seconds
+    flow.shown[peer].backlog_s -= seconds
     it.owes_s += seconds * flow.settings[AUDITS]
     one = flow.work[work]
     if not one.is_back and stage < last:
         one.at = stage + 1
         _onward(flow, work, now, now)
-        _next(flow, peer, now)
         return -1
     if stage < last:
         way = flow.ways[work, stage]
@@ -594,7 +611,6 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
         through_at = _send(flow, peer, now)
         one.left_at = through_at
         _arrive(flow, work, flow.holder[stage - 1, work], through_at + flow.settings[DELAY_S], now)
-    _next(flow, peer, now)
     return int(stage)
 
 
@@ -620,10 +636,9 @@ def advance(flow: Flow, until: float) -> tuple[float, int]:
         _unset(flow, first)
         if first < num_peers:
             stage = -1
-            if flow.peers[first].current == NOTHING:
-                _next(flow, first, first_at)
-            else:
+            if flow.peers[first].current != NOTHING:
                 stage = _computed(flow, first, first_at)
+            _next(flow, first, first_at)
             if stage >= 0 and is_full(flow, stage):
                 return first_at, stage
         else:
@@ -645,14 +660,14 @@ def expire(flow: Flow, step: int, now: float) -> None:
 @compiled
 def join(flow: Flow, peer: int, stage: int, now: float) -> None:
     """The peer is a member of the stage, and some of the stage before learn of it."""
-    it = flow.peers[peer]
+    it, shown = flow.peers[peer], flow.shown[peer]
     it.current = it.queue = NOTHING
     it.in_flight = 0
-    it.begins_at = it.sends_at = it.paced_at = now
-    it.backlog_s = it.again_s = it.audited_s = 0.0
+    it.begins_at = shown.sends_at = shown.paced_at = now
+    shown.backlog_s = it.again_s = it.audited_s = 0.0
     flow.done[peer, 0] = flow.done[peer, 1] = 0
-    flow.peers[peer].stage = stage
-    flow.peers[peer].takes = 1
+    shown.stage = stage
+    shown.takes = 1
     flow.members[stage, flow.stages[stage, MEMBERS]] = peer
     flow.stages[stage, MEMBERS] += 1
     num_known = flow.known.shape[1]
@@ -670,8 +685,8 @@ def join(flow: Flow, peer: int, stage: int, now: float) -> None:
 @compiled
 def drain(flow: Flow, peer: int) -> None:
     """The peer takes no more work."""
-    flow.peers[peer].takes = 0
-    stage = flow.peers[peer].stage
+    flow.shown[peer].takes = 0
+    stage = flow.shown[peer].stage
     for place in range(flow.stages[stage, MEMBERS]):
         if flow.members[stage, place] == peer:
             flow.stages[stage, MEMBERS] -= 1
@@ -696,7 +711,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
     caller = flow.holder[stage - 1, work]
     had_gradient = flow.work[work].at <= stage and flow.work[work].is_back == 1
     if had_gradient and (
-        stage == flow.holder.shape[0] - 1 or flow.peers[flow.holder[stage + 1, work]].stage != stage + 1
+        stage == flow.holder.shape[0] - 1 or flow.shown[flow.holder[stage + 1, work]].stage != stage + 1
     ):
         _again(flow, work, stage, now, noticed_at)
         return
@@ -715,7 +730,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
     flow.ways[work, stage].link = -1
     there_at = _send(flow, caller, noticed_at + flow.settings[ASK_S]) + flow.settings[DELAY_S]
     flow.peers[peer].again_s += flow.peers[peer].forward_s
-    flow.peers[peer].backlog_s += flow.peers[peer].forward_s
+    flow.shown[peer].backlog_s += flow.peers[peer].forward_s
     flow.counters[REDONE] += 1
     _wake(flow, peer, now)
     if had_gradient:  # the gradient had come to the lost peer, or was on its way: it is sent again
@@ -728,10 +743,10 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
 @compiled
 def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     """The peer is gone with all it held; from `noticed_at` others take its place: when the last of them can go on."""
-    stage = flow.peers[peer].stage
-    if flow.peers[peer].takes:
+    stage = flow.shown[peer].stage
+    if flow.shown[peer].takes:
         drain(flow, peer)
-    flow.peers[peer].stage = -1
+    flow.shown[peer].stage = -1
     flow.done[peer, 0] = 0
     flow.done[peer, 1] = 0
     flow.peers[peer].in_flight = 0
@@ -755,7 +770,7 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
             _again(flow, work, stage, now, noticed_at)
         other = flow.holder[stage, work]
         if other >= 0:
-            back_at = max(back_at, flow.peers[flow.holder[stage - 1, work]].sends_at, flow.peers[other].begins_at)
+            back_at = max(back_at, flow.shown[flow.holder[stage - 1, work]].sends_at, flow.peers[other].begins_at)
     _unset(flow, peer)
     return float(back_at)
 

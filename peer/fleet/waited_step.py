@@ -13,7 +13,7 @@ from peer.fleet.flow import Flow
 def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> tuple[float, int]:
     """`flow.lose`, less what the lost sum held: when the last of what the peer had can go on, and microbatches that are
     to be granted again."""
-    stage = int(flow.peers["stage"][peer])
+    stage = int(flow.shown["stage"][peer])
     parity = int(flow.stages[stage, flows.OPEN]) & 1
     missing = int(flow.done[peer, parity])
     flow.stages[stage, flows.DONE + parity] -= missing
