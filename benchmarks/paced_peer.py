@@ -10,7 +10,6 @@ PATH}`, a process id out for each. They end with its input.
 """
 
 import functools
-import importlib
 import json
 import os
 import signal
@@ -19,9 +18,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
-
-IMPORTED = ("peer.life", "peer.daemon", "swarm.network.p2p", "transformers.models.llama.modeling_llama")
-"""What a peer imports when it needs it."""
 
 
 def paced(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
@@ -48,8 +44,13 @@ def join(arguments: Sequence[str]) -> None:
 
 
 def nursery() -> None:
-    for name in IMPORTED:
-        importlib.import_module(name)
+    # What a peer imports when it needs it.
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import peer.daemon  # noqa: F401
+    import peer.life  # noqa: F401
+    import swarm.network.p2p  # noqa: F401
+
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: no zombies
     forked = []
     for line in sys.stdin:
