@@ -47,7 +47,7 @@ def nursery() -> None:
     # What a peer imports when it needs it.
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import peer.daemon  # noqa: F401
+    import peer.daemon
     import peer.life  # noqa: F401
     import swarm.network.p2p  # noqa: F401
 
