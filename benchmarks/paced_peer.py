@@ -44,13 +44,13 @@ def join(arguments: Sequence[str]) -> None:
 
 
 def nursery() -> None:
-    # What a peer imports when it needs it.
-    import transformers.models.llama.modeling_llama  # noqa: F401
+    from transformers.models.llama import modeling_llama
 
     import peer.daemon
-    import peer.life  # noqa: F401
-    import swarm.network.p2p  # noqa: F401
+    import peer.life
+    import swarm.network.p2p
 
+    assert all((modeling_llama, peer.daemon, peer.life, swarm.network.p2p))  # all that a peer imports when it needs it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: no zombies
     forked = []
     for line in sys.stdin:
