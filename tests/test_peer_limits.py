@@ -34,7 +34,9 @@ def test_a_stage_that_fits_is_taken() -> None:
     check_memory({"weights": 1 << 20}, used_bytes() + P2PD_BYTES + (8 << 20))
 
 
-def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path) -> None:
+def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.limits._own_bytes", lambda: 1 << 28)
+    monkeypatch.setattr("peer.limits._started_bytes", lambda: 0)
     wanted = modes(replace(TinyRun().settings(), batch=BatchSettings(microbatch_size=6, target_tokens=6)))
     sizes = {mode: (mode.samples_at_once * (1 if mode.recompute else 4)) << 26 for mode in wanted}
     assert [(mode.samples_at_once, mode.recompute) for mode in sizes] == [
@@ -46,9 +48,7 @@ def test_a_peer_computes_as_many_samples_at_once_as_fit(tmp_path: Path) -> None:
     ]
 
     def chosen(room: int) -> ComputeMode:
-        volunteer = VolunteerSettings(
-            folder=tmp_path, threads=1, memory_bytes=used_bytes() + P2PD_BYTES + (room << 26) + (32 << 20)
-        )
+        volunteer = VolunteerSettings(folder=tmp_path, threads=1, memory_bytes=(1 << 28) + P2PD_BYTES + (room << 26))
         return first_that_fits(sizes, lambda mode: {"host.activations": sizes[mode]}, volunteer)
 
     assert chosen(24) == ComputeMode(6, recompute=False)
