@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -66,6 +67,7 @@ def test_digests_equal_the_golden_ones_when_computed_here() -> None:
     assert digests() == GOLDEN
 
 
+@pytest.mark.soak
 def test_digests_equal_the_golden_ones_when_compiled_for_another_cpu() -> None:
     script = "import json; from tests.test_low_bit_golden import digests; print(json.dumps(digests()))"
     environment = {
