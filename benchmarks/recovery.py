@@ -2,7 +2,7 @@
 of a simulated one, from what came home when, who was there, and when somebody was killed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -116,12 +116,8 @@ class Story:
 
     def mean_living(self, start: float, stop: float) -> float:
         """Members of all stages, over that time."""
-        return live_seconds(self.stays, start, stop) / (stop - start)
-
-
-def live_seconds(stays: Iterable[Stay], start: float, stop: float) -> float:
-    """Of all members together."""
-    return sum(
-        max(0.0, min(stop, stop if stay.ended_at is None else stay.ended_at) - max(start, stay.joined_at))
-        for stay in stays
-    )
+        seconds = sum(
+            max(0.0, min(stop, stop if stay.ended_at is None else stay.ended_at) - max(start, stay.joined_at))
+            for stay in self.stays
+        )
+        return seconds / (stop - start)

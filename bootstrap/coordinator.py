@@ -375,8 +375,11 @@ class Coordinator:
     async def _pieces_of(self, digest: bytes) -> PieceList:
         """Made once; it goes on while nobody waits for it any more."""
         if digest not in self._lists:
-            self._lists[digest] = asyncio.ensure_future(asyncio.to_thread(list_pieces, self._files[digest], digest))
-        return (await asyncio.shield(self._lists[digest])).signed_by(self.run.run_key)
+            self._lists[digest] = asyncio.ensure_future(asyncio.to_thread(self._signed_list, digest))
+        return await asyncio.shield(self._lists[digest])
+
+    def _signed_list(self, digest: bytes) -> PieceList:
+        return list_pieces(self._files[digest], digest).signed_by(self.run.run_key)
 
     async def _on_relay(self, sender: PeerId, request: Message) -> Message:
         offer = self.relay.offer() if self.relay is not None else RelayOffer(refusal="this host relays for nobody")

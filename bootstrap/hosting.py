@@ -22,7 +22,7 @@ from bootstrap.remote_archive import ArchiveCopies
 from bootstrap.run_folder import PreparedRun, taken_up_again
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.errors import DiskFullError
-from swarm.disk_room import disk_room
+from swarm.disk_room import disk_room, full_disk
 from swarm.network.addresses import at_port, port_of
 from swarm.network.dht import DHTDirectory
 from swarm.network.loop import happened
@@ -138,7 +138,7 @@ class Hosting:
         try:
             ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
             if full.is_set():
-                raise DiskFullError(f"the disk of {coordinator.run.folder.ledger} is full: make room there")
+                raise full_disk(coordinator.run.folder.ledger)
             if lost.is_set():
                 raise _NetworkLost("this host's p2pd has ended, and is started again")
             for task in ended:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.core.canonical import Value, pack, unpack
-from swarm.core.errors import DiskFullError, LocalError
+from swarm.core.errors import LocalError
+from swarm.disk_room import full_disk
 
 MAX_EVENT_BYTES = 16 << 20
 BUSY_S = 5.0
@@ -60,7 +61,7 @@ class Ledger:
             self._database.executescript(_TABLE)
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.Error) and _is_full(error):
-                raise self._no_room() from error
+                raise full_disk(self._path) from error
             raise LocalError(f"the ledger {path} cannot be used: {error}; restore it from a copy") from error
 
     def append(self, kind: str, facts: Value, *, once: str | None = None) -> bool:
@@ -85,7 +86,7 @@ class Ledger:
 
     def _write(self, what: str, statement: str, row: tuple[Any, ...] = ()) -> sqlite3.Cursor:
         if self._was_full:
-            raise self._no_room()
+            raise full_disk(self._path)
         try:
             return self._database.execute(statement, row)
         except sqlite3.Error as error:
@@ -93,10 +94,7 @@ class Ledger:
                 raise LocalError(f"the ledger {self._path} does not take {what}: {error}") from error
             self._was_full = True
             self.on_full()
-            raise self._no_room() from error
-
-    def _no_room(self) -> DiskFullError:
-        return DiskFullError(f"the disk of {self._path} is full: make room there")
+            raise full_disk(self._path) from error
 
     def events(self, *kinds: str, after: int = 0) -> Iterator[Event]:
         """Events of these kinds (of all, if none is named) with a higher number than `after`, oldest first."""

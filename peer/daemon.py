@@ -33,7 +33,7 @@ from peer.moving import MEASURED_AFTER, Mover, say_on_the_way
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
 from peer.replica import StageReplica, stage_device
-from peer.reports import Reports, loss_of
+from peer.reports import Reports
 from peer.rolling_back import RollingBack
 from peer.rounds import StageRounds
 from peer.run_files import RunFiles
@@ -479,7 +479,7 @@ class PeerDaemon:
         self.verdicts.on_lost = lost
 
         async def report(applied: Applied) -> None:
-            self.reports.add(applied, rounds, work, loss_of(source.losses, applied) if source is not None else None)
+            self.reports.add(applied, rounds, work, source.losses if source is not None else {})
 
         rounds.on_applied.append(report)
         await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)

@@ -5,6 +5,7 @@ import random
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
+from swarm.network.records import addresses_in
 from swarm.network.transport import Directory, Transport
 
 
@@ -18,8 +19,6 @@ async def donors_of(directory: Directory, transport: Transport, topic: str, rng:
     donors = sorted(there - {transport.peer_id})
     rng.shuffle(donors)
     for donor in donors:
-        addresses = found[donor].get("addresses")
-        known = [item for item in addresses if isinstance(item, str)] if isinstance(addresses, list) else []
         with contextlib.suppress(TransientError, RemoteError, TimeoutError):
-            await transport.connect(donor, known)
+            await transport.connect(donor, addresses_in(found[donor]))
     return donors

@@ -18,7 +18,6 @@ from peer.limits import VolunteerSettings
 from peer.owner import OwnerDesk
 from peer.reachability import Reachability, dial_all, keep_the_hosts_time
 from peer.relaying import VolunteerRelay
-from swarm.core.canonical import Value
 from swarm.core.errors import SettingsError, TransientError
 from swarm.core.guest import Conduct
 from swarm.core.ids import PeerId
@@ -28,6 +27,7 @@ from swarm.identity import Identity
 from swarm.network.dht import DHTDirectory
 from swarm.network.loop import happened
 from swarm.network.p2p import P2PSettings, P2PTransport
+from swarm.network.records import addresses_in
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class Life:
         except TransientError:
             return
         drawn = sorted(found, key=lambda seed: hashlib.sha256(f"{daemon.identity.peer_id} {seed}".encode()).digest())
-        self._seeds |= {seed: _addresses(found[seed]) for seed in drawn[:MAX_SEEDS]}
+        self._seeds |= {seed: addresses_in(found[seed]) for seed in drawn[:MAX_SEEDS]}
         self._seeds = dict(list(self._seeds.items())[-MAX_SEEDS:])
 
     async def _until_decided(self, stop: asyncio.Event, *, within_s: float = 3600.0) -> None:
@@ -248,8 +248,3 @@ async def _until_lost(transport: P2PTransport) -> None:
     """Raises TransientError when there is no network under this session any more: another one is begun."""
     await transport.ended.wait()
     raise TransientError(P2PD_ENDED)
-
-
-def _addresses(said: dict[str, Value]) -> list[str]:
-    told = said.get("addresses")
-    return [address for address in told if isinstance(address, str)] if isinstance(told, list) else []

@@ -16,6 +16,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.settings import RunSettings
 from swarm.network.loop import happened
+from swarm.network.records import addresses_in
 from swarm.network.transport import Directory, Message, Transport
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,9 @@ class Neighbours:
                 known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
                 known = known or now < self._retry_at.get(peer, 0.0) or fields.get("moving") is True
                 if not known and self.takes(peer, fields) and len(watched) < self._settings.limits.max_peers_per_stage:
-                    watched[peer] = asyncio.ensure_future(self._watch(stage, peer, _addresses(fields)))
+                    watched[peer] = asyncio.ensure_future(
+                        self._watch(stage, peer, addresses_in(fields)[:MAX_ADDRESSES])
+                    )
             for gone in [peer for peer, task in watched.items() if task.done() and peer not in found]:
                 del watched[gone]
                 self._misses.pop(gone, None)
@@ -158,8 +161,3 @@ class Neighbours:
                 live.discard(peer)
                 self.on_change(stage, set(live))
                 self.on_lost(peer)
-
-
-def _addresses(fields: dict[str, Value]) -> list[str]:
-    found = fields.get("addresses")
-    return [item for item in found if isinstance(item, str)][:MAX_ADDRESSES] if isinstance(found, list) else []

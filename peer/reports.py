@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from peer.host import Host
 from peer.rounds import StageRounds
@@ -36,11 +36,11 @@ class Reports:
         self.on_minimum_release: Callable[[str], None] = lambda minimum: None
         """Told of the oldest release that the host takes in."""
 
-    def add(self, applied: Applied, rounds: StageRounds, work: StageWork, loss: StepLoss | None) -> None:
-        """A step is over; `loss` is a source's."""
+    def add(self, applied: Applied, rounds: StageRounds, work: StageWork, losses: Mapping[Step, StepLoss]) -> None:
+        """A step is over; `losses` are a source's."""
         version, counters = applied.chain.version, work.counters
         snapshot = rounds.snapshots.get(version)
-        loss = loss or StepLoss()
+        loss = losses.get(Step(version - 1), StepLoss())
         sent, received = self._transport.traffic()
         report = StepReport(
             stage=work.replica.stage,
@@ -98,8 +98,3 @@ class Reports:
         if self._directory.refused:
             found["directory_record"] = self._directory.refused
         return tuple(sorted(found.items())[:MAX_SCREENS])
-
-
-def loss_of(losses: dict[Step, StepLoss], applied: Applied) -> StepLoss | None:
-    """A source's, of the step that was taken."""
-    return losses.get(Step(applied.chain.version - 1))

@@ -10,6 +10,11 @@ from swarm.core.errors import DiskFullError, LocalError
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
+def full_disk(of: Path) -> DiskFullError:
+    """What is raised where the disk of a file or folder took no more."""
+    return DiskFullError(f"the disk of {of} is full: make room there")
+
+
 @contextlib.contextmanager
 def disk_room(folder: Path) -> Iterator[None]:
     """Raises DiskFullError where the disk of `folder` took no more, LocalError where it failed otherwise."""
@@ -17,7 +22,7 @@ def disk_room(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise DiskFullError(f"the disk of {folder} is full: make room there") from error
+            raise full_disk(folder) from error
         if error.errno is None:  # a deadline's TimeoutError
             raise
         raise LocalError(f"{folder}: the disk, or something else of this machine, failed: {error}") from error

@@ -101,6 +101,12 @@ def newest_of(answers: Iterable[bytes], topic: str, *, now: float) -> tuple[dict
     return {peer_id: newest[peer_id] for peer_id in sorted(newest)}, refused
 
 
+def addresses_in(fields: Mapping[str, Value]) -> list[str]:
+    """What a record says of where its peer is; none if it says nothing that could be addresses."""
+    found = fields.get("addresses")
+    return [item for item in found if isinstance(item, str)] if isinstance(found, list) else []
+
+
 def _statement(record: Record) -> dict[str, Value]:
     return {
         "topic": record.topic,
