@@ -40,7 +40,6 @@ NEED_NAMESPACES, NEED_DISKS = frozenset({"cut", "thin"}), frozenset({"disk"})
 LONGEST_PAUSE_S = 8.0
 SHORTEST_S, LONGEST_S = 3.0, 25.0
 RECOVERED_WITHIN_S = 120.0
-HOST_PORT = 4001
 THIN_MBIT, THIN_QUEUE_MS = 1.0, 200
 
 
@@ -84,7 +83,6 @@ class Chaos:
     swarm: ProcessSwarm
     say: Callable[[str], None]
     ballast: dict[str, Path] = field(default_factory=dict)
-    host_at: str = ""
 
     def begin(self, fault: Fault) -> None:
         self.say(f"{fault.at_s:6.1f} s {fault.kind} {' '.join(fault.who)} until {fault.until_s:.1f} s")
@@ -110,7 +108,7 @@ class Chaos:
         swarm, network, name = self.swarm, self.swarm.network, fault.who[0]
         match fault.kind:
             case "kill" if name == "host":
-                swarm.start_host(listen=self.host_at)
+                swarm.start_host()
                 swarm.wait_for("listening", timeout_s=30)
             case "kill":
                 swarm.start_peer(name, int(name[1]))
@@ -185,9 +183,8 @@ def endure(
 def _endure(swarm: ProcessSwarm, outcome: Outcome, say: Callable[[str], None]) -> None:
     for name in PEERS:
         swarm.set_clock(name, ahead_s=0.0)
-    machine = swarm.network.address("host") if swarm.network is not None else "127.0.0.1"
-    chaos = Chaos(swarm, say, host_at=f"{machine}:{HOST_PORT}")
-    swarm.start_host(listen=chaos.host_at)
+    chaos = Chaos(swarm, say)
+    swarm.start_host()
     swarm.start_founders()
     swarm.wait_for("version", version=5)
     chaos.run(outcome.faults)

@@ -20,6 +20,7 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.namespaces import Namespaces
+from tests.ports import own_port
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -175,6 +176,7 @@ class ProcessSwarm:
     host: int = 0
     peers: dict[str, int] = field(default_factory=dict)
     _log_start: int = 0
+    _host_port: int = field(default_factory=own_port)
 
     def __enter__(self) -> Self:
         text = self.root / "text"
@@ -207,16 +209,17 @@ class ProcessSwarm:
             for log in sorted(self.root.glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text()[-3000:]}")
 
-    def _place(self, name: str) -> tuple[str, str | None]:
+    def _place(self, name: str, port: int = 0) -> tuple[str, str | None]:
         """Where the process listens, and its namespace."""
         if self.network is None:
-            return "127.0.0.1:0", None
+            return f"127.0.0.1:{port}", None
         machine = self.machines.get(name, name)
-        return f"{self.network.address(machine)}:0", self.network.namespace(machine)
+        return f"{self.network.address(machine)}:{port}", self.network.namespace(machine)
 
-    def start_host(self, *extra: str, listen: str | None = None) -> None:
-        own, namespace = self._place("host")
-        argv = ["host", str(self.root / "run.toml"), "--dir", str(self.root / "host"), "--listen", listen or own]
+    def start_host(self, *extra: str) -> None:
+        """Again at the same addresses when it was started before."""
+        own, namespace = self._place("host", self._host_port)
+        argv = ["host", str(self.root / "run.toml"), "--dir", str(self.root / "host"), "--listen", own]
         argv += ["--json", "--verbose", "--evaluate-tokens", "512", "--report", str(self.root / "report.json"), *extra]
         self._log_start = len(self.events())
         self.host = self.zygote.start(argv, self.root / "host.log", namespace=namespace)

@@ -21,6 +21,7 @@ from swarm.identity import Identity
 from swarm.network import processes
 from swarm.network.p2p import P2PSettings, P2PTransport
 from swarm.network.processes import P2PDaemon, runtime_root, sweep
+from tests.ports import is_free, own_port
 
 pytestmark = pytest.mark.processes
 
@@ -48,22 +49,6 @@ def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "not within the deadline"
         time.sleep(0.005)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -103,7 +88,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_kill_9_of_the_daemon_leaves_no_process_socket_or_port(root: Path) -> None:
-    port = free_port()
+    port = own_port()
     with running_daemon(root, port) as (process, folder, children):
         assert sorted(child.name() for child in children)[0] == "p2pd"
         assert len(children) == 2

@@ -51,15 +51,14 @@ def test_a_run_resumes_from_its_checkpoint_after_everything_was_killed(zygote: Z
 
 def test_training_goes_on_without_the_host_and_the_host_takes_it_up_again(zygote: Zygote, tmp_path: Path) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=60, every=20, founders=1) as swarm:
-        swarm.start_host(listen="127.0.0.1:0")
+        swarm.start_host()
         swarm.start_founders()
-        port = swarm.wait_for("listening")["addresses"][0].split("/tcp/")[1].split("/")[0]
         swarm.wait_for("version", version=4)
         with coordinator_client(parse_invite(swarm.wait_for("listening")["invite"])) as client:
             before = client.status()
         os.kill(swarm.host, signal.SIGKILL)
         assert zygote.exit_code(swarm.host, timeout_s=10) == -9
-        swarm.start_host(listen=f"127.0.0.1:{port}")
+        swarm.start_host()
         recovered = swarm.wait_for("recovered", timeout_s=90)
         report = swarm.finish(timeout_s=120)
         assert recovered["version"] >= 4
