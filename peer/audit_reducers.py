@@ -19,7 +19,7 @@ from swarm.averaging.reduce import read_and_written
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.ids import PeerId, Version
+from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.network.transport import Message
 from verification.draws import REVEALED_AFTER, AuditBudget, HashChain, draw, reducer_rate
 from verification.kinds.reducer_fraud import ReducerFraud
@@ -67,7 +67,7 @@ class ReducerAuditor:
     accuser: Accuser
     exhibits: ExhibitStore
     """Of this peer: its own contributions' parts are inputs too."""
-    budget_factor: Callable[[PeerId, Version], float] = lambda peer, version: 1.0
+    budget_factor: Callable[[PeerId, StageIndex, Version], float] = lambda peer, stage, version: 1.0
     """By what a peer's standing multiplies what is spent on auditing it."""
     counters: ReducerAuditCounters = field(default_factory=ReducerAuditCounters)
 
@@ -84,7 +84,7 @@ class ReducerAuditor:
         for (part, cohort), made in self.rounds.driver.parts.reductions.of_step(roster.step).items():
             if made.reducer == me:
                 continue
-            factor = self.budget_factor(made.reducer, applied.chain.version)
+            factor = self.budget_factor(made.reducer, applied.chain.stage, applied.chain.version)
             drawn = draw(reveal, made.statement_digest, auditor=me, target=made.reducer)
             if drawn.hits_part(part, reducer_rate(len(roster.members), self._budget, factor=factor)):
                 self._due.append(_Due(made, cohort, reveal))

@@ -23,7 +23,7 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.ids import PeerId, Step, Version
+from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import EXHIBIT, OWED, PART, max_exhibit_bytes
 from swarm.network.transport import Message
@@ -87,7 +87,7 @@ class Auditor:
     draws: HashChain
     accuser: Accuser
     coordinator: PeerId
-    budget_factor: Callable[[PeerId, Version], float] = lambda peer, version: 1.0
+    budget_factor: Callable[[PeerId, StageIndex, Version], float] = lambda peer, stage, version: 1.0
     """By what a peer's standing multiplies what is spent on auditing it."""
     suspect: Callable[[PeerId, Version], None] = lambda peer, version: None
     """Something short of fraud was found at a version of the stage: look closer."""
@@ -117,7 +117,7 @@ class Auditor:
             if contribution.peer_id == me or not contribution.work:
                 continue
             drawn = draw(reveal, contribution.digest(), auditor=me, target=contribution.peer_id)
-            factor = self.budget_factor(contribution.peer_id, applied.chain.version)
+            factor = self.budget_factor(contribution.peer_id, applied.chain.stage, applied.chain.version)
             if drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor)):
                 self._due.append(_Due(contribution, reveal))
         self._want_weights()

@@ -28,7 +28,7 @@ from swarm.core.canonical import Value, signed_bytes
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
-from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import HOP, OWED, max_exhibit_bytes
 from swarm.identity import verify
@@ -88,7 +88,7 @@ class HopAuditor:
     accuser: Accuser
     coordinator: PeerId
     beside: Callable[[], Beside]
-    budget_factor: Callable[[PeerId, Version], float] = lambda peer, version: 1.0
+    budget_factor: Callable[[PeerId, StageIndex, Version], float] = lambda peer, stage, version: 1.0
     """By what a peer's standing multiplies what is spent on auditing it."""
     suspect: Callable[[PeerId, Version], None] = lambda peer, version: None
     """Something short of fraud was found at a version of the stage: look closer."""
@@ -163,10 +163,9 @@ class HopAuditor:
         asked = [(peer, side) for side in SIDES for peer in sorted(beside.of_side(side))]
         lists = await asyncio.gather(*(self._passed(peer, due) for peer, _ in asked))
         holders: dict[tuple[PeerId, MicrobatchId], list[tuple[PeerId, int]]] = {}
+        now = self.rounds.chain.stage, Version(self.rounds.version)
         rates = {
-            peer: microbatch_rate(
-                len(due.members), self._budget, factor=self.budget_factor(peer, Version(self.rounds.version))
-            )
+            peer: microbatch_rate(len(due.members), self._budget, factor=self.budget_factor(peer, *now))
             for peer in due.members
             if peer != self.rounds.me
         }

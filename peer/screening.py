@@ -14,7 +14,7 @@ import numpy as np
 
 from kernels.norms import tree_norm
 from swarm.averaging.encoded import Encoded, VectorCodec
-from swarm.core.ids import PeerId, Version
+from swarm.core.ids import PeerId, StageIndex, Version
 from verification.screens import NormScreen, ScreenKind
 from verification.standing import Event, StandingTable, Suspicion
 
@@ -54,8 +54,8 @@ class KnownStanding:
         """Something of the peer's at that version of its stage asks for a closer look."""
         self.take(Suspicion(peer, version))
 
-    def budget_factor(self, peer: PeerId, version: Version) -> float:
-        return self.table.budget_factor(peer, version)
+    def budget_factor(self, peer: PeerId, stage: StageIndex, version: Version) -> float:
+        return self.table.budget_factor(peer, stage, version)
 
 
 class Screening:

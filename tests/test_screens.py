@@ -13,6 +13,7 @@ from verification.standing import SUSPICION_FACTOR, SUSPICION_VERSIONS
 from verification.verdicts import Ban, Pardon, Quarantine
 
 LIAR, HONEST = PeerId("liar"), PeerId("honest")
+STAGE = StageIndex(1)
 
 
 def warmed(*, band: float = 8.0, window: int = 16, norm: float = 2.0) -> NormScreen:
@@ -83,9 +84,9 @@ def test_a_contribution_a_thousand_times_too_large_makes_its_maker_suspicious_fo
     assert screening.tripped == {}
     send(LIAR, -1000.0, 0)
     assert screening.tripped == {"contribution_norm": 1}
-    assert standing.budget_factor(LIAR, version) == SUSPICION_FACTOR
-    assert standing.budget_factor(HONEST, version) == 1.0
-    assert standing.budget_factor(LIAR, Version(version + SUSPICION_VERSIONS)) == 1.0
+    assert standing.budget_factor(LIAR, STAGE, version) == SUSPICION_FACTOR
+    assert standing.budget_factor(HONEST, STAGE, version) == 1.0
+    assert standing.budget_factor(LIAR, STAGE, Version(version + SUSPICION_VERSIONS)) == 1.0
     assert standing.table.may_train(LIAR), "a screen is no verdict"
 
 
@@ -99,10 +100,10 @@ def test_norms_that_grow_at_all_peers_make_nobody_suspicious_and_one_that_grows_
     assert screening.tripped == {}
     screening.check("activation_norm", LIAR, 3.0 * 1.2**40 * 100)
     assert screening.tripped == {"activation_norm": 1}
-    assert standing.budget_factor(LIAR, version) == SUSPICION_FACTOR
-    assert standing.budget_factor(HONEST, version) == 1.0
+    assert standing.budget_factor(LIAR, STAGE, version) == SUSPICION_FACTOR
+    assert standing.budget_factor(HONEST, STAGE, version) == 1.0
     screening.check("activation_norm", HONEST, math.nan)
-    assert standing.budget_factor(HONEST, version) == SUSPICION_FACTOR
+    assert standing.budget_factor(HONEST, STAGE, version) == SUSPICION_FACTOR
 
 
 def test_a_quarantined_peer_trains_again_after_its_pardon_and_a_banned_one_never() -> None:

@@ -24,14 +24,15 @@ JURY = tuple(Identity.from_seed(bytes([number]) * 32) for number in range(1, 4))
 DRAWN = tuple(identity.peer_id for identity in JURY)
 ACCUSED, OTHER = PeerId("accused"), PeerId("other")
 PEERS = (ACCUSED, OTHER)
-CHARGE = (RUN_ID, ACCUSED, StageIndex(1), Version(300), "replay_mismatch", bytes(range(32)))
+STAGE = StageIndex(1)
+CHARGE = (RUN_ID, ACCUSED, STAGE, Version(300), "replay_mismatch", bytes(range(32)))
 NOW = Version(1000)
 
 BAN = Ban(*CHARGE).signed_by(RUN_KEY)
 QUARANTINE = Quarantine(*CHARGE).signed_by(RUN_KEY)
 PARDON = Pardon(RUN_ID, ACCUSED, Version(300), True).signed_by(RUN_KEY)
 VOTE = JurorVote(*CHARGE, OTHER, Step(302), DRAWN[0], Grade.FRAUD).signed_by(JURY[0])
-PROMOTION = Promotion(RUN_ID, ACCUSED, StageIndex(1), Version(300)).signed_by(RUN_KEY)
+PROMOTION = Promotion(RUN_ID, ACCUSED, STAGE, Version(300)).signed_by(RUN_KEY)
 DEBT = Debt(RUN_ID, ACCUSED, Version(300)).signed_by(RUN_KEY)
 
 
@@ -256,7 +257,7 @@ def _events(made: Callable[[PeerId, Version], Event], *versions: int) -> list[Ev
 
 
 def _promoted(version: int) -> Event:
-    return Promotion(RUN_ID, ACCUSED, StageIndex(1), Version(version))
+    return Promotion(RUN_ID, ACCUSED, STAGE, Version(version))
 
 
 def _quarantined(version: int) -> Event:
@@ -289,13 +290,24 @@ def test_nobody_is_on_probation_in_a_run_without_replay_audits() -> None:
     assert _after(_events(AuditDebt, 5, 6, 7), table).standing(ACCUSED, NOW) is Standing.QUARANTINED
 
 
+def test_a_ban_raises_the_budget_for_everybody_of_its_stage_for_twelve_versions_from_the_deed() -> None:
+    later = replace(BAN, peer_id=OTHER, version=Version(305))
+    table = _after([later, BAN])
+    for version, factor in ((299, 1.0), (305, 5.0), (316, 5.0), (317, 1.0)):
+        assert table.budget_factor(DRAWN[0], STAGE, Version(version)) == factor
+    assert table.budget_factor(DRAWN[0], StageIndex(0), Version(306)) == 1.0
+    assert table.standing(DRAWN[0], Version(306)) is not Standing.SUSPICIOUS, "an alarm is no word on anybody"
+    assert _after([BAN, later]) == table
+    assert _after([BAN]).budget_factor(DRAWN[0], STAGE, Version(300)) == 5.0
+
+
 def test_a_suspicion_raises_the_budget_for_twenty_versions() -> None:
     table = _after(_events(Suspicion, 50, 40))
     for version, factor in ((49, 1.0), (50, 5.0), (69, 5.0), (70, 1.0)):
-        assert table.budget_factor(ACCUSED, Version(version)) == factor
+        assert table.budget_factor(ACCUSED, STAGE, Version(version)) == factor
         wanted = Standing.SUSPICIOUS if factor > 1 else Standing.MEMBER
         assert table.standing(ACCUSED, Version(version)) is wanted
-    assert table.budget_factor(OTHER, Version(55)) == 1.0
+    assert table.budget_factor(OTHER, STAGE, Version(55)) == 1.0
     assert _standing(_events(Suspicion, 50), version=55, founder=False) is Standing.PROBATION
 
 
@@ -427,7 +439,7 @@ EVENT = st.one_of(
         VERSIONS,
         st.sampled_from([FAULT, "withholding"]),
     ),
-    st.builds(lambda peer: replace(BAN, peer_id=peer), st.sampled_from(PEERS)),
+    st.builds(lambda peer, version: replace(BAN, peer_id=peer, version=version), st.sampled_from(PEERS), VERSIONS),
     st.builds(Pardon, st.just(RUN_ID), st.sampled_from(PEERS), VERSIONS, st.booleans()),
     st.builds(Promotion, st.just(RUN_ID), st.sampled_from(PEERS), st.just(StageIndex(1)), VERSIONS),
 )

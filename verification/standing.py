@@ -10,12 +10,14 @@ from enum import Enum
 from typing import TypeAlias
 
 from swarm.core.errors import RemoteError
-from swarm.core.ids import PeerId, Version
+from swarm.core.ids import PeerId, StageIndex, Version
 from verification.verdicts import Ban, Pardon, Promotion, Quarantine
 
 SUSPICION_VERSIONS = 20
 SUSPICION_FACTOR = 5.0
 """Of the audit budget."""
+ALARM_VERSIONS = 12
+"""From the deed of a banned peer on, all of its stage are audited as the suspicious are: liars seldom come alone."""
 DEBT_VERSIONS = 100
 DEBTS_TO_QUARANTINE = 3
 FAULT_VERSIONS = 100
@@ -142,6 +144,8 @@ class StandingTable:
     """Whether anybody is on probation: not in a run without replay audits (trust = "friends")."""
     records: Mapping[PeerId, _Record] = field(default_factory=dict)
     """Of the peers that any event was about."""
+    deeds: Mapping[StageIndex, Version] = field(default_factory=dict)
+    """Of each stage, the last version at which a peer did what it is banned for."""
 
     def after(self, event: Event, version: Version) -> "StandingTable":
         """The table with an event that the certificate of `version` includes.
@@ -151,8 +155,11 @@ class StandingTable:
         if isinstance(event, Suspicion | AuditDebt) and event.version > version:
             what = type(event).__name__
             raise RemoteError("standing", f"{what} of {event.peer_id} at version {event.version}, it is {version}")
-        record = self._record(event.peer_id).after(event)
-        return replace(self, records={**self.records, event.peer_id: record})
+        table = replace(self, records={**self.records, event.peer_id: self._record(event.peer_id).after(event)})
+        if isinstance(event, Ban):
+            last = max(event.version, self.deeds.get(event.stage, event.version))
+            table = replace(table, deeds={**self.deeds, event.stage: last})
+        return table
 
     def standing(self, peer: PeerId, version: Version) -> Standing:
         """The peer's standing once the stage is at `version`."""
@@ -184,9 +191,11 @@ class StandingTable:
         """The version after which its replays, and its promotion, count."""
         return self._record(peer).on_probation_since
 
-    def budget_factor(self, peer: PeerId, version: Version) -> float:
-        """By what the budget for audits of the peer is multiplied."""
-        return SUSPICION_FACTOR if self._record(peer).is_suspected(version) else 1.0
+    def budget_factor(self, peer: PeerId, stage: StageIndex, version: Version) -> float:
+        """By what the budget for audits of the peer's work at the stage is multiplied."""
+        deed = self.deeds.get(stage)
+        is_alarmed = deed is not None and deed <= version < deed + ALARM_VERSIONS
+        return SUSPICION_FACTOR if is_alarmed or self._record(peer).is_suspected(version) else 1.0
 
     @property
     def banned(self) -> tuple[PeerId, ...]:

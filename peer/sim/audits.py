@@ -145,7 +145,7 @@ class StageAudits:
     ) -> Iterator[int | None]:
         """What the auditor replays: None for the contribution, places in its work for what was done of a microbatch."""
         who, target, replicas = auditor.peer_id, made.peer_id, len(held.roster.members)
-        factor = table.budget_factor(target, Version(made.step))
+        factor = table.budget_factor(target, made.stage, self.stage.chain.version)
         drawn = draw(reveal, made.digest(), auditor=who, target=target)
         if drawn.hits_contribution(contribution_rate(replicas, self._budget, factor=factor)):
             yield None
