@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +197,7 @@ class Coordinator:
     # -- the run's course ---------------------------------------------------------------------------------
 
     async def conduct(self) -> None:
-        """From the genesis to the end of the run: evaluations, checkpoints, and the farewell."""
+        """From the genesis to the end of the run. Raises what any part of it raises: none goes on without another."""
         settings = self.run.settings
         await self._beginning.made.wait()
         self._heard_at = time.monotonic()
@@ -206,31 +206,41 @@ class Coordinator:
         due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > self.run.version]
         for watched in self._watched:
             watched.heard()
-        evaluation = asyncio.ensure_future(self._evaluate(first))
-        services = [
+        first_evaluation = asyncio.ensure_future(self._evaluate(first))
+        course = asyncio.ensure_future(self._course(due, first_evaluation))
+        running = {
+            course,
+            first_evaluation,
             asyncio.ensure_future(self._mend_lost_quorums()),
             asyncio.ensure_future(self.justice.run()),
             asyncio.ensure_future(self._keep_up()),
             asyncio.ensure_future(self._rolling_back.serve()),
-        ]
+        }
         try:
-            for version in due:
-                try:
-                    await self._reached(version)
-                    path = await self._archivist.archive(version, self._beginning.stages)
-                    if self.copies is not None:
-                        self.copies.wake()
-                    self._emit({"event": "checkpoint", "version": version, "path": str(path)})
-                except VersionGone as gone:  # the host was away too long: the next checkpoint will do
-                    self._emit({"event": "skipped", "version": version, "reason": str(gone)})
-            await evaluation
-            if settings.optimizer.total_steps > first:
-                await self._evaluate(settings.optimizer.total_steps)
+            while not course.done():
+                ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
         finally:
-            evaluation.cancel()
-            for service in services:
-                service.cancel()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        if settings.optimizer.total_steps > first:
+            await self._evaluate(settings.optimizer.total_steps)
         await self.farewell()
+
+    async def _course(self, due: Sequence[int], first_evaluation: Awaitable[None]) -> None:
+        """Checkpoints at the versions that are due."""
+        for version in due:
+            try:
+                await self._reached(version)
+                path = await self._archivist.archive(version, self._beginning.stages)
+                if self.copies is not None:
+                    self.copies.wake()
+                self._emit({"event": "checkpoint", "version": version, "path": str(path)})
+            except VersionGone as gone:  # the host was away too long: the next checkpoint will do
+                self._emit({"event": "skipped", "version": version, "reason": str(gone)})
+        await first_evaluation
 
     async def _mend_lost_quorums(self) -> None:
         """Let stages go on whose voters have died in such number that nothing can be certified.

@@ -20,6 +20,7 @@ from swarm.core.ids import RunId
 from swarm.invite import parse_invite
 from swarm.network.addresses import port_of
 from swarm.network.coordinator_client import coordinator_client
+from tests.ports import own_port
 from tests.small_disks import fill, small_disk, why_not
 from tests.swarm_in_process import identity_of, manifest_of, prepare
 
@@ -60,10 +61,11 @@ def test_a_host_waits_for_room_with_its_ears_open_and_takes_the_run_up_where_it_
     async def main(disk: Path) -> None:
         shown: list[dict[str, Any]] = []
         run = prepare(manifest_of(), tmp_path)
+        port = own_port()
         settings = HostSettings(
-            listen="/ip4/127.0.0.1/tcp/0",
+            listen=f"/ip4/127.0.0.1/tcp/{port}",
             coordinator=CoordinatorSettings(),
-            doors=DoorSettings(),
+            doors=DoorSettings(service=f"127.0.0.1:{port + 1}", web=f"127.0.0.1:{port + 2}"),
             report=disk / "report.json",
         )
         stop = asyncio.Event()

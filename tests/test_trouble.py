@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from bootstrap.justice import Justice
 from bootstrap.ledger import Ledger
 from bootstrap.progress import PeerFigures
 from bootstrap.trouble import LOSSES, Notice, Trouble
 from swarm.core.data_order import DataOrder
+from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, PeerId
 from tests.exhibits import small_settings
 from tests.hosted import hosted
@@ -118,6 +120,20 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
             ]
             held = [Notice.from_facts(event.facts) for event in Ledger(swarm.run.folder.ledger).events("notice")]
             assert held == list(swarm.coordinator.notices)
+
+    asyncio.run(scenario())
+
+
+def test_a_host_of_which_a_part_dies_ends_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dies(justice: Justice) -> None:
+        raise LocalError("justice is no more")
+
+    monkeypatch.setattr(Justice, "run", dies)
+
+    async def scenario() -> None:
+        async with swarm_in_process(manifest_of(optimizer={"total_steps": 100_000}), tmp_path, peers=(1, 1)) as swarm:
+            with pytest.raises(LocalError, match="justice is no more"):
+                await swarm.finished()
 
     asyncio.run(scenario())
 
