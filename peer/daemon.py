@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,25 +16,22 @@ from peer.adversary import HONEST, adversary_of
 from peer.adversary.directory import Place
 from peer.catch_up import CatchUp, StateDonor
 from peer.compute import Urgency, WorkThread
-from peer.donors import donors_of
 from peer.downstream import Downstream, HopCounters, numeric_class
 from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
-from peer.first_state import FirstState
 from peer.hops import HopServer
 from peer.host import Host
+from peer.joining import Joined, Joining, OnRun
 from peer.kept_answers import KeptAnswers
 from peer.limited_transport import LimitedTransport
-from peer.limits import GIB, VolunteerSettings, first_that_fits, used_bytes
-from peer.machine import folder_bytes
+from peer.limits import GIB, VolunteerSettings, used_bytes
 from peer.moving import MEASURED_AFTER, Mover, say_on_the_way
 from peer.neighbours import Neighbours, stage_topic
 from peer.permit import Permit
-from peer.replica import StageReplica, stage_device
+from peer.replica import StageReplica
 from peer.reports import Reports
 from peer.rolling_back import RollingBack
 from peer.rounds import StageRounds
-from peer.run_files import RunFiles
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
@@ -46,39 +41,24 @@ from peer.step_state import Applied
 from peer.tally import WorkTally
 from peer.verdicts import Verdicts, Word
 from peer.verifying import Verifying
-from swarm.checkpoint.state import StageState
-from swarm.core.canonical import Value, signed_bytes
-from swarm.core.compute_mode import ComputeMode, modes
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
-from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, RunId, StageIndex, Step
-from swarm.core.plan import stage_memory_bytes
+from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.settings import RunSettings
-from swarm.core.stage_chain import Genesis, StageChain
 from swarm.core.wiring import EarliestFinishWiring
 from swarm.data.batches import BatchReader
-from swarm.data.token_file import TokenFile
 from swarm.disk_room import disk_room
 from swarm.host_protocol import (
-    ADMIT,
     FINISH,
     GOODBYE,
-    SignedRun,
 )
 from swarm.identity import Identity
-from swarm.model.families import stage_layout, validate_config
-from swarm.model.layout import ParameterLayout
-from swarm.model.stage import StageModel
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message, Transport
 from swarm.optim.stage_step import stage_clip_norm
-from swarm.rehearsal import rehearse
 from swarm.release import check_release
 from swarm.witness_service import VoteLog, WitnessService
-from verification.draws import HashChain
 from verification.kinds.mismatch import MISMATCHES
 from verification.standing import FAULT
-from verification.ticket import Ticket
 from verification.verdicts import Ban, Pardon, Quarantine
 
 log = logging.getLogger(__name__)
@@ -90,22 +70,6 @@ MEDDLES_IN_A_LEASE = 5
 """By an adversary."""
 LINGER_S = 60.0
 """After the last step a peer serves evaluations and state until the host says it is over, at most this long alone."""
-
-
-class Joined(NamedTuple):
-    """What a peer has when it has joined."""
-
-    settings: RunSettings
-    run_id: RunId
-    signed_run: SignedRun
-    ticket: Ticket
-    draws: HashChain
-    model: StageModel
-    state: StageState
-    chain: StageChain
-    folder: Path
-    files: tuple[TokenFile, TokenFile] | None
-    """Training and held-out tokens, at stage 0."""
 
 
 class Live(NamedTuple):
@@ -146,8 +110,7 @@ class PeerDaemon:
         self.identity = identity
         self.permit = permit or Permit()
         self.tally = WorkTally(identity.peer_id)
-        self.on_run: Callable[[SignedRun, RunSettings], Awaitable[None]] | None = None
-        """Told of the run before anything of it is joined; what it raises ends the peer."""
+        self.on_run: OnRun | None = None
         self.live: Live | None = None
         """Once this peer has joined."""
         self.limited = LimitedTransport(
@@ -159,8 +122,6 @@ class PeerDaemon:
         self.finished = asyncio.Event()
         self._rng = rng or random.Random(secrets.randbits(64))
         self._host_id = host
-        self._wish = volunteer.stage
-        """The stage to serve; None: wherever the host sends this peer."""
         self.reports = Reports(self.host, self.transport, directory)
         self.reports.on_minimum_release = self._check_release
         self._outdated: UpgradeNeeded | None = None
@@ -186,7 +147,7 @@ class PeerDaemon:
         torch.set_num_threads(self.volunteer.threads)
         self.transport.serve("ping", _ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
-        joining = asyncio.ensure_future(self._join())
+        joining = asyncio.ensure_future(self._join(self.volunteer.stage))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while True:
@@ -194,11 +155,10 @@ class PeerDaemon:
                 if not joining.done():
                     break
                 joined = joining.result()
-                target = await self._live(*joined, stop)
+                target = await self._live(joined, stop)
                 if target is None or stop.is_set() or self.finished.is_set():
                     break
-                self._wish = target
-                joining = asyncio.ensure_future(self._join_from_elsewhere(joined.settings, joined.run_id, target))
+                joining = asyncio.ensure_future(self._join_from_elsewhere(joined, target))
             if self._outdated is not None:
                 raise self._outdated
             verdict = self._shut_out_by
@@ -213,85 +173,28 @@ class PeerDaemon:
                 joining.cancel()
                 await asyncio.gather(joining, return_exceptions=True)
 
-    async def _join(self) -> Joined:
-        """Everything this peer needs before it can take part."""
-        signed_run, settings, name = await self.host.run()
-        if self.on_run is not None:
-            await self.on_run(signed_run, settings)
-        run_key = signed_run.run_key
-        self.verdicts.serve(name, run_key)
-        draws = await asyncio.to_thread(HashChain, self._draw_seed(name))
-        ticket = await self._admitted(draws.end, name, run_key)
-        stage = ticket.stage
-        layout = stage_layout(settings.model, stage)
-        device = stage_device(self.volunteer.gpu)
-        await self._rehearse(settings)
-        model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
-        folder = self.volunteer.folder / "runs" / name[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-        # All libraries are loaded, and nothing else is.
-        model = model.computing(self._mode_that_fits(settings, stage, layout, device, folder))
-        files = None
-        if stage == 0:
-            ours = RunFiles(
-                settings=settings,
-                run_key=run_key,
-                host=self.host,
-                transport=self.transport,
-                limited=self.limited,
-                folder=folder,
-            )
-            files = await ours.get(partial(self._donors, name, stage))
-        wanted = FirstState(
-            settings=settings,
-            run_id=name,
-            run_key=run_key,
-            stage=stage,
-            layout=layout,
-            me=self.identity.peer_id,
-            host=self.host,
-            transport=self.transport,
-            directory=self.directory,
-            kept=self._snapshots(folder),
-            on_begun=lambda geneses: self._begin(settings, geneses),
-            rng=self._rng,
+    async def _join(self, wish: int | None) -> Joined:
+        joining = Joining(
+            self.volunteer,
+            self.identity,
+            self.transport,
+            self.limited,
+            self.directory,
+            self.host,
+            self.verdicts,
+            self._rng,
         )
-        state, chain = await wanted.get()
-        return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, files)
+        return await joining.join(wish, self.on_run)
 
-    async def _join_from_elsewhere(self, settings: RunSettings, name: RunId, target: StageIndex) -> Joined:
+    async def _join_from_elsewhere(self, joined: Joined, target: StageIndex) -> Joined:
         """Join another stage, counting there from now on."""
-        on_the_way = asyncio.ensure_future(
-            say_on_the_way(self.directory, stage_topic(name, target), settings.deadlines.lease_s)
-        )
+        topic = stage_topic(joined.run_id, target)
+        on_the_way = asyncio.ensure_future(say_on_the_way(self.directory, topic, joined.settings.deadlines.lease_s))
         try:
-            return await self._join()
+            return await self._join(target)
         finally:
             on_the_way.cancel()
             await asyncio.gather(on_the_way, return_exceptions=True)
-
-    # -- joining ------------------------------------------------------------------------------------------
-
-    def _draw_seed(self, name: RunId) -> bytes:
-        """Secret, and the same whenever this identity joins the run."""
-        return hashlib.sha256(self.identity.sign(signed_bytes("draw-seed", [name]))).digest()
-
-    async def _admitted(self, chain_end: bytes, name: RunId, run_key: PeerId) -> Ticket:
-        """This peer's ticket; who is banned by now is shut out."""
-        invite = self.volunteer.invite
-        voucher = invite.voucher if invite is not None else ""
-        meta: dict[str, Value] = {"stage": self._wish, "chain_end": chain_end, "voucher": voucher}
-        about = f"admit {name} {self._wish}"
-        answer = await self.host.answer(about, ADMIT, meta)
-        fields = Fields("admission", answer)
-        ticket = Ticket.from_value(fields.message("ticket"))
-        ticket.check(run_id=name, run_key=run_key)
-        check_release(fields.text("minimum_release", max_length=32))
-        if (ticket.peer_id, ticket.chain_end) != (self.identity.peer_id, chain_end):
-            raise RemoteError("ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host_id)
-        self.verdicts.take_all(fields)
-        self.host.kept.keep(about, answer)
-        return ticket
 
     def _on_self(self, word: Word) -> None:
         """The run key's word on this peer."""
@@ -313,72 +216,18 @@ class PeerDaemon:
             self._outdated = outdated
             self.finished.set()
 
-    def _mode_that_fits(
-        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str, folder: Path
-    ) -> ComputeMode:
-        """How much of a microbatch this peer computes at once. Raises SettingsError if the stage fits in no way."""
-        hidden_size = validate_config(settings.model.config_json).hidden_size
-        num_tokens = settings.data.num_train_tokens + settings.data.num_held_out_tokens if stage == 0 else 0
-
-        def items(mode: ComputeMode) -> dict[str, int]:
-            found = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage, mode=mode)
-            return found | {"disk.the run's tokens": num_tokens * settings.data.token_bytes}
-
-        mode = first_that_fits(modes(settings), items, self.volunteer, held_bytes=folder_bytes(folder))
-        if mode != ComputeMode.of_run(settings):
-            log.info(
-                "to fit into memory, %d of a microbatch's %d samples are computed at once, and forward twice",
-                mode.samples_at_once,
-                settings.batch.microbatch_size,
-            )
-        return mode
-
-    def _begin(self, settings: RunSettings, geneses: Sequence[Genesis]) -> None:
-        founders = {peer for genesis in geneses for peer in genesis.members}
-        self.verdicts.begin(founders, has_probation=settings.has_probation)
-
-    async def _donors(self, name: RunId, stage: StageIndex) -> Sequence[PeerId]:
-        """Who serves the stage by now, if the directory tells."""
-        try:
-            return await donors_of(self.directory, self.transport, stage_topic(name, stage), self._rng)
-        except TransientError as error:
-            log.info("the directory: %s", error)
-            return []
-
-    def _snapshots(self, folder: Path) -> Path:
-        return folder / f"snapshots-{self.identity.peer_id[-8:]}"
-
-    async def _rehearse(self, settings: RunSettings) -> None:
-        """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
-        thread = WorkThread("rehearsal")
-        try:
-            await thread.run(Urgency.ROUND, lambda: rehearse(settings))
-        finally:
-            thread.close(timeout_s=0.0)
-
     # -- living -------------------------------------------------------------------------------------------
 
-    async def _live(
-        self,
-        settings: RunSettings,
-        name: RunId,
-        signed_run: SignedRun,
-        ticket: Ticket,
-        draws: HashChain,
-        model: StageModel,
-        state: StageState,
-        chain: StageChain,
-        folder: Path,
-        files: tuple[TokenFile, TokenFile] | None,
-        stop: asyncio.Event,
-    ) -> StageIndex | None:
+    async def _live(self, joined: Joined, stop: asyncio.Event) -> StageIndex | None:
         """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
+        settings, name, chain = joined.settings, joined.run_id, joined.chain
+        model, folder, files = joined.model, joined.folder, joined.files
         stage = chain.stage
         compute = WorkThread("compute", on_start=lambda: torch.set_num_threads(self.volunteer.threads))
         compute.audits_wait_s = settings.deadlines.step_s
         exact = WorkThread("exact")
-        replica = StageReplica(settings, model, state, clip_norm=stage_clip_norm(settings, stage))
-        snapshots = SnapshotStore(self._snapshots(folder), stage)
+        replica = StageReplica(settings, model, joined.state, clip_norm=stage_clip_norm(settings, stage))
+        snapshots = SnapshotStore(joined.snapshots, stage)
         signing_log = SigningLog(folder / f"signed-{self.identity.peer_id[-8:]}.log")
         vote_log = VoteLog(folder / f"voted-{self.identity.peer_id[-8:]}.log")
         rounds = StageRounds(
@@ -484,7 +333,7 @@ class PeerDaemon:
         rounds.on_applied.append(report)
         await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)
         rounds.start()
-        rolling_back = RollingBack(rounds, self._host_id, partial(self._begin, settings))
+        rolling_back = RollingBack(rounds, self._host_id, partial(self.verdicts.begin, settings))
         rolling_back.serve(self.transport)
         server.serve(self.transport)
         StateDonor(rounds, self.verdicts.take).serve(self.transport)
@@ -494,7 +343,7 @@ class PeerDaemon:
         neighbours.serve()
         if source is not None:
             source.serve(self.transport)
-        catch_up = CatchUp(rounds, self.transport, lambda: neighbours.of_stage(stage), ticket, self._rng)
+        catch_up = CatchUp(rounds, self.transport, lambda: neighbours.of_stage(stage), joined.ticket, self._rng)
         with contextlib.suppress(TransientError):  # announced again soon
             await neighbours.announce_once()
         log.info(
@@ -522,9 +371,9 @@ class PeerDaemon:
             exhibits=exhibits,
             exchanges=exchanges,
             verdicts=self.verdicts,
-            ticket=ticket,
-            draws=draws,
-            signed_run=signed_run,
+            ticket=joined.ticket,
+            draws=joined.draws,
+            signed_run=joined.signed_run,
             host=self._host_id,
             reader=BatchReader(settings, files[0]) if files is not None else None,
         )

@@ -16,6 +16,8 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
+from swarm.core.stage_chain import Genesis
 from swarm.host_protocol import BAN, DEBT, FILE, FINISH, MAX_BANS, PARDON, PIECES, PROMOTE, QUARANTINE, RESULTS
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Handler, Message
@@ -64,9 +66,10 @@ class Verdicts:
         for method in _WORDS:
             self._transport.serve(method, self._listener(method), max_body_bytes=0)
 
-    def begin(self, founders: Iterable[PeerId], *, has_probation: bool) -> None:
+    def begin(self, settings: RunSettings, geneses: Iterable[Genesis]) -> None:
         """Who is a member from the start, of the stages that matter here."""
-        self.standing.begin(founders, has_probation=has_probation)
+        founders = {peer for genesis in geneses for peer in genesis.members}
+        self.standing.begin(founders, has_probation=settings.has_probation)
 
     def take_all(self, fields: Fields) -> None:
         """What the host tells a peer that it admits."""
