@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bootstrap.accusations import IncomingEvidence, evidence_in, largest_evidence_bytes
 from bootstrap.followed_stage import FollowedStage
 from bootstrap.ledger import Ledger
 from bootstrap.newcomers import Newcomers
@@ -30,17 +31,17 @@ from swarm.host_protocol import (
     BAN,
     DEBT,
     FINISH,
-    MAX_ACCUSATION_BYTES,
+    MAX_ACCUSATION_PIECE_BYTES,
     PARDON,
     PLEA,
     PROMOTE,
     QUARANTINE,
     RETURN,
     WITHDRAWN,
+    AccusationPiece,
 )
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
-from swarm.whole_file import whole_file
 from verification.anchor import Anchor
 from verification.evidence import SUFFIX, Evidence
 from verification.kinds.step_fraud import StepFraud
@@ -104,7 +105,7 @@ class Justice:
         """Of each stage, by version."""
         self._tickets: dict[PeerId, Ticket] = {}
         self._waiting: asyncio.Queue[tuple[PeerId, Path]] = asyncio.Queue(MAX_WAITING)
-        self._filing = asyncio.Lock()
+        self._incoming = IncomingEvidence(run.folder.root / "accusations", largest_evidence_bytes(run.settings))
         self.table = StandingTable(has_probation=run.settings.has_probation)
         self._strikes = Strikes()
         self._pardoned_at: dict[PeerId, int] = {}
@@ -177,7 +178,7 @@ class Justice:
     def serve(self) -> None:
         """Begin to answer."""
         self._transport.serve(ANCHOR, self._on_anchor, max_body_bytes=0)
-        self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_BYTES)
+        self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_PIECE_BYTES)
         self._transport.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
         self._transport.serve(RETURN, self._on_return, max_body_bytes=0)
         self._owed.serve(self._transport)
@@ -265,24 +266,37 @@ class Justice:
     async def _on_accuse(self, sender: PeerId, request: Message) -> Message:
         if sender not in self._tickets:
             raise RemoteError("standing", f"{sender} is not admitted", sender)
+        piece = AccusationPiece.from_value(request.meta)
+        if piece.accused in self.bans:
+            return Message({"next": piece.size})
         if self._waiting.full():
             raise TransientError(f"{MAX_WAITING} accusations are waiting to be judged")
-        body = request.body
-        evidence = await asyncio.to_thread(Evidence.from_bytes, body, max_bytes=MAX_ACCUSATION_BYTES)
+        place, path = await self._incoming.take(sender, piece, request.body)
+        if path is not None:
+            try:
+                await self._file(sender, path)
+            finally:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+        return Message({"next": place})
+
+    async def _file(self, sender: PeerId, path: Path) -> None:
+        """Have evidence that is all here judged. Raises RemoteError for what is none, TransientError if too much is."""
+        evidence = await asyncio.to_thread(evidence_in, path)
         if evidence.run_id != self._run.run_id:
             raise RemoteError("evidence", f"evidence of run {evidence.run_id[:12]}, not of this one", sender)
         if evidence.accused in self.bans:
-            return Message()
+            return
         self._check_not_withdrawn(evidence)
-        path = self._folder / f"{evidence.kind}-{evidence.accused[-8:]}-{evidence.digest().hex()[:16]}{SUFFIX}"
-        async with self._filing:  # two auditors that found the same bring it in the same moment
-            if not await asyncio.to_thread(_write_new, path, body):
-                return Message()
+        digest = await asyncio.to_thread(evidence.digest)
+        name = f"{evidence.kind}-{evidence.accused[-8:]}-{digest.hex()[:16]}{SUFFIX}"
+        # Two auditors that found the same may bring it in the same moment: nothing is awaited from here on.
+        if (self._folder / name).exists():
+            return
         if self._waiting.full():
-            await asyncio.to_thread(path.unlink, missing_ok=True)
             raise TransientError(f"{MAX_WAITING} accusations are waiting to be judged")
-        self._waiting.put_nowait((sender, path))
-        return Message()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        os.replace(path, self._folder / name)
+        self._waiting.put_nowait((sender, self._folder / name))
 
     async def run(self) -> None:
         """Judge what is brought, one after another, for ever."""
@@ -295,7 +309,7 @@ class Justice:
                 self._emit({"event": "dismissed", "accuser": accuser, "reason": str(error)})
 
     async def _judge(self, accuser: PeerId, path: Path) -> None:
-        evidence = Evidence.from_bytes(await asyncio.to_thread(path.read_bytes), max_bytes=MAX_ACCUSATION_BYTES)
+        evidence = await asyncio.to_thread(evidence_in, path)
         if evidence.accused in self.bans:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             return
@@ -538,15 +552,3 @@ class Justice:
                 )
 
         await asyncio.gather(*(tell(peer) for peer in sorted({*self._peers(), verdict.peer_id})))
-
-
-def _write_new(path: Path, body: bytes | bytearray | memoryview) -> bool:
-    """Whether it was not there yet."""
-    if path.exists():
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial, partial.open("wb") as file:
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
-    return True

@@ -3,7 +3,6 @@
 A draw is revealed two versions after the contribution it is of. Replays are the least urgent of this peer's work.
 """
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -370,13 +369,11 @@ class Auditor:
         contribution = due.contribution
         step, oldest = int(contribution.step), min(int(work.version) for work in contribution.work)
         shown = await provable_past(self.rounds, self.coordinator, oldest=oldest, version=step)
-        snapshot = shown.snapshot
-        chunks = await asyncio.to_thread(lambda: [snapshot.chunk(index) for index in range(len(snapshot.hashes))])
         return ReplayMismatch(
             contribution=contribution,
             parts=tuple(parts),
             exhibits=tuple(exhibits),
             past=shown.past,
-            state_chunks=tuple(chunks),
+            state_chunks=shown.snapshot.chunks(),
             bodies=shown.bodies,
         )

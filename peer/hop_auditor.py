@@ -231,9 +231,8 @@ class HopAuditor:
         version = int(claim.header.version)
         self.rounds.spawn(self.prosecute(HopMismatch(claim=claim)))
         held = await provable_past(self.rounds, self.coordinator, oldest=version, version=version)
-        snapshot = held.snapshot
-        chunks = await asyncio.to_thread(lambda: tuple(snapshot.chunk(index) for index in range(len(snapshot.hashes))))
-        await self.accuser.accuse(HopMismatch(claim=claim, past=held.past, state_chunks=chunks, bodies=held.bodies))
+        whole = HopMismatch(claim=claim, past=held.past, state_chunks=held.snapshot.chunks(), bodies=held.bodies)
+        await self.accuser.accuse(whole)
 
     def _compare(self, claim: HopClaim) -> Comparison:
         """(compute)"""

@@ -19,7 +19,7 @@ from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.host_protocol import MAX_ACCUSATION_BYTES, QUARANTINE, SignedRun
+from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE, SignedRun
 from swarm.network.transport import Message, Transport
 from verification.evidence import Evidence
 from verification.kinds.mismatch import Mismatch, mismatch_of
@@ -77,7 +77,7 @@ class Jury:
 
     def serve(self, transport: Transport) -> None:
         """Begin to sit."""
-        transport.serve(JURY, self._on_jury, max_body_bytes=MAX_ACCUSATION_BYTES)
+        transport.serve(JURY, self._on_jury, max_body_bytes=MAX_CASE_BYTES)
 
     # -- the accuser --------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Jury:
         self, accusation: Accusation, accuser: PeerId, step: Step, body: bytes | bytearray | memoryview
     ) -> JurorVote:
         rounds = self._rounds
-        evidence = await asyncio.to_thread(Evidence.from_bytes, body, max_bytes=MAX_ACCUSATION_BYTES)
+        evidence = await asyncio.to_thread(Evidence.from_bytes, body, max_bytes=MAX_CASE_BYTES)
         if evidence.run_id != rounds.run_id or _accusation_of(evidence) != accusation:
             raise RemoteError("evidence", "the evidence is not what the charge commits to", accuser)
         try:

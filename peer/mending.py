@@ -22,7 +22,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
-from swarm.host_protocol import MAX_ACCUSATION_BYTES, PLEA, RETURN
+from swarm.host_protocol import MAX_CASE_BYTES, PLEA, RETURN
 from swarm.network.transport import Message, Transport
 from verification.evidence import Evidence
 from verification.kinds.hop_mismatch import HopMismatch
@@ -48,7 +48,7 @@ class Mending:
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer the host."""
-        transport.serve(PLEA, self._on_plea, max_body_bytes=MAX_ACCUSATION_BYTES)
+        transport.serve(PLEA, self._on_plea, max_body_bytes=MAX_CASE_BYTES)
 
     def fault(self) -> None:
         """The run key says that this peer had one."""
@@ -86,7 +86,7 @@ class Mending:
         rounds = self._rounds
         if sender != self._coordinator:
             raise RemoteError("standing", "only the host asks for a plea", sender)
-        evidence = await asyncio.to_thread(Evidence.from_bytes, request.body, max_bytes=MAX_ACCUSATION_BYTES)
+        evidence = await asyncio.to_thread(Evidence.from_bytes, request.body, max_bytes=MAX_CASE_BYTES)
         case = mismatch_of(evidence)
         if (case.accused, evidence.run_id, evidence.stage) != (rounds.me, rounds.run_id, rounds.chain.stage):
             raise RemoteError("evidence", f"evidence about {case.accused} of stage {evidence.stage}", sender)

@@ -24,6 +24,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import StageIndex
 from swarm.core.stage_chain import StageChain
+from swarm.mapped_file import mapped
 from swarm.model.layout import ParameterLayout
 from swarm.whole_file import whole_file
 
@@ -54,6 +55,14 @@ class Snapshot:
                 return file.read(CHUNK_BYTES)
         except OSError as error:
             raise TransientError(f"snapshot of version {self.chain.version} is gone") from error
+
+    def chunks(self) -> tuple[memoryview, ...]:
+        """All of them, mapped from disk: they stay readable when the file is removed. Raises TransientError."""
+        try:
+            whole = mapped(self.path)
+        except OSError as error:
+            raise TransientError(f"snapshot of version {self.chain.version} is gone") from error
+        return tuple(whole[at : at + CHUNK_BYTES] for at in range(0, self.total_bytes, CHUNK_BYTES))
 
     def weights(self) -> NDArray[np.float32]:
         """The weights, mapped from disk and read-only."""

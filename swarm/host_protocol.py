@@ -53,7 +53,8 @@ WITHDRAW = "withdraw"
 WITHDRAWN = "withdrawn"
 """Kind of the error that answers an accusation of a state that its maker has taken back."""
 ACCUSE = "accuse"
-"""{} with an evidence file as body -> {}: it is judged soon after."""
+"""{accused, digest, size, at}, body: a piece of an evidence file -> {next}: where the next piece is to begin; the size
+once the file is here, and is judged soon after, or is not wanted any more."""
 OWED = "owed"
 """{owed} -> what the target answers the host: an audit that the target did not serve its auditor; refused: a debt."""
 EXHIBIT = "audit_exhibit"
@@ -89,7 +90,9 @@ GOODBYE = "goodbye"
 """{} -> {}: this peer leaves."""
 
 MAX_SETTINGS_BYTES = 1 << 20
-MAX_ACCUSATION_BYTES = 1 << 30
+MAX_ACCUSATION_PIECE_BYTES = 4 << 20
+MAX_CASE_BYTES = 1 << 30
+"""Of evidence without its past, which goes to a juror, or to the accused, in one message."""
 MAX_BANS = 4096
 MAX_SCREENS = 64
 """Kinds in a report."""
@@ -101,6 +104,33 @@ def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
     """Bound on an exhibit's bodies: four encoded tensors of one microbatch, its targets and input ids."""
     num_tokens = settings.batch.microbatch_size * settings.data.sequence_length
     return 4 * 4 * num_tokens * hidden_size + 2 * 4 * num_tokens
+
+
+@dataclass(frozen=True)
+class AccusationPiece:
+    """Which piece of which evidence file a message brings."""
+
+    accused: PeerId
+    digest: bytes
+    """The evidence's: the SHA-256 that the file ends with."""
+    size: int
+    """Of the file."""
+    at: int
+    """Where in it the piece begins."""
+
+    def to_value(self) -> dict[str, Value]:
+        return {"accused": self.accused, "digest": self.digest, "size": self.size, "at": self.at}
+
+    @classmethod
+    def from_value(cls, value: Value) -> "AccusationPiece":
+        """Raises RemoteError("malformed")."""
+        fields = Fields("accusation", value)
+        size = fields.integer("size", low=1)
+        made = cls(
+            fields.peer("accused"), fields.octets("digest", length=32), size, fields.integer("at", high=size - 1)
+        )
+        fields.done()
+        return made
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from bootstrap.accusations import evidence_in
 from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import PeerId
-from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from swarm.identity import Identity
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, Wrap, identity_of, manifest_of, swarm_in_process
-from verification.evidence import Evidence
 from verification.headers import BirthRecord, HopHeader, signed
 from verification.replay.judge import judge
 
@@ -67,7 +66,7 @@ def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(
     banned = events(swarm, "banned")
     assert [event["peer_id"] for event in banned] == [liar], [swarm.events[-1], banned]
     assert 3 <= banned[0]["step"] <= 6, "it lies from step 3 on, and every step is audited"
-    evidence = Evidence.from_bytes(Path(banned[0]["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(Path(banned[0]["evidence"]))
     verdict = judge(evidence, run_key=swarm.run.run_key.peer_id, data=swarm.run.data.train_path)
     assert verdict.guilty
     assert verdict.accused == liar
@@ -112,7 +111,7 @@ def test_a_liar_that_shows_its_auditors_another_gradient_is_put_out(tmp_path: Pa
     out = events(swarm, "banned") + events(swarm, "quarantined")
     assert {event["peer_id"] for event in out} == {identity_of(5).peer_id}, out
     (path, *_) = sorted((swarm.run.folder.root / "evidence").iterdir())
-    evidence = Evidence.from_bytes(path.read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(path)
     assert judge(evidence, run_key=swarm.run.run_key.peer_id).guilty
 
 

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bootstrap.accusations import evidence_in
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.core import cohorts
 from swarm.core.contribution import ReducedPart, Result
 from swarm.core.ids import Version
-from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
-from verification.evidence import Evidence
 from verification.kinds.reducer_fraud import ReducerFraud
 
 Floats = NDArray[np.float32]
@@ -155,7 +154,7 @@ def test_who_reduces_wrongly_is_banned_and_the_others_go_on(tmp_path: Path) -> N
     run(manifest, tmp_path, 5, watch, attacks={(1, 4): "wrong_reducer@0"}, on_event=hear)
     ((accused, kind, file),) = [(event["peer_id"], event["kind"], event["evidence"]) for event in banned]
     assert (accused, kind) == (identity_of(5).peer_id, "reducer_fraud")
-    evidence = Evidence.from_bytes(Path(file).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(Path(file))
     assert ReducerFraud.from_evidence(evidence).reduction.level in ("cohort", "shares")
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from bootstrap.accusations import evidence_in
 from peer.accuser import Accuser
 from peer.round_driver import ROUND
 from swarm.core.averaging_round import Accuse
@@ -19,12 +20,10 @@ from swarm.core.ids import PeerId
 from swarm.core.round_ballots import Proposal
 from swarm.core.round_facts import EquivocationError
 from swarm.core.voting import Proof
-from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from swarm.network.transport import Message, Transport
 from tests.round_members import facts_and_rounds, roster_of
 from tests.round_world import contribution
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
-from verification.evidence import Evidence
 from verification.kinds.equivocation import Equivocation
 from verification.replay.judge import judge
 
@@ -122,5 +121,5 @@ def test_equivocating_peer_is_banned_in_a_running_swarm(tmp_path: Path) -> None:
 
     found, run_key = asyncio.run(train())
     assert (found["peer_id"], found["kind"]) == (LIAR.peer_id, "equivocation")
-    evidence = Evidence.from_bytes(Path(found["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(Path(found["evidence"]))
     assert judge(evidence, run_key=run_key).guilty

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from bootstrap.accusations import evidence_in
 from swarm.core.contribution import Result
-from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.evidence import Evidence
 from verification.kinds.equivocation import CastVote, Equivocation
@@ -52,7 +52,7 @@ def bans(folder: Path, peers: tuple[int, int], attacks: dict[tuple[int, int], st
     assert events(swarm, "acquitted") == events(swarm, "dismissed") == events(swarm, "quarantined") == []
     found = {}
     for banned in events(swarm, "banned"):
-        evidence = Evidence.from_bytes(Path(banned["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+        evidence = evidence_in(Path(banned["evidence"]))
         verdict = judge(evidence, run_key=swarm.run.run_key.peer_id)
         assert verdict.guilty
         assert verdict.accused == banned["peer_id"]

@@ -42,7 +42,7 @@ from swarm.core.leases import LeaseTable
 from swarm.core.stage_chain import Genesis
 from swarm.core.voting import Proof, Reconfiguration
 from swarm.data.pieces import PieceList
-from swarm.host_protocol import Credited, RelayOffer, StepReport
+from swarm.host_protocol import AccusationPiece, Credited, RelayOffer, StepReport
 from swarm.manifest_value import settings_from_value
 from swarm.network import framing
 from swarm.network.dial_back import DialledBack
@@ -236,6 +236,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             (ArchivedFile("stage-0/state.bin", 99, bytes(32)),),
             signature=bytes(64),
         ),
+        AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
         DirectOffer(bytes(16), bytes(32), 4001, None),
         DialledBack("203.0.113.5", answers=True),
         RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),

@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import pytest
 
+from bootstrap.accusations import evidence_in
 from bootstrap.ledger import Ledger
 from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.host_protocol import EXHIBIT, HOP, MAX_ACCUSATION_BYTES, PART
+from swarm.host_protocol import EXHIBIT, HOP, PART
 from swarm.identity import Identity
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, identity_of, prepare, swarm_in_process
 from tests.test_audits import audited, events, run
-from verification.evidence import Evidence
 from verification.headers import BirthRecord, HopHeader, signed
 from verification.replay.judge import judge
 from verification.verdicts import Debt
@@ -32,7 +32,7 @@ def assert_guilty(swarm: InProcessSwarm, liar: PeerId, kind: str) -> None:
     """The liar alone is banned, for that, and the file proves it."""
     banned = events(swarm, "banned")
     assert [(event["peer_id"], event["kind"]) for event in banned] == [(liar, kind)]
-    evidence = Evidence.from_bytes(Path(banned[0]["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(Path(banned[0]["evidence"]))
     assert judge(evidence, run_key=swarm.run.run_key.peer_id).guilty
 
 

@@ -7,15 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from bootstrap.accusations import evidence_in
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from swarm.identity import Identity
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
-from verification.evidence import Evidence
 from verification.headers import BirthRecord, HopHeader, signed
 from verification.replay.judge import judge
 
@@ -93,7 +92,7 @@ def test_who_signs_for_what_does_not_decode_is_banned(tmp_path: Path, stage: int
 
     (found,), run_key = asyncio.run(train())
     assert (found["peer_id"], found["kind"]) == (liar.peer_id, "protocol_violation")
-    evidence = Evidence.from_bytes(Path(found["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(Path(found["evidence"]))
     assert judge(evidence, run_key=run_key).guilty
     with pytest.raises(RemoteError):
         judge(replace(evidence, accused=run_key), run_key=run_key)

@@ -39,6 +39,7 @@ from swarm.host_protocol import (
     QUARANTINE,
     RESULTS,
     RETURN,
+    AccusationPiece,
     SignedRun,
 )
 from swarm.identity import Identity
@@ -69,6 +70,12 @@ ROUNDS = 6
 SEEDS = {"auditor": b"a" * 32, "target": b"t" * 32}
 Served = Callable[[int], Message]
 """What the target answers the host about a step."""
+
+
+def accusation(body: bytes) -> Message:
+    """Evidence that goes in one piece."""
+    accused = Evidence.from_bytes(body, max_bytes=1 << 26).accused
+    return Message(AccusationPiece(accused, body[-32:], len(body), 0).to_value(), body)
 
 
 @dataclass(frozen=True)
@@ -222,8 +229,7 @@ class Court:
         for body in evidence:
             judging = asyncio.ensure_future(self.justice.run())
             self.heard.clear()
-            request = Message({}, body)
-            await self.auditor.call(self.host.peer_id, ACCUSE, request, timeout_s=30.0, max_body_bytes=0)
+            await self.auditor.call(self.host.peer_id, ACCUSE, accusation(body), timeout_s=30.0, max_body_bytes=0)
             await asyncio.wait_for(self.heard.wait(), 10.0)
             for _ in range(100):  # a message of a MemoryNetwork takes some turns of the loop
                 await asyncio.sleep(0)
@@ -553,7 +559,7 @@ def test_the_same_evidence_brought_by_many_in_one_moment_is_filed_whole_and_once
         body = court.past.untrue(1)
         bring = (court.auditor, court.target) * 4
         calls = (
-            one.call(court.host.peer_id, ACCUSE, Message({}, body), timeout_s=30.0, max_body_bytes=0) for one in bring
+            one.call(court.host.peer_id, ACCUSE, accusation(body), timeout_s=30.0, max_body_bytes=0) for one in bring
         )
         await asyncio.gather(*calls)
         (path,) = (court.prepared.folder.root / "evidence").iterdir()

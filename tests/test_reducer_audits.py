@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from bootstrap.accusations import evidence_in
 from peer.audit_reducers import ReducerAuditCounters
-from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
-from verification.evidence import Evidence
 from verification.replay.judge import judge
 
 STEPS = 6
@@ -61,7 +60,7 @@ def test_a_wrong_reducer_is_banned_and_the_others_go_on(tmp_path: Path, trust: s
     swarm, banned = asyncio.run(train())
     assert (banned["peer_id"], banned["kind"]) == (LIAR, "reducer_fraud")
     assert banned["step"] >= 2
-    evidence = Evidence.from_bytes(Path(banned["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(Path(banned["evidence"]))
     verdict = judge(evidence, run_key=swarm.run.run_key.peer_id)
     assert verdict.guilty
     assert verdict.accused == LIAR

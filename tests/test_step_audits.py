@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from bootstrap.accusations import evidence_in
 from peer.audit_steps import StepAuditCounters
 from swarm.core.ids import StageIndex
-from swarm.host_protocol import MAX_ACCUSATION_BYTES
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
-from verification.evidence import Evidence
 from verification.replay.judge import judge
 
 LIAR = identity_of(5).peer_id
@@ -55,7 +54,7 @@ def test_who_states_another_state_is_banned_and_the_stage_is_anchored_again(tmp_
     swarm = asyncio.run(train())
     (banned,) = events(swarm, "banned")
     assert (banned["peer_id"], banned["kind"]) == (LIAR, "step_fraud")
-    evidence = Evidence.from_bytes(Path(banned["evidence"]).read_bytes(), max_bytes=MAX_ACCUSATION_BYTES)
+    evidence = evidence_in(Path(banned["evidence"]))
     verdict = judge(evidence, run_key=swarm.run.run_key.peer_id)
     assert verdict.guilty
     assert verdict.accused == LIAR

@@ -16,7 +16,7 @@ from swarm.checkpoint.state import state_chunks, state_digest
 from swarm.core.contribution import Contribution, Work
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
-from swarm.host_protocol import MAX_ACCUSATION_BYTES, SignedRun
+from swarm.host_protocol import SignedRun
 from swarm.identity import Identity
 from swarm.model.stage import StageModel
 from verification.anchor import Anchor
@@ -29,7 +29,7 @@ from verification.draws import (
     hop_draw,
     microbatch_rate,
 )
-from verification.evidence import Evidence
+from verification.evidence import MAX_EVIDENCE_BYTES, Evidence
 from verification.exchanges import Exchange
 from verification.hop_claim import HopClaim, claims_of
 from verification.kinds.hop_mismatch import HopMismatch
@@ -300,7 +300,7 @@ class StageAudits:
             claim = self._claims(target, made, made.work[place])[found.index(worst(found))]
             mismatch = HopMismatch(claim=claim, past=past, state_chunks=chunks)
         data = mismatch.to_evidence(self.signed_run).to_bytes()
-        evidence = Evidence.from_bytes(data, max_bytes=MAX_ACCUSATION_BYTES)
+        evidence = Evidence.from_bytes(data, max_bytes=MAX_EVIDENCE_BYTES)
         verdict = judge(evidence, run_key=self.run_key.peer_id)
         if not verdict.guilty:
             self.counts.acquitted += 1

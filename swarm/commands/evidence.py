@@ -1,7 +1,6 @@
 """This is where `swarm evidence` lists, shows and verifies evidence files: with no network, by anyone."""
 
 import json
-import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,15 +114,14 @@ def verify_file(file: Path, data: Path | None, run_key: str | None, as_json: boo
 def _read(path: Path) -> "Evidence":
     """The file, mapped: blobs may be larger than memory."""
     from swarm.core.errors import LocalError
+    from swarm.mapped_file import mapped
     from verification.evidence import MAX_EVIDENCE_BYTES, Evidence
 
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        data = mapped(path)
     except OSError as error:
         raise LocalError(f"{path} cannot be read: {error.strerror}") from error
-    return Evidence.from_bytes(memoryview(data), max_bytes=MAX_EVIDENCE_BYTES)
+    return Evidence.from_bytes(data, max_bytes=MAX_EVIDENCE_BYTES)
 
 
 def _summary(evidence: "Evidence") -> dict[str, Any]:
