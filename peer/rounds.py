@@ -55,6 +55,7 @@ MAX_NEIGHBOURS_NAMED = 6
 MAX_JOINS_TOLD = 64
 """Peers that want to join, in one report to the leader: the others are in a later one."""
 REPORT_EVERY_S = 0.25
+LOOK_EVERY_S = 0.5
 PING_S = 2.0
 
 
@@ -359,6 +360,7 @@ class StageRounds:
             self.tickets.look_again()
 
     def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
+        state.heard_at[member] = time.monotonic()
         granted = state.progress.report(member, report, now=time.monotonic())
         self._close_if_due(state)
         return granted, state.progress.is_exhausted
@@ -431,6 +433,19 @@ class StageRounds:
         log.debug("stage %d step %d closes: %s", self.chain.stage, state.step, closing.reason)
         view = state.round.view
         self.driver.carry_out(state, self._closed(state.round, closing.reason, view, now))
+
+    def _look_for_the_silent(self, state: StepState) -> None:
+        """Members report several times a second: who does not for long may be stopped, and what it was granted waits.
+
+        Its open calls say so much later: nothing breaks.
+        """
+        if state.leader != self.me or state.closed_at is not None:
+            return
+        now = time.monotonic()
+        for member in self._present():
+            if member != self.me and now > state.heard_at.setdefault(member, now) + self.settings.deadlines.call_s:
+                state.heard_at[member] = now
+                self.peer_lost(member)
 
     def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
         free = max(0, self.settings.limits.max_peers_per_stage - len(self.chain.members))
@@ -507,10 +522,11 @@ class StageRounds:
         while self._steps.get(state.step) is state and state.round is not None:
             now = time.monotonic()
             times = [t for t in (state.round.deadline, state.progress.next_deadline()) if t is not None and t > now]
-            await happened(state.changed, within_s=max(0.01, min([t - now for t in times], default=0.5)))
+            await happened(state.changed, within_s=max(0.01, min([LOOK_EVERY_S, *(t - now for t in times)])))
             if self._steps.get(state.step) is not state:
                 return
             self._close_if_due(state)
+            self._look_for_the_silent(state)
             self.driver.carry_out(state, state.round.tick(now=time.monotonic()))
 
     async def adopt(self, result: Result, bodies: list[Bytes]) -> None:

@@ -43,6 +43,8 @@ class StepState:
     leaders: tuple[PeerId, ...]
     progress: StepProgress
     grants: StepGrants
+    heard_at: dict[PeerId, float] = field(default_factory=dict)
+    """When each member last reported, by the leader; or was found to answer."""
     view: int = 0
     saw_next: bool = False
     facts: RoundFacts | None = None
