@@ -8,11 +8,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from peer.compute import Urgency
+from peer.fragments import Fragment
 from peer.outbox import MESSAGE_BYTES, Outbox, Parcel
 from peer.receive_rates import ReceiveRates
 from peer.reductions import ReductionStore, SignedPart
@@ -27,10 +28,10 @@ from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.averaging_round import AveragingRound, Instruction
-from swarm.core.canonical import Value
+from swarm.core.canonical import Value, pack
 from swarm.core.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields, integer_item
+from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.network.loop import happened
 from swarm.network.transport import Message
@@ -70,7 +71,7 @@ class PartExchange:
         self.rates = ReceiveRates()
         self.reductions = ReductionStore(stage.settings.audits.retained_versions)
 
-    @property
+    @cached_property
     def max_message_bytes(self) -> int:
         return max(MESSAGE_BYTES, *(self._encoded_bytes(part) for part in range(self._stage.replica.num_parts)))
 
@@ -116,6 +117,7 @@ class PartExchange:
             "of": parcels[0].kind,
             "heads": [parcel.head for parcel in parcels],
             "sizes": [len(parcel.body) for parcel in parcels],
+            "fragment": value_or_none(parcels[0].fragment),
         }
         await self._driver.send(parcels[0].state, peer, meta, tuple(parcel.body for parcel in parcels))
 
@@ -124,12 +126,40 @@ class PartExchange:
     async def receive(
         self, state: StepState, machine: AveragingRound, sender: PeerId, fields: Fields, body: memoryview
     ) -> None:
-        """Parts that came in one message. Raises RemoteError if one is no good, when the others are taken."""
+        """Parts that came in one message, or a fragment of one. Raises RemoteError if one is no good, when the others
+        are taken."""
         kind = fields.text("of")
-        heads = fields.items("heads", lambda head: Fields("head of a part", head), max_items=MAX_PARCELS)
+        heads = fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
         bodies = _cut(body, fields.items("sizes", integer_item, max_items=MAX_PARCELS), sender)
-        if len(heads) != len(bodies):
-            raise RemoteError("malformed", f"{len(heads)} heads of {len(bodies)} parts", sender)
+        fragment = fields.maybe("fragment", Fragment.from_value)
+        if len(heads) != len(bodies) or (fragment is not None and len(heads) != 1):
+            of_what = "a fragment of " if fragment is not None else ""
+            raise RemoteError("malformed", f"{of_what}{len(heads)} heads of {len(bodies)} parts", sender)
+        if fragment is None:
+            await self._receive_whole(state, machine, sender, kind, heads, bodies)
+            return
+        machine.facts.check_member(sender)
+        part = bulk_digest(pack([kind, heads[0]]))
+        whole = state.fragments.put(sender, part, fragment, bodies[0], max_bytes=self.max_message_bytes)
+        if whole is None:
+            return
+        try:
+            await self._receive_whole(state, machine, sender, kind, heads, [whole])
+        except RemoteError:
+            state.fragments.drop(sender, part, fragment)
+            raise
+        state.fragments.drop(sender, part, fragment)
+
+    async def _receive_whole(
+        self,
+        state: StepState,
+        machine: AveragingRound,
+        sender: PeerId,
+        kind: str,
+        said: Sequence[Value],
+        bodies: list[memoryview],
+    ) -> None:
+        heads = [Fields("head of a part", head) for head in said]
         if kind == "contributed":
             parts = [(head.integer("part", high=1 << 20), head.integer("view", high=1 << 20)) for head in heads]
             await self._receive_contributed(state, machine, sender, parts, bodies)

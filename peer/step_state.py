@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from peer.fragments import Fragments
 from peer.grants import StepGrants
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.core.averaging_round import AveragingRound, RoundFacts
@@ -53,6 +54,8 @@ class StepState:
     """This member's side of the round; None before, and for a peer that is no member."""
     own_parts: list[memoryview] = field(default_factory=list)
     received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
+    fragments: Fragments = field(default_factory=Fragments)
+    """Of parts that are not here whole."""
     reduced: dict[tuple[int, bytes], Bytes] = field(default_factory=dict)
     reductions: dict[ReducedPart, Reduction] = field(default_factory=dict)
     """Their reducers' signed words for the reduced parts that came or were made here; checked."""

@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from peer.fragments import Fragment
 from swarm.admission_request import AdmissionRequest
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
@@ -237,6 +238,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             signature=bytes(64),
         ),
         AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
+        Fragment(3, 9),
         DirectOffer(bytes(16), bytes(32), 4001, None),
         DialledBack("203.0.113.5", answers=True),
         RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),

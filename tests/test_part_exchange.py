@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from peer.compute import WorkThread
+from peer.fragments import MOST_BEGUN, Fragment, Fragments
 from peer.part_exchange import PartExchange
 from peer.reductions import SignedPart
 from swarm.averaging.codecs import vector_codec
@@ -19,7 +20,7 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.canonical import Value
 from swarm.core.contribution import ReducedPart
-from swarm.core.errors import RemoteError
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.network.transport import Message
@@ -81,6 +82,7 @@ class Scene:
         self.state: Any = SimpleNamespace(
             step=FACTS.step,
             received={},
+            fragments=Fragments(),
             reduced={},
             reductions={},
             decoder=None,
@@ -136,7 +138,13 @@ def scene() -> Iterator[Scene]:
 
 def contributed(parts: list[int], bodies: list[Any]) -> dict[str, Any]:
     heads = [{"part": part, "view": 0} for part in parts]
-    return {"of": "contributed", "heads": heads, "sizes": [len(body) for body in bodies], "bodies": bodies}
+    return {
+        "of": "contributed",
+        "heads": heads,
+        "sizes": [len(body) for body in bodies],
+        "fragment": None,
+        "bodies": bodies,
+    }
 
 
 def reduced(
@@ -157,7 +165,13 @@ def reduced(
         reduction = Reduction.of(ROSTER, replace(made, part=min(part, 3)), WEIGHTS, norm_cap=cap, reducer=reducer)
         signed = signature or reduction.signed_by(identity_of(reducer)).signature
         heads.append(SignedPart(made, reducer, signed, ()).to_value())
-    return {"of": "reduced", "heads": heads, "sizes": [len(body) for body in bodies], "bodies": bodies}
+    return {
+        "of": "reduced",
+        "heads": heads,
+        "sizes": [len(body) for body in bodies],
+        "fragment": None,
+        "bodies": bodies,
+    }
 
 
 def test_parts_of_a_message_are_heard_in_order_and_carried_out_together(scene: Scene) -> None:
@@ -219,6 +233,12 @@ def test_reduced_part_that_is_not_its_digest_is_not_kept(scene: Scene) -> None:
         {"heads": [7]},
         {"heads": [{"part": 99, "view": 0}]},
         {"of": "other"},
+        {"fragment": 7},
+        {"fragment": {"number": 0}},
+        {"fragment": {"number": 0, "count": 1}},
+        {"fragment": {"number": 2, "count": 2}},
+        {"fragment": {"number": -1, "count": 2}},
+        {"fragment": {"number": 0, "count": 1 << 20}},
     ],
 )
 def test_message_that_contradicts_itself_is_refused_whole(scene: Scene, change: dict[str, Any]) -> None:
@@ -306,3 +326,88 @@ def test_fetched_part_needs_its_reducers_word_until_the_outcome_is_certified(sce
     assert scene.state.reductions == {}
     assert counts(signed)
     assert [one.reducer for one in scene.state.reductions.values()] == [SENDER]
+
+
+def fragments_of(message: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """The message of one part, cut."""
+    (body,) = message["bodies"]
+    size = -(-len(body) // count)
+    bodies = [bytes(body)[at * size : (at + 1) * size] for at in range(count)]
+    return [
+        {**message, "sizes": [len(one)], "bodies": [one], "fragment": Fragment(at, count).to_value()}
+        for at, one in enumerate(bodies)
+    ]
+
+
+def test_fragments_make_a_part_in_whatever_order_they_come_and_however_often(scene: Scene) -> None:
+    for whole in (contributed([2], [GOOD[2]]), reduced([1], GOOD[1:2])):
+        one, two, three = fragments_of(whole, 3)
+        for fragment in (three, one, three, one):
+            scene.receive(**fragment)
+        assert "reduced 1" not in scene.out
+        scene.receive(**two)
+    assert scene.out == ["part 2", "reduced 1"]
+    assert bytes(scene.state.received[2, SENDER]) == bytes(GOOD[2])
+    assert [bytes(body) for body in scene.state.reduced.values()] == [bytes(GOOD[1])]
+
+
+def test_part_that_is_sent_again_may_be_cut_otherwise(scene: Scene) -> None:
+    whole = contributed([0], [GOOD[0]])
+    scene.receive(**fragments_of(whole, 2)[0])
+    for fragment in fragments_of(whole, 3):
+        scene.receive(**fragment)
+    assert scene.out == ["part 0"]
+    assert bytes(scene.state.received[0, SENDER]) == bytes(GOOD[0])
+
+
+def test_fragments_are_checked_as_a_whole(scene: Scene) -> None:
+    one, two = fragments_of(contributed([0], [GOOD[0]]), 2)
+    scene.receive(**one)
+    with pytest.raises(RemoteError) as info:
+        scene.receive(**{**two, "bodies": [bytes(len(two["bodies"][0]))]})
+    assert info.value.kind == "digest"
+    assert scene.out == ["bad 0"]
+    scene.receive(**two)
+    assert scene.out == ["bad 0"], "nothing is left of what was refused"
+    scene.receive(**one)
+    assert scene.out == ["bad 0", "part 0"]
+
+
+def test_last_fragment_alone_comes_again_when_the_roster_was_late(scene: Scene) -> None:
+    one, two = fragments_of(contributed([0], [GOOD[0]]), 2)
+    scene.machine.roster = None
+    scene.receive(**one)
+    with pytest.raises(TransientError, match="no roster"):
+        scene.receive(**two)
+    scene.machine.roster = ROSTER
+    scene.receive(**two)
+    assert scene.out == ["part 0"]
+
+
+def test_fragments_that_are_too_long_of_too_many_parts_or_of_a_stranger_are_not_kept(scene: Scene) -> None:
+    one, two = fragments_of(contributed([0], [GOOD[0]]), 2)
+    with pytest.raises(RemoteError, match="a fragment of 2 heads"):
+        scene.receive(**{**contributed([0, 1], GOOD[:2]), "fragment": one["fragment"]})
+    scene.receive(**one)
+    long = bytes(scene.exchange.max_message_bytes)
+    with pytest.raises(RemoteError) as info:
+        scene.receive(**{**two, "bodies": [long], "sizes": [len(long)]})
+    assert info.value.kind == "too_large"
+    scene.receive(**one)
+    for part in range(1, MOST_BEGUN):  # of what is begun and never ended, the oldest makes room
+        scene.receive(**fragments_of(contributed([part], [GOOD[0]]), 2)[0])
+    assert scene.out == []
+    scene.receive(**two)
+    assert scene.out == ["part 0"]
+    scene.receive(**one)
+    for part in range(1, MOST_BEGUN + 1):
+        scene.receive(**fragments_of(contributed([part], [GOOD[0]]), 4)[0])
+    scene.receive(**two)
+    assert scene.out == ["part 0"]
+
+    def refuse(peer: PeerId) -> None:
+        raise RemoteError("standing", "no member", peer)
+
+    scene.machine.facts.check_member = refuse
+    with pytest.raises(RemoteError, match="no member"):
+        scene.receive(**one)

@@ -11,7 +11,8 @@ from swarm.network.sockets import Stream, is_quiet
 
 KEPT_S = 20.0
 KEPT_BY_CALLEE_S = 60.0
-MOST_OF_A_PEER = 8
+MOST_OF_A_PEER = 16
+"""As many as carry a round over a slow line: a new connection would have to learn the line's rate again."""
 MOST_OF_ALL = 128
 
 
