@@ -86,8 +86,11 @@ def prepare_run(
 ) -> PreparedRun:
     """Make the run's folder ready, or take up the run that is in it, from a newer checkpoint at `place` if there is.
 
-    Raises SettingsError if the folder cannot be written or holds another run, LocalError if `place` does not answer.
+    Raises SettingsError if nobody could train it, or the folder cannot be written or holds another run, LocalError if
+    `place` does not answer.
     """
+    if manifest.model.num_stages < 2:
+        raise SettingsError("model.stages = 1: the first stage reads the text, the last has the loss; give 2 or more")
     folder = RunFolder(root)
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -126,3 +126,20 @@ def test_microbatch_waits_for_a_stage_without_peers() -> None:
     flows.join(flow, 2, 1, 10.0)
     run_until(flow, 20.0)
     assert flow.counters[flows.COMPLETED] == 1
+
+
+def test_what_is_most_urgent_goes_first_and_of_that_what_came_first() -> None:
+    flow = flows.empty_flow(2, 1, 2, 8, delay_s=0.05)
+    come = [(7, 3.0), (8, 1.0), (7, 2.0), (8, 4.0), (6, 5.0)]
+    for work, (urgency, arrives_at) in enumerate(come):
+        flow.line["urgency"][work], flow.line["arrives_at"][work] = urgency, arrives_at
+        flows.link(flow, 0, work)
+    order, work = [], int(flow.peers["queue"][0])
+    while work >= 0:
+        order.append(come[work])
+        work = int(flow.line["next"][work])
+    assert order == sorted(come)
+    assert come[int(flow.peers["last"][0])] == order[-1]
+    for work in (2, 4, 0, 3, 1):
+        flows.unlink(flow, 0, work)
+    assert flow.peers["queue"][0] == flow.peers["last"][0] == flows.NOTHING

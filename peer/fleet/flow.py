@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.compiled import compiled, inlined
+from kernels.compiled import borrowing, inlined
 from swarm.core.wiring import BELIEVED, SMOOTHING
 
 Floats = NDArray[np.float64]
@@ -54,7 +54,8 @@ PEER = np.dtype(
         ("backward_s", np.float64),
         ("send_s", np.float64),  # of one activation through its uplink
         ("begins_at", np.float64),  # of `current`
-        ("queue", np.int32),  # first of what is on its way to it or waits for it; -1: none
+        ("queue", np.int32),  # first of what is on its way to it or waits for it, in its order; -1: none
+        ("last", np.int32),  # of the queue
         ("current", np.int32),  # what it computes, or will as soon as that arrives; NOTHING, LOST, AUDIT
         ("window", np.int32),  # microbatches a source keeps in flight
         ("in_flight", np.int32),  # of a source
@@ -81,7 +82,7 @@ WORK = np.dtype(
         ("born", np.float64),
     ]
 )
-LINE = np.dtype([("arrives_at", np.float64), ("next", np.int32), ("urgency", np.int32)])
+LINE = np.dtype([("arrives_at", np.float64), ("next", np.int32), ("before", np.int32), ("urgency", np.int64)])
 WAY = np.dtype([("chosen_at", np.float32), ("link", np.int32)])
 EVENT = np.dtype([("at", np.float64), ("next", np.int32), ("is_set", np.int32)])
 
@@ -101,7 +102,7 @@ class Flow(NamedTuple):
     work: Any
     """WORK [M]: microbatches."""
     line: Any
-    """LINE [M]: of microbatches, what peers look at to choose the next of their queue; least urgency first."""
+    """LINE [M]: of microbatches, their places in peers' queues: least urgency first, then what arrives first."""
     ways: Any
     """WAY [M, S]: how the peer of each stage chose the next."""
     holder: NDArray[np.int32]
@@ -148,7 +149,7 @@ def empty_flow(
     shown = _on_lines(num_peers, SHOWN)
     shown["stage"] = -1
     peers = np.zeros(num_peers, PEER)
-    peers["queue"] = peers["current"] = -1
+    peers["queue"] = peers["last"] = peers["current"] = -1
     known = np.zeros((num_peers, fanout), KNOWN)
     known["target"], known["duration_s"] = -1, UNTRIED
     ways = np.zeros((num_work, num_stages), WAY)
@@ -324,25 +325,39 @@ def _seconds(flow: Flow, peer: int, work: int) -> float:
 
 
 @inlined
-def _unlink(flow: Flow, peer: int, work: int) -> None:
+def unlink(flow: Flow, peer: int, work: int) -> None:
     """Out of the queue."""
-    after = flow.peers[peer].queue
+    before, after = flow.line[work].before, flow.line[work].next
     flow.work[work].is_queued = 0
-    if after == work:
-        flow.peers[peer].queue = flow.line[work].next
-        return
-    while True:
-        before, after = after, flow.line[after].next
-        if after == work:
-            flow.line[before].next = flow.line[work].next
-            return
+    if before < 0:
+        flow.peers[peer].queue = after
+    else:
+        flow.line[before].next = after
+    if after < 0:
+        flow.peers[peer].last = before
+    else:
+        flow.line[after].before = before
 
 
 @inlined
-def _link(flow: Flow, peer: int, work: int) -> None:
+def link(flow: Flow, peer: int, work: int) -> None:
+    """Into the queue: what comes last mostly goes last."""
+    one, after, before = flow.line[work], -1, flow.peers[peer].last
+    while before >= 0:
+        other = flow.line[before]
+        if other.urgency < one.urgency or (other.urgency == one.urgency and other.arrives_at < one.arrives_at):
+            break
+        after, before = before, other.before
     flow.work[work].is_queued = 1
-    flow.line[work].next = flow.peers[peer].queue
-    flow.peers[peer].queue = work
+    one.next, one.before = after, before
+    if before < 0:
+        flow.peers[peer].queue = work
+    else:
+        flow.line[before].next = work
+    if after < 0:
+        flow.peers[peer].last = work
+    else:
+        flow.line[after].before = work
 
 
 @inlined
@@ -399,7 +414,7 @@ def _audit(flow: Flow, peer: int, now: float) -> None:
     _set(flow, peer, now + seconds)
 
 
-@compiled
+@borrowing
 def _next(flow: Flow, peer: int, now: float) -> None:
     """The peer, which computes nothing, takes the most urgent of what is there, or waits for what comes first."""
     it = flow.peers[peer]
@@ -414,17 +429,15 @@ def _next(flow: Flow, peer: int, now: float) -> None:
     if it.owes_s > flow.settings[LATEST_AUDIT_S]:
         _audit(flow, peer, now)
         return
-    best, first, best_at = -1, 1 << 60, math.inf
+    best, work = -1, it.queue
     soonest, soonest_at = -1, math.inf
-    work = it.queue
     while work >= 0:
         one = flow.line[work]
-        at = one.arrives_at
-        if at <= now:
-            if one.urgency < first or (one.urgency == first and at < best_at):
-                best, first, best_at = work, one.urgency, at
-        elif at < soonest_at:
-            soonest, soonest_at = work, at
+        if one.arrives_at <= now:
+            best = work
+            break
+        if one.arrives_at < soonest_at:
+            soonest, soonest_at = work, one.arrives_at
         work = one.next
     if best < 0 and flow.shown[peer].stage == 0:
         best = _new(flow, peer, now)
@@ -441,7 +454,7 @@ def _next(flow: Flow, peer: int, now: float) -> None:
         best = soonest
     if best < 0:
         return
-    _unlink(flow, peer, best)
+    unlink(flow, peer, best)
     it.current = best
     it.begins_at = max(now, flow.line[best].arrives_at)
     _unset(flow, peer)
@@ -454,7 +467,7 @@ def _put_back(flow: Flow, peer: int, now: float) -> None:
     it = flow.peers[peer]
     if it.current >= 0 and it.begins_at > now:
         _unset(flow, peer)
-        _link(flow, peer, it.current)
+        link(flow, peer, it.current)
         it.current = NOTHING
 
 
@@ -465,14 +478,14 @@ def _arrive(flow: Flow, work: int, peer: int, arrives_at: float, now: float) -> 
     flow.line[work].arrives_at = arrives_at
     flow.line[work].urgency = 2 * flow.work[work].step - flow.work[work].is_back  # older steps, then backward
     flow.shown[peer].backlog_s += _seconds(flow, peer, work)
-    _link(flow, peer, work)
+    link(flow, peer, work)
     if it.current >= 0 and it.begins_at > now and arrives_at < it.begins_at:
         _put_back(flow, peer, now)
     if it.current == NOTHING:
         _next(flow, peer, now)
 
 
-@compiled
+@borrowing
 def _wake(flow: Flow, peer: int, now: float) -> None:
     """There may be something to begin."""
     _put_back(flow, peer, now)
@@ -480,7 +493,7 @@ def _wake(flow: Flow, peer: int, now: float) -> None:
         _next(flow, peer, now)
 
 
-@compiled
+@borrowing
 def _detach(flow: Flow, work: int, now: float) -> None:
     """Whoever has it, or is to get it, does not compute it any more; what has begun is in vain, but not stopped."""
     peer = flow.holder[flow.work[work].at, work]
@@ -489,7 +502,7 @@ def _detach(flow: Flow, work: int, now: float) -> None:
         return
     it = flow.peers[peer]
     if flow.work[work].is_queued:
-        _unlink(flow, peer, work)
+        unlink(flow, peer, work)
         flow.shown[peer].backlog_s -= _seconds(flow, peer, work)
     elif it.current == work:
         flow.shown[peer].backlog_s -= _seconds(flow, peer, work)
@@ -558,7 +571,7 @@ def _end(flow: Flow, work: int) -> None:
         flow.peers[source].in_flight -= 1
 
 
-@compiled
+@borrowing
 def kill(flow: Flow, work: int, now: float) -> None:
     """The microbatch is lost to the stages that have not counted it."""
     for stage in range(flow.work[work].counted):
@@ -569,7 +582,7 @@ def kill(flow: Flow, work: int, now: float) -> None:
     _end(flow, work)
 
 
-@compiled
+@borrowing
 def start_all(flow: Flow, now: float) -> None:
     """Every source that waits begins what it may."""
     for place in range(flow.stages[0, MEMBERS]):
@@ -614,7 +627,7 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
     return int(stage)
 
 
-@compiled
+@borrowing
 def advance(flow: Flow, until: float) -> tuple[float, int]:
     """Let things happen up to `until`, or until a stage's step is full: the time, and the stage or -1."""
     num_peers = flow.peers.shape[0]
@@ -646,7 +659,7 @@ def advance(flow: Flow, until: float) -> tuple[float, int]:
     return until, -1
 
 
-@compiled
+@borrowing
 def expire(flow: Flow, step: int, now: float) -> None:
     """What is still under way of `step` is late: lost to the stages that have not counted it."""
     for work in range(flow.counters[USED]):
@@ -657,11 +670,11 @@ def expire(flow: Flow, step: int, now: float) -> None:
 # -- who is there ---------------------------------------------------------------------------------------------
 
 
-@compiled
+@borrowing
 def join(flow: Flow, peer: int, stage: int, now: float) -> None:
     """The peer is a member of the stage, and some of the stage before learn of it."""
     it, shown = flow.peers[peer], flow.shown[peer]
-    it.current = it.queue = NOTHING
+    it.current = it.queue = it.last = NOTHING
     it.in_flight = 0
     it.begins_at = shown.sends_at = shown.paced_at = now
     shown.backlog_s = it.again_s = it.audited_s = 0.0
@@ -682,7 +695,7 @@ def join(flow: Flow, peer: int, stage: int, now: float) -> None:
     _wake(flow, peer, now)
 
 
-@compiled
+@borrowing
 def drain(flow: Flow, peer: int) -> None:
     """The peer takes no more work."""
     flow.shown[peer].takes = 0
@@ -694,7 +707,7 @@ def drain(flow: Flow, peer: int) -> None:
             return
 
 
-@compiled
+@borrowing
 def _again(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -> None:
     """The stage before the lost peer sends the microbatch to another, and all from there on is computed again."""
     _detach(flow, work, now)
@@ -704,7 +717,7 @@ def _again(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -> 
     _onward(flow, work, now, noticed_at)
 
 
-@compiled
+@borrowing
 def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -> None:
     """The stage before sends the microbatch to another peer, which computes it forward and takes the lost one's place:
     what is under way in later stages goes on."""
@@ -740,7 +753,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
         _arrive(flow, work, peer, max(there_at, left_at + flow.settings[DELAY_S]), now)
 
 
-@compiled
+@borrowing
 def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     """The peer is gone with all it held; from `noticed_at` others take its place: when the last of them can go on."""
     stage = flow.shown[peer].stage
