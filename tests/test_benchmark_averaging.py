@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).parent.parent
 SMALL = ["--peers", "2", "--params", "300000", "--rounds", "1", "--passes", "1", "--hivemind", "", "--gloo", ""]
 
 
+@pytest.mark.soak
 def test_small_round_of_ours_has_the_agreed_form_and_leaves_nothing_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.averaging", *SMALL, "--ours", "int8", "--json"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "x"), "TMPDIR": str(tmp_path)}

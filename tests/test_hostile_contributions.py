@@ -59,7 +59,7 @@ def bans(swarm: InProcessSwarm) -> list[tuple[str, str]]:
     return [(event["peer_id"], event["kind"]) for event in swarm.events if event["event"] == "banned"]
 
 
-LONGER = ("infinity", "largest", "short", "empty")
+LONGER = ("nan", "infinity", "largest", "short", "empty")
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_digests_equal_the_golden_ones_when_computed_here() -> None:
     assert digests() == GOLDEN
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("cpu", ["generic"])
 def test_digests_equal_the_golden_ones_when_compiled_for_another_cpu(cpu: str) -> None:
     """Without AVX or FMA (x86) LLVM vectorises differently, numpy and torch take other paths: the bits must stay."""

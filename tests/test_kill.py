@@ -59,10 +59,10 @@ def run_and_kill(zygote: Zygote, root: Path, *, stage: int, moment: str, count: 
 @pytest.mark.parametrize(
     ("stage", "moment", "count", "delay"),
     [
-        (0, "forward", 9, 0),
+        pytest.param(0, "forward", 9, 0, marks=pytest.mark.soak),
         pytest.param(0, "backward", 7, 1, marks=pytest.mark.soak),
         pytest.param(1, "loss", 9, 0, marks=pytest.mark.soak),
-        (1, "part", 2, 0),
+        pytest.param(1, "part", 2, 0, marks=pytest.mark.soak),
         (0, "result", 2, 1),
         (1, "snapshot", 1, 0),
     ],
