@@ -65,6 +65,7 @@ def test_comparisons_are_counted_by_pairs_and_equal_ones_have_no_error() -> None
     assert row.share == 500.0, "half of the larger, which comes last"
 
 
+@pytest.mark.soak
 def test_a_process_of_its_own_computes_with_each_instruction_set() -> None:
     done: list[int] = []
     plan = Plan(
