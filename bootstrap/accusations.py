@@ -70,7 +70,7 @@ class IncomingEvidence:
         if held is None or (held.digest, held.size) != (piece.digest, piece.size):
             if piece.at:
                 return 0, None
-            held = await self._begun(sender, piece)
+            held = self._begun(sender, piece)
         async with held.writing:
             if piece.at != held.have or self._coming.get(sender) is not held:
                 return held.have, None
@@ -86,7 +86,7 @@ class IncomingEvidence:
             del self._coming[sender]
             return held.size, held.path
 
-    async def _begun(self, sender: PeerId, piece: AccusationPiece) -> _Coming:
+    def _begun(self, sender: PeerId, piece: AccusationPiece) -> _Coming:
         self._drop(sender)
         if len(self._coming) >= MAX_COMING:
             slowest = min(self._coming, key=lambda peer: self._coming[peer].touched_at)

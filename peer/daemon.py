@@ -130,6 +130,9 @@ class PeerDaemon:
         self.standing = KnownStanding()
         self.verdicts = Verdicts(identity.peer_id, host, self.standing, self.transport)
         self.verdicts.on_self = self._on_self
+        self._joining = Joining(
+            volunteer, identity, self.transport, self.limited, directory, self.host, self.verdicts, self._rng
+        )
         self._on_fault: Callable[[], None] = lambda: None
         self._on_pardon: Callable[[], None] = lambda: None
         self.rounds: StageRounds | None = None
@@ -147,7 +150,7 @@ class PeerDaemon:
         torch.set_num_threads(self.volunteer.threads)
         self.transport.serve("ping", _ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
-        joining = asyncio.ensure_future(self._join(self.volunteer.stage))
+        joining = asyncio.ensure_future(self._joining.join(self.volunteer.stage, self.on_run))
         stopping = asyncio.ensure_future(stop.wait())
         try:
             while True:
@@ -173,25 +176,12 @@ class PeerDaemon:
                 joining.cancel()
                 await asyncio.gather(joining, return_exceptions=True)
 
-    async def _join(self, wish: int | None) -> Joined:
-        joining = Joining(
-            self.volunteer,
-            self.identity,
-            self.transport,
-            self.limited,
-            self.directory,
-            self.host,
-            self.verdicts,
-            self._rng,
-        )
-        return await joining.join(wish, self.on_run)
-
     async def _join_from_elsewhere(self, joined: Joined, target: StageIndex) -> Joined:
         """Join another stage, counting there from now on."""
         topic = stage_topic(joined.run_id, target)
         on_the_way = asyncio.ensure_future(say_on_the_way(self.directory, topic, joined.settings.deadlines.lease_s))
         try:
-            return await self._join(target)
+            return await self._joining.join(target, self.on_run)
         finally:
             on_the_way.cancel()
             await asyncio.gather(on_the_way, return_exceptions=True)

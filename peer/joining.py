@@ -134,7 +134,7 @@ class Joining:
             transport=self._transport,
             directory=self._directory,
             kept=snapshots,
-            on_begun=lambda geneses: self._verdicts.begin(settings, geneses),
+            on_begun=partial(self._verdicts.begin, settings),
             rng=self._rng,
         )
         state, chain = await wanted.get()

@@ -360,8 +360,8 @@ class StageRounds:
             self.tickets.look_again()
 
     def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
-        state.heard_at[member] = time.monotonic()
-        granted = state.progress.report(member, report, now=time.monotonic())
+        now = state.heard_at[member] = time.monotonic()
+        granted = state.progress.report(member, report, now=now)
         self._close_if_due(state)
         return granted, state.progress.is_exhausted
 
