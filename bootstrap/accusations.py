@@ -17,9 +17,8 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import AccusationPiece, max_exhibit_bytes
-from swarm.mapped_file import mapped
 from swarm.model.families import stage_layout, validate_config
-from verification.evidence import MAX_EVIDENCE_BYTES, MAX_HEAD_BYTES, Evidence
+from verification.evidence import MAX_EVIDENCE_BYTES, MAX_HEAD_BYTES
 
 MAX_COMING = 8
 """Files of which pieces are here, one of an accuser."""
@@ -120,11 +119,6 @@ def largest_evidence_bytes(settings: RunSettings) -> int:
     exhibits = 2 * settings.microbatches_per_step * max_exhibit_bytes(settings, hidden_size)
     whole = (MAX_STATE_BYTES_PER_VALUE + vectors) * num_values + inputs + exhibits + MAX_HEAD_BYTES
     return min(MAX_EVIDENCE_BYTES, whole)
-
-
-def evidence_in(path: Path) -> Evidence:
-    """What the file holds, read as it is needed. Raises RemoteError("evidence") if it is not whole, or malformed."""
-    return Evidence.from_bytes(mapped(path), max_bytes=MAX_EVIDENCE_BYTES)
 
 
 def _write(path: Path, at: int, body: bytes | bytearray | memoryview, *, is_last: bool) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bootstrap.accusations import IncomingEvidence, evidence_in, largest_evidence_bytes
+from bootstrap.accusations import IncomingEvidence, largest_evidence_bytes
 from bootstrap.followed_stage import FollowedStage
 from bootstrap.ledger import Ledger
 from bootstrap.newcomers import Newcomers
@@ -46,6 +46,7 @@ from verification.anchor import Anchor
 from verification.evidence import SUFFIX, Evidence
 from verification.kinds.step_fraud import StepFraud
 from verification.owed import OwedAudit
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 from verification.standing import (
     FAULT,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bootstrap.accusations import evidence_in
 from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import PeerId
@@ -15,6 +14,7 @@ from swarm.identity import Identity
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, Wrap, identity_of, manifest_of, swarm_in_process
 from verification.headers import BirthRecord, HopHeader, signed
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
 STEPS = 12

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bootstrap.accusations import evidence_in
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
@@ -19,6 +18,7 @@ from swarm.core.contribution import ReducedPart, Result
 from swarm.core.ids import Version
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.kinds.reducer_fraud import ReducerFraud
+from verification.replay.evidence_file import evidence_in
 
 Floats = NDArray[np.float32]
 

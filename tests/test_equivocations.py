@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from bootstrap.accusations import evidence_in
 from peer.accuser import Accuser
 from peer.round_driver import ROUND
 from swarm.core.averaging_round import Accuse
@@ -25,6 +24,7 @@ from tests.round_members import facts_and_rounds, roster_of
 from tests.round_world import contribution
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from verification.kinds.equivocation import Equivocation
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
 LIAR = identity_of(5)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from bootstrap.accusations import evidence_in
 from swarm.core.contribution import Result
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.evidence import Evidence
 from verification.kinds.equivocation import CastVote, Equivocation
 from verification.reduction import Reduction
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
 STEPS = 16

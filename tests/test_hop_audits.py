@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from bootstrap.accusations import evidence_in
 from bootstrap.ledger import Ledger
 from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
@@ -24,6 +23,7 @@ from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, identity_of, prepare, swarm_in_process
 from tests.test_audits import audited, events, run
 from verification.headers import BirthRecord, HopHeader, signed
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 from verification.verdicts import Debt
 

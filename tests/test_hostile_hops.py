@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from bootstrap.accusations import evidence_in
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
@@ -16,6 +15,7 @@ from swarm.identity import Identity
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from verification.headers import BirthRecord, HopHeader, signed
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
 FROM_STEP = 2

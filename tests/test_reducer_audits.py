@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bootstrap.accusations import evidence_in
 from peer.audit_reducers import ReducerAuditCounters
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
 STEPS = 6

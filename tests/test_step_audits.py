@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bootstrap.accusations import evidence_in
 from peer.audit_steps import StepAuditCounters
 from swarm.core.ids import StageIndex
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
 LIAR = identity_of(5).peer_id

@@ -112,16 +112,14 @@ def verify_file(file: Path, data: Path | None, run_key: str | None, as_json: boo
 
 
 def _read(path: Path) -> "Evidence":
-    """The file, mapped: blobs may be larger than memory."""
+    """Raises LocalError where there is no such file, RemoteError where it is no evidence."""
     from swarm.core.errors import LocalError
-    from swarm.mapped_file import mapped
-    from verification.evidence import MAX_EVIDENCE_BYTES, Evidence
+    from verification.replay.evidence_file import evidence_in
 
     try:
-        data = mapped(path)
+        return evidence_in(path)
     except OSError as error:
         raise LocalError(f"{path} cannot be read: {error.strerror}") from error
-    return Evidence.from_bytes(data, max_bytes=MAX_EVIDENCE_BYTES)
 
 
 def _summary(evidence: "Evidence") -> dict[str, Any]:
