@@ -76,7 +76,9 @@ class Newcomers:
         held = self._stages[stage] = self._stages[stage].after(agreement, int(version))
         count = held.count(sender, int(version), since=since)
         log.info("%s has %d agreements at version %d of stage %d", sender, count, version, stage)
-        if not held.may_promote(sender, int(version), since=since, num_members=len(followed.chain.members)):
+        latest = followed.roster(int(version) - 1)
+        num_members, num_left = len(followed.chain.members), len(latest.leaves) if latest is not None else 0
+        if not held.may_promote(sender, int(version), since=since, num_members=num_members, num_left=num_left):
             return Message({"promotion": None})
         self._stages[stage] = held.promoted(sender, int(version))
         promotion = await self._promote(sender, agreement.stage, Version(max(int(version), since + 1)))

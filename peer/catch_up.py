@@ -18,7 +18,7 @@ from swarm.core.canonical import Value
 from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item, value_or_none
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step, Version
 from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS, STANDING
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
@@ -28,7 +28,8 @@ from verification.verdicts import Promotion
 log = logging.getLogger(__name__)
 
 JOIN = "join"
-"""{ticket, promotion | None} -> {member}: a peer that has caught up asks to be put on the next roster of its stage."""
+"""{ticket, promotion | None} -> {version}: a peer that has caught up asks to be put on the next roster of its stage.
+With that version it will be a member, or is one."""
 LONGEST_WAIT_S = 5.0
 
 
@@ -107,13 +108,13 @@ class StateDonor:
         if promotion is not None and promotion.peer_id == sender:
             self._heard_of(promotion)
         if sender in rounds.chain.members:
-            return Message({"member": True})
+            return Message({"version": rounds.version})
         if not rounds.may_join(sender):
             raise TransientError(f"{sender} is not known here to be past its probation")
         if len(rounds.chain.members) + len(rounds.joining) >= limit:
             raise TransientError(f"stage {rounds.chain.stage} has its {limit} peers")
         rounds.joining.add(sender)
-        return Message({"member": False})
+        return Message({"version": rounds.next_to_join()})
 
 
 class CatchUp:
@@ -278,11 +279,16 @@ class CatchUp:
         self._behind.add(donor)
 
     async def _ask_to_join(self) -> None:
-        call_s = self._rounds.settings.deadlines.call_s
+        rounds, call_s = self._rounds, self._rounds.settings.deadlines.call_s
+        state = rounds.open_step(Step(rounds.version))
+        leader = state.leader if state is not None else None
         request = Message({"ticket": self._ticket.to_value(), "promotion": value_or_none(self.promotion)})
 
         async def ask(peer: PeerId) -> None:
             with contextlib.suppress(TransientError, RemoteError):
-                await self._transport.call(peer, JOIN, request, timeout_s=call_s, max_body_bytes=0)
+                reply = await self._transport.call(peer, JOIN, request, timeout_s=call_s, max_body_bytes=0)
+                version = Version(Fields("join answer", reply.meta).integer("version"))
+                if peer == leader:  # who makes the roster
+                    rounds.joins_at(version)
 
         await asyncio.gather(*(ask(peer) for peer in self._others()))

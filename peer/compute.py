@@ -15,13 +15,18 @@ Result = TypeVar("Result")
 
 
 class Urgency(IntEnum):
-    """Lower goes first: backward frees memory and unblocks others, evaluation can wait."""
+    """Lower goes first, but what has come goes by turns, forward or backward: of a step that ends, the last that come
+    forward have the longest way before them."""
 
     ROUND = 0
-    BACKWARD = 1
-    FORWARD = 2
-    EVALUATE = 3
-    AUDIT = 4
+    CODEC = 1
+    """What came is checked and decoded, or what goes encoded: quickly done, and others wait for it."""
+    BACKWARD = 2
+    FORWARD = 3
+    BIRTH = 4
+    """A source's next forward."""
+    EVALUATE = 5
+    AUDIT = 6
 
 
 PATIENCE = 8
@@ -41,7 +46,7 @@ class _Job:
 
 
 class WorkThread:
-    """One thread that runs jobs, most urgent first, then those of the older step, then first come first served.
+    """One thread that runs jobs, most urgent first, of hops those of the older step, then first come first served.
 
     A job whose waiter was cancelled before it began is skipped. `busy_s` is the time spent in jobs so far.
     """
@@ -84,9 +89,7 @@ class WorkThread:
         with self._wake:
             if self._closing:
                 raise TransientError("this peer is shutting down")
-            hops = Urgency.BACKWARD if urgency == Urgency.FORWARD else urgency
-            rank = (int(hops), step, urgency)
-            self._waiting[rank].append(_Job(job, future, loop, urgency, time.monotonic()))
+            self._waiting[_rank(urgency, step)].append(_Job(job, future, loop, urgency, time.monotonic()))
             self._wake.notify()
         return await future
 
@@ -150,6 +153,13 @@ class WorkThread:
         if not jobs:
             del self._waiting[rank]
         return job
+
+
+def _rank(urgency: Urgency, step: int) -> Rank:
+    if urgency == Urgency.BIRTH:  # of its step the last, but before what has come of a later one
+        return int(Urgency.BACKWARD), step, urgency
+    in_turn = Urgency.BACKWARD if urgency == Urgency.FORWARD else urgency
+    return int(in_turn), step, in_turn
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -275,9 +275,9 @@ class PeerDaemon:
             permit=self.permit,
             adversary=adversary,
         )
-        server = HopServer(work, downstream)
+        server = HopServer(work, downstream, self.limited)
         # Paused, what is begun is finished, and audits and evaluations wait.
-        compute.may_begin = lambda urgency: urgency <= Urgency.FORWARD or not self.permit.withheld
+        compute.may_begin = lambda urgency: urgency <= Urgency.BIRTH or not self.permit.withheld
         self.permit.on_change = [compute.wake]
         source = None
         if files is not None and downstream is not None:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 METHOD = "forward"
 ROOM = "room"
+"""{birth, step | None} -> {waits_s, is_held}: how long a microbatch would wait, of the step if it is to train."""
 ASK_S = 0.5
 """Whoever has not said by then how long work would wait there is not waited for."""
 MAX_HOP_ATTEMPTS = 12
@@ -129,13 +130,15 @@ class Downstream:
 
         Raises Refused("closed") when the step is over downstream, TransientError when nobody answers.
         """
-        birth_is_training, birth_digest = activation.birth.kind == "train", activation.birth.digest()
+        birth, birth_digest = activation.birth, activation.birth.digest()
+        birth_is_training = birth.kind == "train"
+        request = Message({"birth": birth_digest, "step": birth.step if birth_is_training else None})
         last = "no attempt"
         give_up_at = time.monotonic() + self._settings.deadlines.hop_s
         attempts = 0
         while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
             asked = self._wiring.worth_asking(birth_digest, now=time.monotonic())
-            await asyncio.gather(*(self._ask(peer, birth_digest) for peer in asked))
+            await asyncio.gather(*(self._ask(peer, request, birth_digest) for peer in asked))
             try:
                 route = self._wiring.choose(birth_digest, now=time.monotonic())
             except NoPeerAvailable as missing:
@@ -183,9 +186,8 @@ class Downstream:
                 return answer
         raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
 
-    async def _ask(self, peer: PeerId, birth_digest: bytes) -> None:
+    async def _ask(self, peer: PeerId, request: Message, birth_digest: bytes) -> None:
         """How long the microbatch would wait there; who does not say so now is not chosen while others do."""
-        request = Message({"birth": birth_digest})
         with contextlib.suppress(TransientError, RemoteError):
             reply = await self._transport.call(peer, ROOM, request, timeout_s=ASK_S, max_body_bytes=0)
             fields = Fields("room answer", reply.meta)
@@ -265,7 +267,7 @@ class Downstream:
                     ProtocolViolation(message=answer_header, part=0, body=reply.body), error
                 ) from error
 
-        grad_y = await self._compute.run(Urgency.BACKWARD, check_and_decode, step=birth.step)
+        grad_y = await self._compute.run(Urgency.CODEC, check_and_decode, step=birth.step)
         self.keep(replace(exchange, gradient=answer_header, answer=reply.body))
         return Answer(loss_sum, num_targets, grad_y, answer_header, header, reply.body)
 

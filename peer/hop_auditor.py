@@ -71,6 +71,8 @@ class _Due:
 
     step: Step
     members: tuple[PeerId, ...]
+    joins: tuple[PeerId, ...]
+    """Who may have worked for the step before they were named."""
     reveal: bytes
 
 
@@ -112,7 +114,7 @@ class HopAuditor:
         """A round is over: its microbatches can be drawn soon."""
         roster, me = applied.result.roster, self.rounds.me
         if me in roster.members and len(roster.members) > 1 and self._budget.hop > 0:
-            self._due.append(_Due(roster.step, roster.members, self.draws.reveal(int(roster.step))))
+            self._due.append(_Due(roster.step, roster.members, roster.joins, self.draws.reveal(int(roster.step))))
         self._want_weights()
 
     async def run(self) -> None:
@@ -166,7 +168,7 @@ class HopAuditor:
         now = self.rounds.chain.stage, Version(self.rounds.version)
         rates = {
             peer: microbatch_rate(len(due.members), self._budget, factor=self.budget_factor(peer, *now))
-            for peer in due.members
+            for peer in (*due.members, *due.joins)
             if peer != self.rounds.me
         }
         for who, listed in zip(asked, lists, strict=True):
@@ -365,7 +367,7 @@ class HopAuditor:
 
     async def exhibit(self, contribution: Contribution, work: Work, reveal: bytes) -> Exhibit:
         """An entry of a contribution that was drawn, from its maker's neighbours. Raises TransientError."""
-        due, target, number = _Due(contribution.step, (), reveal), contribution.peer_id, work.microbatch_id
+        due, target, number = _Due(contribution.step, (), (), reveal), contribution.peer_id, work.microbatch_id
         beside, shown = self.beside(), dict[int, list[Exchange]]()
         for side in SIDES:
             asked = [self._fetch_or_not(peer, due, contribution, number) for peer in sorted(beside.of_side(side))]

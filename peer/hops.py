@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from peer.compute import Urgency
 from peer.downstream import METHOD, ROOM, Downstream, Refused
+from peer.limited_transport import LimitedTransport
 from peer.passages import Arrival, Passage, Passages, Passed
 from peer.stage_work import StageWork
 from peer.step_state import Applied
@@ -35,9 +36,10 @@ PARK_S = 1.0
 class HopServer:
     """Takes microbatches from the stage before, computes them, and answers with gradients."""
 
-    def __init__(self, work: StageWork, downstream: Downstream | None) -> None:
-        """Without `downstream` this is the last stage."""
+    def __init__(self, work: StageWork, downstream: Downstream | None, line: LimitedTransport) -> None:
+        """Without `downstream` this is the last stage. `line`: the owner's, whose rate may be limited."""
         self._work = work
+        self._line = line
         self._settings = work.settings
         self._replica = work.replica
         self._compute = work.compute
@@ -73,10 +75,13 @@ class HopServer:
         """How long a microbatch would wait here, and whether it is held here already."""
         fields = Fields("room call", request.meta)
         birth_digest = fields.octets("birth", length=32)
+        step = Step(fields.integer("step")) if fields.optional("step") else None
         fields.done()
         is_held = self._held(sender, birth_digest) is not None
         if not is_held:
             self._check_room()
+            if step is not None:
+                self._check_may_work(step)
         waits_s = 0.0 if is_held else self._room.waits_s(self._compute.backlog_s, now=time.monotonic())
         waits_s = self._work.adversary.says_waits_s(Step(self._gate.version), waits_s)
         return Message({"waits_s": waits_s, "is_held": is_held})
@@ -155,8 +160,7 @@ class HopServer:
         oldest = int(step) - self._settings.delay_at(step)
         if gate.version < oldest and not await gate.wait_for_version(oldest, timeout_s=PARK_S):
             raise Refused("behind", f"version {gate.version} here, step {step} needs {oldest}")
-        if not gate.is_member:
-            raise Refused("busy", "this peer is not a member of its stage yet")
+        self._check_may_work(step)
         if not self._replica.accepts(step):
             raise Refused("closed", f"step {step} is closed here")
         number = birth.microbatch_id
@@ -173,6 +177,10 @@ class HopServer:
         if self.in_flight >= 2 * self._settings.limits.max_in_flight:
             raise Refused("busy", f"{self.in_flight} microbatches in flight")
 
+    def _check_may_work(self, step: Step) -> None:
+        if not self._gate.may_work_for(step):
+            raise Refused("busy", f"this peer is not a member of its stage yet, nor will be for step {step}")
+
     def _arrival(
         self, sender: PeerId, birth: BirthRecord, header: HopHeader, body: bytes | bytearray | memoryview
     ) -> Arrival:
@@ -187,6 +195,11 @@ class HopServer:
     def _lives(self, peer: PeerId) -> bool:
         return self.is_before(peer)
 
+    def _sends_s(self) -> float:
+        """Of the owner's uplink, for one microbatch: its activation, and the gradient of it."""
+        num_bodies = 1 if self._downstream is None else 2
+        return self._line.sends_s(num_bodies * self._work.codec.encoded_bytes(self._work.shape))
+
     def _held(self, sender: PeerId, birth_digest: bytes) -> Passage | None:
         """What a peer of the stage before may take up."""
         return self._passages.of(birth_digest) if self.is_before(sender) else None
@@ -200,7 +213,7 @@ class HopServer:
                 self._counters.adopted += 1
                 return self._answer(arrival, passed)
             await self._admit(sender, birth)
-        self._room.taken(self._compute.visit_s, now=time.monotonic())
+        self._room.taken(self._compute.visit_s, self._sends_s(), now=time.monotonic())
         self._under_way[birth.microbatch_id] += 1
         # Nobody takes a lost source's place: what it has sent itself is not kept for anybody.
         if sender == birth.source or not self.is_before(sender) or self._passages.of(birth.digest()) is not None:
@@ -226,7 +239,7 @@ class HopServer:
                 return False
 
         with self._blaming():
-            same = await self._compute.run(Urgency.BACKWARD, is_same, step=step)
+            same = await self._compute.run(Urgency.CODEC, is_same, step=step)
         if not same:
             count = self._counters.bad_messages
             count["other_activation"] = count.get("other_activation", 0) + 1

@@ -38,6 +38,10 @@ class Meter:
                 self._free_at -= size_bytes * HEADERS / self._bytes_per_s
                 raise
 
+    def takes_s(self, size_bytes: int) -> float:
+        """Seconds between such bodies, one after the other."""
+        return size_bytes * HEADERS / self._bytes_per_s
+
     def book(self, size_bytes: int) -> float:
         """Seconds until these bytes may move; they count from now on."""
         now = self._clock()
@@ -61,6 +65,10 @@ class LimitedTransport:
         inner = self._inner
         self._up = None if upload_mbit is None else Meter(upload_mbit, lambda: inner.traffic()[0])
         self._down = None if download_mbit is None else Meter(download_mbit, lambda: self.traffic()[1])
+
+    def sends_s(self, num_bytes: int) -> float:
+        """Seconds that bodies of so many bytes take at the owner's rate; 0 if there is none."""
+        return self._up.takes_s(num_bytes) if self._up is not None else 0.0
 
     async def take_elsewhere(self, num_bytes: int) -> None:
         """So much came by another way than this transport: it counts, and waits for its turn."""

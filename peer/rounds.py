@@ -101,6 +101,7 @@ class StageRounds:
         """Held while a version takes the place of another, so that two never do at once."""
         self.tickets = Tickets(self._steps, self._leased, replica.accepts)
         self.joining: set[PeerId] = set()
+        self._joins_at: Version | None = None
         self._gone: dict[PeerId, Version] = {}
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
         self.results: dict[int, tuple[Result, list[Bytes]]] = {}
@@ -155,6 +156,22 @@ class StageRounds:
     @property
     def is_member(self) -> bool:
         return self.me in self.chain.members
+
+    def joins_at(self, version: Version) -> None:
+        """The leader says that the rosters make this peer a member with that version."""
+        if self._joins_at is None or self._joins_at <= self.version:  # the first word holds until its time has come
+            self._joins_at = version
+
+    def may_work_for(self, step: Step) -> bool:
+        """Whether what this peer computes for the step can count: it is a member, or will be by the time of its round.
+
+        The next step's microbatches come while this one's round still runs, which names whom it lets in. If it does not
+        name this peer, the work is lost, and nothing more.
+        """
+        if self.is_member:
+            return True
+        joins_at = self._joins_at
+        return joins_at is not None and self.version < joins_at <= int(step) and self.may_join(self.me)
 
     @property
     def is_over(self) -> bool:
@@ -467,6 +484,12 @@ class StageRounds:
         return self.chain.leases.ids_of(self.me) if self.is_member and not self.is_over else []
 
     # -- the round ----------------------------------------------------------------------------------------
+
+    def next_to_join(self) -> Version:
+        """The version with which whoever asks now becomes a member: a round that is closing names nobody more."""
+        state = self._steps.get(Step(self.chain.version))
+        is_closing = state is not None and state.round is not None and state.round.is_closing
+        return Version(self.chain.version + 1 + is_closing)
 
     async def step_state(self, step: Step, *, with_round: bool = False) -> StepState:
         """The open step, waiting for this peer to reach it. Raises TransientError if it does not in time."""

@@ -137,7 +137,7 @@ class Source:
             y = adversary.activation(at, weights, tokens, y)
             return self.work.pack(birth, version, (birth.digest(),), y, ids_bytes(targets_BL)), saved
 
-        activation, saved = await self.work.compute.run(Urgency.FORWARD, forward, step=ticket.step)
+        activation, saved = await self.work.compute.run(Urgency.BIRTH, forward, step=ticket.step)
         answer = await self.downstream.send(activation, replica.stage, run_id=self.work.run_id)
         _, counted = await self.work.backward(birth, activation, saved, answer, birth.digest())
         if counted:

@@ -42,8 +42,8 @@ class StepGate(Protocol):
     def era(self) -> int:
         """Of the run."""
 
-    @property
-    def is_member(self) -> bool: ...
+    def may_work_for(self, step: Step) -> bool:
+        """Whether what this peer computes for the step can count."""
 
     async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
         """Whether the stage reached `version` within the time."""
@@ -196,7 +196,7 @@ class StageWork:
         answer = await downstream.send(activation, replica.stage, run_id=self.run_id)
         grad_x, counted = await self.backward(birth, activation, saved, answer, input_header)
         assert grad_x is not None
-        encoded = await self.compute.run(Urgency.BACKWARD, lambda: _encoded(self._gradient_codec, grad_x), step=step)
+        encoded = await self.compute.run(Urgency.CODEC, lambda: _encoded(self._gradient_codec, grad_x), step=step)
         assert answer.header is not None
         parents = (input_header, answer.header.digest())
         own = self._gradient_header(arrival.sender, birth, parents, encoded, activation.version)

@@ -22,6 +22,7 @@ from peer.downstream import Activation, Answer, Downstream, HopCounters, numeric
 from peer.exchange_store import ExchangeStore
 from peer.exhibits import ExhibitStore
 from peer.hops import HopServer
+from peer.limited_transport import LimitedTransport
 from peer.replica import StageReplica
 from peer.screening import KnownStanding, Screening
 from peer.stage_work import StageWork
@@ -72,7 +73,12 @@ class Still:
 
     version = Version(0)
     era = 0
-    is_member = True
+
+    def __init__(self) -> None:
+        self.works_from = STEP
+
+    def may_work_for(self, step: Step) -> bool:
+        return step >= self.works_from
 
     async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
         return False
@@ -94,8 +100,9 @@ class LinePeer:
         settings, self.stage, self.replica = line.settings, stage, replica
         self.peer_id = identity.peer_id
         self.identity = identity
-        self.transport = line.network.transport(identity)
+        self.transport = LimitedTransport(line.network.transport(identity), upload_mbit=None, download_mbit=None)
         self.thread = CountingThread(f"stage {stage}")
+        self.gate = Still()
         self.counters = HopCounters()
         self.exhibits = ExhibitStore.of_run(settings)
         self.exchanges = ExchangeStore.of_run(settings, self.peer_id)
@@ -120,14 +127,14 @@ class LinePeer:
             identity,
             replica,
             self.thread,
-            Still(),
+            self.gate,
             self.counters,
             kind,
             self.exhibits,
             self.exchanges,
             Screening(KnownStanding(), lambda: Version(0)),
         )
-        self.server = HopServer(self.work, self.downstream)
+        self.server = HopServer(self.work, self.downstream, self.transport)
         self.server.is_before = lambda peer: peer in line.of_stage(stage - 1)
         self.server.serve(self.transport)
 

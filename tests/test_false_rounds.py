@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.core.contribution import Result
+from swarm.core.ids import PeerId
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.evidence import Evidence
 from verification.kinds.equivocation import CastVote, Equivocation
@@ -71,12 +72,12 @@ def test_two_words_for_one_part_two_votes_in_one_phase_and_another_state_are_ban
     assert isinstance(said[voter], CastVote)
 
 
-def rounds_of(folder: Path, attack: str) -> tuple[list[Result], dict[str, Any]]:
+def rounds_of(folder: Path, attack: str, *, steps: int = STEPS) -> tuple[list[Result], dict[str, Any]]:
     """All results of stage 1, whose third peer attacks, and the host's report; nobody is punished."""
     results: dict[int, Result] = {}
 
     async def train() -> dict[str, Any]:
-        async with swarm_in_process(unaudited(STEPS), folder, peers=(3, 3), attacks={(1, 2): attack}) as swarm:
+        async with swarm_in_process(unaudited(steps), folder, peers=(3, 3), attacks={(1, 2): attack}) as swarm:
             await swarm.until_version(1)
 
             async def keep(applied: Any) -> None:
@@ -90,7 +91,7 @@ def rounds_of(folder: Path, attack: str) -> tuple[list[Result], dict[str, Any]]:
             return report
 
     report = asyncio.run(train())
-    assert report["steps"] == STEPS
+    assert report["steps"] == steps
     (digests,) = [set(replicas.values()) for replicas in [report["state_digests"]["1"]]]
     assert len(digests) == 1
     return [results[step] for step in sorted(results)], report
@@ -116,13 +117,18 @@ def test_a_reducer_that_omits_a_contributor_costs_it_no_more_than_what_it_reduce
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_leader_that_omits_a_member_puts_it_off_only_where_it_leads(tmp_path: Path) -> None:
-    results, _ = rounds_of(tmp_path, "omitting_leader@2")
+    results, _ = rounds_of(tmp_path, "omitting_leader@2", steps=2 * STEPS)
     put_off = [(result.roster.leader, left.peer_id) for result in results for left in result.roster.leaves]
     assert put_off, "it led nothing: the test shows nothing"
     assert {leader for leader, _ in put_off} == {LIAR}
-    for honest in {peer for _, peer in put_off}:
-        contributed = [result for result in results if result.roster.contribution_of(honest) is not None]
-        assert len(contributed) >= STEPS // 4, "leaders are drawn anew for each step, and it asks to be let in again"
+    first: dict[PeerId, int] = {}
+    for at, result in enumerate(results):
+        for left in result.roster.leaves:
+            first.setdefault(left.peer_id, at)
+    early = {peer: at for peer, at in first.items() if at < STEPS}
+    assert early, "it led nothing in the first half: the test shows nothing of what follows"
+    for honest, at in early.items():
+        assert any(honest in result.roster.joins for result in results[at:]), "it asks to be let in again, and is"
 
 
 @pytest.mark.soak
@@ -132,4 +138,4 @@ def test_a_leader_with_two_rosters_in_one_view_delays_its_own_rounds_alone(tmp_p
     assert all(len(result.roster.contributions) >= 1 for result in results)
     later = [result for result in results if result.roster.view > 0]
     assert later, "it led nothing: the test shows nothing"
-    assert len(later) <= STEPS // 2
+    assert len(later) <= STEPS * 3 // 4, "it leads a third of them: 13 of 16 by chance are one run in 8000"

@@ -51,7 +51,7 @@ def test_choices_are_those_of_the_daemons_wiring() -> None:
             waits_s = 0.0 if place == 3 else rng.expovariate(0.3)
             flow.shown["backlog_s"][place + 1] = waits_s
             wiring.told(name, waits_s, now=now)
-        place = flows.choose(flow, 0, 1, now)
+        place = flows.choose(flow, 0, 1, 0, now)
         assert names[place] == wiring.choose(now=now).peer_id
         wiring.finished(names[place], seconds[place])
         flows.finished(flow, 0, place, seconds[place])
@@ -128,11 +128,12 @@ def test_microbatch_waits_for_a_stage_without_peers() -> None:
     assert flow.counters[flows.COMPLETED] == 1
 
 
-def test_what_is_most_urgent_goes_first_and_of_that_what_came_first() -> None:
+def test_older_steps_go_first_and_of_a_step_what_came_first() -> None:
     flow = flows.empty_flow(2, 1, 2, 8, delay_s=0.05)
     come = [(7, 3.0), (8, 1.0), (7, 2.0), (8, 4.0), (6, 5.0)]
-    for work, (urgency, arrives_at) in enumerate(come):
-        flow.line["urgency"][work], flow.line["arrives_at"][work] = urgency, arrives_at
+    flow.peers["queue"] = flow.peers["last"] = flows.NOTHING
+    for work, (step, arrives_at) in enumerate(come):
+        flow.line["step"][work], flow.line["arrives_at"][work] = step, arrives_at
         flows.link(flow, 0, work)
     order, work = [], int(flow.peers["queue"][0])
     while work >= 0:
@@ -143,3 +144,14 @@ def test_what_is_most_urgent_goes_first_and_of_that_what_came_first() -> None:
     for work in (2, 4, 0, 3, 1):
         flows.unlink(flow, 0, work)
     assert flow.peers["queue"][0] == flow.peers["last"][0] == flows.NOTHING
+
+
+def test_who_joins_for_a_later_step_gets_nothing_of_this_one() -> None:
+    flow = pipeline(1, 1)
+    flows.join(flow, 2, 1, 0.0, 1)
+    flow.known["target"][0] = [2, 1, 2, 2]
+    chosen = [[flow.known["target"][0, flows.choose(flow, 0, 1, step, 0.0)] for _ in range(40)] for step in (0, 1)]
+    assert set(chosen[0]) == {1}
+    assert set(chosen[1]) == {1, 2}
+    run_until(flow, 100.0)
+    assert flow.done[2].sum() == 0

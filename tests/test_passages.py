@@ -86,7 +86,7 @@ def test_what_is_under_way_after_a_lost_peer_is_computed_once_and_answers_its_re
             middle.thread.more_s = 100.0  # nobody would choose it but for what it holds
             await line.kill(lost)
             replacement = line.other(lost)
-            await line.until(lambda: middle.thread.jobs[Urgency.BACKWARD] == 1)  # it has looked at what came again
+            await line.until(lambda: middle.thread.jobs[Urgency.CODEC] == 1)  # it has looked at what came again
             last.thread.go_on()
             answer = await answering
             assert answer.header is not None

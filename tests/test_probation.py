@@ -157,23 +157,28 @@ def folded(steps: dict[str, list[int]], version: int, *, seed: int = 0) -> Proba
 
 
 def test_ten_agreements_of_the_last_versions_promote() -> None:
-    may = {"since": -1, "num_members": 8}
+    may = {"since": -1, "num_members": 8, "num_left": 0}
     assert not folded({"a": list(range(9))}, 16).may_promote(PeerId("a"), 16, **may)
     assert not folded({"a": [*range(9), 8, 8]}, 16).may_promote(PeerId("a"), 16, **may)  # the same one, told again
     assert folded({"a": list(range(10))}, 16).may_promote(PeerId("a"), 16, **may)
     assert not folded({"a": list(range(10))}, 17).may_promote(PeerId("a"), 17, **may)  # the first is too old
-    assert not folded({"a": list(range(10))}, 16).may_promote(PeerId("a"), 16, since=0, num_members=8)
+    assert not folded({"a": list(range(10))}, 16).may_promote(PeerId("a"), 16, since=0, num_members=8, num_left=0)
     assert folded({"a": list(range(10))}, 16) == folded({"a": list(range(10))}, 16, seed=1)
 
 
-@pytest.mark.parametrize(("num_members", "each"), [(1, 1), (8, 1), (15, 1), (16, 2), (64, 8)])
-def test_one_is_promoted_for_eight_members_a_version(num_members: int, each: int) -> None:
+@pytest.mark.parametrize(
+    ("num_members", "num_left", "each"),
+    [(1, 0, 1), (8, 0, 1), (15, 0, 1), (16, 0, 2), (64, 0, 8), (1, 1, 2), (16, 3, 5)],
+)
+def test_one_is_promoted_for_eight_members_a_version_and_one_for_each_who_left(
+    num_members: int, num_left: int, each: int
+) -> None:
     peers = [PeerId(f"peer {number}") for number in range(20)]
     table = folded({peer: list(range(10)) for peer in peers}, 12)
     taken = {12: 0, 13: 0}
     for version in taken:
         for peer in peers:
-            if table.may_promote(peer, version, since=-1, num_members=num_members):
+            if table.may_promote(peer, version, since=-1, num_members=num_members, num_left=num_left):
                 table = table.promoted(peer, version)
                 taken[version] += 1
     assert taken == {12: each, 13: each}

@@ -24,39 +24,32 @@ async def _held_thread() -> tuple[WorkThread, threading.Event, asyncio.Future[No
     return thread, gate, first
 
 
-def test_backward_goes_before_forward_and_the_round_before_both() -> None:
-    async def main() -> list[str]:
-        thread, gate, first = await _held_thread()
-        order: list[str] = []
-        jobs = [
-            asyncio.ensure_future(thread.run(urgency, lambda name=urgency.name: order.append(name)))
-            for urgency in (Urgency.EVALUATE, Urgency.FORWARD, Urgency.BACKWARD, Urgency.ROUND)
-        ]
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.wait_for(asyncio.gather(first, *jobs), 10)
-        thread.close(timeout_s=10)
-        return order
-
-    assert asyncio.run(main()) == ["ROUND", "BACKWARD", "FORWARD", "EVALUATE"]
+async def _order(*jobs: tuple[Urgency, int]) -> list[tuple[str, int]]:
+    """In which order a busy thread does what comes in this one."""
+    thread, gate, first = await _held_thread()
+    order: list[tuple[str, int]] = []
+    waiting = [
+        asyncio.ensure_future(thread.run(urgency, lambda it=(urgency.name, step): order.append(it), step=step))
+        for urgency, step in jobs
+    ]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait_for(asyncio.gather(first, *waiting), 10)
+    thread.close(timeout_s=10)
+    return order
 
 
-def test_of_hops_the_older_step_goes_first() -> None:
-    async def main() -> list[tuple[str, int]]:
-        thread, gate, first = await _held_thread()
-        order: list[tuple[str, int]] = []
-        jobs = [
-            asyncio.ensure_future(thread.run(urgency, lambda it=(urgency.name, step): order.append(it), step=step))
-            for step in (8, 7)
-            for urgency in (Urgency.FORWARD, Urgency.BACKWARD)
-        ]
-        await asyncio.sleep(0)
-        gate.set()
-        await asyncio.wait_for(asyncio.gather(first, *jobs), 10)
-        thread.close(timeout_s=10)
-        return order
+def test_the_most_urgent_goes_first() -> None:
+    come = (Urgency.EVALUATE, Urgency.BIRTH, Urgency.FORWARD, Urgency.CODEC, Urgency.ROUND)
+    order = asyncio.run(_order(*((urgency, 0) for urgency in come)))
+    assert [name for name, _ in order] == ["ROUND", "CODEC", "FORWARD", "BIRTH", "EVALUATE"]
 
-    assert asyncio.run(main()) == [("BACKWARD", 7), ("FORWARD", 7), ("BACKWARD", 8), ("FORWARD", 8)]
+
+def test_of_hops_the_older_step_goes_first_and_of_a_step_whatever_came_first() -> None:
+    come = [(urgency, step) for step in (8, 7) for urgency in (Urgency.BIRTH, Urgency.FORWARD, Urgency.BACKWARD)]
+    found = asyncio.run(_order(*come, (Urgency.FORWARD, 7)))
+    of_a_step = ["FORWARD", "BACKWARD", "FORWARD", "BIRTH"]
+    assert found == [*((name, 7) for name in of_a_step), ("FORWARD", 8), ("BACKWARD", 8), ("BIRTH", 8)]
 
 
 @pytest.mark.parametrize("audits_wait_s", [0.0, 60.0])

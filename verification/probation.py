@@ -127,10 +127,11 @@ class Probation:
         oldest = max(version - AGREEMENT_VERSIONS, since + 1)
         return sum(step >= oldest for step in self.steps.get(peer, ()))
 
-    def may_promote(self, peer: PeerId, version: int, *, since: int, num_members: int) -> bool:
-        """Whether it has agreements enough, and the stage, of so many members, may take one more in this version."""
+    def may_promote(self, peer: PeerId, version: int, *, since: int, num_members: int, num_left: int) -> bool:
+        """Whether it has agreements enough, and the stage may take one more in this version: it has so many members,
+        and so many left it with this version, whose places are free."""
         at, num = self.last_promotions
-        has_place = version > at or (version == at and num < max(1, num_members // MEMBERS_PER_PROMOTION))
+        has_place = version > at or (version == at and num < max(1, num_members // MEMBERS_PER_PROMOTION) + num_left)
         return has_place and self.count(peer, version, since=since) >= self.agreements_to_promote
 
     def promoted(self, peer: PeerId, version: int) -> "Probation":

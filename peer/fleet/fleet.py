@@ -82,6 +82,8 @@ class _Peer:
     lies_since: int = 0
     """Version at which a liar became a member."""
     banned_at: int = -1
+    useful_power: float = 0.0
+    """In its stage."""
     rate: float = 0.0
     """What it could do in a second, of all stages' work for one microbatch."""
     in_oracle: bool = False
@@ -89,6 +91,10 @@ class _Peer:
     """Joiners that download from it."""
     stay: Stay | None = None
     """While it is a member."""
+
+    def serves(self, stage: int) -> bool:
+        """Whether it is there, as a member or about to be one."""
+        return self.slot >= 0 and self.stage == stage
 
 
 @dataclass
@@ -179,9 +185,15 @@ class Fleet:
         self._waiting: list[list[_Peer]] = [[] for _ in range(self._num_stages)]
         self._version = [0] * self._num_stages
         """Rounds that have ended."""
+        self._places = [0] * self._num_stages
+        """Newcomers that each stage may still take with its present version."""
+        self._left = [0] * self._num_stages
+        """Members that each stage has lost since its last version."""
         self._in_round: list[list[tuple[_Peer, int]] | None] = [None] * self._num_stages
         self._ready: list[_Peer] = []
         """Who waits for the oracle's next version."""
+        self._oracle_left = 0
+        """Whom the oracle has lost since its last."""
         self._deadline = AdaptiveDeadline(limit_s=4 * self._fill_s + model.step_s, floor_s=5.0, factor=1.5)
         self._expiry_set = -1
         self._granting, self._granting_since = -1, 0.0
@@ -241,11 +253,13 @@ class Fleet:
             self._placed(peer, +1)
             self._admit(peer)
             self._oracle_has(peer, is_there=True)
-        power = sum(self._useful_power(peer) for peer in self._present.values())
+        power = sum(peer.useful_power for peer in self._present.values())
         self.flow.counters[flows.TARGET] = scenario.model.microbatches or max(
             self._num_stages, round(power / sum(self._costs) * scenario.model.step_s)
         )
         self.flow.counters[flows.LIMIT] = scenario.model.delay
+        for stage in range(self._num_stages):
+            self._open_places(stage)
         flows.start_all(self.flow, 0.0)
         if law is not None:
             self._at(self.rng.expovariate(part.peers / law.mean_s), self._someone_comes)
@@ -297,11 +311,13 @@ class Fleet:
         return best_stage(self._counted, capacity, min_replicas=self.scenario.run.min_replicas).stage
 
     def _placed(self, peer: _Peer, sign: int) -> None:
+        if sign > 0:
+            peer.useful_power = self._useful_power(peer)
         self._counted[peer.stage] += sign
-        self._power[peer.stage] += sign * self._useful_power(peer)
+        self._power[peer.stage] += sign * peer.useful_power
 
     def _useful_power(self, peer: _Peer) -> float:
-        """Work a second that others see it do in its stage, where its uplink may be the limit."""
+        """Work a second that others see the peer do in its stage, where its uplink may be the limit."""
         sends = 1 if peer.stage in (0, self._num_stages - 1) else 2
         cost = self._costs[peer.stage]
         return cost / max(cost / peer.power / (1 - self.scenario.trust.audits), sends * self._send_s)
@@ -323,7 +339,7 @@ class Fleet:
 
         def downloaded() -> None:
             for donor in holders:
-                if donor.slot >= 0 and donor.stage == stage:
+                if donor.serves(stage):
                     self._burden(donor, -1)
             if peer.state == "gone":
                 return
@@ -353,9 +369,35 @@ class Fleet:
             return
         peer.state = "waiting"
         self._waiting[peer.stage].append(peer)
+        if self._works_early(peer.stage):
+            self._promote(peer.stage)
 
-    def _admit(self, peer: _Peer) -> None:
-        """A member from now on."""
+    def _open_places(self, stage: int) -> None:
+        """A version more: newcomers may join again, so many for eight members, and for each who left."""
+        there = self.flow.members[stage, : self.flow.stages[stage, flows.MEMBERS]]
+        num_members = int((self.flow.shown["takes_from"][there] <= self._version[stage]).sum())
+        self._places[stage] = math.ceil(self.scenario.trust.admitted_share * num_members) + self._left[stage]
+        self._left[stage] = 0
+
+    def _works_early(self, stage: int) -> bool:
+        """Whether microbatches come while a round runs, and one whom it names may take them: a source starts what is
+        leased to it, and nothing is leased before it is a member."""
+        return stage > 0 and bool(self.scenario.model.delay)
+
+    def _promote(self, stage: int) -> None:
+        """Whoever waits and has a place. The next round to begin names it: it works for the step after that one."""
+        takes_from = int(self.flow.stages[stage, flows.OPEN]) + self._works_early(stage)
+        still_waiting = []
+        for peer in self._waiting[stage]:
+            if peer.is_proven or self._places[stage]:
+                self._places[stage] -= not peer.is_proven
+                self._admit(peer, takes_from)
+            else:
+                still_waiting.append(peer)
+        self._waiting[stage] = still_waiting
+
+    def _admit(self, peer: _Peer, takes_from: int = 0) -> None:
+        """A member, or one who is about to be."""
         flow, stage, slot = self.flow, peer.stage, self._slots.popleft()
         peer.slot, peer.state, peer.is_proven, peer.settled_at = slot, "member", True, self.now
         peer.lies_since = self._version[stage]
@@ -367,7 +409,7 @@ class Fleet:
         one["forward_s"], one["backward_s"] = forward * compute_s, (1 - forward) * compute_s
         one["send_s"], one["window"] = self._send_s, max(1, fill)
         one["owes_s"] = self.rng.random() * compute_s if self.scenario.trust.audits else 0.0
-        flows.join(flow, slot, stage, self.now)
+        flows.join(flow, slot, stage, self.now, takes_from)
         peer.stay = Stay(stage, peer.power, self._since_warm_up())
         self.outcome.stays.append(peer.stay)
         self._set_rate(peer)
@@ -388,6 +430,7 @@ class Fleet:
 
     def _oracle_has(self, peer: _Peer, is_there: bool) -> None:
         if peer.in_oracle != is_there:
+            self._oracle_left += not is_there
             self._tell_ideal()
             self._ideal_rate += peer.rate if is_there else -peer.rate
             peer.in_oracle = is_there
@@ -395,7 +438,9 @@ class Fleet:
     def _oracles_version(self) -> None:
         """The oracle is never late with a step, and admits as many newcomers with its version as the rules allow."""
         ready = [peer for peer in self._ready if peer.state != "gone"]
-        room = math.ceil(self.scenario.trust.admitted_share * sum(peer.in_oracle for peer in self._present.values()))
+        num_there = sum(peer.in_oracle for peer in self._present.values())
+        room = math.ceil(self.scenario.trust.admitted_share * num_there) + self._oracle_left
+        self._oracle_left = 0
         for peer in ready[:room]:
             self._set_rate(peer)
             self._oracle_has(peer, is_there=True)
@@ -434,6 +479,7 @@ class Fleet:
         if peer.slot < 0:
             return
         peer.gives = 0
+        self._left[peer.stage] += 1
         if peer.stay is not None:
             peer.stay.ended_at, peer.stay = self._since_warm_up(), None
         self._wasted("lost_sums", peer.stage, int(self.flow.done[peer.slot].sum()))
@@ -466,6 +512,8 @@ class Fleet:
         taken = []
         for place in range(int(flow.stages[stage, flows.MEMBERS])):
             slot = int(flow.members[stage, place])
+            if flow.shown["takes_from"][slot] > step:
+                continue  # no member yet
             taken.append((self._by_slot[slot], int(flow.done[slot, parity])))
             flow.done[slot, parity] = 0
         flow.stages[stage, flows.DONE + parity] = flow.stages[stage, flows.VOID + parity] = 0
@@ -480,7 +528,18 @@ class Fleet:
                 self._close_if_full(before)
         self.outcome.stage_bytes["rounds"] += model.round_mbytes * 1e6 * len(taken)
         round_s = model.round_s + model.round_mbytes * 1e6 / self._up_bytes_per_s + 5 * part.round_trip_ms / 1000
+        self._at(self.now + round_s / 2, lambda: self._end_sending(stage))
         self._at(self.now + round_s, lambda: self._end_round(stage))
+
+    def _end_sending(self, stage: int) -> None:
+        """The sums have gone to who reduces them, in as many bytes as the means will: whoever goes now leaves its sum
+        behind."""
+        taken = self._in_round[stage]
+        assert taken is not None
+        self._in_round[stage] = [(peer, num) for peer, num in taken if peer.serves(stage)]
+        for peer, num in taken:
+            if not peer.serves(stage):
+                self._wasted("lost_sums", stage, num)
 
     def _end_round(self, stage: int) -> None:
         taken = self._in_round[stage]
@@ -489,17 +548,12 @@ class Fleet:
         self._version[stage] += 1
         version = self._version[stage]
         for peer, num in taken:
-            if peer.slot < 0 or peer.stage != stage:
-                self._wasted("lost_sums", stage, num)
-            elif peer.is_liar:
+            if peer.is_liar:
                 self._wasted("refuted", stage, num)
-                self._judge(peer, version, num, len(taken))
-        room = math.ceil(self.scenario.trust.admitted_share * int(self.flow.stages[stage, flows.MEMBERS]))
-        newcomers = [peer for peer in self._waiting[stage] if not peer.is_proven][:room]
-        admitted = [peer for peer in self._waiting[stage] if peer.is_proven] + newcomers
-        self._waiting[stage] = [peer for peer in self._waiting[stage] if peer not in admitted]
-        for peer in admitted:
-            self._admit(peer)
+                if peer.serves(stage):
+                    self._judge(peer, version, num, len(taken))
+        self._open_places(stage)
+        self._promote(stage)
         while (done := len(self.outcome.versions)) < min(self._version):
             self.outcome.versions.append((self._since_warm_up(), self._came_home.pop(done)))
         if stage == 0 and not self.scenario.model.delay:
@@ -577,7 +631,7 @@ class Fleet:
                 for stage in range(self._num_stages):
                     self._close_if_full(stage)
 
-        self._at(self.now + self._deadline.seconds, expire)
+        self._at(self.now + (self.scenario.model.straggler_s or self._deadline.seconds), expire)
 
     # -- moving -------------------------------------------------------------------------------------------
 
@@ -590,7 +644,7 @@ class Fleet:
             Placement(
                 name,
                 StageIndex(peer.stage),
-                self._useful_power(peer) * max(0.1, gauss(1.0, noise)),
+                peer.useful_power * max(0.1, gauss(1.0, noise)),
                 peer.state == "member" and self.now - peer.settled_at > scenario.run.payback_s / 2,
             )
             for name, peer in self._present.items()

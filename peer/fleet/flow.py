@@ -1,9 +1,9 @@
 """This is where simulated microbatches pass through the stages, each by itself: compiled, for they are millions.
 
-A peer computes one thing at a time, backward before forward and audits when nothing else is there, and sends one
-activation after another. It chooses among the peers it knows of the next stage as `swarm.core.wiring` does, after it
-has asked them all: `tests/test_fleet_flow.py` holds the two against each other. What is not about single microbatches
-(who is a member, when a round begins) is `peer.fleet.fleet`'s, in Python.
+A peer computes one thing at a time, older steps before newer, of a step what came first, and audits when nothing else
+is there; it sends one activation after another. It chooses among the peers it knows of the next stage as
+`swarm.core.wiring` does, after it has asked them all: `tests/test_fleet_flow.py` holds the two against each other. What
+is not about single microbatches (who is a member, when a round begins) is `peer.fleet.fleet`'s, in Python.
 
 An event is the end of what a peer computes: when it then takes the next of its queue, all that has arrived by then is
 there to choose from, so arrivals need no events. Events wait in a ring of short lists, one for each moment.
@@ -36,16 +36,17 @@ NUM_MOMENTS = 1 << 17
 MOMENTS_PER_S = 8192.0
 NOTHING, LOST, AUDIT = -1, -2, -3
 UNTRIED, UNANSWERED = -2.0, -1.0
+NO_STEP = 1 << 30
 
 
 CACHE_LINE_BYTES = 64
 SHOWN = np.dtype(
     [
         ("stage", np.int32),  # -1: serves none
-        ("takes", np.int32),  # whether it takes new work: 0 while it drains
+        ("takes_from", np.int32),  # it takes new work of this step on; NO_STEP while it drains
         ("backlog_s", np.float64),  # of compute: queue and current
         ("sends_at", np.float64),  # when the uplink is free
-        ("paced_at", np.float64),  # when it would take the next, were all it took computed whole at once
+        ("paced_at", np.float64),  # when it would take the next, were all it took computed, and sent on, whole at once
     ]
 )
 PEER = np.dtype(
@@ -82,7 +83,7 @@ WORK = np.dtype(
         ("born", np.float64),
     ]
 )
-LINE = np.dtype([("arrives_at", np.float64), ("next", np.int32), ("before", np.int32), ("urgency", np.int64)])
+LINE = np.dtype([("arrives_at", np.float64), ("next", np.int32), ("before", np.int32), ("step", np.int64)])
 WAY = np.dtype([("chosen_at", np.float32), ("link", np.int32)])
 EVENT = np.dtype([("at", np.float64), ("next", np.int32), ("is_set", np.int32)])
 
@@ -102,7 +103,7 @@ class Flow(NamedTuple):
     work: Any
     """WORK [M]: microbatches."""
     line: Any
-    """LINE [M]: of microbatches, their places in peers' queues: least urgency first, then what arrives first."""
+    """LINE [M]: of microbatches, their places in peers' queues: older steps first, then what arrives first."""
     ways: Any
     """WAY [M, S]: how the peer of each stage chose the next."""
     holder: NDArray[np.int32]
@@ -250,15 +251,18 @@ def _learned(flow: Flow, caller: int, stage: int) -> int:
 
 
 @inlined
-def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
-    """Place, among those the caller knows, of the peer of `stage` expected to answer first; -1: none is there."""
+def choose(flow: Flow, caller: int, stage: int, step: int, now: float) -> int:
+    """Place, among those the caller knows, of the peer of `stage` expected to answer first; -1: none is there.
+
+    Who takes work of later steps only has not joined yet, and is passed over.
+    """
     num_known = flow.known.shape[1]
     best_s = math.inf
     num_there = flow.stages[stage, MEMBERS]
     for place in range(num_known):
         known = flow.known[caller, place]
         peer = known.target
-        if peer < 0 or flow.shown[peer].takes == 0 or flow.shown[peer].stage != stage:
+        if peer < 0 or flow.shown[peer].takes_from == NO_STEP or flow.shown[peer].stage != stage:
             if num_there == 0:
                 return -1
             known.target = -1
@@ -273,6 +277,8 @@ def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
         if known.target < 0:
             continue
         it = flow.shown[known.target]
+        if it.takes_from > step:
+            continue
         expected_s = max(0.0, it.backlog_s, it.sends_at - now, it.paced_at - now)  # what it says
         if known.duration_s >= 0:
             expected_s += max(0.0, known.duration_s - BELIEVED * best_s)
@@ -281,6 +287,13 @@ def choose(flow: Flow, caller: int, stage: int, now: float) -> int:
         if expected_s < soonest_s:
             chosen, soonest_s = place, expected_s
     flow.counters[CHOICES] += 1
+    if chosen < 0:  # all it knows are too new: it looks further
+        for _ in range(num_known):
+            peer = flow.members[stage, _chance(flow, num_there)]
+            if flow.shown[peer].takes_from <= step:
+                flow.known[caller, first].target = peer
+                flow.known[caller, first].duration_s = UNTRIED
+                return first
     return chosen
 
 
@@ -291,7 +304,8 @@ def _taken(flow: Flow, caller: int, place: int, now: float) -> None:
     if known.duration_s == UNTRIED:
         known.duration_s = UNANSWERED
     it, peer = flow.shown[known.target], flow.peers[known.target]
-    it.paced_at = max(now, it.paced_at) + peer.forward_s + peer.backward_s
+    sends = 2 if it.stage < flow.holder.shape[0] - 1 else 1
+    it.paced_at = max(now, it.paced_at) + max(peer.forward_s + peer.backward_s, sends * peer.send_s)
 
 
 @inlined
@@ -325,10 +339,8 @@ def _seconds(flow: Flow, peer: int, work: int) -> float:
 
 
 @inlined
-def unlink(flow: Flow, peer: int, work: int) -> None:
-    """Out of the queue."""
-    before, after = flow.line[work].before, flow.line[work].next
-    flow.work[work].is_queued = 0
+def _tie(flow: Flow, peer: int, before: int, after: int) -> None:
+    """In the peer's queue one follows on the other; -1: an end of it."""
     if before < 0:
         flow.peers[peer].queue = after
     else:
@@ -340,24 +352,24 @@ def unlink(flow: Flow, peer: int, work: int) -> None:
 
 
 @inlined
+def unlink(flow: Flow, peer: int, work: int) -> None:
+    """Out of the queue."""
+    flow.work[work].is_queued = 0
+    _tie(flow, peer, flow.line[work].before, flow.line[work].next)
+
+
+@inlined
 def link(flow: Flow, peer: int, work: int) -> None:
     """Into the queue: what comes last mostly goes last."""
     one, after, before = flow.line[work], -1, flow.peers[peer].last
     while before >= 0:
         other = flow.line[before]
-        if other.urgency < one.urgency or (other.urgency == one.urgency and other.arrives_at < one.arrives_at):
+        if other.step < one.step or (other.step == one.step and other.arrives_at <= one.arrives_at):
             break
         after, before = before, other.before
     flow.work[work].is_queued = 1
-    one.next, one.before = after, before
-    if before < 0:
-        flow.peers[peer].queue = work
-    else:
-        flow.line[before].next = work
-    if after < 0:
-        flow.peers[peer].last = work
-    else:
-        flow.line[after].before = work
+    _tie(flow, peer, before, work)
+    _tie(flow, peer, work, after)
 
 
 @inlined
@@ -373,7 +385,7 @@ def _send(flow: Flow, sender: int, ready_at: float) -> float:
 def _new(flow: Flow, source: int, now: float) -> int:
     """The microbatch that the source begins, or -1."""
     counters, shown, it = flow.counters, flow.shown[source], flow.peers[source]
-    if shown.takes == 0 or shown.stage != 0 or it.in_flight >= it.window or counters[FREE] == 0:
+    if shown.takes_from == NO_STEP or shown.stage != 0 or it.in_flight >= it.window or counters[FREE] == 0:
         return -1
     if counters[GRANTED] >= counters[TARGET]:
         if counters[STEP] >= counters[LIMIT]:
@@ -476,7 +488,7 @@ def _arrive(flow: Flow, work: int, peer: int, arrives_at: float, now: float) -> 
     """The microbatch is on its way to the peer."""
     it = flow.peers[peer]
     flow.line[work].arrives_at = arrives_at
-    flow.line[work].urgency = 2 * flow.work[work].step - flow.work[work].is_back  # older steps, then backward
+    flow.line[work].step = flow.work[work].step
     flow.shown[peer].backlog_s += _seconds(flow, peer, work)
     link(flow, peer, work)
     if it.current >= 0 and it.begins_at > now and arrives_at < it.begins_at:
@@ -521,7 +533,7 @@ def _onward(flow: Flow, work: int, now: float, ready_at: float) -> None:
     """The peer at stage `at` - 1 sends the microbatch, once it is ready, to a peer that it chooses."""
     stage = flow.work[work].at
     caller = flow.holder[stage - 1, work]
-    place = choose(flow, caller, stage, now)
+    place = choose(flow, caller, stage, flow.work[work].step, now)
     way = flow.ways[work, stage - 1]
     if place < 0:
         flow.holder[stage, work] = -1
@@ -671,8 +683,8 @@ def expire(flow: Flow, step: int, now: float) -> None:
 
 
 @borrowing
-def join(flow: Flow, peer: int, stage: int, now: float) -> None:
-    """The peer is a member of the stage, and some of the stage before learn of it."""
+def join(flow: Flow, peer: int, stage: int, now: float, takes_from: int = 0) -> None:
+    """The peer serves the stage, from that step on, and some of the stage before learn of it."""
     it, shown = flow.peers[peer], flow.shown[peer]
     it.current = it.queue = it.last = NOTHING
     it.in_flight = 0
@@ -680,7 +692,7 @@ def join(flow: Flow, peer: int, stage: int, now: float) -> None:
     shown.backlog_s = it.again_s = it.audited_s = 0.0
     flow.done[peer, 0] = flow.done[peer, 1] = 0
     shown.stage = stage
-    shown.takes = 1
+    shown.takes_from = takes_from
     flow.members[stage, flow.stages[stage, MEMBERS]] = peer
     flow.stages[stage, MEMBERS] += 1
     num_known = flow.known.shape[1]
@@ -698,7 +710,7 @@ def join(flow: Flow, peer: int, stage: int, now: float) -> None:
 @borrowing
 def drain(flow: Flow, peer: int) -> None:
     """The peer takes no more work."""
-    flow.shown[peer].takes = 0
+    flow.shown[peer].takes_from = NO_STEP
     stage = flow.shown[peer].stage
     for place in range(flow.stages[stage, MEMBERS]):
         if flow.members[stage, place] == peer:
@@ -728,7 +740,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
     ):
         _again(flow, work, stage, now, noticed_at)
         return
-    place = choose(flow, caller, stage, now)
+    place = choose(flow, caller, stage, flow.work[work].step, now)
     if place < 0:
         _again(flow, work, stage, now, noticed_at)
         return
@@ -757,7 +769,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
 def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     """The peer is gone with all it held; from `noticed_at` others take its place: when the last of them can go on."""
     stage = flow.shown[peer].stage
-    if flow.shown[peer].takes:
+    if flow.shown[peer].takes_from != NO_STEP:
         drain(flow, peer)
     flow.shown[peer].stage = -1
     flow.done[peer, 0] = 0

@@ -38,6 +38,9 @@ class ModelPart(_Table):
     """The target batch is what the first fleet would do in this time, perfectly balanced."""
     microbatches: int | None = Field(default=None, ge=1)
     """Of a step's target batch, if it is not to follow from `step_s`. At twice `step_s` a step is cut short even so."""
+    straggler_s: Positive | None = None
+    """What is under way when all of a step has been granted has so long to come home (the manifest's
+    `deadlines.straggler_s`); half as long again as microbatches take if left out."""
     delay: Literal[0, 1] = 1
     """0: sources wait for the round. 1: the next step begins while the round runs."""
     round_s: float = Field(default=0.0, ge=0)

@@ -21,8 +21,8 @@ BELIEVED = 2.0
 one's; all that they take longer is added."""
 TOLD_FOR_S = 1.0
 """What a peer says of its queue holds for this long, and for one microbatch."""
-ASKED = 8
-"""Peers that are asked before a microbatch is sent."""
+ASKED = 24
+"""Peers that are asked before a microbatch is sent: a few kB for one of 100 kB and more."""
 ASK_FROM_S = 1.0
 """Answers that take less are not worth asking for."""
 FORGET_AFTER = 20.0
