@@ -120,13 +120,14 @@ class ReductionStore:
             if replace(known, signature=held.signature) == held:
                 reductions[reduced.slot] = held
         self._reductions[state.step] = reductions
-        kept: dict[tuple[int, bytes], Bytes] = {}
+        held_inputs: dict[tuple[int, bytes], Bytes | None] = {}  # None: made here, before this process was restarted
         for made in (made for made in reductions.values() if made.reducer == me):
             for one in made.inputs:
-                key = made.part, one.digest
-                kept[key] = state.reduced[key] if made.level == "shares" else state.received[made.part, one.peer_id]
+                key, of = (made.part, one.digest), (made.part, one.peer_id)
+                held_inputs[key] = state.reduced.get(key) if made.level == "shares" else state.received.get(of)
             if made.level == "cohort":  # the combiner's input, of which its maker is asked first
-                kept[made.part, made.digest] = state.reduced[made.part, made.digest]
+                held_inputs[made.part, made.digest] = state.reduced.get((made.part, made.digest))
+        kept = {key: body for key, body in held_inputs.items() if body is not None}
         self._inputs[state.step] = kept
         oldest = int(state.step) - self._retained
         for held_steps in (self._reductions, self._inputs):

@@ -13,13 +13,13 @@ import pytest
 from peer.compute import WorkThread
 from peer.fragments import MOST_BEGUN, Fragment, Fragments
 from peer.part_exchange import PartExchange
-from peer.reductions import SignedPart
+from peer.reductions import ReductionStore, SignedPart
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.bulk_digest import bulk_digest
 from swarm.core import averaging_round as act
 from swarm.core.canonical import Value
-from swarm.core.contribution import ReducedPart
+from swarm.core.contribution import ReducedPart, Result
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
@@ -300,6 +300,23 @@ def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> N
     assert (made.part, reduction.reducer, reduction.norm_cap) == (1, OTHER, CAP)
     assert [one.num_tokens for one in reduction.inputs] == [10, 20, 30]
     reduction.check()
+
+
+def test_part_that_this_peer_reduced_before_it_was_restarted_is_taken_and_what_went_into_it_is_not_here(
+    scene: Scene,
+) -> None:
+    scene.receive(**contributed([1], [GOOD[1]]))
+    scene.receive(**reduced([1], GOOD[1:2], reducer=OTHER))
+    (made,) = scene.state.reductions
+    store = ReductionStore(retained_versions=2)
+    store.keep(scene.state, Result(ROSTER, (made,), OTHER), WEIGHTS, norm_cap=CAP, me=OTHER)
+    reduction = store.reduction(ROSTER.step, (1, None))
+    assert reduction is not None
+    assert reduction.reducer == OTHER
+    held = {one.peer_id: store.input(ROSTER.step, 1, one.digest) for one in reduction.inputs}
+    assert {peer: body if body is None else bytes(body) for peer, body in held.items()} == {
+        peer: bytes(GOOD[1]) if peer == SENDER else None for peer in FACTS.members
+    }
 
 
 def answer(reducer: PeerId = SENDER) -> tuple[act.FetchPart, Message]:
