@@ -133,12 +133,12 @@ def test_older_steps_go_first_and_of_a_step_what_came_first() -> None:
     come = [(7, 3.0), (8, 1.0), (7, 2.0), (8, 4.0), (6, 5.0)]
     flow.peers["queue"] = flow.peers["last"] = flows.NOTHING
     for work, (step, arrives_at) in enumerate(come):
-        flow.line["step"][work], flow.line["arrives_at"][work] = step, arrives_at
+        flow.work["step"][work], flow.work["arrives_at"][work] = step, arrives_at
         flows.link(flow, 0, work)
     order, work = [], int(flow.peers["queue"][0])
     while work >= 0:
         order.append(come[work])
-        work = int(flow.line["next"][work])
+        work = int(flow.work["next"][work])
     assert order == sorted(come)
     assert come[int(flow.peers["last"][0])] == order[-1]
     for work in (2, 4, 0, 3, 1):

@@ -81,10 +81,19 @@ WORK = np.dtype(
         ("is_queued", np.int32),
         ("left_at", np.float64),  # when the last sender had sent all of it
         ("born", np.float64),
+        ("arrives_at", np.float64),
+        ("next", np.int32),  # in the queue of the peer that it has arrived at, or will: older steps first, then
+        ("before", np.int32),  # what arrives first
+        ("unused", np.float64),
     ]
 )
-LINE = np.dtype([("arrives_at", np.float64), ("next", np.int32), ("before", np.int32), ("step", np.int64)])
-WAY = np.dtype([("chosen_at", np.float32), ("link", np.int32)])
+WAY = np.dtype(
+    [
+        ("holder", np.int32),  # the stage's peer that has it
+        ("link", np.int32),  # place, among those it knows, of the next stage's; -1: it has not chosen, or had the answer
+        ("chosen_at", np.float32),
+    ]
+)
 EVENT = np.dtype([("at", np.float64), ("next", np.int32), ("is_set", np.int32)])
 
 
@@ -102,12 +111,10 @@ class Flow(NamedTuple):
     """KNOWN [P, F]: what a peer knows of the next stage."""
     work: Any
     """WORK [M]: microbatches."""
-    line: Any
-    """LINE [M]: of microbatches, their places in peers' queues: older steps first, then what arrives first."""
     ways: Any
-    """WAY [M, S]: how the peer of each stage chose the next."""
+    """WAY [M, S]: whose the microbatch is in each stage, and how that peer chose the next."""
     holder: NDArray[np.int32]
-    """[S, M]: the peer of each stage that has the microbatch; by stage, for a lost peer's are searched."""
+    """[S, M]: the same holders by stage, for a lost peer's are searched."""
     free: NDArray[np.int32]
     """[M] places in `work`."""
     events: Any
@@ -154,14 +161,13 @@ def empty_flow(
     known = np.zeros((num_peers, fanout), KNOWN)
     known["target"], known["duration_s"] = -1, UNTRIED
     ways = np.zeros((num_work, num_stages), WAY)
-    ways["link"] = -1
+    ways["holder"] = ways["link"] = -1
     return Flow(
         shown=shown,
         peers=peers,
         done=np.zeros((num_peers, 2), np.int64),
         known=known,
-        work=np.zeros(num_work, WORK),
-        line=np.zeros(num_work, LINE),
+        work=_on_lines(num_work, WORK),
         ways=ways,
         holder=np.full((num_stages, num_work), -1, np.int32),
         free=np.arange(num_work, dtype=np.int32)[::-1].copy(),
@@ -318,10 +324,10 @@ def finished(flow: Flow, caller: int, place: int, duration_s: float) -> None:
 
 
 @inlined
-def _is_known(flow: Flow, work: int, hop: int) -> bool:
-    """Whether the caller at stage `hop` still knows the peer it sent the microbatch to."""
-    place = flow.ways[work, hop].link
-    return bool(place >= 0 and flow.known[flow.holder[hop, work], place].target == flow.holder[hop + 1, work])
+def _hold(flow: Flow, work: int, stage: int, peer: int) -> None:
+    """The microbatch is the peer's in that stage; -1: nobody's."""
+    flow.ways[work, stage].holder = peer
+    flow.holder[stage, work] = peer
 
 
 # -- what a peer does -----------------------------------------------------------------------------------------
@@ -344,26 +350,26 @@ def _tie(flow: Flow, peer: int, before: int, after: int) -> None:
     if before < 0:
         flow.peers[peer].queue = after
     else:
-        flow.line[before].next = after
+        flow.work[before].next = after
     if after < 0:
         flow.peers[peer].last = before
     else:
-        flow.line[after].before = before
+        flow.work[after].before = before
 
 
 @inlined
 def unlink(flow: Flow, peer: int, work: int) -> None:
     """Out of the queue."""
     flow.work[work].is_queued = 0
-    _tie(flow, peer, flow.line[work].before, flow.line[work].next)
+    _tie(flow, peer, flow.work[work].before, flow.work[work].next)
 
 
 @inlined
 def link(flow: Flow, peer: int, work: int) -> None:
     """Into the queue: what comes last mostly goes last."""
-    one, after, before = flow.line[work], -1, flow.peers[peer].last
+    one, after, before = flow.work[work], -1, flow.peers[peer].last
     while before >= 0:
-        other = flow.line[before]
+        other = flow.work[before]
         if other.step < one.step or (other.step == one.step and other.arrives_at <= one.arrives_at):
             break
         after, before = before, other.before
@@ -397,13 +403,13 @@ def _new(flow: Flow, source: int, now: float) -> int:
     work = flow.free[counters[FREE]]
     counters[USED] = max(counters[USED], work + 1)
     it.in_flight += 1
-    flow.holder[0, work] = source
+    _hold(flow, work, 0, source)
     one = flow.work[work]
     one.at = 0
     one.is_back = 0
     one.step = counters[STEP]
     one.left_at = now
-    flow.line[work].arrives_at = now
+    flow.work[work].arrives_at = now
     one.counted = flow.holder.shape[0]
     one.is_active = 1
     one.is_queued = 0
@@ -444,7 +450,7 @@ def _next(flow: Flow, peer: int, now: float) -> None:
     best, work = -1, it.queue
     soonest, soonest_at = -1, math.inf
     while work >= 0:
-        one = flow.line[work]
+        one = flow.work[work]
         if one.arrives_at <= now:
             best = work
             break
@@ -468,7 +474,7 @@ def _next(flow: Flow, peer: int, now: float) -> None:
         return
     unlink(flow, peer, best)
     it.current = best
-    it.begins_at = max(now, flow.line[best].arrives_at)
+    it.begins_at = max(now, flow.work[best].arrives_at)
     _unset(flow, peer)
     _set(flow, peer, it.begins_at + _seconds(flow, peer, best))
 
@@ -487,8 +493,7 @@ def _put_back(flow: Flow, peer: int, now: float) -> None:
 def _arrive(flow: Flow, work: int, peer: int, arrives_at: float, now: float) -> None:
     """The microbatch is on its way to the peer."""
     it = flow.peers[peer]
-    flow.line[work].arrives_at = arrives_at
-    flow.line[work].step = flow.work[work].step
+    flow.work[work].arrives_at = arrives_at
     flow.shown[peer].backlog_s += _seconds(flow, peer, work)
     link(flow, peer, work)
     if it.current >= 0 and it.begins_at > now and arrives_at < it.begins_at:
@@ -508,7 +513,7 @@ def _wake(flow: Flow, peer: int, now: float) -> None:
 @borrowing
 def _detach(flow: Flow, work: int, now: float) -> None:
     """Whoever has it, or is to get it, does not compute it any more; what has begun is in vain, but not stopped."""
-    peer = flow.holder[flow.work[work].at, work]
+    peer = flow.ways[work, flow.work[work].at].holder
     if peer < 0:
         _unset(flow, flow.peers.shape[0] + work)
         return
@@ -532,16 +537,16 @@ def _detach(flow: Flow, work: int, now: float) -> None:
 def _onward(flow: Flow, work: int, now: float, ready_at: float) -> None:
     """The peer at stage `at` - 1 sends the microbatch, once it is ready, to a peer that it chooses."""
     stage = flow.work[work].at
-    caller = flow.holder[stage - 1, work]
-    place = choose(flow, caller, stage, flow.work[work].step, now)
     way = flow.ways[work, stage - 1]
+    caller = way.holder
+    place = choose(flow, caller, stage, flow.work[work].step, now)
     if place < 0:
-        flow.holder[stage, work] = -1
+        _hold(flow, work, stage, -1)
         way.link = -1
         _set(flow, flow.peers.shape[0] + work, max(ready_at, now) + RETRY_S)
         return
     target = flow.known[caller, place].target
-    flow.holder[stage, work] = target
+    _hold(flow, work, stage, target)
     way.link = place
     way.chosen_at = now
     _taken(flow, caller, place, now)
@@ -578,7 +583,7 @@ def _end(flow: Flow, work: int) -> None:
     flow.work[work].is_active = 0
     flow.free[flow.counters[FREE]] = work
     flow.counters[FREE] += 1
-    source = flow.holder[0, work]
+    source = flow.ways[work, 0].holder
     if flow.shown[source].stage == 0:
         flow.peers[source].in_flight -= 1
 
@@ -621,8 +626,8 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
         return -1
     if stage < last:
         way = flow.ways[work, stage]
-        if _is_known(flow, work, stage):
-            finished(flow, peer, way.link, flow.line[work].arrives_at - way.chosen_at)
+        if way.link >= 0 and flow.known[peer, way.link].target == flow.ways[work, stage + 1].holder:
+            finished(flow, peer, way.link, flow.work[work].arrives_at - way.chosen_at)
         way.link = -1
     _count(flow, work, stage, peer)
     if stage == 0:
@@ -635,7 +640,7 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
         one.at = stage - 1
         through_at = _send(flow, peer, now)
         one.left_at = through_at
-        _arrive(flow, work, flow.holder[stage - 1, work], through_at + flow.settings[DELAY_S], now)
+        _arrive(flow, work, flow.ways[work, stage - 1].holder, through_at + flow.settings[DELAY_S], now)
     return int(stage)
 
 
@@ -733,10 +738,11 @@ def _again(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -> 
 def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -> None:
     """The stage before sends the microbatch to another peer, which computes it forward and takes the lost one's place:
     what is under way in later stages goes on."""
-    caller = flow.holder[stage - 1, work]
+    way = flow.ways[work, stage - 1]
+    caller = way.holder
     had_gradient = flow.work[work].at <= stage and flow.work[work].is_back == 1
     if had_gradient and (
-        stage == flow.holder.shape[0] - 1 or flow.shown[flow.holder[stage + 1, work]].stage != stage + 1
+        stage == flow.holder.shape[0] - 1 or flow.shown[flow.ways[work, stage + 1].holder].stage != stage + 1
     ):
         _again(flow, work, stage, now, noticed_at)
         return
@@ -747,8 +753,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
     if had_gradient:
         _detach(flow, work, now)
     peer = flow.known[caller, place].target
-    flow.holder[stage, work] = peer
-    way = flow.ways[work, stage - 1]
+    _hold(flow, work, stage, peer)
     way.link = place
     way.chosen_at = now
     _taken(flow, caller, place, now)
@@ -760,7 +765,7 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
     _wake(flow, peer, now)
     if had_gradient:  # the gradient had come to the lost peer, or was on its way: it is sent again
         flow.work[work].at = stage
-        left_at = _send(flow, flow.holder[stage + 1, work], noticed_at)
+        left_at = _send(flow, flow.ways[work, stage + 1].holder, noticed_at)
         flow.work[work].left_at = left_at
         _arrive(flow, work, peer, max(there_at, left_at + flow.settings[DELAY_S]), now)
 
@@ -793,9 +798,9 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
             _adopted(flow, work, stage, now, noticed_at)
         else:
             _again(flow, work, stage, now, noticed_at)
-        other = flow.holder[stage, work]
+        other = flow.ways[work, stage].holder
         if other >= 0:
-            back_at = max(back_at, flow.shown[flow.holder[stage - 1, work]].sends_at, flow.peers[other].begins_at)
+            back_at = max(back_at, flow.shown[flow.ways[work, stage - 1].holder].sends_at, flow.peers[other].begins_at)
     _unset(flow, peer)
     return float(back_at)
 
