@@ -432,7 +432,7 @@ def _audit(flow: Flow, peer: int, now: float) -> None:
     _set(flow, peer, now + seconds)
 
 
-@borrowing
+@inlined
 def _next(flow: Flow, peer: int, now: float) -> None:
     """The peer, which computes nothing, takes the most urgent of what is there, or waits for what comes first."""
     it = flow.peers[peer]
