@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.compiled import borrowing, inlined
+from kernels.prefetching import prefetch
 from swarm.core.wiring import BELIEVED, SMOOTHING
 
 Floats = NDArray[np.float64]
@@ -84,7 +85,6 @@ WORK = np.dtype(
         ("arrives_at", np.float64),
         ("next", np.int32),  # in the queue of the peer that it has arrived at, or will: older steps first, then
         ("before", np.int32),  # what arrives first
-        ("unused", np.float64),
     ]
 )
 WAY = np.dtype(
@@ -156,7 +156,7 @@ def empty_flow(
     counters[CHANCE] = 88172645463325252
     shown = _on_lines(num_peers, SHOWN)
     shown["stage"] = -1
-    peers = np.zeros(num_peers, PEER)
+    peers = _on_lines(num_peers, PEER)
     peers["queue"] = peers["last"] = peers["current"] = -1
     known = np.zeros((num_peers, fanout), KNOWN)
     known["target"], known["duration_s"] = -1, UNTRIED
@@ -182,7 +182,11 @@ def empty_flow(
 
 
 def _on_lines(num: int, dtype: "np.dtype[Any]") -> Any:
-    """Zeros that begin where a line of the cache does."""
+    """Zeros that begin where a line of the cache does, each in as many bytes as a power of two has, so that none lies on
+    more lines than it needs."""
+    size_bytes = 1 << (dtype.itemsize - 1).bit_length()
+    offsets = [field[1] for field in dtype.fields.values()]
+    dtype = np.dtype({"names": dtype.names, "formats": [dtype[n] for n in dtype.names], "offsets": offsets, "itemsize": size_bytes})
     held = np.zeros(num * dtype.itemsize + CACHE_LINE_BYTES, np.uint8)
     start = -held.ctypes.data % CACHE_LINE_BYTES
     return held[start : start + num * dtype.itemsize].view(dtype)
@@ -644,6 +648,51 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
     return int(stage)
 
 
+@inlined
+def _foresee(flow: Flow, moment: int) -> None:
+    """Fetch what the events of the next moments will read, each from where the one before has told."""
+    last = flow.holder.shape[0] - 1
+    event = flow.moments[(moment + 4 * AHEAD) & (NUM_MOMENTS - 1)]
+    if event >= 0:
+        prefetch(flow.events, event)
+    event = flow.moments[(moment + 3 * AHEAD) & (NUM_MOMENTS - 1)]
+    while event >= 0:
+        if event < flow.peers.shape[0]:
+            prefetch(flow.peers, event)
+            prefetch(flow.shown, event)
+            for place in range(0, flow.known.shape[1], 8):
+                prefetch(flow.known, (event, place))
+        event = flow.events[event].next
+    event = flow.moments[(moment + 2 * AHEAD) & (NUM_MOMENTS - 1)]
+    while event >= 0:
+        if event < flow.peers.shape[0]:
+            it, stage = flow.peers[event], flow.shown[event].stage
+            if it.current >= 0:
+                prefetch(flow.work, it.current)
+                prefetch(flow.ways, (it.current, max(0, stage - 1)))
+                prefetch(flow.ways, (it.current, min(last, stage + 1)))
+                prefetch(flow.holder, (min(last, stage + 1), it.current))
+            if it.queue >= 0:
+                prefetch(flow.work, it.queue)
+        event = flow.events[event].next
+    event = flow.moments[(moment + AHEAD) & (NUM_MOMENTS - 1)]
+    while event >= 0:
+        if event < flow.peers.shape[0]:
+            it, stage = flow.peers[event], flow.shown[event].stage
+            if it.current >= 0:
+                if stage > 0 and (flow.work[it.current].is_back or stage == last):
+                    target = flow.ways[it.current, stage - 1].holder
+                    prefetch(flow.peers, target)
+                    prefetch(flow.shown, target)
+                else:
+                    for place in range(flow.known.shape[1]):
+                        prefetch(flow.shown, flow.known[event, place].target)
+        event = flow.events[event].next
+
+
+AHEAD = 2
+
+
 @borrowing
 def advance(flow: Flow, until: float) -> tuple[float, int]:
     """Let things happen up to `until`, or until a stage's step is full: the time, and the stage or -1."""
@@ -662,6 +711,7 @@ def advance(flow: Flow, until: float) -> tuple[float, int]:
                 break
             moment += 1
             flow.counters[MOMENT] = moment
+            _foresee(flow, moment)
             continue
         _unset(flow, first)
         if first < num_peers:
