@@ -8,6 +8,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 # What LLVM calls rw, locality and cache type.
+LINE_BYTES = 64
+
 READ, OFTEN, DATA = 0, 3, 1
 
 
@@ -26,7 +28,10 @@ def _prefetch_code(typing_context: Any, array: Any, index: Any) -> tuple[Any, Ca
         address = cgutils.get_item_pointer(context, builder, array, held, places)
         shape = ir.FunctionType(ir.VoidType(), [byte_pointer, number, number, number])
         prefetch = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [builder.bitcast(address, byte_pointer), number(READ), number(OFTEN), number(DATA)])
+        first = builder.bitcast(address, byte_pointer)
+        for start in range(0, context.get_abi_sizeof(context.get_data_type(array.dtype)), LINE_BYTES):
+            line = builder.gep(first, [number(start)])
+            builder.call(prefetch, [line, number(READ), number(OFTEN), number(DATA)])
         return context.get_dummy_value()
 
     return types.void(array, index), generate

@@ -51,14 +51,16 @@ SHOWN = np.dtype(
     ]
 )
 PEER = np.dtype(
-    [
+    [  # first what is read when it gets a microbatch
         ("forward_s", np.float64),
         ("backward_s", np.float64),
         ("send_s", np.float64),  # of one activation through its uplink
         ("begins_at", np.float64),  # of `current`
+        ("current", np.int32),  # what it computes, or will as soon as that arrives; NOTHING, LOST, AUDIT
         ("queue", np.int32),  # first of what is on its way to it or waits for it, in its order; -1: none
         ("last", np.int32),  # of the queue
-        ("current", np.int32),  # what it computes, or will as soon as that arrives; NOTHING, LOST, AUDIT
+        ("last_step", np.int32),  # of that one
+        ("last_arrives_at", np.float64),
         ("window", np.int32),  # microbatches a source keeps in flight
         ("in_flight", np.int32),  # of a source
         ("again_s", np.float64),  # of compute to do for a lost replica before anything else
@@ -351,14 +353,17 @@ def _seconds(flow: Flow, peer: int, work: int) -> float:
 @inlined
 def _tie(flow: Flow, peer: int, before: int, after: int) -> None:
     """In the peer's queue one follows on the other; -1: an end of it."""
+    it = flow.peers[peer]
     if before < 0:
-        flow.peers[peer].queue = after
+        it.queue = after
     else:
         flow.work[before].next = after
-    if after < 0:
-        flow.peers[peer].last = before
-    else:
+    if after >= 0:
         flow.work[after].before = before
+        return
+    it.last = before
+    if before >= 0:
+        it.last_step, it.last_arrives_at = flow.work[before].step, flow.work[before].arrives_at
 
 
 @inlined
@@ -371,13 +376,12 @@ def unlink(flow: Flow, peer: int, work: int) -> None:
 @inlined
 def link(flow: Flow, peer: int, work: int) -> None:
     """Into the queue: what comes last mostly goes last."""
-    one, after, before = flow.work[work], -1, flow.peers[peer].last
-    while before >= 0:
-        other = flow.work[before]
-        if other.step < one.step or (other.step == one.step and other.arrives_at <= one.arrives_at):
-            break
-        after, before = before, other.before
-    flow.work[work].is_queued = 1
+    one, it = flow.work[work], flow.peers[peer]
+    after, before, step, arrives_at = -1, it.last, it.last_step, it.last_arrives_at
+    while before >= 0 and (step > one.step or (step == one.step and arrives_at > one.arrives_at)):
+        after, before = before, flow.work[before].before
+        step, arrives_at = flow.work[before].step, flow.work[before].arrives_at
+    one.is_queued = 1
     _tie(flow, peer, before, work)
     _tie(flow, peer, work, after)
 
@@ -660,6 +664,7 @@ def _foresee(flow: Flow, moment: int) -> None:
         if event < flow.peers.shape[0]:
             prefetch(flow.peers, event)
             prefetch(flow.shown, event)
+            prefetch(flow.done, (event, 0))
             for place in range(0, flow.known.shape[1], 8):
                 prefetch(flow.known, (event, place))
         event = flow.events[event].next
