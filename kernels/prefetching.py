@@ -7,10 +7,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-# What LLVM calls rw, locality and cache type.
-LINE_BYTES = 64
-
-READ, OFTEN, DATA = 0, 3, 1
+CACHE_LINE_BYTES = 64
+READ, OFTEN, DATA = 0, 3, 1  # what LLVM calls rw, locality and cache type
 
 
 def _prefetch_code(typing_context: Any, array: Any, index: Any) -> tuple[Any, Callable[..., Any]]:
@@ -22,14 +20,12 @@ def _prefetch_code(typing_context: Any, array: Any, index: Any) -> tuple[Any, Ca
         is_one = isinstance(index, types.Integer)
         places = [arguments[1]] if is_one else cgutils.unpack_tuple(builder, arguments[1])
         kinds = [index] if is_one else index
-        places = [
-            context.cast(builder, place, kind, types.intp) for place, kind in zip(places, kinds, strict=True)
-        ]
+        places = [context.cast(builder, place, kind, types.intp) for place, kind in zip(places, kinds, strict=True)]
         address = cgutils.get_item_pointer(context, builder, array, held, places)
         shape = ir.FunctionType(ir.VoidType(), [byte_pointer, number, number, number])
         prefetch = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0i8")
         first = builder.bitcast(address, byte_pointer)
-        for start in range(0, context.get_abi_sizeof(context.get_data_type(array.dtype)), LINE_BYTES):
+        for start in range(0, context.get_abi_sizeof(context.get_data_type(array.dtype)), CACHE_LINE_BYTES):
             line = builder.gep(first, [number(start)])
             builder.call(prefetch, [line, number(READ), number(OFTEN), number(DATA)])
         return context.get_dummy_value()
@@ -38,5 +34,5 @@ def _prefetch_code(typing_context: Any, array: Any, index: Any) -> tuple[Any, Ca
 
 
 prefetch = cast("Callable[[Any, int | tuple[int, ...]], None]", intrinsic(_prefetch_code))
-"""prefetch(array, index): the line of the cache where that element begins is fetched; an index out of bounds is no
-error."""
+"""prefetch(array, index): the element is on its way into the cache, if it begins where a line does or fits into one.
+Nothing waits for it, and nothing is wrong with an index out of bounds."""

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from peer.fleet import flow as flows
-from peer.fleet.flow import Flow
+from peer.fleet.layout import Flow
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.wiring import EarliestFinishWiring
 

@@ -12,17 +12,13 @@ A call hands over every array of a `Flow` by value, and costs as much as five ch
 """
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels.compiled import borrowing, inlined
-from kernels.prefetching import prefetch
+from kernels.prefetching import CACHE_LINE_BYTES, prefetch
+from peer.fleet.layout import EVENT, KNOWN, PEER, SHOWN, WAY, WORK, Flow, on_lines
 from swarm.core.wiring import BELIEVED, SMOOTHING
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Places in `Flow.counters`
 FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, TRIPS, SENT, ORPHANED, MOMENT, USED = (
@@ -35,105 +31,12 @@ NUM_TRIPS = 1 << 10
 NUM_MOMENTS = 1 << 17
 """Lists of events, for so many moments from now on; what is later waits in the list of an earlier moment's."""
 MOMENTS_PER_S = 8192.0
+AHEAD = 2
+"""Moments from a fetch to what reads it, which may be the next fetch: a few events, in which it comes."""
+KNOWN_ON_A_LINE = CACHE_LINE_BYTES // KNOWN.itemsize
 NOTHING, LOST, AUDIT = -1, -2, -3
 UNTRIED, UNANSWERED = -2.0, -1.0
 NO_STEP = 1 << 30
-
-
-CACHE_LINE_BYTES = 64
-SHOWN = np.dtype(
-    [
-        ("stage", np.int32),  # -1: serves none
-        ("takes_from", np.int32),  # it takes new work of this step on; NO_STEP while it drains
-        ("backlog_s", np.float64),  # of compute: queue and current
-        ("sends_at", np.float64),  # when the uplink is free
-        ("paced_at", np.float64),  # when it would take the next, were all it took computed, and sent on, whole at once
-    ]
-)
-PEER = np.dtype(
-    [  # first what is read when it gets a microbatch
-        ("forward_s", np.float64),
-        ("backward_s", np.float64),
-        ("send_s", np.float64),  # of one activation through its uplink
-        ("begins_at", np.float64),  # of `current`
-        ("current", np.int32),  # what it computes, or will as soon as that arrives; NOTHING, LOST, AUDIT
-        ("queue", np.int32),  # first of what is on its way to it or waits for it, in its order; -1: none
-        ("last", np.int32),  # of the queue
-        ("last_step", np.int32),  # of that one
-        ("last_arrives_at", np.float64),
-        ("window", np.int32),  # microbatches a source keeps in flight
-        ("in_flight", np.int32),  # of a source
-        ("again_s", np.float64),  # of compute to do for a lost replica before anything else
-        ("owes_s", np.float64),  # of audits
-        ("audited_s", np.float64),
-    ]
-)
-KNOWN = np.dtype(
-    [
-        ("target", np.int32),
-        ("duration_s", np.float32),  # smoothed; UNTRIED, or UNANSWERED so far
-    ]
-)
-WORK = np.dtype(
-    [
-        ("at", np.int32),  # stage it is at, or on the way to
-        ("is_back", np.int32),
-        ("step", np.int32),
-        ("counted", np.int32),  # the first stage that has it in its sum: all above have too
-        ("is_active", np.int32),
-        ("is_queued", np.int32),
-        ("left_at", np.float64),  # when the last sender had sent all of it
-        ("born", np.float64),
-        ("arrives_at", np.float64),
-        ("next", np.int32),  # in the queue of the peer that it has arrived at, or will: older steps first, then
-        ("before", np.int32),  # what arrives first
-    ]
-)
-WAY = np.dtype(
-    [
-        ("holder", np.int32),  # the stage's peer that has it
-        ("link", np.int32),  # place, among those it knows, of the next stage's; -1: it has not chosen, or had the answer
-        ("chosen_at", np.float32),
-    ]
-)
-EVENT = np.dtype([("at", np.float64), ("next", np.int32), ("is_set", np.int32)])
-
-
-class Flow(NamedTuple):
-    """P peers, each knowing F of the next stage; S stages; room for M microbatches in flight."""
-
-    shown: Any
-    """SHOWN [P]: what callers look at. A choice reads it of many peers, so it is short, and none lies on two lines of
-    the cache."""
-    peers: Any
-    """PEER [P]: the rest."""
-    done: Ints
-    """[P, 2] unaveraged microbatches, of even and odd steps."""
-    known: Any
-    """KNOWN [P, F]: what a peer knows of the next stage."""
-    work: Any
-    """WORK [M]: microbatches."""
-    ways: Any
-    """WAY [M, S]: whose the microbatch is in each stage, and how that peer chose the next."""
-    holder: NDArray[np.int32]
-    """[S, M]: the same holders by stage, for a lost peer's are searched."""
-    free: NDArray[np.int32]
-    """[M] places in `work`."""
-    events: Any
-    """EVENT [P + M]: a peer's, or of a microbatch that waits for a stage without peers."""
-    moments: NDArray[np.int32]
-    """[NUM_MOMENTS] the first event of each."""
-    members: NDArray[np.int32]
-    """[S, P]"""
-    stages: Ints
-    """[S, 7]: places below."""
-    counters: Ints
-    trips_s: Floats
-    """The last ones' durations."""
-    settings: Floats
-    """Seconds from peer to peer; that asking takes; seconds of audits that a second of other work makes due; seconds of
-    them that are due at most; whether everyone knows all of the next stage."""
-
 
 # Places in a row of `Flow.stages`: members; the step whose round has not begun; microbatches in sums of even and odd
 # steps; those that will not come any more; those added to a live peer's sum, ever.
@@ -156,11 +59,11 @@ def empty_flow(
     counters = np.zeros(15, np.int64)
     counters[FREE] = num_work
     counters[CHANCE] = 88172645463325252
-    shown = _on_lines(num_peers, SHOWN)
+    shown = on_lines(num_peers, SHOWN)
     shown["stage"] = -1
-    peers = _on_lines(num_peers, PEER)
+    peers = on_lines(num_peers, PEER)
     peers["queue"] = peers["last"] = peers["current"] = -1
-    known = np.zeros((num_peers, fanout), KNOWN)
+    known = on_lines(num_peers * fanout, KNOWN).reshape(num_peers, fanout)
     known["target"], known["duration_s"] = -1, UNTRIED
     ways = np.zeros((num_work, num_stages), WAY)
     ways["holder"] = ways["link"] = -1
@@ -169,7 +72,7 @@ def empty_flow(
         peers=peers,
         done=np.zeros((num_peers, 2), np.int64),
         known=known,
-        work=_on_lines(num_work, WORK),
+        work=on_lines(num_work, WORK),
         ways=ways,
         holder=np.full((num_stages, num_work), -1, np.int32),
         free=np.arange(num_work, dtype=np.int32)[::-1].copy(),
@@ -181,17 +84,6 @@ def empty_flow(
         trips_s=np.zeros(NUM_TRIPS),
         settings=np.array([delay_s, ask_s, audits / (1 - audits), latest_audit_s, knows_all]),
     )
-
-
-def _on_lines(num: int, dtype: "np.dtype[Any]") -> Any:
-    """Zeros that begin where a line of the cache does, each in as many bytes as a power of two has, so that none lies on
-    more lines than it needs."""
-    size_bytes = 1 << (dtype.itemsize - 1).bit_length()
-    offsets = [field[1] for field in dtype.fields.values()]
-    dtype = np.dtype({"names": dtype.names, "formats": [dtype[n] for n in dtype.names], "offsets": offsets, "itemsize": size_bytes})
-    held = np.zeros(num * dtype.itemsize + CACHE_LINE_BYTES, np.uint8)
-    start = -held.ctypes.data % CACHE_LINE_BYTES
-    return held[start : start + num * dtype.itemsize].view(dtype)
 
 
 # -- events ---------------------------------------------------------------------------------------------------
@@ -336,6 +228,57 @@ def _hold(flow: Flow, work: int, stage: int, peer: int) -> None:
     flow.holder[stage, work] = peer
 
 
+# -- what will be read soon -----------------------------------------------------------------------------------
+
+
+@inlined
+def _fetch_peer(flow: Flow, peer: int) -> None:
+    prefetch(flow.peers, peer)
+    prefetch(flow.shown, peer)
+    prefetch(flow.done, (peer, 0))
+    for place in range(0, flow.known.shape[1], KNOWN_ON_A_LINE):
+        prefetch(flow.known, (peer, place))
+
+
+@inlined
+def _fetch_work(flow: Flow, peer: int) -> None:
+    """What the peer computes and what it may take next."""
+    it, stage, last = flow.peers[peer], flow.shown[peer].stage, flow.holder.shape[0] - 1
+    prefetch(flow.work, it.queue)
+    prefetch(flow.work, it.current)
+    prefetch(flow.ways, (it.current, max(0, stage - 1)))
+    prefetch(flow.ways, (it.current, min(last, stage + 1)))
+    prefetch(flow.holder, (min(last, stage + 1), it.current))
+
+
+@inlined
+def _fetch_target(flow: Flow, peer: int) -> None:
+    """Who will get the gradient of what the peer computes; whom an activation goes to is not known before."""
+    work, stage = flow.peers[peer].current, flow.shown[peer].stage
+    if work >= 0 and stage > 0:
+        target = flow.ways[work, stage - 1].holder
+        prefetch(flow.peers, target)
+        prefetch(flow.shown, target)
+
+
+@inlined
+def _foresee(flow: Flow, moment: int) -> None:
+    """Fetch what the events of the next moments will read, each from where what was fetched before it says."""
+    prefetch(flow.events, flow.moments[(moment + 4 * AHEAD) & (NUM_MOMENTS - 1)])
+    for turn in range(1, 4):
+        event = flow.moments[(moment + turn * AHEAD) & (NUM_MOMENTS - 1)]
+        while event >= 0:
+            if event >= flow.peers.shape[0]:
+                pass
+            elif turn == 3:
+                _fetch_peer(flow, event)
+            elif turn == 2:
+                _fetch_work(flow, event)
+            else:
+                _fetch_target(flow, event)
+            event = flow.events[event].next
+
+
 # -- what a peer does -----------------------------------------------------------------------------------------
 
 
@@ -417,7 +360,7 @@ def _new(flow: Flow, source: int, now: float) -> int:
     one.is_back = 0
     one.step = counters[STEP]
     one.left_at = now
-    flow.work[work].arrives_at = now
+    one.arrives_at = now
     one.counted = flow.holder.shape[0]
     one.is_active = 1
     one.is_queued = 0
@@ -650,52 +593,6 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
         one.left_at = through_at
         _arrive(flow, work, flow.ways[work, stage - 1].holder, through_at + flow.settings[DELAY_S], now)
     return int(stage)
-
-
-@inlined
-def _foresee(flow: Flow, moment: int) -> None:
-    """Fetch what the events of the next moments will read, each from where the one before has told."""
-    last = flow.holder.shape[0] - 1
-    event = flow.moments[(moment + 4 * AHEAD) & (NUM_MOMENTS - 1)]
-    if event >= 0:
-        prefetch(flow.events, event)
-    event = flow.moments[(moment + 3 * AHEAD) & (NUM_MOMENTS - 1)]
-    while event >= 0:
-        if event < flow.peers.shape[0]:
-            prefetch(flow.peers, event)
-            prefetch(flow.shown, event)
-            prefetch(flow.done, (event, 0))
-            for place in range(0, flow.known.shape[1], 8):
-                prefetch(flow.known, (event, place))
-        event = flow.events[event].next
-    event = flow.moments[(moment + 2 * AHEAD) & (NUM_MOMENTS - 1)]
-    while event >= 0:
-        if event < flow.peers.shape[0]:
-            it, stage = flow.peers[event], flow.shown[event].stage
-            if it.current >= 0:
-                prefetch(flow.work, it.current)
-                prefetch(flow.ways, (it.current, max(0, stage - 1)))
-                prefetch(flow.ways, (it.current, min(last, stage + 1)))
-                prefetch(flow.holder, (min(last, stage + 1), it.current))
-            if it.queue >= 0:
-                prefetch(flow.work, it.queue)
-        event = flow.events[event].next
-    event = flow.moments[(moment + AHEAD) & (NUM_MOMENTS - 1)]
-    while event >= 0:
-        if event < flow.peers.shape[0]:
-            it, stage = flow.peers[event], flow.shown[event].stage
-            if it.current >= 0:
-                if stage > 0 and (flow.work[it.current].is_back or stage == last):
-                    target = flow.ways[it.current, stage - 1].holder
-                    prefetch(flow.peers, target)
-                    prefetch(flow.shown, target)
-                else:
-                    for place in range(flow.known.shape[1]):
-                        prefetch(flow.shown, flow.known[event, place].target)
-        event = flow.events[event].next
-
-
-AHEAD = 2
 
 
 @borrowing

@@ -7,7 +7,7 @@ takes no more.
 """
 
 from peer.fleet import flow as flows
-from peer.fleet.flow import Flow
+from peer.fleet.layout import Flow
 
 
 def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> tuple[float, int]:
