@@ -303,7 +303,7 @@ class PeerDaemon:
                 self.identity.peer_id,
                 stage,
                 lambda of_stage: stage_topic(name, of_stage),
-                lambda: compute.busy_s / counters.microbatches if counters.microbatches >= MEASURED_AFTER else 0.0,
+                lambda: compute.visit_s if counters.microbatches >= MEASURED_AFTER else 0.0,
             )
         neighbours.takes = self.verdicts.is_shown_to_train
         neighbours.more_to_say = lambda: adversary.says(

@@ -333,12 +333,14 @@ class StageRounds:
 
     async def _report(self, state: StepState) -> None:
         is_source = self.chain.stage == 0
-        num_done = self.replica.num_done(state.step)
+        num_done, grants = self.replica.num_done(state.step), state.grants
+        # A gradient is in the sum a moment before its ticket is done: counted once, or one too many is granted.
+        num_in_flight = max(0, grants.started - num_done) if is_source else 0
         report = MemberReport(
             num_done=num_done,
-            # A gradient is in the sum a moment before its ticket is done: counted once, or one too many is granted.
-            num_in_flight=max(0, state.grants.started - num_done) if is_source else 0,
+            num_in_flight=num_in_flight,
             num_wanted=self.tickets.wanted if is_source else 0,
+            num_passed_on=min(len(grants.passed_on), num_in_flight),
             saw_next=state.saw_next,
         )
         leader = state.leader
@@ -351,6 +353,7 @@ class StageRounds:
                 "done": report.num_done,
                 "in_flight": report.num_in_flight,
                 "wanted": report.num_wanted,
+                "passed_on": report.num_passed_on,
                 "saw_next": report.saw_next,
                 "joins": [*sorted(self.joining)[:MAX_JOINS_TOLD]],
             }
@@ -371,7 +374,6 @@ class StageRounds:
             except (TransientError, RemoteError) as error:  # alive, but not ready for this step yet: report again
                 log.debug("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
                 return
-        grants = state.grants
         if (granted, exhausted) != (grants.granted, grants.exhausted):
             grants.granted, grants.exhausted = granted, exhausted
             self.tickets.look_again()
@@ -386,10 +388,11 @@ class StageRounds:
         fields = Fields("progress", request.meta)
         step, view = Step(fields.integer("step")), fields.integer("view", high=1 << 20)
         report = MemberReport(
-            fields.integer("done", high=1 << 20),
-            fields.integer("in_flight", high=1 << 20),
-            fields.integer("wanted", high=1 << 10),
-            fields.boolean("saw_next"),
+            num_done=fields.integer("done", high=1 << 20),
+            num_in_flight=fields.integer("in_flight", high=1 << 20),
+            num_wanted=fields.integer("wanted", high=1 << 10),
+            num_passed_on=fields.integer("passed_on", high=1 << 20),
+            saw_next=fields.boolean("saw_next"),
         )
         joins = fields.items("joins", peer_item, max_items=MAX_JOINS_TOLD)
         fields.done()
