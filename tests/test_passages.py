@@ -334,6 +334,10 @@ def test_orphans_and_results_are_bounded_and_end_with_their_step() -> None:
             assert await held.wait(held.begin(come, made(come)), come.sender) is not None
         await asyncio.sleep(0)
         assert [held.of(arrival(number).birth.digest()) is not None for number in range(3)] == [False, True, True]
+        come = replace(arrival(3), sender=arrival(3).birth.source)
+        assert await held.wait(held.begin(come, made(come)), come.sender) is not None
+        await asyncio.sleep(0)
+        assert held.of(come.birth.digest()) is None, "nobody takes a source's place"
         await held.stop()
 
     asyncio.run(main())
