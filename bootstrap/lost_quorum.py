@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
@@ -73,7 +74,7 @@ class LostQuorum:
         if not closing:
             return None  # the step is still open: nobody needs votes
         voters = electorate(basis.members, basis.neighbours, self._host, basis.name)
-        answers = await _of_each(list(voters), lambda peer: self._votes(peer, basis.name))
+        answers = await _of_each(list(voters), lambda peer: self._votes(peer, basis))
         votes = {peer: answer for peer, answer in zip(voters, answers, strict=True) if answer is not None}
         live = tuple(sorted(votes))
         leaders = basis.leaders(self._stage, Step(version))
@@ -110,7 +111,8 @@ class LostQuorum:
         return signed
 
     async def _standing(self, peer: PeerId) -> tuple[int, int, bool, RoundBasis]:
-        reply = await self._transport.call(peer, STANDING, Message(), timeout_s=PING_S, max_body_bytes=0)
+        meant: dict[str, Value] = {"stage": self._stage}
+        reply = await self._transport.call(peer, STANDING, Message(meant), timeout_s=PING_S, max_body_bytes=0)
         fields = Fields("standing", reply.meta)
         found = (
             fields.integer("version"),
@@ -121,11 +123,15 @@ class LostQuorum:
         fields.done()
         return found
 
-    async def _votes(self, peer: PeerId, name: bytes) -> bool:
-        """Whether the voter votes in the round: not if it was started again in it, except under other voters."""
+    async def _votes(self, peer: PeerId, basis: RoundBasis) -> bool:
+        """Whether the voter votes in the round: not if it was started again in it, except under other voters. Raises
+        RemoteError for a member that has gone to another stage."""
         if peer == self._host:
-            return not self._own_log.is_silent(name)
-        reply = await self._transport.call(peer, VOTES, Message({"name": name}), timeout_s=PING_S, max_body_bytes=0)
+            return not self._own_log.is_silent(basis.name)
+        if peer in basis.members:
+            await self._standing(peer)
+        asked = Message({"name": basis.name})
+        reply = await self._transport.call(peer, VOTES, asked, timeout_s=PING_S, max_body_bytes=0)
         return Fields("votes", reply.meta).boolean("votes")
 
 

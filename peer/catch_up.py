@@ -205,7 +205,8 @@ class CatchUp:
             return
         asked = self._rng.choice(others)
         try:
-            reply = await self._transport.call(asked, STANDING, Message(), timeout_s=call_s, max_body_bytes=0)
+            meant: dict[str, Value] = {"stage": rounds.chain.stage}
+            reply = await self._transport.call(asked, STANDING, Message(meant), timeout_s=call_s, max_body_bytes=0)
             version = Fields("standing", reply.meta).integer("version")
         except (TransientError, RemoteError) as error:
             log.debug("where the stage is, from %s: %s", asked[-6:], error)

@@ -80,7 +80,7 @@ class WorkThread:
     @property
     def visit_s(self) -> float:
         """Seconds that a microbatch takes, forward and backward, by what such jobs have taken so far."""
-        return self._mean_s.get(Urgency.FORWARD, 0.0) + self._mean_s.get(Urgency.BACKWARD, 0.0)
+        return sum(self._mean_s.get(part, 0.0) for part in (Urgency.BIRTH, Urgency.FORWARD, Urgency.BACKWARD))
 
     async def run(self, urgency: Urgency, job: Callable[[], Result], *, step: int = 0) -> Result:
         """The job's result, or its exception. Raises TransientError when the thread is closing."""

@@ -136,6 +136,8 @@ class PeerDaemon:
         self._on_fault: Callable[[], None] = lambda: None
         self._on_pardon: Callable[[], None] = lambda: None
         self.rounds: StageRounds | None = None
+        self._serves: StageIndex | None = None
+        """The stage, or where this peer is on its way to; None until it has joined: it may be a member come back."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Join, train until the run is over or `stop`, then drain and leave.
@@ -148,7 +150,7 @@ class PeerDaemon:
 
     async def _run(self, stop: asyncio.Event) -> None:
         torch.set_num_threads(self.volunteer.threads)
-        self.transport.serve("ping", _ping, max_body_bytes=0)
+        self.transport.serve("ping", self._on_ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
         joining = asyncio.ensure_future(self._joining.join(self.volunteer.stage, self.on_run))
         stopping = asyncio.ensure_future(stop.wait())
@@ -303,7 +305,8 @@ class PeerDaemon:
                 self.identity.peer_id,
                 stage,
                 lambda of_stage: stage_topic(name, of_stage),
-                lambda: compute.busy_s / counters.microbatches if counters.microbatches >= MEASURED_AFTER else 0.0,
+                lambda: compute.visit_s if counters.microbatches >= MEASURED_AFTER else 0.0,
+                lambda: rounds.chain.members,
             )
         neighbours.takes = self.verdicts.is_shown_to_train
         neighbours.more_to_say = lambda: adversary.says(
@@ -321,6 +324,7 @@ class PeerDaemon:
             self.reports.add(applied, rounds, work, source.losses if source is not None else {})
 
         rounds.on_applied.append(report)
+        self._serves = stage
         await snapshots.save(await exact.run(Urgency.ROUND, replica.frozen_state), chain)
         rounds.start()
         rolling_back = RollingBack(rounds, self._host_id, partial(self.verdicts.begin, settings))
@@ -390,6 +394,8 @@ class PeerDaemon:
             for service in services:
                 service.cancel()
             await asyncio.gather(*services, return_exceptions=True)
+            if mover is not None and mover.target is not None:
+                self._serves = mover.target
             neighbours.gone.set()
             await server.stop()
             await rounds.stop()
@@ -462,6 +468,9 @@ class PeerDaemon:
                 return
             await asyncio.sleep(0.05)
 
+    async def _on_ping(self, sender: PeerId, request: Message) -> Message:
+        return Message({"now": time.time(), "stage": self._serves})
+
     async def _on_finish(self, sender: PeerId, request: Message) -> Message:
         if sender != self._host_id:
             raise RemoteError("standing", "only the host ends a run", sender)
@@ -476,7 +485,3 @@ def _broken(what: str, error: BaseException | None) -> Exception:
 
 def _what(verdict: Ban | Quarantine) -> str:
     return "banned" if isinstance(verdict, Ban) else "quarantined"
-
-
-async def _ping(sender: PeerId, request: Message) -> Message:
-    return Message({"now": time.time()})

@@ -29,6 +29,8 @@ class StepGrants:
     over: bool = False
     """Downstream has closed the step: nothing more is started in it."""
     in_flight: set[MicrobatchId] = field(default_factory=set)
+    passed_on: set[MicrobatchId] = field(default_factory=set)
+    """Of those in flight: they are on their way in later stages."""
     done: set[MicrobatchId] = field(default_factory=set)
 
     @property

@@ -215,8 +215,8 @@ class HopServer:
             await self._admit(sender, birth)
         self._room.taken(self._compute.visit_s, self._sends_s(), now=time.monotonic())
         self._under_way[birth.microbatch_id] += 1
-        # Nobody takes a lost source's place: what it has sent itself is not kept for anybody.
-        if sender == birth.source or not self.is_before(sender) or self._passages.of(birth.digest()) is not None:
+        # Nobody takes a lost source's place, but what it has sent counts in all stages after it.
+        if not self.is_before(sender) or self._passages.of(birth.digest()) is not None:
             return self._answer(arrival, await self._pass(arrival))
         passage = self._passages.begin(arrival, self._pass(arrival))
         passed = await self._passages.wait(passage, sender)

@@ -2,7 +2,9 @@
 
 What a stage's work takes is the median of what its peers say, so that a few boasters move nobody. Everyone plans for
 all with the same plan (`swarm.core.rebalancing`); whoever is named in it twice running, goes, and says so where it
-goes to: until it has arrived nobody else is named. The directory's records are anybody's: only runs among friends move.
+goes to: until it has arrived nobody else is named, and until the roster of the stage that it left is without it nobody
+goes from there, for what is left would be no quorum. The directory's records are anybody's: only runs among friends
+move.
 """
 
 import asyncio
@@ -70,9 +72,8 @@ def placements(
 ) -> tuple[list[Placement], list[float]] | None:
     """The peers of all stages from their topics' records, and what a microbatch costs in each stage.
 
-    None while some stage has not been measured, and while anybody is on the way: a stage's roster must be without those
-    who left it before more leave, or what is left of it is no quorum. A peer counts where it was last; what cannot be
-    read counts nowhere.
+    None while some stage has not been measured, and while anybody is on the way. A peer counts where it was last; what
+    cannot be read counts nowhere.
     """
     latest: dict[PeerId, tuple[int, Said]] = {}
     for stage, records in enumerate(found):
@@ -104,13 +105,16 @@ class Mover:
         stage: StageIndex,
         topic: Callable[[int], str],
         microbatch_s: Callable[[], float],
+        members: Callable[[], Sequence[PeerId]],
     ) -> None:
+        """`members`: of the stage, by its last certificate."""
         self._settings = settings
         self._directory = directory
         self._me = me
         self._stage = stage
         self._topic = topic
         self._microbatch_s = microbatch_s
+        self._members = members
         self._since_ms = round(time.time() * 1000)
         self._settled_at = time.monotonic() + SETTLES_FOR * settings.limits.rebalance_s
         self.target: StageIndex | None = None
@@ -142,6 +146,9 @@ class Mover:
         if facts is None:
             return None, "not measured yet, or somebody is on the way"
         peers, costs = facts
+        here = {peer.peer_id for peer in peers if peer.stage == self._stage}
+        if not here.issuperset(self._members()):
+            return None, "the stage's roster still names one who has left"
         rules = RebalancingSettings(min_replicas=self._settings.limits.min_replicas)
         move_s = self._settings.deadlines.drain_s + self._settings.deadlines.step_s
         for move in plan_moves(peers, costs, [move_s] * num_stages, rules):

@@ -161,7 +161,8 @@ class Passages:
         if passage.ends is not None:
             passage.ends.cancel()
         is_held = self._held.get(key) is passage
-        if passage.task.cancelled() or passage.task.exception() is not None:
+        of_a_source = passage.arrival.sender == passage.arrival.birth.source  # whose place nobody takes
+        if of_a_source or passage.task.cancelled() or passage.task.exception() is not None:
             if is_held:
                 del self._held[key]
             return

@@ -57,6 +57,7 @@ class RoundDriver:
 
     async def _on_round(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("round message", request.meta)
+        self._stage.check_stage(sender, fields.integer("stage"))
         kind, step = fields.text("kind"), Step(fields.integer("step"))
         if int(step) < self._stage.chain.version:
             return Message({"status": "over"})
@@ -216,12 +217,14 @@ class RoundDriver:
                 reply = await self._stage.transport.call(
                     peer,
                     ROUND,
-                    Message({**meta, "step": state.step}, more=bodies),
+                    Message({**meta, "stage": self._stage.chain.stage, "step": state.step}, more=bodies),
                     timeout_s=max(deadlines.call_s, deadlines.round_phase_s),
                     max_body_bytes=0,
                 )
             except RemoteError as error:
                 log.warning("%s: refused: %s", what, error)
+                if await self._stage.is_gone(peer):
+                    self._stage.unreachable(state, peer)
             except UnreachableError as error:
                 log.info("%s: %s", what, error)
                 if not await self._stage.is_gone(peer):

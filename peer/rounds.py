@@ -29,7 +29,7 @@ from swarm.core.canonical import Value
 from swarm.core.contribution import Result
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
-from swarm.core.fields import Fields, peer_item
+from swarm.core.fields import Fields, integer_item, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.ranking import rank
 from swarm.core.settings import RunSettings
@@ -333,12 +333,14 @@ class StageRounds:
 
     async def _report(self, state: StepState) -> None:
         is_source = self.chain.stage == 0
-        num_done = self.replica.num_done(state.step)
+        num_done, grants = self.replica.num_done(state.step), state.grants
+        # A gradient is in the sum a moment before its ticket is done: counted once, or one too many is granted.
+        num_in_flight = max(0, grants.started - num_done) if is_source else 0
         report = MemberReport(
             num_done=num_done,
-            # A gradient is in the sum a moment before its ticket is done: counted once, or one too many is granted.
-            num_in_flight=max(0, state.grants.started - num_done) if is_source else 0,
+            num_in_flight=num_in_flight,
             num_wanted=self.tickets.wanted if is_source else 0,
+            num_passed_on=min(len(grants.passed_on), num_in_flight),
             saw_next=state.saw_next,
         )
         leader = state.leader
@@ -346,11 +348,13 @@ class StageRounds:
             granted, exhausted = self._take_report(state, self.me, report)
         else:
             meta: dict[str, Value] = {
+                "stage": self.chain.stage,
                 "step": state.step,
                 "view": state.round.view if state.round is not None else state.view,
                 "done": report.num_done,
                 "in_flight": report.num_in_flight,
                 "wanted": report.num_wanted,
+                "passed_on": report.num_passed_on,
                 "saw_next": report.saw_next,
                 "joins": [*sorted(self.joining)[:MAX_JOINS_TOLD]],
             }
@@ -363,15 +367,14 @@ class StageRounds:
                 if fields.boolean("over"):
                     self.on_behind(leader)
                     return
-            except UnreachableError as error:
+            except (UnreachableError, RemoteError) as error:
                 log.info("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
                 if await self.is_gone(leader):
                     self.unreachable(state, leader)
                 return
-            except (TransientError, RemoteError) as error:  # alive, but not ready for this step yet: report again
+            except TransientError as error:  # alive, but not ready for this step yet: report again
                 log.debug("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
                 return
-        grants = state.grants
         if (granted, exhausted) != (grants.granted, grants.exhausted):
             grants.granted, grants.exhausted = granted, exhausted
             self.tickets.look_again()
@@ -384,12 +387,14 @@ class StageRounds:
 
     async def _on_progress(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("progress", request.meta)
+        self.check_stage(sender, fields.integer("stage"))
         step, view = Step(fields.integer("step")), fields.integer("view", high=1 << 20)
         report = MemberReport(
-            fields.integer("done", high=1 << 20),
-            fields.integer("in_flight", high=1 << 20),
-            fields.integer("wanted", high=1 << 10),
-            fields.boolean("saw_next"),
+            num_done=fields.integer("done", high=1 << 20),
+            num_in_flight=fields.integer("in_flight", high=1 << 20),
+            num_wanted=fields.integer("wanted", high=1 << 10),
+            num_passed_on=fields.integer("passed_on", high=1 << 20),
+            saw_next=fields.boolean("saw_next"),
         )
         joins = fields.items("joins", peer_item, max_items=MAX_JOINS_TOLD)
         fields.done()
@@ -410,7 +415,12 @@ class StageRounds:
         return Message({"granted": granted, "exhausted": exhausted, "over": False})
 
     async def _on_standing(self, sender: PeerId, request: Message) -> Message:
-        """Where the stage is, for whoever finds it silent."""
+        """Where the stage is, for whoever finds it silent; `stage`, if given: the one that is meant."""
+        fields = Fields("standing request", request.meta)
+        stage = fields.maybe("stage", integer_item)
+        fields.done()
+        if stage is not None:
+            self.check_stage(sender, stage)
         state = self._steps.get(Step(self.chain.version))
         # A reconfiguration under which this identity has voted is over: the next must begin past it.
         view = max(state.leading_view if state is not None else 0, self._vote_log.signed_under(self.chain.name))
@@ -483,6 +493,12 @@ class StageRounds:
     def _leased(self) -> list[MicrobatchId]:
         return self.chain.leases.ids_of(self.me) if self.is_member and not self.is_over else []
 
+    def check_stage(self, sender: PeerId, stage: int) -> None:
+        """Raises RemoteError for what is meant for a stage that this peer has left."""
+        if self._stopped or stage != self.chain.stage:
+            now = "has left it" if self._stopped else f"serves stage {self.chain.stage}"
+            raise RemoteError("protocol", f"a message to stage {stage}: this peer {now}", sender)
+
     # -- the round ----------------------------------------------------------------------------------------
 
     def next_to_join(self) -> Version:
@@ -504,16 +520,18 @@ class StageRounds:
             await happened(self._version_changed, within_s=left_s)
 
     async def is_gone(self, peer: PeerId) -> bool:
-        """Whether the peer does not even answer a ping: one broken stream is no death. Probation is one, to rounds."""
+        """Whether the peer does not even answer a ping, or has gone to another stage: one broken stream is no death.
+        Probation is one, to rounds."""
         if not self.may_join(peer):
             return True
         try:
-            await self.transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+            reply = await self.transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+            fields = Fields("ping answer", reply.meta)
+            return fields.optional("stage") and fields.integer("stage") != self.chain.stage
         except UnreachableError:
             return True
         except (TransientError, RemoteError):
             return False
-        return False
 
     def peer_lost(self, peer: PeerId) -> None:
         """The peer's open call broke: unless it answers a ping, every open step is told at once."""

@@ -138,6 +138,7 @@ class Source:
             return self.work.pack(birth, version, (birth.digest(),), y, ids_bytes(targets_BL)), saved
 
         activation, saved = await self.work.compute.run(Urgency.BIRTH, forward, step=ticket.step)
+        self.rounds.tickets.passed_on(ticket)
         answer = await self.downstream.send(activation, replica.stage, run_id=self.work.run_id)
         _, counted = await self.work.backward(birth, activation, saved, answer, birth.digest())
         if counted:

@@ -50,11 +50,18 @@ class Tickets:
             self._available.clear()
             await self._available.wait()
 
+    def passed_on(self, ticket: Ticket) -> None:
+        """The microbatch leaves for the next stage."""
+        state = self._steps.get(ticket.step)
+        if state is not None:
+            state.grants.passed_on.add(ticket.microbatch_id)
+
     def done(self, ticket: Ticket) -> None:
         """The microbatch's gradient is in the step's sum."""
         state = self._steps.get(ticket.step)
         if state is not None:
             state.grants.in_flight.discard(ticket.microbatch_id)
+            state.grants.passed_on.discard(ticket.microbatch_id)
             state.grants.done.add(ticket.microbatch_id)
             state.dirty.set()
             self._tries.pop(ticket.microbatch_id, None)
@@ -66,6 +73,7 @@ class Tickets:
             self._tries[ticket.microbatch_id] = self._tries.get(ticket.microbatch_id, 0) + 1
             self._used.discard(ticket.microbatch_id)
             state.grants.in_flight.discard(ticket.microbatch_id)
+            state.grants.passed_on.discard(ticket.microbatch_id)
             if step_is_over:
                 state.grants.over = True
                 state.saw_next = True

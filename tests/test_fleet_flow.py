@@ -83,11 +83,34 @@ def test_lost_peer_costs_no_microbatch_but_a_sources_own() -> None:
     assert flow.counters[flows.REDONE] > 0
     begun = int(flow.peers["in_flight"][0])
     flows.lose(flow, 0, 100.0, 100.0)
-    assert flow.counters[flows.KILLED] == flow.counters[flows.ORPHANED] == begun > 0
+    killed, orphaned = int(flow.counters[flows.KILLED]), int(flow.counters[flows.ORPHANED])
+    assert killed + orphaned == begun
+    assert min(killed, orphaned) > 0
     flow.counters[flows.TARGET] = flow.counters[flows.GRANTED]  # no more are begun
     flow.counters[flows.LIMIT] = flow.counters[flows.STEP]
     run_until(flow, 1000.0)
-    assert flow.counters[flows.COMPLETED] + flow.counters[flows.KILLED] == flow.counters[flows.GRANTED]
+    home = int(flow.counters[flows.COMPLETED])
+    assert home + begun == flow.counters[flows.GRANTED]
+    assert flow.stages[:, flows.VOID].tolist() == [begun, 0, 0], "what is lost was on its way home"
+    assert flow.stages[:, flows.ADDED].tolist() == [home, home + begun, home + begun]
+    assert flow.work["is_active"].sum() == 0
+
+
+def test_what_outlived_its_source_is_lost_with_the_peer_after_it() -> None:
+    flow = pipeline(2, 1, 3, window=8)
+    run_until(flow, 100.0)
+    flows.lose(flow, 0, 100.0, 100.0)
+    killed, orphaned = int(flow.counters[flows.KILLED]), int(flow.counters[flows.ORPHANED])
+    flows.join(flow, 6, 1, 100.0)
+    flows.lose(flow, 2, 100.0, 100.0)
+    lost = int(flow.counters[flows.KILLED]) - killed
+    assert 0 < lost <= orphaned
+    flow.counters[flows.TARGET] = flow.counters[flows.GRANTED]  # no more are begun
+    flow.counters[flows.LIMIT] = flow.counters[flows.STEP]
+    run_until(flow, 1000.0)
+    added, void = flow.stages[:, flows.ADDED], flow.stages[:, flows.VOID]
+    assert (added + void).tolist() == [flow.counters[flows.GRANTED]] * 3
+    assert void[:2].tolist() == [killed + orphaned, killed + lost]
     assert flow.work["is_active"].sum() == 0
 
 

@@ -1,19 +1,24 @@
 """A swarm that starts uneven becomes even by itself: peers go where they are needed, and stay."""
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bootstrap.ledger import Ledger
-from peer.moving import Said, placements
+from peer.moving import Mover, Said, placements
 from swarm.core.canonical import Value
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, StageIndex
+from swarm.network.memory import MemoryNetwork
+from tests.exhibits import small_settings
 from tests.histories import end_with_one_history
 from tests.process_swarm import ProcessSwarm, Zygote
+from tests.round_world import identities
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
 EVEN = ([3, 3], [2, 4])
@@ -150,3 +155,31 @@ def test_record_that_cannot_be_read_counts_nowhere(record: dict[str, Value]) -> 
 def test_nobody_plans_before_every_stage_is_measured() -> None:
     assert placements([{PeerId("a"): said()}, {PeerId("b"): said(0, 0.0)}]) is None
     assert placements([{PeerId("a"): said()}, {}]) is None
+
+
+def test_nobody_leaves_a_stage_whose_roster_still_names_one_who_has_left() -> None:
+    network = MemoryNetwork(random.Random(0))
+    limits = replace(small_settings().limits, rebalance_s=0.01, min_replicas=1)
+    settings = small_settings(limits=limits)
+    everyone = identities(6)
+    roster = [identity.peer_id for identity in everyone[:5]]  # of stage 0, from which the fifth has gone to stage 1
+
+    async def main() -> None:
+        movers = []
+        for number, identity in enumerate(everyone):
+            directory, me, stage = network.directory(identity), identity.peer_id, StageIndex(int(number >= 4))
+            await directory.publish(str(stage), said(), ttl_s=60.0)
+            if stage == 0:
+                movers.append(Mover(settings, directory, me, stage, str, lambda: 1.0, lambda: tuple(roster)))
+        running = [asyncio.ensure_future(mover.run()) for mover in movers]
+        await asyncio.sleep(0.3)
+        assert [mover.target for mover in movers] == [None] * 4
+        roster.pop()
+        async with asyncio.timeout(10.0):
+            while not any(mover.target == 1 for mover in movers):  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    asyncio.run(main())

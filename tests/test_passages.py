@@ -129,6 +129,28 @@ def test_a_gradient_that_only_the_lost_peer_had_is_given_again() -> None:
     asyncio.run(main())
 
 
+def test_what_a_lost_source_had_sent_counts_once_in_every_stage_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages, "NOTICE_S", 0.05)
+
+    async def main() -> None:
+        async with hop_line() as line:
+            for peer in line.peers[3]:
+                peer.thread.hold()
+            source = line.peers[0][0]
+            answering = line.send(0, source)
+            last = await line.holder(3)
+            answering.cancel()
+            await line.kill(source)
+            await asyncio.sleep(0.1)
+            last.thread.go_on()
+            await line.until(lambda: not any(peer.server.in_flight for peers in line.peers for peer in peers))
+            assert [line.jobs(stage, Urgency.FORWARD) for stage in (1, 2, 3)] == [1, 1, 1]
+            for stage in (1, 2, 3):
+                assert_summed_once(line, stage)
+
+    asyncio.run(main())
+
+
 class Otherwise(Adversary):
     """Sends on something else."""
 
@@ -312,6 +334,10 @@ def test_orphans_and_results_are_bounded_and_end_with_their_step() -> None:
             assert await held.wait(held.begin(come, made(come)), come.sender) is not None
         await asyncio.sleep(0)
         assert [held.of(arrival(number).birth.digest()) is not None for number in range(3)] == [False, True, True]
+        come = replace(arrival(3), sender=arrival(3).birth.source)
+        assert await held.wait(held.begin(come, made(come)), come.sender) is not None
+        await asyncio.sleep(0)
+        assert held.of(come.birth.digest()) is None, "nobody takes a source's place"
         await held.stop()
 
     asyncio.run(main())

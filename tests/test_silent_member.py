@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 import peer.rounds
-from swarm.core.errors import UnreachableError
+from peer.round_driver import ROUND
+from peer.rounds import PROGRESS
+from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import Step
 from swarm.network.loop import happened
+from swarm.network.transport import Message
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
 
 CALL_S, PING_S = 0.5, 0.2
@@ -70,3 +73,20 @@ def test_a_step_goes_on_without_a_member_that_stands_still_with_work_in_hand(
             at_the_end.set()
 
     asyncio.run(scenario())
+
+
+def test_a_peer_of_another_stage_answers_and_is_gone_all_the_same(tmp_path: Path) -> None:
+    async def main() -> None:
+        manifest = manifest_of(optimizer={"total_steps": 100_000}, deadlines={"call_s": CALL_S})
+        async with swarm_in_process(manifest, tmp_path, peers=(2, 1)) as swarm:
+            await swarm.until_version(1, timeout_s=30.0)
+            one, other = swarm.of_stage(0)
+            (elsewhere,) = swarm.of_stage(1)
+            assert not await one.rounds.is_gone(other.peer_id)
+            assert await one.rounds.is_gone(elsewhere.peer_id)
+            for method in (PROGRESS, ROUND):
+                message = Message({"stage": 0, "step": one.rounds.version, "kind": "close"})
+                with pytest.raises(RemoteError, match="this peer serves stage 1"):
+                    await one.transport.call(elsewhere.peer_id, method, message, timeout_s=CALL_S, max_body_bytes=0)
+
+    asyncio.run(main())

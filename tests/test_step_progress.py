@@ -67,18 +67,39 @@ def test_grants_never_exceed_the_target_in_any_interleaving() -> None:
         assert "all of" in closing.reason
 
 
-def test_a_lost_members_grants_are_given_out_again_exactly() -> None:
+@pytest.mark.parametrize(("done", "passed_on", "again"), [(0, 0, 5), (2, 0, 3), (2, 1, 2), (2, 3, 5), (0, 9, 5)])
+def test_what_a_lost_source_had_not_passed_on_is_granted_again_unless_half_the_step_would_be_missing(
+    done: int, passed_on: int, again: int
+) -> None:
     progress = _progress(8)
     assert progress.report(A, MemberReport(0, 0, num_wanted=5), now=0.0) == 5
     assert progress.report(B, MemberReport(0, 0, num_wanted=5), now=0.0) == 3
     assert progress.report(C, MemberReport(0, 0, num_wanted=5), now=0.0) == 0
-    progress.report(A, MemberReport(2, 3, num_wanted=0), now=1.0)
+    progress.report(A, MemberReport(done, 5 - done, num_wanted=0, num_passed_on=passed_on), now=1.0)
     assert progress.is_exhausted
     progress.lost(A)
-    assert not progress.is_exhausted
-    assert progress.report(C, MemberReport(0, 0, num_wanted=9), now=2.0) == 5
+    assert progress.is_exhausted == (again == 0)
+    assert progress.report(C, MemberReport(0, 0, num_wanted=9), now=2.0) == again
     assert progress.report(B, MemberReport(0, 3, num_wanted=9), now=2.0) == 3
     assert progress.is_exhausted
+    progress.report(C, MemberReport(again, 0), now=3.0)
+    assert progress.closing(now=3.0, synchronous=True) is None
+    progress.report(B, MemberReport(3, 0), now=3.0)
+    closing = progress.closing(now=3.0, synchronous=True)
+    assert closing is not None
+    assert closing.reason == f"all of {again + 3} microbatches are in"
+
+
+def test_a_source_that_was_taken_for_lost_is_waited_for_again() -> None:
+    progress = _progress(8)
+    progress.report(A, MemberReport(1, 2, num_passed_on=2), now=0.0)
+    progress.lost(A)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=9), now=0.0) == 5
+    progress.report(B, MemberReport(5, 0), now=1.0)
+    progress.report(A, MemberReport(1, 2, num_passed_on=2), now=1.0)
+    assert progress.closing(now=1.0, synchronous=True) is None
+    progress.report(A, MemberReport(3, 0), now=2.0)
+    assert progress.closing(now=2.0, synchronous=True) is not None
 
 
 def test_a_repeated_report_changes_nothing() -> None:
@@ -137,11 +158,11 @@ def test_a_full_step_waits_for_stragglers_a_bounded_time() -> None:
 
 def test_a_step_that_is_full_no_more_forgets_its_stragglers() -> None:
     progress = _progress(4)
-    progress.report(A, MemberReport(2, 0, num_wanted=1), now=0.0)
-    progress.report(B, MemberReport(2, 0, num_wanted=1), now=0.0)
+    progress.report(A, MemberReport(1, 0, num_wanted=1), now=0.0)
+    progress.report(B, MemberReport(3, 0, num_wanted=1), now=0.0)
     progress.report(C, MemberReport(0, 1), now=0.0)
     progress.lost(B)
-    progress.report(C, MemberReport(2, 0, num_wanted=1), now=50.0)
+    progress.report(C, MemberReport(3, 0, num_wanted=1), now=50.0)
     progress.report(B, MemberReport(0, 1), now=50.0)
     assert progress.closing(now=50.5, synchronous=False) is None
     assert progress.closing(now=50.0 + STRAGGLER_S, synchronous=False) is not None

@@ -30,7 +30,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "recovery_seconds": {"median": round(median_s, 3), "worst": round(worst_s, 3)},
         "disturbances": outcome.disturbances,
         "lost_microbatches": counts["lost_microbatches"],
-        "lost_with_their_source": counts["lost_with_their_source"],
+        "outlived_their_source": counts["outlived_their_source"],
         "stragglers": counts["stragglers"],
         "redone_hops": counts["redone_hops"],
         "lost_sums_share": _share(outcome, "lost_sums"),

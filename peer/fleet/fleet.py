@@ -226,7 +226,7 @@ class Fleet:
         outcome.counts["wiring_choices"] = int(counters[flows.CHOICES])
         outcome.counts["completed_microbatches"] = int(counters[flows.COMPLETED])
         outcome.counts["lost_microbatches"] = int(counters[flows.KILLED])
-        outcome.counts["lost_with_their_source"] = int(counters[flows.ORPHANED])
+        outcome.counts["outlived_their_source"] = int(counters[flows.ORPHANED])
         outcome.counts["redone_hops"] = int(counters[flows.REDONE])
         asked = int(counters[flows.CHOICES]) * self.scenario.fleet.fanout
         outcome.stage_bytes["control"] += asked * CALL_BYTES

@@ -535,14 +535,15 @@ def _end(flow: Flow, work: int) -> None:
     flow.free[flow.counters[FREE]] = work
     flow.counters[FREE] += 1
     source = flow.ways[work, 0].holder
-    if flow.shown[source].stage == 0:
+    if source >= 0 and flow.shown[source].stage == 0:
         flow.peers[source].in_flight -= 1
 
 
 @borrowing
 def kill(flow: Flow, work: int, now: float) -> None:
-    """The microbatch is lost to the stages that have not counted it."""
-    for stage in range(flow.work[work].counted):
+    """The microbatch is lost to the stages that have not counted it, of which a lost source's is none any more."""
+    first = 1 if flow.ways[work, 0].holder < 0 else 0
+    for stage in range(first, flow.work[work].counted):
         if flow.work[work].step >= flow.stages[stage, OPEN]:
             flow.stages[stage, VOID + (flow.work[work].step & 1)] += 1
     flow.counters[KILLED] += 1
@@ -581,7 +582,9 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
             finished(flow, peer, way.link, flow.work[work].arrives_at - way.chosen_at)
         way.link = -1
     _count(flow, work, stage, peer)
-    if stage == 0:
+    if stage == 1 and flow.ways[work, 0].holder < 0:  # nobody waits for it
+        _end(flow, work)
+    elif stage == 0:
         flow.trips_s[flow.counters[TRIPS] % NUM_TRIPS] = now - one.born
         flow.counters[TRIPS] += 1
         flow.counters[COMPLETED] += 1
@@ -722,6 +725,15 @@ def _adopted(flow: Flow, work: int, stage: int, now: float, noticed_at: float) -
         _arrive(flow, work, peer, max(there_at, left_at + flow.settings[DELAY_S]), now)
 
 
+@inlined
+def _leave(flow: Flow, work: int) -> None:
+    """The microbatch's source is lost: it goes on without it, up to the stage after."""
+    if flow.work[work].step >= flow.stages[0, OPEN]:
+        flow.stages[0, VOID + (flow.work[work].step & 1)] += 1
+    _hold(flow, work, 0, -1)
+    flow.counters[ORPHANED] += 1
+
+
 @borrowing
 def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
     """The peer is gone with all it held; from `noticed_at` others take its place: when the last of them can go on."""
@@ -740,8 +752,14 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
         if not is_back and at < stage:
             continue
         if stage == 0:
+            is_sent = at > 1 or (at == 1 and flow.ways[work, 1].holder >= 0 and now >= flow.work[work].left_at)
+            if not is_sent:
+                kill(flow, work, now)
+            else:
+                _leave(flow, work)
+            continue
+        if stage == 1 and flow.ways[work, 0].holder < 0:  # nobody is there to send it again
             kill(flow, work, now)
-            flow.counters[ORPHANED] += 1
             continue
         if is_back and (at < stage - 1 or (at == stage - 1 and now >= flow.work[work].left_at)):
             continue  # it has done its part; the sum is lost, not the microbatch

@@ -1,9 +1,9 @@
 """This is where a step that all sources wait for (`model.delay = 0`) is counted anew when a peer is lost.
 
-As its leader does it in `swarm.core.step_progress`: what the lost peer's sum held is missing, and all that a source had
-is granted again. A stage that lost a sum is short of it, and begins its round when a microbatch of the next step tells
-it that this one has ended. A stage that already had what a lost source took with it is full before the sources are: it
-takes no more.
+As its leader does it in `swarm.core.step_progress`: what the lost peer's sum held is missing, and what a source had not
+passed on is granted again. A stage that lost a sum is short of it; stage 0 does with so many less, the others begin
+their round when a microbatch of the next step tells them that this one has ended. A stage that is full before the
+sources are takes no more.
 """
 
 from peer.fleet import flow as flows
@@ -17,12 +17,18 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> tuple[float, i
     parity = int(flow.stages[stage, flows.OPEN]) & 1
     missing = int(flow.done[peer, parity])
     flow.stages[stage, flows.DONE + parity] -= missing
-    voids, killed = flow.stages[:, flows.VOID : flows.VOID + 2].copy(), int(flow.counters[flows.KILLED])
+    voids = flow.stages[:, flows.VOID : flows.VOID + 2].copy()
+    killed, orphaned = int(flow.counters[flows.KILLED]), int(flow.counters[flows.ORPHANED])
     back_at = flows.lose(flow, peer, now, noticed_at)
+    flow.stages[:, flows.VOID : flows.VOID + 2] = voids
     if stage > 0:
         return back_at, 0
-    flow.stages[:, flows.VOID : flows.VOID + 2] = voids
-    return back_at, missing + int(flow.counters[flows.KILLED]) - killed
+    again = int(flow.counters[flows.KILLED]) - killed
+    void = missing + int(flow.counters[flows.ORPHANED]) - orphaned
+    if voids[0, parity] + void > flow.counters[flows.TARGET] // 2:
+        return back_at, again + void
+    flow.stages[0, flows.VOID + parity] += void
+    return back_at, again
 
 
 def grant_again(flow: Flow, step: int, num: int, now: float) -> None:

@@ -19,6 +19,8 @@ class MemberReport:
     """Stage 0: granted and started, not yet done."""
     num_wanted: int = 0
     """Stage 0: more that the member would start now."""
+    num_passed_on: int = 0
+    """Stage 0: of those in flight, how many have left for the next stage."""
     saw_next: bool = False
     """The step is ending around the member: a microbatch of the next step has reached it or, at stage 0, the next
     stage has closed the step."""
@@ -39,8 +41,9 @@ RESERVED_S = 0.5
 class StepProgress:
     """One step of one stage as its leader sees it. Times are seconds of the caller's clock.
 
-    Grants are absolute (how many in all) and only grow, so a lost or repeated answer does no harm; together they never
-    exceed the target, but where a member is lost with its sum and what it held is granted again.
+    Grants are absolute (how many in all) and only grow, so a lost or repeated answer does no harm. Together they never
+    exceed the target. What a lost source had passed on is done without it, and counts in the later stages: the step
+    does with so many less at stage 0. What else it held is granted again.
     """
 
     step: Step
@@ -50,6 +53,8 @@ class StepProgress:
     straggler_s: float
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
     _granted: dict[PeerId, int] = field(default_factory=dict)
+    _void: dict[PeerId, int] = field(default_factory=dict)
+    """Stage 0: of lost members, what others do not begin again."""
     _awaited: set[PeerId] = field(default_factory=set)
     _grants_from: float | None = None
     _reserved: set[PeerId] = field(default_factory=set)
@@ -81,6 +86,7 @@ class StepProgress:
         self._reports[peer_id] = report
         self._awaited.discard(peer_id)
         self._reserved.discard(peer_id)
+        self._void.pop(peer_id, None)
         started = report.num_done + report.num_in_flight
         if started and self._first_at is None:
             self._first_at = now
@@ -91,32 +97,41 @@ class StepProgress:
             granted = started  # it has room and wants nothing: it is pausing, and what it left is for others
         self._granted[peer_id] = granted
         if self.is_source:
-            free = self.target_microbatches - sum(self._granted.values())
+            free = self._to_do - sum(self._granted.values())
             if now < self._reserved_until:
                 free -= self._reserved_each * len(self._reserved)
             if free > 0 and self._may_grant(now):
                 self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
             if self._first_at is None and self._granted[peer_id]:
                 self._first_at = now
-        if self.num_done < self.target_microbatches:
+        if self.num_done < self._to_do:
             self._full_at = None
         elif self._full_at is None:
             self._full_at = now
         return self._granted[peer_id]
 
     def lost(self, peer_id: PeerId) -> None:
-        """The member is gone with its sum: what it was granted may be granted again."""
-        self._reports.pop(peer_id, None)
+        """The member is gone with its sum. At most half of a step is given up with lost members."""
+        report = self._reports.pop(peer_id, None)
         self._granted.pop(peer_id, None)
         self._awaited.discard(peer_id)
         self._reserved.discard(peer_id)
-        if self.num_done < self.target_microbatches:
+        if self.is_source and report is not None:
+            void = report.num_done + min(report.num_passed_on, report.num_in_flight)
+            if sum(self._void.values()) + void <= self.target_microbatches // 2:
+                self._void[peer_id] = void
+        if self.num_done < self._to_do:
             self._full_at = None
 
     def _may_grant(self, now: float) -> bool:
         if self._next_seen_at is not None:
             return False
         return not self._awaited or self._grants_from is None or now >= self._grants_from
+
+    @property
+    def _to_do(self) -> int:
+        """Microbatches that are to come home."""
+        return self.target_microbatches - sum(self._void.values())
 
     @property
     def num_done(self) -> int:
@@ -130,7 +145,7 @@ class StepProgress:
     @property
     def is_exhausted(self) -> bool:
         """Stage 0: every microbatch of the step is granted; whoever wants more goes on with the next step."""
-        return self._next_seen_at is not None or sum(self._granted.values()) >= self.target_microbatches
+        return self._next_seen_at is not None or sum(self._granted.values()) >= self._to_do
 
     @property
     def num_in_flight(self) -> int:
@@ -138,9 +153,9 @@ class StepProgress:
 
     def closing(self, *, now: float, synchronous: bool) -> Closing | None:
         """The reason to close the round now, if there is one."""
-        if self.num_done >= self.target_microbatches:
+        if self.num_done >= self._to_do:
             if not self.is_source or self.num_open <= 0:
-                return Closing(f"all of {self.target_microbatches} microbatches are in")
+                return Closing(f"all of {self._to_do} microbatches are in")
             if self._full_at is not None and now >= self._full_at + self.straggler_s:
                 return Closing(f"{self.num_open} stragglers are late by {self.straggler_s:.1f} s")
         if self._next_seen_at is not None and self.is_source:
