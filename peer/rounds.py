@@ -29,7 +29,7 @@ from swarm.core.canonical import Value
 from swarm.core.contribution import Result
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
-from swarm.core.fields import Fields, integer_item, peer_item
+from swarm.core.fields import Fields, peer_item
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.ranking import rank
 from swarm.core.settings import RunSettings
@@ -417,10 +417,9 @@ class StageRounds:
     async def _on_standing(self, sender: PeerId, request: Message) -> Message:
         """Where the stage is, for whoever finds it silent; `stage`, if given: the one that is meant."""
         fields = Fields("standing request", request.meta)
-        stage = fields.maybe("stage", integer_item)
+        if fields.optional("stage"):
+            self.check_stage(sender, fields.integer("stage"))
         fields.done()
-        if stage is not None:
-            self.check_stage(sender, stage)
         state = self._steps.get(Step(self.chain.version))
         # A reconfiguration under which this identity has voted is over: the next must begin past it.
         view = max(state.leading_view if state is not None else 0, self._vote_log.signed_under(self.chain.name))
