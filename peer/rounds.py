@@ -1,4 +1,4 @@
-"""This is where a stage's steps run on this peer: progress to the leader, the averaging round, the new version.
+"""This is where a stage's steps run on this peer: they open, are averaged, and make the new version.
 
 `swarm.core` decides (StepProgress, AveragingRound, StageChain); this carries out: messages, encoding on the exact
 thread, deadlines on the event loop. Handlers and tasks all run on one event loop, so decisions never interleave.
@@ -19,22 +19,21 @@ from peer.round_driver import RoundDriver
 from peer.screening import KnownStanding, Screening
 from peer.signing_log import SigningLog
 from peer.snapshots import SnapshotStore
+from peer.step_reports import StepReports
 from peer.step_state import Applied, Bytes, StepState
 from peer.tickets import Tickets
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState
 from swarm.core import averaging_round as act
-from swarm.core.averaging_round import AveragingRound, Instruction
-from swarm.core.canonical import Value
+from swarm.core.averaging_round import AveragingRound
 from swarm.core.contribution import Result
 from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
-from swarm.core.fields import Fields, peer_item
+from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
-from swarm.core.ranking import rank
 from swarm.core.settings import RunSettings
 from swarm.core.stage_chain import StageChain
-from swarm.core.step_progress import MemberReport, StepProgress
+from swarm.core.step_progress import StepProgress
 from swarm.core.voting import Reconfiguration
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity import Identity, verify
@@ -47,14 +46,8 @@ from verification.kinds.protocol_violation import ProtocolViolation
 
 log = logging.getLogger(__name__)
 
-PROGRESS = "progress"
 SHORTEST_PHASE_S, PHASE_FACTOR, PHASE_WINDOW = 1.0, 2.0, 16
 """A phase of a round is waited for twice as long as whole rounds lately took: a second at least."""
-MAX_NEIGHBOURS_NAMED = 6
-"""Voters a stage of few members takes from its neighbours."""
-MAX_JOINS_TOLD = 64
-"""Peers that want to join, in one report to the leader: the others are in a later one."""
-REPORT_EVERY_S = 0.25
 LOOK_EVERY_S = 0.5
 PING_S = 2.0
 
@@ -88,6 +81,7 @@ class StageRounds:
         self.snapshots = snapshots
         self.signing_log = signing_log
         self.driver = RoundDriver(self)
+        self._reports = StepReports(self)
         self._vote_log = vote_log
         limit_s = settings.deadlines.round_phase_s
         self._phase = AdaptiveDeadline(
@@ -130,7 +124,7 @@ class StageRounds:
     def start(self) -> None:
         """Serve the stage's rounds from the chain's version on."""
         settings = self.settings
-        self.transport.serve(PROGRESS, self._on_progress, max_body_bytes=0)
+        self._reports.serve()
         self.transport.serve(STANDING, self._on_standing, max_body_bytes=0)
         self.transport.serve(RECONFIGURE, self._on_reconfigure, max_body_bytes=0)
         self.driver.serve()
@@ -256,7 +250,7 @@ class StageRounds:
             step = Step(number)
             if step not in self._steps:
                 self._steps[step] = self._new_step(step)
-                self.spawn(self._report_while_open(self._steps[step]))
+                self.spawn(self._reports.report_while_open(self._steps[step]))
         self._begin_round(self._steps[Step(version)])
 
     def _new_step(self, step: Step) -> StepState:
@@ -268,10 +262,11 @@ class StageRounds:
             deadlines.step_s,
             deadlines.straggler_s,
         )
-        progress.reserve(self._present(), now=time.monotonic())
+        progress.reserve(self.present(), now=time.monotonic())
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))
 
-    def _present(self) -> list[PeerId]:
+    def present(self) -> list[PeerId]:
+        """Members, but for those that did not answer."""
         return [peer for peer in self.chain.members if peer not in self._gone]
 
     def _begin_round(self, state: StepState) -> None:
@@ -324,96 +319,6 @@ class StageRounds:
         if state is not None:
             state.dirty.set()
 
-    async def _report_while_open(self, state: StepState) -> None:
-        while self._steps.get(state.step) is state:
-            if self.is_member and (state.round is None or state.round.roster is None):
-                await self._report(state)
-            await happened(state.dirty, within_s=REPORT_EVERY_S)
-            state.dirty.clear()
-
-    async def _report(self, state: StepState) -> None:
-        is_source = self.chain.stage == 0
-        num_done, grants = self.replica.num_done(state.step), state.grants
-        # A gradient is in the sum a moment before its ticket is done: counted once, or one too many is granted.
-        num_in_flight = max(0, grants.started - num_done) if is_source else 0
-        report = MemberReport(
-            num_done=num_done,
-            num_in_flight=num_in_flight,
-            num_wanted=self.tickets.wanted if is_source else 0,
-            num_passed_on=min(len(grants.passed_on), num_in_flight),
-            saw_next=state.saw_next,
-        )
-        leader = state.leader
-        if leader == self.me:
-            granted, exhausted = self._take_report(state, self.me, report)
-        else:
-            meta: dict[str, Value] = {
-                "stage": self.chain.stage,
-                "step": state.step,
-                "view": state.round.view if state.round is not None else state.view,
-                "done": report.num_done,
-                "in_flight": report.num_in_flight,
-                "wanted": report.num_wanted,
-                "passed_on": report.num_passed_on,
-                "saw_next": report.saw_next,
-                "joins": [*sorted(self.joining)[:MAX_JOINS_TOLD]],
-            }
-            try:
-                reply = await self.transport.call(
-                    leader, PROGRESS, Message(meta), timeout_s=self.settings.deadlines.call_s, max_body_bytes=0
-                )
-                fields = Fields("progress answer", reply.meta)
-                granted, exhausted = fields.integer("granted"), fields.boolean("exhausted")
-                if fields.boolean("over"):
-                    self.on_behind(leader)
-                    return
-            except (UnreachableError, RemoteError) as error:
-                log.info("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
-                if await self.is_gone(leader):
-                    self.unreachable(state, leader)
-                return
-            except TransientError as error:  # alive, but not ready for this step yet: report again
-                log.debug("stage %d step %d: leader %s: %s", self.chain.stage, state.step, leader[-6:], error)
-                return
-        if (granted, exhausted) != (grants.granted, grants.exhausted):
-            grants.granted, grants.exhausted = granted, exhausted
-            self.tickets.look_again()
-
-    def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
-        now = state.heard_at[member] = time.monotonic()
-        granted = state.progress.report(member, report, now=now)
-        self._close_if_due(state)
-        return granted, state.progress.is_exhausted
-
-    async def _on_progress(self, sender: PeerId, request: Message) -> Message:
-        fields = Fields("progress", request.meta)
-        self.check_stage(sender, fields.integer("stage"))
-        step, view = Step(fields.integer("step")), fields.integer("view", high=1 << 20)
-        report = MemberReport(
-            num_done=fields.integer("done", high=1 << 20),
-            num_in_flight=fields.integer("in_flight", high=1 << 20),
-            num_wanted=fields.integer("wanted", high=1 << 10),
-            num_passed_on=fields.integer("passed_on", high=1 << 20),
-            saw_next=fields.boolean("saw_next"),
-        )
-        joins = fields.items("joins", peer_item, max_items=MAX_JOINS_TOLD)
-        fields.done()
-        if int(step) < self.chain.version:
-            return Message({"granted": 0, "exhausted": True, "over": True})
-        state = await self.step_state(step)
-        if sender not in self.chain.members and int(step) == self.chain.version:
-            raise RemoteError("standing", f"{sender} is no member of stage {self.chain.stage}", sender)
-        if sender not in self.chain.members and sender not in self.joining:
-            raise TransientError(f"{sender[-6:]} is not known here as a member after step {self.chain.version}")
-        if state.leader != self.me:
-            await self._take_over(state, view)
-        # Whom nobody may let in takes no place of those who may.
-        told = [peer for peer in joins if self.may_join(peer)]
-        self.joining.update(told[: max(0, self.settings.limits.max_peers_per_stage - len(self.joining))])
-        self._gone.pop(sender, None)
-        granted, exhausted = self._take_report(state, sender, report)
-        return Message({"granted": granted, "exhausted": exhausted, "over": False})
-
     async def _on_standing(self, sender: PeerId, request: Message) -> Message:
         """Where the stage is, for whoever finds it silent; `stage`, if given: the one that is meant."""
         fields = Fields("standing request", request.meta)
@@ -435,50 +340,6 @@ class StageRounds:
         log.warning("stage %d step %d: %d voters decide from now on", changed.stage, changed.step, len(changed.voters))
         self.driver.carry_out(state, state.round.reconfigure(changed, now=time.monotonic()))
         return Message()
-
-    async def _take_over(self, state: StepState, view: int) -> None:
-        """A member takes this peer for the leader of a later view: true only if the present leader is gone."""
-        mine = state.round.view if state.round is not None else state.view
-        if view <= mine or state.leaders[view % len(state.leaders)] != self.me:
-            raise TransientError(f"{state.leader[-6:]} leads step {state.step}, not this peer")
-        leader = state.leader
-        if not await self.is_gone(leader):
-            raise TransientError(f"leader {leader[-6:]} of step {state.step} is alive")
-        self.unreachable(state, leader)
-        if state.leader != self.me:
-            raise TransientError(f"{state.leader[-6:]} leads step {state.step} now")
-
-    def _close_if_due(self, state: StepState) -> None:
-        if state.round is None or state.leader != self.me or state.closed_at is not None:
-            return
-        now = time.monotonic()
-        synchronous = self.settings.delay_at(state.step + 1) == 0
-        closing = state.progress.closing(now=now, synchronous=synchronous)
-        if closing is None:
-            return
-        log.debug("stage %d step %d closes: %s", self.chain.stage, state.step, closing.reason)
-        view = state.round.view
-        self.driver.carry_out(state, self._closed(state.round, closing.reason, view, now))
-
-    def _look_for_the_silent(self, state: StepState) -> None:
-        """Members report several times a second: who does not for long may be stopped, and what it was granted waits.
-
-        Its open calls say so much later: nothing breaks.
-        """
-        if state.leader != self.me or state.closed_at is not None:
-            return
-        now = time.monotonic()
-        for member in self._present():
-            if member != self.me and now > state.heard_at.setdefault(member, now) + self.settings.deadlines.call_s:
-                state.heard_at[member] = now
-                self.peer_lost(member)
-
-    def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
-        free = max(0, self.settings.limits.max_peers_per_stage - len(self.chain.members))
-        joins = [peer for peer in sorted(self.joining) if peer not in self.chain.members and self.may_join(peer)][:free]
-        # Drawn, so that no neighbour can make sure of being asked.
-        drawn = rank(self.neighbours(), "neighbour", self.chain.name)[:MAX_NEIGHBOURS_NAMED]
-        return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)
 
     def open_step(self, step: Step) -> StepState | None:
         """The step, while it is open here."""
@@ -532,6 +393,10 @@ class StageRounds:
         except (TransientError, RemoteError):
             return False
 
+    def heard_of(self, peer: PeerId) -> None:
+        """It reports: it is not gone."""
+        self._gone.pop(peer, None)
+
     def peer_lost(self, peer: PeerId) -> None:
         """The peer's open call broke: unless it answers a ping, every open step is told at once."""
 
@@ -555,7 +420,7 @@ class StageRounds:
         elif state.leader == peer:
             state.view += 1
         if state.leader == self.me and led_by != self.me:
-            state.progress.expect(self._present(), now=time.monotonic())
+            state.progress.expect(self.present(), now=time.monotonic())
         state.dirty.set()
 
     async def _watch_deadlines(self, state: StepState) -> None:
@@ -565,8 +430,8 @@ class StageRounds:
             await happened(state.changed, within_s=max(0.01, min([LOOK_EVERY_S, *(t - now for t in times)])))
             if self._steps.get(state.step) is not state:
                 return
-            self._close_if_due(state)
-            self._look_for_the_silent(state)
+            self._reports.close_if_due(state)
+            self._reports.look_for_the_silent(state)
             self.driver.carry_out(state, state.round.tick(now=time.monotonic()))
 
     async def adopt(self, result: Result, bodies: list[Bytes]) -> None:

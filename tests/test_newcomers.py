@@ -14,7 +14,7 @@ from peer.downstream import METHOD
 from peer.exams import EXAM_ANSWER
 from peer.jury import JURY
 from peer.round_driver import ROUND
-from peer.rounds import PROGRESS
+from peer.step_reports import PROGRESS
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import EXHIBIT, PART

@@ -8,7 +8,7 @@ import pytest
 
 import peer.rounds
 from peer.round_driver import ROUND
-from peer.rounds import PROGRESS
+from peer.step_reports import PROGRESS
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import Step
 from swarm.network.loop import happened
