@@ -1,14 +1,15 @@
 """This is where a peer of a benchmark notes when it works on a round's bytes: computing on them, or moving them.
 
 Spans of the exact thread's jobs (encode, hash, check, reduce, decode) and of bodies on their way out or in. What they
-leave of a round is what the round waits for: votes, turns of other peers, the event loop.
+leave of a round is what the round waits for: votes, turns of other peers, the event loop. Of the jobs, what is encoding,
+hashing or decoding (a reducer's decoding and adding too) is noted once more, each for itself.
 """
 
 import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 BULK_BYTES = 64 << 10
 """Shorter bodies are votes and the like."""
@@ -16,11 +17,23 @@ BULK_BYTES = 64 << 10
 Span = tuple[str, float, float]
 _spans: list[Span] = []
 _lock = threading.Lock()
+_inside = threading.local()
+PIECES = ("encode", "hash", "wire", "decode")
 
 
 def install() -> None:
     """Note what is sent and received. Before `swarm.network.p2p` is imported, which takes some by name."""
+    from swarm import bulk_digest
+    from swarm.averaging import encoded_mean
+    from swarm.averaging.codecs import vector_codec
+    from swarm.core.settings import AveragingCodecName
     from swarm.network import framing, sockets
+
+    for codec in {type(vector_codec(name)) for name in get_args(AveragingCodecName)}:
+        for piece in ("encode", "decode"):
+            setattr(codec, piece, noting(piece, getattr(codec, piece)))
+    bulk_digest.bulk_digest = noting("hash", bulk_digest.bulk_digest)
+    encoded_mean.mean_of_encoded = noting("decode", encoded_mean.mean_of_encoded)
 
     class NotedSending(sockets.Sending):
         def __init__(self, connection: Any, *buffers: Any, **options: Any) -> None:
@@ -60,19 +73,38 @@ def computing(job: Callable[[], Any]) -> Callable[[], Any]:
     return noted
 
 
+def noting(piece: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, noted unless a noted one calls it."""
+
+    @functools.wraps(function)
+    def noted(*arguments: Any, **options: Any) -> Any:
+        if getattr(_inside, "a_piece", False):
+            return function(*arguments, **options)
+        _inside.a_piece, began = True, time.monotonic()
+        try:
+            return function(*arguments, **options)
+        finally:
+            _inside.a_piece = False
+            note(piece, began)
+
+    return noted
+
+
 def note(kind: str, began: float) -> None:
     with _lock:
         _spans.append((kind, began, time.monotonic()))
 
 
 def taken(start: float, stop: float) -> dict[str, float]:
-    """Seconds between two times in which there was some of each kind, or of any ("all"); forgets them."""
+    """Seconds between two times in which there was some of each kind, or of any ("all"), and those of the pieces added
+    up ("pieces"); forgets them."""
     with _lock:
         spans = list(_spans)
         _spans.clear()
     kinds = {kind for kind, _, _ in spans}
     found = {kind: covered((span for span in spans if span[0] == kind), start, stop) for kind in sorted(kinds)}
-    return found | {"all": covered(spans, start, stop)}
+    pieces = sum(found.get(piece, 0.0) for piece in PIECES)
+    return found | {"all": covered(spans, start, stop), "pieces": pieces}
 
 
 def covered(spans: Iterable[Span], start: float, stop: float) -> float:

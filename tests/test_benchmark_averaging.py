@@ -38,6 +38,8 @@ def test_small_round_of_ours_has_the_agreed_form_and_leaves_nothing_behind(tmp_p
     busy = cell["busy_seconds"]
     assert 0 < max(busy["compute"], busy["wire"]) <= busy["all"] <= busy["compute"] + busy["wire"] <= 2 * busy["all"]
     assert cell["round_to_busy"] > 1
+    assert min(busy[piece] for piece in ("encode", "hash", "wire", "decode")) > 0
+    assert busy["encode"] + busy["hash"] + busy["decode"] <= busy["compute"]
     left = [path for path in tmp_path.rglob("*") if path.name not in ("x", "homeswarm")]
     assert left == []
     assert _programs_in(str(tmp_path)) == []
