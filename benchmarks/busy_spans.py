@@ -1,8 +1,8 @@
 """This is where a peer of a benchmark notes when it works on a round's bytes: computing on them, or moving them.
 
 Spans of the exact thread's jobs (encode, hash, check, reduce, decode) and of bodies on their way out or in. What they
-leave of a round is what the round waits for: votes, turns of other peers, the event loop. Of the jobs, what is encoding,
-hashing or decoding (a reducer's decoding and adding too) is noted once more, each for itself.
+leave of a round is what the round waits for: votes, turns of other peers, the event loop. Of the jobs, what is
+encoding, hashing or decoding (a reducer's decoding and adding too) is noted once more, each for itself.
 """
 
 import functools
