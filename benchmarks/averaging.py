@@ -36,6 +36,12 @@ PIECES = ("encode", "hash", "wire", "decode")
 GOAL_INT8 = 4.0
 GOAL_BF16 = 3.0
 GOAL_PIECES = 1.3
+MULTIPLES = {
+    "round_to_pieces": "its pieces each by itself",
+    "round_to_own_pieces": "its own encoding, hashing, moving and decoding, added up",
+    "round_to_busy": "the time in it in which a peer encodes, hashes, moves or decodes",
+}
+"""Readings of one goal, by their names among the figures."""
 
 SLOW_S = 4.0
 """A codec whose rounds take longer is measured in one pass only."""
@@ -255,18 +261,10 @@ def goals(result: dict[str, dict[str, Fields]]) -> list[tuple[str, float, float,
         ratio = fp16["seconds"] / bf16["seconds"]
         found.append(("bf16: times faster than hivemind's fp16", ratio, GOAL_BF16, ratio >= GOAL_BF16))
     for codec, cell in ours.items():
-        if "round_to_pieces" in cell:
-            ratio = cell["round_to_pieces"]
-            what = f"{codec}: round, as a multiple of its pieces each by itself"
-            found.append((what, ratio, GOAL_PIECES, ratio <= GOAL_PIECES))
-        if "round_to_own_pieces" in cell:
-            ratio = cell["round_to_own_pieces"]
-            what = f"{codec}: round, as a multiple of its own encoding, hashing, moving and decoding, added up"
-            found.append((what, ratio, GOAL_PIECES, ratio <= GOAL_PIECES))
-        if "round_to_busy" in cell:
-            ratio = cell["round_to_busy"]
-            what = f"{codec}: round, as a multiple of the time in it in which a peer encodes, hashes, moves or decodes"
-            found.append((what, ratio, GOAL_PIECES, ratio <= GOAL_PIECES))
+        for name, what in MULTIPLES.items():
+            if name in cell:
+                ratio = cell[name]
+                found.append((f"{codec}: round, as a multiple of {what}", ratio, GOAL_PIECES, ratio <= GOAL_PIECES))
     return found
 
 

@@ -228,6 +228,12 @@ def _hold(flow: Flow, work: int, stage: int, peer: int) -> None:
     flow.holder[stage, work] = peer
 
 
+@inlined
+def _has_source(flow: Flow, work: int) -> bool:
+    """Whether the peer that began the microbatch waits for it: a lost one does not."""
+    return bool(flow.ways[work, 0].holder >= 0)
+
+
 # -- what will be read soon -----------------------------------------------------------------------------------
 
 
@@ -542,8 +548,7 @@ def _end(flow: Flow, work: int) -> None:
 @borrowing
 def kill(flow: Flow, work: int, now: float) -> None:
     """The microbatch is lost to the stages that have not counted it, of which a lost source's is none any more."""
-    first = 1 if flow.ways[work, 0].holder < 0 else 0
-    for stage in range(first, flow.work[work].counted):
+    for stage in range(0 if _has_source(flow, work) else 1, flow.work[work].counted):
         if flow.work[work].step >= flow.stages[stage, OPEN]:
             flow.stages[stage, VOID + (flow.work[work].step & 1)] += 1
     flow.counters[KILLED] += 1
@@ -582,7 +587,7 @@ def _computed(flow: Flow, peer: int, now: float) -> int:
             finished(flow, peer, way.link, flow.work[work].arrives_at - way.chosen_at)
         way.link = -1
     _count(flow, work, stage, peer)
-    if stage == 1 and flow.ways[work, 0].holder < 0:  # nobody waits for it
+    if stage == 1 and not _has_source(flow, work):  # nobody waits for it
         _end(flow, work)
     elif stage == 0:
         flow.trips_s[flow.counters[TRIPS] % NUM_TRIPS] = now - one.born
@@ -753,12 +758,12 @@ def lose(flow: Flow, peer: int, now: float, noticed_at: float) -> float:
             continue
         if stage == 0:
             is_sent = at > 1 or (at == 1 and flow.ways[work, 1].holder >= 0 and now >= flow.work[work].left_at)
-            if not is_sent:
-                kill(flow, work, now)
-            else:
+            if is_sent:
                 _leave(flow, work)
+            else:
+                kill(flow, work, now)
             continue
-        if stage == 1 and flow.ways[work, 0].holder < 0:  # nobody is there to send it again
+        if stage == 1 and not _has_source(flow, work):  # nobody is there to send it again
             kill(flow, work, now)
             continue
         if is_back and (at < stage - 1 or (at == stage - 1 and now >= flow.work[work].left_at)):
