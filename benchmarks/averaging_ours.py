@@ -67,6 +67,8 @@ TOKENS = 1024
 ROUND_S = 60.0
 SINK = "sink"
 MAX_SINK_BYTES = 1 << 22
+KEPT_RESULTS = 4
+"""Results whose bytes stay for late peers; a run that takes snapshots, which would disturb here, keeps ten."""
 LANES = 4
 """Calls to one peer at a time when the wire is timed by itself."""
 
@@ -165,6 +167,8 @@ class OurPeer:
                 step = self._rounds.version
                 await self._compute.run(Urgency.BACKWARD, lambda: self._fill(step))
                 self._marks.clear()
+                for old in sorted(self._rounds.results)[:-KEPT_RESULTS]:
+                    del self._rounds.results[old]
             case "round":
                 return await self._round()
             case "check":

@@ -18,6 +18,14 @@ Span = tuple[str, float, float]
 _spans: list[Span] = []
 _lock = threading.Lock()
 _inside = threading.local()
+METHODS = {
+    "encode": "encode",
+    "encode_quotients": "encode",
+    "encode_sum": "decode",
+    "decode": "decode",
+    "decode_and_square": "decode",
+}
+"""Which piece of a round a codec's method is; a reducer's decoding, adding and encoding in one pass is a decoder's."""
 PIECES = ("encode", "hash", "wire", "decode")
 
 
@@ -30,8 +38,9 @@ def install() -> None:
     from swarm.network import framing, sockets
 
     for codec in {type(vector_codec(name)) for name in get_args(AveragingCodecName)}:
-        for piece in ("encode", "decode"):
-            setattr(codec, piece, noting(piece, getattr(codec, piece)))
+        for method, piece in METHODS.items():
+            if hasattr(codec, method):
+                setattr(codec, method, noting(piece, getattr(codec, method)))
     bulk_digest.bulk_digest = noting("hash", bulk_digest.bulk_digest)
     encoded_mean.mean_of_encoded = noting("decode", encoded_mean.mean_of_encoded)
 

@@ -8,10 +8,13 @@ from numpy.typing import NDArray
 
 from kernels.compiled import compiled
 from kernels.int8_blocks import BLOCK_VALUES, LARGEST_SCALE, SMALLEST_SCALE
+from kernels.prefetching import CACHE_LINE_BYTES, prefetch
 from kernels.threads import ONE_THREAD, Threads
 
 RUN_BLOCKS = 32
 """Blocks in a run of `kernels.norms`."""
+
+_LINE_VALUES = CACHE_LINE_BYTES // 4
 
 _PLUS_ZERO = np.float32(0.0)
 
@@ -122,6 +125,8 @@ def _decode_and_square(
         blocks = slice(run * RUN_BLOCKS, min((run + 1) * RUN_BLOCKS, scales.size))
         start, stop = run * padded.size, min((run + 1) * padded.size, codes.size)
         part = values[start:stop]
+        for i in range(stop, stop + padded.size, _LINE_VALUES):
+            prefetch(values, i)
         valid &= _decode(scales[blocks], codes[start:stop], part)
         if part.size < padded.size:
             padded[: part.size] = part

@@ -17,12 +17,12 @@ from peer.step_state import Bytes, StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
 
-MESSAGE_BYTES = 2 << 20
+MESSAGE_BYTES = 2304 << 10
 """A message of several parcels is no longer."""
 SHORTEST_BYTES = 256 << 10
 MESSAGE_S = 0.1
 """How long a message should take."""
-UNDER_WAY_BYTES = 4 << 20
+UNDER_WAY_BYTES = 4608 << 10
 """Of all messages to one peer together, about: more than 20 Mbit/s carry in the 100 ms that an answer may take."""
 MOST_LANES = 16
 CUT_BELOW_BYTES = 2 * SHORTEST_BYTES

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from peer.adversary import HONEST
 from peer.compute import Urgency
 from peer.part_exchange import PartExchange
 from peer.round_work import encode_contribution
@@ -293,7 +294,7 @@ class RoundDriver:
             self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
             return
         seeds = part_seeds(stage.run_id, chain.stage, chain.version, stage.me, num_parts=replica.num_parts)
-        said = partial(stage.adversary.mean, step)
+        said = None if stage.adversary is HONEST else partial(stage.adversary.mean, step)
         parts, digests = await stage.exact.run(
             Urgency.ROUND, lambda: encode_contribution(replica, accumulation, seeds, said)
         )

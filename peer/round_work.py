@@ -24,11 +24,11 @@ def encode_contribution(
     replica: StageReplica,
     accumulation: Accumulation,
     seeds: Sequence[bytes],
-    said: Callable[[slice, NDArray[np.float32]], NDArray[np.float32]] = lambda where, mean: mean,
+    said: Callable[[slice, NDArray[np.float32]], NDArray[np.float32]] | None = None,
 ) -> tuple[list[memoryview], list[bytes]]:
     """The mean gradient in encoded parts, and their SHA-256; nothing if there is no work or it is not finite.
 
-    `seeds` are `swarm.averaging.seeds.part_seeds`; `said` is what an adversary makes of each part of the mean.
+    `seeds` are `swarm.averaging.seeds.part_seeds`; `said`: what an adversary makes of each part of the mean.
     Where the codec leaves a residual, the replica's is said along with it and becomes what is left now.
     """
     if not accumulation.work:
@@ -37,7 +37,10 @@ def encode_contribution(
 
     def encode(index: int) -> tuple[memoryview, bytes]:
         where = parts[index]
-        encoded = codec.encode(said(where, replica.mean_part(accumulation, where)), seed=seeds[index])
+        if said is None:
+            encoded = codec.encode_quotients(*accumulation.gradient.quotient_of(where), seed=seeds[index])
+        else:
+            encoded = codec.encode(said(where, replica.mean_part(accumulation, where)), seed=seeds[index])
         return encoded, bulk_digest(encoded)
 
     try:
@@ -45,7 +48,8 @@ def encode_contribution(
             made = replica.threads.map(encode, range(len(parts)))
             return [encoded for encoded, _ in made], [found for _, found in made]
         mean = replica.mean(accumulation)
-        encoded = replica.residual.encode(said(slice(0, mean.size), mean), codec, parts=parts, seeds=seeds)
+        mean = mean if said is None else said(slice(0, mean.size), mean)
+        encoded = replica.residual.encode(mean, codec, parts=parts, seeds=seeds)
         return encoded, replica.threads.map(bulk_digest, encoded)
     except LocalError as error:
         log.warning("stage %d: this peer's gradient is left out: %s", replica.stage, error)

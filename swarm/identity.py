@@ -5,6 +5,7 @@ multihash), so whoever knows a peer id can check that peer's signatures without 
 Specification: https://github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 """
 
+import hashlib
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
@@ -21,6 +22,10 @@ _PEER_ID_LETTERS = 52
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")
 """Protobuf PrivateKey {type: Ed25519, data: 64 bytes}; data is the seed, then the public key."""
 _KEY_FILE_BYTES = 68
+
+_MOST_REMEMBERED = 4096
+_found_good: set[tuple[PeerId, bytes, bytes]] = set()
+"""Who signed, the signature, and the digest of what it is over."""
 
 
 class Identity:
@@ -64,7 +69,13 @@ class Identity:
 
 
 def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` is the peer's over `data`. Malformed ids and signatures are simply not the peer's."""
+    """Whether `signature` is the peer's over `data`. Malformed ids and signatures are simply not the peer's.
+
+    What was found good is remembered for a while: a round shows its votes and facts again with each of its phases.
+    """
+    key = (peer_id, signature, hashlib.blake2b(data, digest_size=32).digest())
+    if key in _found_good:
+        return True
     public_key = _public_key(peer_id)
     if public_key is None:
         return False
@@ -72,6 +83,9 @@ def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
         public_key.verify(signature, data)
     except (InvalidSignature, ValueError, TypeError):
         return False
+    if len(_found_good) >= _MOST_REMEMBERED:
+        _found_good.clear()
+    _found_good.add(key)
     return True
 
 

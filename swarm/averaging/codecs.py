@@ -17,13 +17,16 @@ it left out. So a result is encoded without bias, in the codec of the contributi
 which drops nothing: together the members' choices cover most of the values.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import formats, int8_blocks
-from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length, seed_words, too_large
+from kernels import formats, int8_blocks, int8_sums
+from kernels.threads import ONE_THREAD, Threads
+from swarm.averaging.encoded import Encoded, InSteps, VectorCodec, aligned, check_length, seed_words, too_large
 from swarm.averaging.low_bit import Int4Codec, TopkCodec
-from swarm.core.errors import RemoteError
+from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import AveragingCodecName
 from swarm.kept_buffers import BUFFERS
 
@@ -43,7 +46,7 @@ def leaves_residual(name: AveragingCodecName) -> bool:
     return name in ("int4", "topk")
 
 
-class _Fp32Codec:
+class _Fp32Codec(InSteps):
     name = "fp32"
 
     def encoded_bytes(self, num_values: int) -> int:
@@ -61,7 +64,7 @@ class _Fp32Codec:
             raise RemoteError("malformed", "fp32 vector holds a value that is not finite or is 2^126 or more")
 
 
-class _Bf16Codec:
+class _Bf16Codec(InSteps):
     name = "bf16"
 
     def encoded_bytes(self, num_values: int) -> int:
@@ -79,28 +82,67 @@ class _Bf16Codec:
             raise RemoteError("malformed", "bf16 vector holds a value that is not finite or is above 2^126")
 
 
-class _Int8Codec:
+class Int8Codec:
     name = "int8"
 
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * self._num_blocks(num_values) + num_values
 
     def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        return self.encode_quotients(values, np.float32(1.0), seed=seed)
+
+    def encode_quotients(self, values: NDArray[np.float32], divisor: np.float32, *, seed: bytes) -> memoryview:
         data = BUFFERS.take(self.encoded_bytes(values.size))
-        num_blocks = self._num_blocks(values.size)
-        scales = np.frombuffer(data, dtype=np.uint16, count=num_blocks)
-        codes = np.frombuffer(data, dtype=np.int8, offset=2 * num_blocks)
-        if not int8_blocks.encode(values, seed_words(seed), scales, codes):
-            raise too_large(values)
+        scales, codes = self._to_write(data, values.size)
+        if not int8_blocks.encode(values, seed_words(seed), scales, codes, divisor=divisor):
+            raise too_large(values / divisor)
+        return data
+
+    def encode_sum(
+        self, terms: Sequence[Encoded], factors: NDArray[np.float32], num_values: int, *, seed: bytes
+    ) -> memoryview:
+        """As `encode` of the sum of decoded terms, each of `num_values` and `is_valid`, times their factors."""
+        data = BUFFERS.take(self.encoded_bytes(num_values))
+        scales, codes = self._to_write(data, num_values)
+        read = [self._to_read(term, num_values) for term in terms]
+        if not int8_blocks.encode_sum(read, factors, seed_words(seed), scales, codes):
+            raise LocalError("a weighted sum of contributions is not below 2^126")
         return data
 
     def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:
         check_length(data, self.encoded_bytes(out.size))
-        num_blocks = self._num_blocks(out.size)
-        scales = aligned(data, np.uint16, 0, num_blocks)
-        codes = aligned(data, np.int8, 2 * num_blocks, out.size)
-        if not int8_blocks.decode(scales, codes, out):
-            raise RemoteError("malformed", "int8 vector holds a scale or code that no encoder writes")
+        if not int8_blocks.decode(*self._to_read(data, out.size), out):
+            raise self._malformed()
+
+    def decode_and_square(self, data: Encoded, out: NDArray[np.float32]) -> float:
+        check_length(data, self.encoded_bytes(out.size))
+        squares = int8_sums.decode_and_square(*self._to_read(data, out.size), out)
+        if squares is None:
+            raise self._malformed()
+        return squares
+
+    def is_valid(self, data: Encoded, num_values: int) -> bool:
+        """Whether `decode` takes data of the right length."""
+        return int8_blocks.is_valid(*self._to_read(data, num_values))
+
+    def add(
+        self, data: Encoded, factor: np.float32, total: NDArray[np.float32], *, threads: Threads = ONE_THREAD
+    ) -> None:
+        """total += decoded * factor, of data that `is_valid`."""
+        int8_sums.add_decoded(*self._to_read(data, total.size), factor, total, threads=threads)
+
+    @staticmethod
+    def _malformed() -> RemoteError:
+        return RemoteError("malformed", "int8 vector holds a scale or code that no encoder writes")
+
+    def _to_write(self, data: memoryview, num_values: int) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+        num_blocks = self._num_blocks(num_values)
+        scales = np.frombuffer(data, dtype=np.uint16, count=num_blocks)
+        return scales, np.frombuffer(data, dtype=np.int8, offset=2 * num_blocks)
+
+    def _to_read(self, data: Encoded, num_values: int) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+        num_blocks = self._num_blocks(num_values)
+        return aligned(data, np.uint16, 0, num_blocks), aligned(data, np.int8, 2 * num_blocks, num_values)
 
     @staticmethod
     def _num_blocks(num_values: int) -> int:
@@ -110,7 +152,7 @@ class _Int8Codec:
 _CODECS: dict[AveragingCodecName, VectorCodec] = {
     "fp32": _Fp32Codec(),
     "bf16": _Bf16Codec(),
-    "int8": _Int8Codec(),
+    "int8": Int8Codec(),
     "int4": Int4Codec(),
     "topk": TopkCodec(),
 }

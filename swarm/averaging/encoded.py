@@ -8,7 +8,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels import norms, optimizers
 from swarm.core.errors import LocalError, RemoteError
+from swarm.kept_buffers import empty_floats
 
 SEED_BYTES = 32
 
@@ -38,6 +40,29 @@ class VectorCodec(Protocol):
         Raises RemoteError("malformed") for anything `encode` never writes; `out` is then left in any state.
         """
         ...
+
+    def encode_quotients(self, values: NDArray[np.float32], divisor: np.float32, *, seed: bytes) -> memoryview:
+        """As `encode` of values / divisor, each division rounded by itself."""
+        ...
+
+    def decode_and_square(self, data: Encoded, out: NDArray[np.float32]) -> float:
+        """As `decode`; the sum of the values' squares, as `kernels.norms` has it."""
+        ...
+
+
+class InSteps:
+    """What a codec does one step after the other that has nothing faster."""
+
+    def encode_quotients(
+        self: VectorCodec, values: NDArray[np.float32], divisor: np.float32, *, seed: bytes
+    ) -> memoryview:
+        quotients = empty_floats(values.size)
+        optimizers.divide(values, divisor, quotients)
+        return self.encode(quotients, seed=seed)
+
+    def decode_and_square(self: VectorCodec, data: Encoded, out: NDArray[np.float32]) -> float:
+        self.decode(data, out)
+        return norms.sum_of_squares(out)
 
 
 def aligned(data: Encoded, dtype: type[Scalar], offset: int, count: int) -> NDArray[Scalar]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import formats, int8_blocks, int8_sums, robust
+from kernels import formats, robust
 from kernels.threads import ONE_THREAD, Threads
+from swarm.averaging.codecs import Int8Codec
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length
 from swarm.averaging.low_bit import Int4Codec, TopkCodec
 from swarm.core.errors import RemoteError
@@ -21,7 +22,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class EncodedMean:
+class MeanOfEncoded:
     """What came of contributions, some of which may have been malformed."""
 
     values: Floats
@@ -36,9 +37,39 @@ def mean_of_encoded(
     *,
     num_values: int,
     threads: Threads = ONE_THREAD,
-) -> EncodedMean:
+) -> MeanOfEncoded:
     """The mean of (count of tokens, encoded vector), weighted by the counts, in the given order."""
     reader = _READERS[codec.name](codec, num_values, threads)
+    terms, left_out = _counted(reader, contributions)
+    total = empty_floats(num_values)
+    total.fill(0.0)
+    for factor, data in terms:
+        reader.add(data, factor, total)
+    formats.flush_in_place(total.view(np.int32), threads=threads)
+    return MeanOfEncoded(total, left_out)
+
+
+def encoded_mean_of(
+    read: VectorCodec,
+    written: VectorCodec,
+    contributions: Sequence[tuple[int, Encoded]],
+    *,
+    num_values: int,
+    seed: bytes,
+) -> tuple[memoryview, dict[int, RemoteError]]:
+    """As `mean_of_encoded`, encoded again; where both codecs are int8, in one pass."""
+    if isinstance(read, Int8Codec) and read is written:
+        terms, left_out = _counted(_READERS[read.name](read, num_values, ONE_THREAD), contributions)
+        factors = np.array([factor for factor, _ in terms], dtype=np.float32)
+        return read.encode_sum([data for _, data in terms], factors, num_values, seed=seed), left_out
+    found = mean_of_encoded(read, contributions, num_values=num_values)
+    return written.encode(found.values, seed=seed), found.left_out
+
+
+def _counted(
+    reader: "_Reader", contributions: Sequence[tuple[int, Encoded]]
+) -> tuple[list[tuple[np.float32, Encoded]], dict[int, RemoteError]]:
+    """Factor and bytes of each that counts, and by its place what is wrong with each that does not."""
     left_out = {}
     for place, (_, data) in enumerate(contributions):
         try:
@@ -47,12 +78,7 @@ def mean_of_encoded(
             left_out[place] = error
     counted = [contribution for place, contribution in enumerate(contributions) if place not in left_out]
     all_tokens = sum(tokens for tokens, _ in counted)
-    total = empty_floats(num_values)
-    total.fill(0.0)
-    for tokens, data in counted:
-        reader.add(data, np.float32(tokens / all_tokens), total)
-    formats.flush_in_place(total.view(np.int32), threads=threads)
-    return EncodedMean(total, left_out)
+    return [(np.float32(tokens / all_tokens), data) for tokens, data in counted], left_out
 
 
 def check_encoded(codec: VectorCodec, data: Encoded, *, num_values: int) -> None:
@@ -101,15 +127,13 @@ class _Bf16Reader(_Reader):
 
 
 class _Int8Reader(_Reader):
+    codec: Int8Codec
+
     def check(self, data: Encoded) -> None:
-        self._check(data, lambda: int8_blocks.is_valid(*self._scales_and_codes(data)))
+        self._check(data, lambda: self.codec.is_valid(data, self.num_values))
 
     def add(self, data: Encoded, factor: np.float32, total: Floats) -> None:
-        int8_sums.add_decoded(*self._scales_and_codes(data), factor, total, threads=self.threads)
-
-    def _scales_and_codes(self, data: Encoded) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-        num_blocks = -(-self.num_values // int8_blocks.BLOCK_VALUES)
-        return aligned(data, np.uint16, 0, num_blocks), aligned(data, np.int8, 2 * num_blocks, self.num_values)
+        self.codec.add(data, factor, total, threads=self.threads)
 
 
 class _LowBitReader(_Reader):

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import int4_blocks, topk
-from swarm.averaging.encoded import Encoded, aligned, check_length, seed_words, too_large
+from swarm.averaging.encoded import Encoded, InSteps, aligned, check_length, seed_words, too_large
 from swarm.core.errors import RemoteError
 from swarm.kept_buffers import BUFFERS, empty_floats
 
 
-class Int4Codec:
+class Int4Codec(InSteps):
     name = "int4"
 
     def encoded_bytes(self, num_values: int) -> int:
@@ -47,7 +47,7 @@ class Int4Codec:
         return -(-num_values // int4_blocks.BLOCK_VALUES)
 
 
-class TopkCodec:
+class TopkCodec(InSteps):
     name = "topk"
     _values = Int4Codec()
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from swarm.averaging.aggregate import Rule, aggregate
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec
-from swarm.averaging.encoded_mean import mean_of_encoded
+from swarm.averaging.encoded_mean import encoded_mean_of
 from swarm.bulk_digest import bulk_digest
 from swarm.core.contribution import Level
 from swarm.core.errors import RemoteError
@@ -60,11 +60,10 @@ def reduce_part(
     """
     read, written = read_and_written(level, codec)
     if rule == "mean" or level == "shares":
-        found = mean_of_encoded(read, bodies, num_values=num_values)
-        values, left_out = found.values, found.left_out
+        body, left_out = encoded_mean_of(read, written, bodies, num_values=num_values, seed=seed)
     else:
         values, left_out = _aggregated(read, num_values, bodies, rule, norm_cap)
-    body = written.encode(values, seed=seed)
+        body = written.encode(values, seed=seed)
     return Reduction(body, bulk_digest(body), left_out)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.norms import norm_of_sums, sum_of_squares
+from kernels.norms import norm_of_sums
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.core.contribution import ReducedPart
 from swarm.core.errors import RemoteError
@@ -35,8 +35,7 @@ class ResultDecoder:
         if part not in self._decoded or self._decoded[part][0] != part_digest:
             values = self._gradient[self._parts[part]]
             try:
-                self._codec.decode(body, values)
-                self._decoded[part] = (part_digest, sum_of_squares(values))
+                self._decoded[part] = (part_digest, self._codec.decode_and_square(body, values))
             except RemoteError as error:
                 values[:] = 0.0
                 self._decoded[part] = (part_digest, error)
@@ -72,5 +71,4 @@ def certified_norm(reduced: Iterable[ReducedPart]) -> float:
 def squares_of(codec: VectorCodec, body: Encoded, num_values: int) -> float:
     """Sum of squares of the values that a reduced part stands for. Raises RemoteError if it is malformed."""
     values = np.empty(num_values, dtype=np.float32)
-    codec.decode(body, values)
-    return sum_of_squares(values)
+    return codec.decode_and_square(body, values)

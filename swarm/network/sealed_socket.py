@@ -43,6 +43,7 @@ class SealedSocket:
         self._unsent_plain = 0
         self._incoming: bytearray | None = None
         self._received = 0
+        self._low_water = 1
         self._head = bytearray(_HEAD.size)
         self._opened = memoryview(b"")
         """Of the last record, what was not asked for yet."""
@@ -81,8 +82,13 @@ class SealedSocket:
     def recv_into(self, view: memoryview) -> int:
         """Bytes into `view`, of one record; 0 when the other end has closed. Raises OSError for a false record."""
         if not self._opened:
-            if not self._receive_record():
-                return 0
+            try:
+                if not self._receive_record():
+                    return 0
+            except BlockingIOError:
+                self._wake_after(self._awaited(len(view)))
+                raise
+            self._wake_after(1)
             length = self._received - _HEAD.size - _TAG_BYTES
             assert self._incoming is not None
             sealed = memoryview(self._incoming)[: length + _TAG_BYTES]
@@ -139,6 +145,22 @@ class SealedSocket:
                 raise ConnectionResetError("the stream ended inside a record")
             self._received += num_bytes
         return True
+
+    def _awaited(self, num_plain: int) -> int:
+        """Bytes of the connection that must come before the next record can be opened; or, if nothing of it is here,
+        that the other end must still send for so many bytes."""
+        if self._received < _HEAD.size:
+            length = min(num_plain, RECORD_BYTES) + _TAG_BYTES
+        else:
+            (length,) = _HEAD.unpack(self._head)
+        return int(_HEAD.size + length - self._received)
+
+    def _wake_after(self, num_bytes: int) -> None:
+        """Let the event loop be woken when so much has come, or the end; the kernel keeps that within its buffer."""
+        if num_bytes != self._low_water:
+            with contextlib.suppress(OSError):  # it is woken more often
+                self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+            self._low_water = num_bytes
 
     def _open(self, sealed: memoryview, plain: memoryview) -> None:
         try:

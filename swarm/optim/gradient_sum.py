@@ -34,8 +34,15 @@ class GradientSum:
         optimizers.divide(self.flat.detach().cpu().numpy(), np.float32(self.num_tokens), mean)
         return mean
 
-    def mean_of(self, where: slice, out: NDArray[np.float32]) -> None:
-        """Those values of `take_mean`, into `out` on the host. Raises LocalError for no tokens."""
+    def quotient_of(self, where: slice) -> tuple[NDArray[np.float32], np.float32]:
+        """Those values of the sum, on the host, and the tokens: divided, they are those of `take_mean`.
+
+        Raises LocalError for no tokens.
+        """
         if self.num_tokens < 1:
             raise LocalError("no microbatch has been added to this step's gradient: there is no mean to take")
-        optimizers.divide(self.flat[where].detach().cpu().numpy(), np.float32(self.num_tokens), out)
+        return self.flat[where].detach().cpu().numpy(), np.float32(self.num_tokens)
+
+    def mean_of(self, where: slice, out: NDArray[np.float32]) -> None:
+        """Those values of `take_mean`, into `out` on the host. Raises LocalError for no tokens."""
+        optimizers.divide(*self.quotient_of(where), out)
