@@ -15,7 +15,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.core.plan import KEPT_FOR_MESSAGES_BYTES
+from swarm.core.plan import FLOAT_BYTES, KEPT_FOR_MESSAGES_BYTES
 from swarm.free_extents import FreeExtents
 
 UNIT_BYTES = 64 << 10
@@ -100,6 +100,6 @@ BUFFERS = KeptBuffers()
 """The process's own."""
 
 
-def empty_floats(num_values: int) -> NDArray[np.float32]:
-    """As `np.empty`, from `BUFFERS`."""
-    return np.frombuffer(BUFFERS.take(4 * num_values), dtype=np.float32)
+def empty_floats(num_values: int, buffers: KeptBuffers = BUFFERS) -> NDArray[np.float32]:
+    """As `np.empty`, of `buffers`."""
+    return np.frombuffer(buffers.take(FLOAT_BYTES * num_values), dtype=np.float32)

@@ -10,7 +10,7 @@ from swarm.averaging.codecs import VectorCodec, vector_codec
 from swarm.averaging.parts import Parts
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import PART_VALUES, LimitSettings
-from swarm.kept_buffers import BUFFERS, CLASS_BYTES
+from swarm.kept_buffers import BUFFERS, UNIT_BYTES
 from tests.exhibits import small_settings
 from tests.test_kernels_golden import exact_floats, exact_scales
 
@@ -142,7 +142,7 @@ def test_int8_bytes_depend_on_the_seed_alone_when_values_are_equal() -> None:
 
 
 @pytest.mark.parametrize("codec", [*CODECS, vector_codec("int4"), vector_codec("topk")], ids=id_of)
-@pytest.mark.parametrize("num_values", [1, 65, 4097, 2 * CLASS_BYTES + 1])
+@pytest.mark.parametrize("num_values", [1, 65, 4097, 2 * UNIT_BYTES + 1])
 def test_bytes_depend_on_the_values_alone_when_the_buffer_was_used_before(codec: VectorCodec, num_values: int) -> None:
     values = exact_floats("again", num_values) * exact_scales("again", num_values)
     num_bytes, found = codec.encoded_bytes(num_values), []

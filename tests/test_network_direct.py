@@ -15,7 +15,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
-from swarm.kept_buffers import CLASS_BYTES, KeptBuffers
+from swarm.kept_buffers import UNIT_BYTES, KeptBuffers
 from swarm.network import direct
 from swarm.network.direct import WORTH_BYTES, DirectListener, DirectOffer
 from swarm.network.loop import new_event_loop
@@ -131,20 +131,20 @@ def test_sessions_are_bounded_and_a_new_offer_ends_the_peers_old_one(monkeypatch
 
 
 def test_memory_is_used_again_once_nobody_holds_it() -> None:
-    buffers = KeptBuffers(most_kept_bytes=2 * CLASS_BYTES)
-    body = buffers.take(CLASS_BYTES - 1 + CLASS_BYTES)
-    assert body.nbytes == 2 * CLASS_BYTES - 1
+    buffers = KeptBuffers(most_kept_bytes=2 * UNIT_BYTES)
+    body = buffers.take(UNIT_BYTES - 1 + UNIT_BYTES)
+    assert body.nbytes == 2 * UNIT_BYTES - 1
     part = body[5:9]
     del body
     assert buffers.kept_bytes == 0
     del part
-    assert buffers.kept_bytes == 2 * CLASS_BYTES
-    held = [buffers.take(2 * CLASS_BYTES) for _ in range(2)]
+    assert buffers.kept_bytes == 2 * UNIT_BYTES
+    held = [buffers.take(2 * UNIT_BYTES) for _ in range(2)]
     assert buffers.kept_bytes == 0
     held[0][0], held[1][0] = 1, 2
     assert (held[0][0], held[1][0]) == (1, 2)
     del held
-    assert buffers.kept_bytes == 2 * CLASS_BYTES
+    assert buffers.kept_bytes == 2 * UNIT_BYTES
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
 from swarm.checkpoint.state import StageState
+from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.step_rule import norms_after, why_skipped
+from swarm.kept_buffers import UNIT_BYTES, KeptBuffers, empty_floats
 from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
 from swarm.optim.exact import ExactOptimizer, extrapolated
@@ -49,6 +51,8 @@ class StageStep:
         self._layout = layout
         self._clip_norm = clip_norm
         self._skip_norm_factor = settings.skip_norm_factor
+        self._old_weights = KeptBuffers(most_kept_bytes=FLOAT_BYTES * layout.num_values + UNIT_BYTES)
+        """Those of a version that nobody uses any more are written over: new memory takes a quarter of a step."""
         self._optimizer = ExactOptimizer(
             settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, window=window, threads=threads
         )
@@ -66,7 +70,7 @@ class StageStep:
         Moments move on: call it once a version. They are shared with the state that is returned, until the next
         call changes them. `gradient_norm` as in `ExactOptimizer.step`.
         """
-        weights = np.empty_like(old.weights)
+        weights = empty_floats(old.weights.size, self._old_weights)
         norm = None
         if gradient is not None:
             norm = self._optimizer.norm(gradient) if gradient_norm is None else gradient_norm
