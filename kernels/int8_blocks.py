@@ -87,7 +87,7 @@ def encode_sum(
         here = scales[first:last], codes[start:stop]
         return _encode_sum(scale_places, code_places, factors, seed, first, *here)
 
-    return all(threads.over(codes.size, work, grain=BLOCK_VALUES, num_rows=len(terms)))
+    return all(threads.over(codes.size, work, grain=BLOCK_VALUES, num_rows=max(1, len(terms))))
 
 
 def decode(

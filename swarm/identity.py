@@ -73,13 +73,13 @@ def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
 
     What was found good is remembered for a while: a round shows its votes and facts again with each of its phases.
     """
-    key = (peer_id, signature, hashlib.blake2b(data, digest_size=32).digest())
-    if key in _found_good:
-        return True
     public_key = _public_key(peer_id)
     if public_key is None:
         return False
     try:
+        key = (peer_id, signature, hashlib.blake2b(data, digest_size=32).digest())
+        if key in _found_good:
+            return True
         public_key.verify(signature, data)
     except (InvalidSignature, ValueError, TypeError):
         return False

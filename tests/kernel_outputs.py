@@ -98,6 +98,13 @@ def _int8(threads: Threads) -> Named:
         square = int8_sums.decode_and_square(scales, codes, out, threads=threads)
         assert square is not None
         yield f"int8 blocks summed {label}", [total, out, square]
+        others = np.empty_like(scales), np.empty_like(codes)
+        good = int8_blocks.encode(values, SEED, *others, divisor=np.float32(3.0), threads=threads)
+        yield f"int8 blocks encode a quotient {label}", [good, *others]
+        made = np.empty_like(scales), np.empty_like(codes)
+        factors = np.array([0.3, 0.7], np.float32)
+        good = int8_blocks.encode_sum([(scales, codes), others], factors, SEED, *made, threads=threads)
+        yield f"int8 blocks encode a sum {label}", [good, *made]
 
 
 def _low_bit(threads: Threads) -> Named:

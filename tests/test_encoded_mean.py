@@ -6,9 +6,10 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from kernels.norms import sum_of_squares
 from swarm.averaging.aggregate import aggregate
-from swarm.averaging.codecs import vector_codec
-from swarm.averaging.encoded_mean import check_encoded, mean_of_encoded
+from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.averaging.encoded_mean import check_encoded, encoded_mean_of, mean_of_encoded
 from swarm.core.errors import RemoteError
 from swarm.core.settings import AveragingCodecName
 from tests.test_kernels_golden import exact_floats, exact_scales
@@ -27,6 +28,29 @@ def test_mean_equals_that_of_decoded_vectors_when_all_are_sound(name: AveragingC
     result = mean_of_encoded(codec, list(zip((5, 1, 30), encoded, strict=True)), num_values=size)
     assert result.left_out == {}
     assert result.values.tobytes() == aggregate(vectors, [5, 1, 30], rule="mean").tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [1, 127, 1_025, 10_001])
+def test_what_is_done_in_one_pass_gives_the_bits_of_its_steps(name: AveragingCodecName, size: int) -> None:
+    codec, written = vector_codec(name), result_codec(name)
+    values, seed = exact_floats("sum", size) * exact_scales("scales", size), bytes(range(32))
+    divisor = np.float32(3072.0)
+    assert codec.encode_quotients(values, divisor, seed=seed) == codec.encode(values / divisor, seed=seed)
+    encoded = [codec.encode(exact_floats(f"member {member}", size), seed=seed) for member in range(3)]
+    one, other = np.empty(size, np.float32), np.empty(size, np.float32)
+    squares = codec.decode_and_square(encoded[0], one)
+    codec.decode(encoded[0], other)
+    assert one.tobytes() == other.tobytes()
+    assert squares == sum_of_squares(other)
+    nonsense = bytearray(b"\xff" * len(encoded[0]))
+    with pytest.raises(RemoteError):
+        codec.decode_and_square(nonsense, one)
+    for given in ((5, encoded[0]), (1, nonsense), (1, encoded[1]), (30, encoded[2])), ((1, nonsense),), ():
+        body, left_out = encoded_mean_of(codec, written, given, num_values=size, seed=seed)
+        plain = mean_of_encoded(codec, given, num_values=size)
+        assert body == written.encode(plain.values, seed=seed)
+        assert list(left_out) == list(plain.left_out)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels import int8_blocks, int8_sums, int8_tokens, norms, reference
+from kernels import formats, int8_blocks, int8_sums, int8_tokens, norms, reference
 from tests.test_kernels_golden import exact_floats, exact_scales
 
 SEED = np.frombuffer(hashlib.sha256(b"seed").digest(), dtype=np.uint64)
@@ -85,6 +85,41 @@ def test_fused_decoders_equal_the_separate_steps_when_blocks_and_runs_are_cut(si
     assert decoded.tobytes() == reference.decode_int8_blocks(scales, codes).tobytes()
     int8_sums.add_decoded(scales, codes, np.float32(0.3), sums)
     assert sums.tobytes() == (total + decoded * np.float32(0.3)).tobytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 1_023, 1_024, 1_025, 10_001])
+@pytest.mark.parametrize("num_terms", [1, 2, 5])
+def test_fused_encoders_equal_the_separate_steps_when_blocks_and_tiles_are_cut(size: int, num_terms: int) -> None:
+    def encoded(values: NDArray[np.float32]) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+        made = np.empty(-(-size // 128), dtype=np.uint16), np.empty(size, dtype=np.int8)
+        assert int8_blocks.encode(values, SEED, *made)
+        return made
+
+    rng = np.random.default_rng(size + num_terms)
+    factors = rng.random(num_terms).astype(np.float32)
+    terms, total = [], np.zeros(size, dtype=np.float32)
+    for number in range(num_terms):
+        scales = exact_scales(f"term {number}", size) * np.float32(2.0 ** rng.integers(-120, 60))
+        terms.append(encoded(exact_floats(f"term {number}", size) * scales))
+        int8_sums.add_decoded(*terms[-1], factors[number], total)
+    formats.flush_in_place(total.view(np.int32))
+    made = np.empty_like(terms[0][0]), np.empty_like(terms[0][1])
+    assert int8_blocks.encode_sum(terms, factors, SEED, *made)
+    for array, wanted in zip(made, encoded(total), strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+    values, divisor = exact_floats("sum", size) * exact_scales("sum", size), np.float32(3.0)
+    assert int8_blocks.encode(values, SEED, *made, divisor=divisor)
+    for array, wanted in zip(made, encoded(values / divisor), strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 2.0**126, 2.0**127])
+def test_a_quotient_too_large_is_refused_and_one_that_fits_is_not(value: float) -> None:
+    values, made = np.ones(300, dtype=np.float32), (np.empty(3, dtype=np.uint16), np.empty(300, dtype=np.int8))
+    values[299] = value
+    assert not int8_blocks.encode(values, SEED, *made, divisor=np.float32(0.75))
+    assert int8_blocks.encode(values, SEED, *made, divisor=np.float32(4.0)) == bool(np.isfinite(value))
 
 
 @pytest.mark.parametrize(("scale", "code"), [(0x087F, 1), (0x7B03, 1), (0x8880, 1), (0x3F80, -128), (0xFFFF, 0)])

@@ -15,7 +15,6 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId
 from swarm.identity import Identity
-from swarm.kept_buffers import UNIT_BYTES, KeptBuffers
 from swarm.network import direct
 from swarm.network.direct import WORTH_BYTES, DirectListener, DirectOffer
 from swarm.network.loop import new_event_loop
@@ -94,6 +93,60 @@ def test_a_record_that_was_changed_repeated_or_is_not_the_next_one_ends_the_stre
     asyncio.run(main())
 
 
+def test_bodies_arrive_whole_however_their_records_are_cut_and_wake_the_reader_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel is told how much must have come before it wakes the reader: never more than will come."""
+    wakes = 0
+    plain = SealedSocket.recv_into
+
+    def counted(self: SealedSocket, view: memoryview) -> int:
+        nonlocal wakes
+        wakes += 1
+        return plain(self, view)
+
+    async def main() -> None:
+        monkeypatch.setattr(SealedSocket, "recv_into", counted)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+        wire, carried = socket.socketpair()  # what the kernel between would do is done here: dribble
+        one, other = stream_keys(SECRET, b"a" * 32, b"b" * 32)
+        for end in (ours, theirs, wire, carried):
+            end.setblocking(False)
+        writer = SealedSocket(wire, send_key=one, receive_key=other)
+        reader = SealedSocket(theirs, send_key=other, receive_key=one)
+        with contextlib.closing(writer), contextlib.closing(reader), ours, carried:
+            for sizes in ((200_000,), (300, 16_000, 16_000), (RECORD_BYTES, 5, RECORD_BYTES, 20_000, 1)):
+                nonlocal wakes
+                wakes = 0
+                body = os.urandom(sum(sizes))
+                receiving = asyncio.ensure_future(receive(reader, len(body)))
+                at = num_pieces = 0
+                for size in sizes:
+                    sending = Sending(writer, body[at : at + size])
+                    at += size
+                    while not sending.is_done or _has_come(carried):
+                        await asyncio.sleep(0)
+                        with contextlib.suppress(BlockingIOError):
+                            piece = carried.recv(7_001)
+                            await asyncio.get_running_loop().sock_sendall(ours, piece)
+                            num_pieces += 1
+                            await asyncio.sleep(0.001)
+                    sending.stop()
+                async with asyncio.timeout(10):
+                    assert await receiving == body
+                assert wakes <= 4 * len(sizes) + 2, f"{wakes} for {len(sizes)} records in {num_pieces} pieces"
+
+    asyncio.run(main())
+
+
+def _has_come(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
 def test_each_stream_and_each_direction_has_keys_of_its_own() -> None:
     nonces = [(b"a" * 32, b"b" * 32), (b"b" * 32, b"a" * 32), (b"a" * 32, b"c" * 32)]
     keys = [key for pair in nonces for key in stream_keys(SECRET, *pair)]
@@ -128,23 +181,6 @@ def test_sessions_are_bounded_and_a_new_offer_ends_the_peers_old_one(monkeypatch
         assert again.secret != first.secret
         others = [listener.offer(PeerId(f"peer {number}")) for number in range(3)]
         assert set(listener._sessions) == {offer.session for offer in others}
-
-
-def test_memory_is_used_again_once_nobody_holds_it() -> None:
-    buffers = KeptBuffers(most_kept_bytes=2 * UNIT_BYTES)
-    body = buffers.take(UNIT_BYTES - 1 + UNIT_BYTES)
-    assert body.nbytes == 2 * UNIT_BYTES - 1
-    part = body[5:9]
-    del body
-    assert buffers.kept_bytes == 0
-    del part
-    assert buffers.kept_bytes == 2 * UNIT_BYTES
-    held = [buffers.take(2 * UNIT_BYTES) for _ in range(2)]
-    assert buffers.kept_bytes == 0
-    held[0][0], held[1][0] = 1, 2
-    assert (held[0][0], held[1][0]) == (1, 2)
-    del held
-    assert buffers.kept_bytes == 2 * UNIT_BYTES
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
