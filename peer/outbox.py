@@ -17,14 +17,14 @@ from peer.step_state import Bytes, StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
 
-MESSAGE_BYTES = 2304 << 10
-"""A message of several parcels is no longer."""
+MESSAGE_BYTES = 4352 << 10
+"""A message of several parcels is no longer: four parts of 2^20 values in int8, two in bf16."""
 SHORTEST_BYTES = 256 << 10
 MESSAGE_S = 0.1
 """How long a message should take."""
-UNDER_WAY_BYTES = 4608 << 10
+UNDER_WAY_BYTES = 4 << 20
 """Of all messages to one peer together, about: more than 20 Mbit/s carry in the 100 ms that an answer may take."""
-MOST_LANES = 16
+LEAST_LANES, MOST_LANES = 2, 16
 CUT_BELOW_BYTES = 2 * SHORTEST_BYTES
 """Only shorter messages become shorter still: on lines of more than 42 Mbit/s each costs more than an idle end."""
 LEAST_SHARE = 8
@@ -47,7 +47,7 @@ class Pace(NamedTuple):
     def of(cls, bytes_per_s: float) -> "Pace":
         """For a line of that rate."""
         size = min(MESSAGE_BYTES, max(SHORTEST_BYTES, int(bytes_per_s * MESSAGE_S)))
-        return cls(size, min(MOST_LANES, UNDER_WAY_BYTES // size), cuts=size < CUT_BELOW_BYTES)
+        return cls(size, max(LEAST_LANES, min(MOST_LANES, UNDER_WAY_BYTES // size)), cuts=size < CUT_BELOW_BYTES)
 
     def next_bytes(self, waiting_bytes: int) -> int:
         """Of the next message, while so many wait: all lanes together take half of them."""
