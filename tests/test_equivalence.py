@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from peer.replica import Accumulation, StageReplica
 from peer.rounds import StageRounds
 from swarm.checkpoint.state import state_digest
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.network.transport import Handler, Message, Transport
 from tests.reference import Reference, train_reference
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, prepare, swarm_in_process
@@ -212,16 +212,19 @@ def test_replicas_of_a_stage_hold_the_same_state_when_the_run_ends(run: Trained)
         assert len(set(held.values())) == 1
 
 
-def _doubled(mean_part_of: Callable[..., Any]) -> Callable[..., Any]:
-    def mean_part(replica: StageReplica, accumulation: Accumulation, where: slice) -> Any:
-        found = mean_part_of(replica, accumulation, where)
-        return found * np.float32(2) if replica.stage == 1 else found
+def _doubling(close: Callable[..., Any]) -> Callable[..., Any]:
+    def closed(replica: StageReplica, step: Step) -> Accumulation:
+        is_first = not replica.sum_of(step).closed
+        held: Accumulation = close(replica, step)
+        if is_first and replica.stage == 1:
+            held.gradient.flat.mul_(2.0)
+        return held
 
-    return mean_part
+    return closed
 
 
 def test_comparison_fails_when_one_stage_doubles_its_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StageReplica, "mean_part", _doubled(StageReplica.mean_part))
+    monkeypatch.setattr(StageReplica, "close", _doubling(StageReplica.close))
     wrong = trained(tmp_path, OPTIMIZERS["adamw"], steps=2)
     with pytest.raises(AssertionError):
         check_gradients(wrong)
