@@ -17,7 +17,7 @@ import click
 import numpy as np
 import torch
 
-from kernels import formats, int8_blocks, int8_moments, int8_sums, norms, optimizers
+from kernels import formats, int8_blocks, int8_moments, int8_squares, norms, optimizers
 from kernels.threads import Threads
 from swarm.averaging.aggregate import Rule, aggregate
 
@@ -107,7 +107,7 @@ def measure_int8(bench: Bench) -> None:
     seed, factor = np.arange(4, dtype=np.uint64), np.float32(0.3)
     encode: Sides = {"ours": lambda: int8_blocks.encode(values, seed, scales, codes, threads=threads)}
     decode: Sides = {"ours": lambda: int8_blocks.decode(scales, codes, other, threads=threads)}
-    add: Sides = {"ours": lambda: int8_sums.add_decoded(scales, codes, factor, other, threads=threads)}
+    add: Sides = {"ours": lambda: int8_blocks.add_decoded(scales, codes, factor, other, threads=threads)}
 
     blocks = bench.tensor.view(-1, int8_blocks.BLOCK_VALUES)
     steps = blocks.abs().amax(dim=1, keepdim=True) / 127
@@ -136,7 +136,7 @@ def measure_int8(bench: Bench) -> None:
     bench.measure_speed("int8 decode-accumulate", add)
     bench.measure_speed(
         "int8 decode and norm",
-        {"ours": lambda: int8_sums.decode_and_square(scales, codes, other, threads=threads)},
+        {"ours": lambda: int8_squares.decode_and_square(scales, codes, other, threads=threads)},
     )
 
 

@@ -90,6 +90,23 @@ def encode_sum(
     return all(threads.over(codes.size, work, grain=BLOCK_VALUES, num_rows=max(1, len(terms))))
 
 
+def add_decoded(
+    scales: NDArray[np.uint16],
+    codes: NDArray[np.int8],
+    factor: np.float32,
+    total: NDArray[np.float32],
+    *,
+    threads: Threads = ONE_THREAD,
+) -> None:
+    """total += decoded * factor, as `robust.add_scaled` does. The input `is_valid`."""
+
+    def work(start: int, stop: int) -> None:
+        first, last = start // BLOCK_VALUES, -(-stop // BLOCK_VALUES)
+        _add_decoded(scales[first:last], codes[start:stop], factor, total[start:stop])
+
+    threads.over(total.size, work, grain=BLOCK_VALUES)
+
+
 def decode(
     scales: NDArray[np.uint16],
     codes: NDArray[np.int8],
@@ -246,15 +263,15 @@ def _encode_sum(
             their_scales = carray(_pointer(scale_places[term]), (number + num_blocks,), np.uint16)[number:]
             beginning = number * BLOCK_VALUES
             their_codes = carray(_pointer(code_places[term]), (beginning + num_values,), np.int8)[beginning:]
-            _add_tile(their_scales, their_codes, factors[term], sums)
+            _add_decoded(their_scales, their_codes, factors[term], sums)
         here = scales[tile : tile + num_blocks]
         worst = max(worst, _encode_tile(sums, seed_key, number, here, made, largest, factors_of_tile, keys))
         codes[at : at + num_values] = made[:num_values]
     return bool(worst < LIMIT_BITS)
 
 
-@inlined
-def _add_tile(
+@compiled
+def _add_decoded(
     scales: NDArray[np.uint16], codes: NDArray[np.int8], factor: np.float32, sums: NDArray[np.float32]
 ) -> None:
     for block in range(scales.size):

@@ -20,7 +20,7 @@ from kernels import (
     int4_tokens,
     int8_blocks,
     int8_moments,
-    int8_sums,
+    int8_squares,
     int8_tokens,
     norms,
     optimizers,
@@ -94,8 +94,8 @@ def _int8(threads: Threads) -> Named:
         )
         good = int8_blocks.decode(scales, codes, out, threads=threads)
         yield f"int8 blocks decode {label}", [good, out, int8_blocks.is_valid(scales, codes)]
-        int8_sums.add_decoded(scales, codes, FACTOR, total, threads=threads)
-        square = int8_sums.decode_and_square(scales, codes, out, threads=threads)
+        int8_blocks.add_decoded(scales, codes, FACTOR, total, threads=threads)
+        square = int8_squares.decode_and_square(scales, codes, out, threads=threads)
         assert square is not None
         yield f"int8 blocks summed {label}", [total, out, square]
         others = np.empty_like(scales), np.empty_like(codes)

@@ -1,7 +1,4 @@
-"""This is where int8 blocks are decoded and used in one pass: added up with factors, or squared for their norm.
-
-Each gives the bits of `int8_blocks.decode` followed by the plain step, and touches fp32 vectors once less.
-"""
+"""This is where int8 blocks are decoded and squared for their norm in one pass: with the bits of both steps."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,23 +14,6 @@ RUN_BLOCKS = 32
 _LINE_VALUES = CACHE_LINE_BYTES // 4
 
 _PLUS_ZERO = np.float32(0.0)
-
-
-def add_decoded(
-    scales: NDArray[np.uint16],
-    codes: NDArray[np.int8],
-    factor: np.float32,
-    total: NDArray[np.float32],
-    *,
-    threads: Threads = ONE_THREAD,
-) -> None:
-    """total += decoded * factor, as `robust.add_scaled` does. The input is one that `int8_blocks.is_valid`."""
-
-    def work(start: int, stop: int) -> None:
-        first, last = start // BLOCK_VALUES, -(-stop // BLOCK_VALUES)
-        _add_decoded(scales[first:last], codes[start:stop], factor, total[start:stop])
-
-    threads.over(total.size, work, grain=BLOCK_VALUES)
 
 
 def decode_and_square(
@@ -58,18 +38,6 @@ def decode_and_square(
 @compiled
 def _float_of(bits: np.int32) -> np.float32:
     return np.int32(bits).view(np.float32)
-
-
-@compiled
-def _add_decoded(
-    scales: NDArray[np.uint16], codes: NDArray[np.int8], factor: np.float32, total: NDArray[np.float32]
-) -> None:
-    for block in range(scales.size):
-        part = codes[block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
-        sums = total[block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
-        scale = _float_of(np.int32(np.int32(scales[block]) << np.int32(16)))
-        for i in range(part.size):
-            sums[i] = sums[i] + np.float32(np.float32(part[i]) * scale + _PLUS_ZERO) * factor
 
 
 @compiled
