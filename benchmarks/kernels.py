@@ -17,7 +17,7 @@ import click
 import numpy as np
 import torch
 
-from kernels import formats, int8_blocks, int8_moments, int8_squares, norms, optimizers
+from kernels import formats, int8_blocks, int8_moments, norms, optimizers
 from kernels.threads import Threads
 from swarm.averaging.aggregate import Rule, aggregate
 
@@ -136,7 +136,7 @@ def measure_int8(bench: Bench) -> None:
     bench.measure_speed("int8 decode-accumulate", add)
     bench.measure_speed(
         "int8 decode and norm",
-        {"ours": lambda: int8_squares.decode_and_square(scales, codes, other, threads=threads)},
+        {"ours": lambda: int8_blocks.decode_and_square(scales, codes, other, threads=threads)},
     )
 
 

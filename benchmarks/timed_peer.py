@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.busy_spans import METHODS
+
 EVERY_S = 0.5
 _spent: dict[str, float] = defaultdict(float)
 _lock = threading.Lock()
@@ -62,8 +64,7 @@ def install() -> None:
     for activations in {type(activation_codec("int8")), type(activation_codec("fp32"))}:
         time_methods(activations, ("encode", "decode"), "activations")
     for vectors in {type(vector_codec("int8")), type(vector_codec("bf16")), type(vector_codec("fp32"))}:
-        names = ("encode", "encode_quotients", "encode_sum", "decode", "decode_and_square")
-        time_methods(vectors, [name for name in names if hasattr(vectors, name)], "averaging")
+        time_methods(vectors, [name for name in METHODS if hasattr(vectors, name)], "averaging")
     time_methods(identity.Identity, ("sign",), "identity")
     identity.verify = timed("identity.verify", identity.verify)
     aggregate.aggregate = timed("averaging.aggregate", aggregate.aggregate)

@@ -16,11 +16,14 @@ from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from kernels import norms
 from kernels.compiled import compiled, inlined
 from kernels.prefetching import CACHE_LINE_BYTES, prefetch
 from kernels.threads import ONE_THREAD, Threads
 
 BLOCK_VALUES = 128
+RUN_BLOCKS = norms.RUN_VALUES // BLOCK_VALUES
+"""Blocks in a run of `kernels.norms`."""
 LIMIT_BITS = np.int32(0x7E800000)
 """Bits of 2^126: magnitudes are below it, so a difference of two decoded values never overflows."""
 LARGEST_SCALE = np.uint16(0x7B02)
@@ -123,6 +126,25 @@ def decode(
     return all(threads.over(values.size, work, grain=BLOCK_VALUES))
 
 
+def decode_and_square(
+    scales: NDArray[np.uint16],
+    codes: NDArray[np.int8],
+    values: NDArray[np.float32],
+    *,
+    threads: Threads = ONE_THREAD,
+) -> float | None:
+    """Fill `values` and give their `norms.sum_of_squares`. None for a scale or code that no encoder writes."""
+    sums = np.empty(-(-codes.size // (RUN_BLOCKS * BLOCK_VALUES)), dtype=np.float64)
+
+    def work(start: int, stop: int) -> bool:
+        first, last = start // BLOCK_VALUES, -(-stop // BLOCK_VALUES)
+        runs = slice(first // RUN_BLOCKS, -(-last // RUN_BLOCKS))
+        return _decode_and_square(scales[first:last], codes[start:stop], values[start:stop], sums[runs])
+
+    valid = all(threads.over(values.size, work, grain=RUN_BLOCKS * BLOCK_VALUES))
+    return norms.halving_sum(sums) if valid else None
+
+
 def is_valid(scales: NDArray[np.uint16], codes: NDArray[np.int8]) -> bool:
     """Whether every scale and code is one that `encode` writes."""
     return _is_valid(scales, codes)
@@ -215,7 +237,7 @@ def _encode(
         for i in range(at + _AHEAD_VALUES, at + _AHEAD_VALUES + size, _LINE_VALUES):
             prefetch(values, i)
         here, there, number = scales[tile : tile + num_blocks], codes[at : at + size], first + tile
-        if divisor == np.float32(1.0):
+        if divisor == _ONE:
             found = _encode_tile(values[at : at + size], seed_key, number, here, there, largest, factors, keys)
         else:
             tile_values = values[at : at + size]
@@ -361,3 +383,46 @@ def _decode(scales: NDArray[np.uint16], codes: NDArray[np.int8], values: NDArray
             smallest = min(smallest, part[i])
             out[i] = np.float32(part[i]) * scale + _PLUS_ZERO
     return bool(valid and smallest > -128)
+
+
+@compiled
+def _halve(scratch: NDArray[np.float64], width: int) -> float:
+    while width > 1:
+        width //= 2
+        low, high = scratch[:width], scratch[width : 2 * width]
+        for i in range(width):
+            low[i] += high[i]
+    return float(scratch[0])
+
+
+@compiled
+def _square(value: np.float32) -> np.float64:
+    return np.float64(value) * np.float64(value)
+
+
+@compiled
+def _decode_and_square(
+    scales: NDArray[np.uint16], codes: NDArray[np.int8], values: NDArray[np.float32], sums: NDArray[np.float64]
+) -> bool:
+    valid = True
+    padded = np.zeros(RUN_BLOCKS * BLOCK_VALUES, dtype=np.float32)
+    scratch = np.empty(512, dtype=np.float64)
+    for run in range(sums.size):
+        blocks = slice(run * RUN_BLOCKS, min((run + 1) * RUN_BLOCKS, scales.size))
+        start, stop = run * padded.size, min((run + 1) * padded.size, codes.size)
+        part = values[start:stop]
+        for i in range(stop, stop + padded.size, _LINE_VALUES):
+            prefetch(values, i)
+        valid &= _decode(scales[blocks], codes[start:stop], part)
+        if part.size < padded.size:
+            padded[: part.size] = part
+            part = padded
+        # The tree's first three rows at once.
+        for i in range(512):
+            one = (_square(part[i]) + _square(part[i + 2048])) + (_square(part[i + 1024]) + _square(part[i + 3072]))
+            two = (_square(part[i + 512]) + _square(part[i + 2560])) + (
+                _square(part[i + 1536]) + _square(part[i + 3584])
+            )
+            scratch[i] = one + two
+        sums[run] = _halve(scratch, 512)
+    return valid

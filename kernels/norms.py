@@ -44,9 +44,14 @@ def norm_of_sums(sums: Iterable[float]) -> float:
     return math.sqrt(_halving_sum(np.array(list(sums), dtype=np.float64)))
 
 
+def halving_sum(sums: NDArray[np.float64]) -> float:
+    """The runs' or the parts' sums of squares halved until one is left."""
+    return float(_halving_sum(sums))
+
+
 def sum_of_squares(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> float:
     """The square of `tree_norm`."""
-    return float(_halving_sum(_sums_of_runs(values, threads)))
+    return halving_sum(_sums_of_runs(values, threads))
 
 
 def _sums_of_runs(values: NDArray[np.float32], threads: Threads) -> NDArray[np.float64]:

@@ -20,7 +20,6 @@ from kernels import (
     int4_tokens,
     int8_blocks,
     int8_moments,
-    int8_squares,
     int8_tokens,
     norms,
     optimizers,
@@ -95,7 +94,7 @@ def _int8(threads: Threads) -> Named:
         good = int8_blocks.decode(scales, codes, out, threads=threads)
         yield f"int8 blocks decode {label}", [good, out, int8_blocks.is_valid(scales, codes)]
         int8_blocks.add_decoded(scales, codes, FACTOR, total, threads=threads)
-        square = int8_squares.decode_and_square(scales, codes, out, threads=threads)
+        square = int8_blocks.decode_and_square(scales, codes, out, threads=threads)
         assert square is not None
         yield f"int8 blocks summed {label}", [total, out, square]
         others = np.empty_like(scales), np.empty_like(codes)

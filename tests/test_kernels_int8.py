@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels import formats, int8_blocks, int8_squares, int8_tokens, norms, reference
+from kernels import formats, int8_blocks, int8_tokens, norms, reference
 from tests.test_kernels_golden import exact_floats, exact_scales
 
 SEED = np.frombuffer(hashlib.sha256(b"seed").digest(), dtype=np.uint64)
@@ -81,7 +81,7 @@ def test_fused_decoders_equal_the_separate_steps_when_blocks_and_runs_are_cut(si
     decoded, total = np.empty(size, dtype=np.float32), exact_floats("total", size)
     total[::5] = -0.0
     sums = total.copy()
-    assert int8_squares.decode_and_square(scales, codes, decoded) == norms.sum_of_squares(decoded)
+    assert int8_blocks.decode_and_square(scales, codes, decoded) == norms.sum_of_squares(decoded)
     assert decoded.tobytes() == reference.decode_int8_blocks(scales, codes).tobytes()
     int8_blocks.add_decoded(scales, codes, np.float32(0.3), sums)
     assert sums.tobytes() == (total + decoded * np.float32(0.3)).tobytes()
@@ -130,7 +130,7 @@ def test_what_no_encoder_writes_is_refused_when_decoded(scale: int, code: int) -
     scales[2], codes[299] = scale, code
     assert not int8_blocks.is_valid(scales, codes)
     assert not int8_blocks.decode(scales, codes, out)
-    assert int8_squares.decode_and_square(scales, codes, out) is None
+    assert int8_blocks.decode_and_square(scales, codes, out) is None
 
 
 def test_rounding_is_unbiased_when_averaged_over_seeds() -> None:

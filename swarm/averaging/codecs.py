@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import formats, int8_blocks, int8_squares
+from kernels import formats, int8_blocks
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.encoded import Encoded, InSteps, VectorCodec, aligned, check_length, seed_words, too_large
 from swarm.averaging.low_bit import Int4Codec, TopkCodec
@@ -116,7 +116,7 @@ class Int8Codec:
 
     def decode_and_square(self, data: Encoded, out: NDArray[np.float32]) -> float:
         check_length(data, self.encoded_bytes(out.size))
-        squares = int8_squares.decode_and_square(*self._to_read(data, out.size), out)
+        squares = int8_blocks.decode_and_square(*self._to_read(data, out.size), out)
         if squares is None:
             raise self._malformed()
         return squares

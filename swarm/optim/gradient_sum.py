@@ -28,10 +28,9 @@ class GradientSum:
 
     def take_mean(self) -> NDArray[np.float32]:
         """sum / tokens on the host, one exact fp32 division a value; the sum stays. Raises LocalError for no tokens."""
-        if self.num_tokens < 1:
-            raise LocalError("no microbatch has been added to this step's gradient: there is no mean to take")
+        values, num_tokens = self.quotient_of(slice(None))
         mean = np.empty(self.num_values, dtype=np.float32)
-        optimizers.divide(self.flat.detach().cpu().numpy(), np.float32(self.num_tokens), mean)
+        optimizers.divide(values, num_tokens, mean)
         return mean
 
     def quotient_of(self, where: slice) -> tuple[NDArray[np.float32], np.float32]:
