@@ -22,8 +22,8 @@ from kernels.prefetching import CACHE_LINE_BYTES, prefetch
 from kernels.threads import ONE_THREAD, Threads
 
 BLOCK_VALUES = 128
-RUN_BLOCKS = norms.RUN_VALUES // BLOCK_VALUES
-"""Blocks in a run of `kernels.norms`."""
+RUN_BLOCKS = 32
+"""Blocks in a run of `kernels.norms`: written out, for a compiled kernel does not see another file change."""
 LIMIT_BITS = np.int32(0x7E800000)
 """Bits of 2^126: magnitudes are below it, so a difference of two decoded values never overflows."""
 LARGEST_SCALE = np.uint16(0x7B02)
