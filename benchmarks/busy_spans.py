@@ -58,9 +58,9 @@ def install() -> None:
 
     receive_into = framing.receive_into
 
-    async def noted(connection: Any, view: memoryview) -> None:
+    async def noted(connection: Any, view: memoryview, **options: Any) -> None:
         began = time.monotonic()
-        await receive_into(connection, view)
+        await receive_into(connection, view, **options)
         if len(view) >= BULK_BYTES:
             note("wire", began)
 

@@ -1,6 +1,11 @@
-"""This is where a peer measures how fast each other member's parts come in, so that slow links get fewer of them."""
+"""This is where a peer measures how fast each other member's parts come in, so that slow links get fewer of them.
 
-from swarm.core.contribution import MAX_RATES, Rate
+The clock starts for all when the roster is known, which is when they may send. One that started with a member's first
+part would tell a member that has little to send for the fastest: its few parts come at once. It would be given more to
+reduce, have less to send, and soon reduce nearly everything.
+"""
+
+from swarm.core.contribution import MAX_RATES, Rate, Roster
 from swarm.core.ids import PeerId
 from swarm.core.ranking import rank
 
@@ -15,21 +20,26 @@ class ReceiveRates:
 
     def __init__(self) -> None:
         self._average: dict[PeerId, float] = {}
-        self._round: dict[PeerId, tuple[float, float, int]] = {}
+        self._roster: Roster | None = None
+        self._began = 0.0
+        self._round: dict[PeerId, tuple[float, int]] = {}
+
+    def begin(self, roster: Roster, *, now: float) -> None:
+        """This roster is known, the round's first or another: its members begin to send, if they did not before."""
+        if roster is not self._roster:
+            self._roster, self._began = roster, now
+            self._round.clear()
 
     def arrived(self, peer: PeerId, num_bytes: int, *, now: float) -> None:
-        """A part of the present round is here. The first one only starts the clock."""
-        if peer not in self._round:
-            self._round[peer] = (now, now, 0)
-        else:
-            first, _, before = self._round[peer]
-            self._round[peer] = (first, now, before + num_bytes)
+        """Parts of the present round are here."""
+        _, before = self._round.get(peer, (now, 0))
+        self._round[peer] = (now, before + num_bytes)
 
     def end_round(self) -> None:
         """Take what the round has shown into the averages."""
-        for peer, (first, last, num_bytes) in self._round.items():
-            if num_bytes >= MIN_BYTES and last > first:
-                rate = num_bytes / (last - first)
+        for peer, (last, num_bytes) in self._round.items():
+            if num_bytes >= MIN_BYTES and last > self._began:
+                rate = num_bytes / (last - self._began)
                 self._average[peer] = rate + (1 - SMOOTHING) * (self._average.get(peer, rate) - rate)
         self._round.clear()
 

@@ -131,6 +131,8 @@ class RoundDriver:
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
         if state.round is not None and state.round.changed is not state.logged_under:
             self._stage.log_round(state)
+        if state.round is not None and state.round.roster is not None:
+            self.parts.rates.begin(state.round.roster, now=time.monotonic())
         to_aggregate: list[act.AggregatePart | act.CombineShares] = []
         for instruction in self._instructed(state, instructions):
             match instruction:

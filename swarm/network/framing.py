@@ -23,8 +23,10 @@ from swarm.network.service import (
     decode_meta,
 )
 from swarm.network.sockets import Sending, Stream, receive, receive_into
-from swarm.network.transport import FRAME_BYTES, MAX_META_BYTES, Message
+from swarm.network.transport import MAX_META_BYTES, Message
 
+STEADY_BYTES = 1 << 20
+"""A stream brings that much within each `stall_s`, or all that is left."""
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
@@ -100,15 +102,21 @@ async def read_reply_head(stream: Stream) -> ReplyHead:
 async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, stall_s: float) -> Message:
     """Meta and body of the lengths in `head`, which the caller has checked. The body gets a buffer of its own.
 
-    Raises TimeoutError when no frame comes for `stall_s`, EOFError when the stream ends.
+    Raises TimeoutError when the next `STEADY_BYTES` take longer than `stall_s`, EOFError when the stream ends.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(stall_s) as deadline:
         meta = decode_meta(await receive(stream, head.meta_bytes))
-        body = BUFFERS.take(head.body_bytes)
-        for at in range(0, len(body), FRAME_BYTES):
-            deadline.reschedule(loop.time() + stall_s)
-            await receive_into(stream, body[at : at + FRAME_BYTES])
+        body, due_bytes = BUFFERS.take(head.body_bytes), STEADY_BYTES
+
+        def on_progress(num_bytes: int) -> None:
+            nonlocal due_bytes
+            if num_bytes >= due_bytes:
+                due_bytes = num_bytes + STEADY_BYTES
+                deadline.reschedule(loop.time() + stall_s)
+
+        deadline.reschedule(loop.time() + stall_s)
+        await receive_into(stream, body, on_progress=on_progress)
     return Message(meta, body)
 
 

@@ -101,18 +101,23 @@ class Sending:
         return True
 
 
-async def receive_into(connection: Stream, view: memoryview) -> None:
-    """Fill `view` from the socket. Raises EOFError when the other end closes before that."""
+async def receive_into(
+    connection: Stream, view: memoryview, *, on_progress: Callable[[int], None] = lambda num_bytes: None
+) -> None:
+    """Fill `view` from the socket. Raises EOFError when the other end closes before that.
+
+    `on_progress` is told how much has come, whenever there is more and not yet all.
+    """
     at = _receive_available(connection, view, 0)
     if at == len(view):
         return
     try:
-        await _filled(connection, view, at)
+        await _filled(connection, view, at, on_progress)
     finally:
         asyncio.get_running_loop().remove_reader(connection)
 
 
-def _filled(connection: Stream, view: memoryview, at: int) -> asyncio.Future[None]:
+def _filled(connection: Stream, view: memoryview, at: int, on_progress: Callable[[int], None]) -> asyncio.Future[None]:
     """Of `view`, from position `at` on; whoever asked for it removes the reader.
 
     The error that it may hold has no traceback yet: that would hold this frame, which holds the future, and keep alive
@@ -132,6 +137,8 @@ def _filled(connection: Stream, view: memoryview, at: int) -> asyncio.Future[Non
         else:
             if at == len(view):
                 filled.set_result(None)
+            else:
+                on_progress(at)
 
     loop.add_reader(connection, on_readable)
     return filled

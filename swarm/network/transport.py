@@ -13,9 +13,6 @@ from swarm.core.ids import PeerId
 MAX_META_BYTES = 8 << 20
 """Bound on a message's canonical header; rosters of long steps are the largest."""
 
-FRAME_BYTES = 1 << 20
-"""Bulk bytes travel in frames of at most this size."""
-
 
 @dataclass(frozen=True)
 class Message:
