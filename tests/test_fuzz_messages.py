@@ -401,7 +401,7 @@ def network_readers() -> list[Reader]:
     request, _ = framing.encode_request("forward", Message(meta), timeout_s=3.0)
     reply = framing.encode_error(framing.Status.REMOTE, "malformed", "no")
     _, record = sign_record(run_key(), "stage/0", {"addresses": ["/ip4/1.2.3.4"], "a": 1}, ttl_s=60.0, now=NOW)
-    loop = asyncio.new_event_loop()
+    loop, ends = asyncio.new_event_loop(), (RemoteError, EOFError)
 
     def read_error(data: bytes) -> None:
         kind, message = decode_error(decode_meta(data))
@@ -409,22 +409,26 @@ def network_readers() -> list[Reader]:
         assert message.isprintable()
 
     def read_head(read_one: Callable[[socket.socket], Any], data: bytes) -> None:
-        async def whole(stream: socket.socket) -> Message | None:
-            head = await read_one(stream)
-            return await framing.read_content(stream, head, stall_s=5.0) if head.body_bytes < 1 << 20 else None
+        async def whole(stream: socket.socket) -> Message | RemoteError | EOFError | None:
+            try:
+                head = await read_one(stream)
+                return await framing.read_content(stream, head, stall_s=5.0) if head.body_bytes < 1 << 20 else None
+            except ends as error:  # raised through `run_until_complete`, it would keep the body until it is collected
+                return error.with_traceback(None)
 
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
             theirs.sendall(data[: 1 << 16])
             theirs.close()
-            loop.run_until_complete(whole(ours))
+            found = loop.run_until_complete(whole(ours))
+        if isinstance(found, ends):
+            raise found
 
     def read_record(data: bytes) -> None:
         made = open_record(data, now=NOW)
         assert made.peer_id == run_key().peer_id
 
-    ends = (RemoteError, EOFError)
     return [
         Reader("error", (pack(meta),), read_error),
         Reader("request", (request,), partial(read_head, framing.read_request_head), ends, spoilt_bytes),
