@@ -32,6 +32,8 @@ OURS = ("fp32", "bf16", "int8", "int4", "topk")
 HIVEMIND = ("NONE", "FLOAT16", "UNIFORM_8BIT", "QUANTILE_8BIT", "BLOCKWISE_8BIT")
 GLOO = ("fp32",)
 PIECES = ("encode", "hash", "wire", "decode")
+PIECE_TIMES = 3
+"""So often each turn."""
 
 GOAL_INT8 = 4.0
 GOAL_BF16 = 3.0
@@ -58,7 +60,7 @@ class Cell:
     """What was measured of one side in one codec."""
 
     rounds: list[Fields] = field(default_factory=list)
-    pieces: dict[str, float] = field(default_factory=dict)
+    pieces: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     relative_error: float = 0.0
     replicas_equal: bool = True
     error: str = ""
@@ -90,8 +92,8 @@ class Cell:
                     one["seconds"] / one["busy"][kind] for one in self.rounds if "busy" in one
                 )
         if self.pieces:
-            found["pieces"] = self.pieces
-            found["pieces_seconds"] = sum(self.pieces.values())
+            found["pieces"] = {piece: statistics.median(seconds) for piece, seconds in self.pieces.items()}
+            found["pieces_seconds"] = sum(found["pieces"].values())
             found["round_to_pieces"] = found["seconds"] / found["pieces_seconds"]
         cpu: dict[str, float] = defaultdict(float)
         for one in self.rounds:
@@ -148,10 +150,10 @@ class Side:
             warm_up = WARM_UP_ROUNDS.get(self.name, 1)
             for number in range(warm_up + rounds):
                 self._round(cell, number, counts=number >= warm_up, is_last=number == warm_up + rounds - 1)
-            if self.name == "ours" and not cell.pieces:
+            if self.name == "ours":
                 for piece in PIECES:
-                    timed = [max(one["seconds"] for one in self._all("piece", piece=piece)) for _ in range(3)]
-                    cell.pieces[piece] = statistics.median(timed)
+                    timed = [max(one["seconds"] for one in self._all("piece", piece=piece)) for _ in range(PIECE_TIMES)]
+                    cell.pieces[piece] += timed
         except OrderFailed as error:
             cell.error, cell.failures = str(error), cell.failures + 1
         if self.name != "gloo":
@@ -202,10 +204,11 @@ class Bench:
     params: int
     threads: int
     rule: str
+    calls: bool
     programs: list[Program] = field(default_factory=list)
 
     def side(self, name: str, codecs: Sequence[str]) -> Side:
-        extra = [str(self.params), self.rule] if name == "ours" else []
+        extra = [str(self.params), self.rule, *(["calls"] if self.calls else [])] if name == "ours" else []
         return Side(name, f"benchmarks.averaging_{name}", extra, codecs, self)
 
 
@@ -308,6 +311,7 @@ def show(result: dict[str, dict[str, Fields]]) -> None:
 @click.option("--ours", default=",".join(OURS), show_default=True, help="Codecs; empty for none, as below.")
 @click.option("--hivemind", default=",".join(HIVEMIND), show_default=True)
 @click.option("--gloo", default=",".join(GLOO), show_default=True)
+@click.option("--calls", is_flag=True, help="CPU seconds of single calls of ours, which costs a round 2 to 3 %.")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     peers: int,
@@ -319,6 +323,7 @@ def main(
     ours: str,
     hivemind: str,
     gloo: str,
+    calls: bool,
     as_json: bool,
 ) -> None:
     """Seconds, bytes and error of averaging rounds: ours, hivemind's, gloo's."""
@@ -331,7 +336,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_vectors(folder, peers=peers, params=params)
-        with ended_with(Bench(folder, peers, params, threads, rule)) as bench:
+        with ended_with(Bench(folder, peers, params, threads, rule, calls)) as bench:
             try:
                 result = measure(
                     bench, codecs, rounds=rounds, passes=passes, say=lambda line: click.echo(line, err=True)

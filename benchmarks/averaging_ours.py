@@ -1,8 +1,9 @@
 """This is where one peer of ours averages: real rounds, transport, p2pd and exact step; a bare vector for a model.
 
-    python -m benchmarks.averaging_ours NUMBER PEERS FOLDER PARAMS RULE
+    python -m benchmarks.averaging_ours NUMBER PEERS FOLDER PARAMS RULE [calls]
 
-Number PEERS is the run's host, which only votes.
+Number PEERS is the run's host, which only votes. With `calls` the CPU seconds of single calls are measured too, which
+costs a round of int8 some milliseconds.
 
 A round is timed from the closing of the step to the averaged gradient in fp32, and on to the new version; and how much
 of it this peer computes on its bytes or moves them (`benchmarks.busy_spans`). The pieces are timed too, each by itself
@@ -27,7 +28,8 @@ from numpy.typing import NDArray
 from benchmarks import busy_spans, timed_peer
 
 busy_spans.install()
-timed_peer.install()
+if "calls" in sys.argv:
+    timed_peer.install()
 
 from benchmarks.averaging_vectors import check, vector_of  # noqa: E402 - after the stopwatches
 from benchmarks.orders import Fields, answer, next_order  # noqa: E402
