@@ -26,6 +26,8 @@ PART_SHAPE = (8, 131_072)
 BUDGET_S = 0.5
 """A side is run about this long in all, but at least `FEWEST_ROUNDS` times."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 9
+PAUSE_S = 0.005
+"""Between sides: OpenMP's threads wait for more work in a loop for a while, on a core that the next side needs."""
 SCALARS = (1.0, 0.9, 0.1, 0.95, 0.05, 1.5, 1e-8, 1e-3, 0.0)
 RATIO_LIMIT = 1.165
 
@@ -90,6 +92,8 @@ def medians(sides: Sides) -> dict[str, float]:
     for turn in range(1, MOST_ROUNDS):
         for side, run in sides.items():
             if turn < rounds[side]:
+                if len(sides) > 1:
+                    time.sleep(PAUSE_S)
                 taken[side].append(timed(run))
     return {side: statistics.median(each) for side, each in taken.items()}
 

@@ -17,8 +17,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from kernels import norms
+from kernels.cache_hints import CACHE_LINE_BYTES, prefetch, stream, streamed
 from kernels.compiled import compiled, inlined
-from kernels.prefetching import CACHE_LINE_BYTES, prefetch
 from kernels.threads import ONE_THREAD, Threads
 
 BLOCK_VALUES = 128
@@ -133,7 +133,7 @@ def decode_and_square(
     *,
     threads: Threads = ONE_THREAD,
 ) -> float | None:
-    """Fill `values` and give their `norms.sum_of_squares`. None for a scale or code that no encoder writes."""
+    """Fill `values`, past the cache, and give their `norms.sum_of_squares`; None for what no encoder writes."""
     sums = np.empty(-(-codes.size // (RUN_BLOCKS * BLOCK_VALUES)), dtype=np.float64)
 
     def work(start: int, stop: int) -> bool:
@@ -405,18 +405,14 @@ def _decode_and_square(
     scales: NDArray[np.uint16], codes: NDArray[np.int8], values: NDArray[np.float32], sums: NDArray[np.float64]
 ) -> bool:
     valid = True
-    padded = np.zeros(RUN_BLOCKS * BLOCK_VALUES, dtype=np.float32)
+    part = np.empty(RUN_BLOCKS * BLOCK_VALUES, dtype=np.float32)
     scratch = np.empty(512, dtype=np.float64)
     for run in range(sums.size):
         blocks = slice(run * RUN_BLOCKS, min((run + 1) * RUN_BLOCKS, scales.size))
-        start, stop = run * padded.size, min((run + 1) * padded.size, codes.size)
-        part = values[start:stop]
-        for i in range(stop, stop + padded.size, _LINE_VALUES):
-            prefetch(values, i)
+        start, stop = run * part.size, min((run + 1) * part.size, codes.size)
         valid &= _decode(scales[blocks], codes[start:stop], part)
-        if part.size < padded.size:
-            padded[: part.size] = part
-            part = padded
+        stream(part[: stop - start], values[start:stop])
+        part[stop - start :] = _PLUS_ZERO
         # The tree's first three rows at once.
         for i in range(512):
             one = (_square(part[i]) + _square(part[i + 2048])) + (_square(part[i + 1024]) + _square(part[i + 3072]))
@@ -425,4 +421,5 @@ def _decode_and_square(
             )
             scratch[i] = one + two
         sums[run] = _halve(scratch, 512)
+    streamed()
     return valid

@@ -8,12 +8,15 @@ the caller. Whatever is written is +0 or at least 2^-126 in magnitude.
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.cache_hints import stream, streamed
 from kernels.compiled import compiled
 from kernels.threads import ONE_THREAD, Threads
 
 _SMALLEST = np.float32(2.0**-126)
 _ZERO = np.float32(0.0)
 _GRAIN = 16
+_TILE = 1024
+"""New weights on their way past the cache: nobody reads them before all are there."""
 
 
 def adamw(
@@ -100,26 +103,25 @@ def _adamw(
 ) -> None:
     clip, beta1, rest1, beta2, rest2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     unbias, epsilon, moment_share, gradient_share = scalars[5], scalars[6], scalars[7], scalars[8]
+    tile = np.empty(_TILE, dtype=np.float32)
     for segment in range(keep.size):
         factor = keep[segment]
-        start, stop = bounds[segment], bounds[segment + 1]
-        # Slices, so that the loop counts from 0: an index that might be negative keeps it from being vectorised.
-        w, g, m, v, new = (
-            weights[start:stop],
-            gradient[start:stop],
-            first[start:stop],
-            second[start:stop],
-            out[start:stop],
-        )
-        for i in range(w.size):
-            slope = g[i] * clip
-            mean = _flushed(m[i] * beta1 + slope * rest1)
-            square = _flushed(v[i] * beta2 + (slope * slope) * rest2)
-            divisor = np.sqrt(square) * unbias + epsilon
-            update = (mean * moment_share + slope * gradient_share) / divisor
-            m[i] = mean
-            v[i] = square
-            new[i] = _flushed(w[i] * factor - update)
+        for start in range(bounds[segment], bounds[segment + 1], _TILE):
+            stop = min(start + _TILE, bounds[segment + 1])
+            # Slices, so that the loop counts from 0: an index that might be negative keeps it from being vectorised.
+            w, g, m, v = weights[start:stop], gradient[start:stop], first[start:stop], second[start:stop]
+            new = tile[: w.size]
+            for i in range(w.size):
+                slope = g[i] * clip
+                mean = _flushed(m[i] * beta1 + slope * rest1)
+                square = _flushed(v[i] * beta2 + (slope * slope) * rest2)
+                divisor = np.sqrt(square) * unbias + epsilon
+                update = (mean * moment_share + slope * gradient_share) / divisor
+                m[i] = mean
+                v[i] = square
+                new[i] = _flushed(w[i] * factor - update)
+            stream(new, out[start:stop])
+    streamed()
 
 
 @compiled

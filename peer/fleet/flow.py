@@ -15,8 +15,8 @@ import math
 
 import numpy as np
 
+from kernels.cache_hints import CACHE_LINE_BYTES, prefetch
 from kernels.compiled import borrowing, inlined
-from kernels.prefetching import CACHE_LINE_BYTES, prefetch
 from peer.fleet.layout import EVENT, KNOWN, PEER, SHOWN, WAY, WORK, Flow, on_lines
 from swarm.core.wiring import BELIEVED, SMOOTHING
 

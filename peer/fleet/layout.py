@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.prefetching import CACHE_LINE_BYTES
+from kernels.cache_hints import CACHE_LINE_BYTES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
