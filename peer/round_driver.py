@@ -291,6 +291,7 @@ class RoundDriver:
         replica, chain = stage.replica, stage.chain
         assert state.round is not None
         accumulation = await stage.compute.run(Urgency.ROUND, lambda: replica.close(step))
+        state.accumulation = accumulation
         if not stage.signing_log.may_sign(chain.lineage, step):
             log.warning("step %d: this peer may have contributed before it was restarted, and does not again", step)
             self.carry_out(state, state.round.contributed(None, now=time.monotonic()))

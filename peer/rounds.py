@@ -470,7 +470,9 @@ class StageRounds:
         """Take the step; what was done, and the new state where a snapshot is due."""
         replica, chain = self.replica, self.chain
         bodies = [b"" if part.is_empty else state.reduced[part.part, part.digest] for part in result.parts]
-        closed = await self.compute.run(Urgency.ROUND, lambda: replica.close(state.step))
+        closed = state.accumulation  # else the compute thread is waited for, which may be at a microbatch
+        if closed is None:
+            closed = await self.compute.run(Urgency.ROUND, lambda: replica.close(state.step))
         next_chain = chain.advance(result, self.settings)
 
         name = next_chain.name

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from peer.fragments import Fragments
 from peer.grants import StepGrants
+from peer.replica import Accumulation
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.core.averaging_round import AveragingRound, RoundFacts
 from swarm.core.contribution import ReducedPart, Result
@@ -52,6 +53,8 @@ class StepState:
     """Known once the stage is at the step's version."""
     round: AveragingRound | None = None
     """This member's side of the round; None before, and for a peer that is no member."""
+    accumulation: Accumulation | None = None
+    """This peer's own work, once it is closed to make the contribution."""
     own_parts: list[memoryview] = field(default_factory=list)
     received: dict[tuple[int, PeerId], Bytes] = field(default_factory=dict)
     fragments: Fragments = field(default_factory=Fragments)
