@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from kernels import formats, int8_blocks, int8_moments, norms, optimizers
+from kernels.cache_hints import zeros_on_lines
 from kernels.threads import Threads
 from swarm.averaging.aggregate import Rule, aggregate
 
@@ -61,8 +62,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(0)
-        self.values = rng.standard_normal(NUM_VALUES, dtype=np.float32)
-        self.other = np.zeros_like(self.values)
+        self.values, self.other = (zeros_on_lines(NUM_VALUES, np.float32) for _ in range(2))
+        rng.standard_normal(dtype=np.float32, out=self.values)
         self.tensor, self.other_tensor = torch.from_numpy(self.values), torch.from_numpy(self.other)
 
     def memcpy(self) -> None:
@@ -181,8 +182,8 @@ def measure_formats(bench: Bench) -> None:
 
 def measure_optimizers(bench: Bench) -> None:
     """Steps of 2^24 values."""
-    gradient = bench.values * np.float32(0.01)
-    first, second = np.zeros_like(gradient), np.zeros_like(gradient)
+    gradient, first, second = (zeros_on_lines(NUM_VALUES, np.float32) for _ in range(3))
+    np.multiply(bench.values, np.float32(0.01), out=gradient)
     bounds, keep = np.array([0, NUM_VALUES]), np.array([0.999], dtype=np.float32)
     scalars = np.array(SCALARS, dtype=np.float32)
     common = (bounds, keep, scalars)

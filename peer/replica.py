@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.cache_hints import zeros_on_lines
 from kernels.threads import ONE_THREAD, Threads
 from peer.past_weights import PastVersion, PastWeights
 from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
@@ -191,7 +192,7 @@ class StageReplica:
         """(exact) For the coming round's result. Its memory is the last one's: new pages cost more than what is done
         with them."""
         if self._gradient is None:
-            self._gradient = np.empty(self.layout.num_values, dtype=np.float32)
+            self._gradient = zeros_on_lines(self.layout.num_values, np.float32)
         return ResultDecoder(self.codec, self.parts(), self._gradient)
 
     def next_version(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels.cache_hints import prefetch, stream, streamed
+from kernels.cache_hints import CACHE_LINE_BYTES, prefetch, stream, streamed, zeros_on_lines
 from kernels.compiled import compiled
 
 
@@ -37,3 +37,11 @@ def test_what_is_streamed_arrives_and_nothing_beside_it(size: int, shift: int) -
     assert whole[shift : shift + size].tobytes() == source[2:].tobytes()
     assert not whole[:shift].any()
     assert not whole[shift + size :].any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_zeros_begin_where_a_line_does(dtype: type[np.float32] | type[np.uint8]) -> None:
+    for count in (1, 1000):
+        zeros = zeros_on_lines(count, dtype)
+        assert (zeros.ctypes.data % CACHE_LINE_BYTES, zeros.shape, zeros.dtype) == (0, (count,), dtype)
+        assert not zeros.any()

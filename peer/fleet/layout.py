@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cache_hints import CACHE_LINE_BYTES
+from kernels.cache_hints import zeros_on_lines
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -121,6 +121,4 @@ def on_lines(num: int, record: "np.dtype[Any]") -> Any:
             "itemsize": stride,
         }
     )
-    held = np.zeros(num * stride + CACHE_LINE_BYTES, np.uint8)
-    start = -held.ctypes.data % CACHE_LINE_BYTES
-    return held[start : start + num * stride].view(padded)
+    return zeros_on_lines(num * stride, np.uint8).view(padded)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels import int8_moments, norms, optimizers
+from kernels.cache_hints import zeros_on_lines
 from kernels.threads import ONE_THREAD, Threads
 from swarm.core.errors import LocalError
 from swarm.core.schedule import learning_rate
@@ -187,7 +188,7 @@ def _no_moments(settings: OptimizerSettings, num_values: int) -> dict[str, NDArr
             "second_scale": np.zeros(int8_moments.num_blocks(num_values), dtype=np.float32),
         }
     names = ("first", "second") if settings.name == "adamw" else ("momentum",)
-    return {name: np.zeros(num_values, dtype=np.float32) for name in names}
+    return {name: zeros_on_lines(num_values, np.float32) for name in names}
 
 
 def _ratio_limit(settings: OptimizerSettings) -> float:
