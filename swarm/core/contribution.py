@@ -105,7 +105,11 @@ class Contribution:
         }
 
     def signed_bytes(self) -> bytes:
-        return signed_bytes(self.DOMAIN, self.signed_value())
+        return signed_bytes(self.DOMAIN, self._packed_value)
+
+    @cached_property
+    def _packed_value(self) -> Packed:
+        return Packed(self.signed_value())
 
     def digest(self) -> bytes:
         """What an audit's draw on the contribution is made from: digest of all that its maker signed."""
@@ -113,7 +117,7 @@ class Contribution:
 
     @cached_property
     def _digest(self) -> bytes:
-        return digest(self.DOMAIN, self.signed_value())
+        return digest(self.DOMAIN, self._packed_value)
 
     def to_value(self) -> Value:
         return {"value": self.signed_value(), "signature": self.signature}
@@ -121,7 +125,7 @@ class Contribution:
     @cached_property
     def packed(self) -> Packed:
         """Its value, packed once."""
-        return Packed(self.to_value())
+        return Packed({"value": self._packed_value, "signature": self.signature})
 
     @classmethod
     def from_value(cls, value: Value) -> "Contribution":
