@@ -130,8 +130,7 @@ class RunProgress:
     def is_gone(self, stage: int, version: int, settings: RunSettings) -> bool:
         """Whether every live peer of the stage is so far ahead that none holds the version any more."""
         reports = [last for peer in self.present(stage=stage) if (last := self.peers[peer].last) is not None]
-        kept = HELD_SNAPSHOTS * settings.checkpoint.snapshot_every
-        return bool(reports) and all(report.version > version + kept for report in reports)
+        return bool(reports) and all(oldest_held(report.version, settings) > version for report in reports)
 
     def done_versions(self) -> int:
         """The version that every stage has reached."""
@@ -225,3 +224,16 @@ class RunProgress:
         """Microbatches that a later stage counted and the first did not: their work there was for nothing."""
         later = [ids for stage, ids in step.ids.items() if stage > 0]
         return set().union(*later) - step.ids.get(0, set()) if 0 in step.ids else set()
+
+
+def oldest_held(version: int, settings: RunSettings) -> int:
+    """The oldest version of which a peer that has come to this one keeps a snapshot, once its newest is on disk.
+
+    It makes one of every few versions and of the run's last one. Only at the run's end is its newest not waited for:
+    it comes no further then.
+    """
+    every, last = settings.checkpoint.snapshot_every, settings.optimizer.total_steps
+    is_over = version >= last
+    made = version if is_over else version - 1
+    num_due = HELD_SNAPSHOTS - (is_over and last % every > 0)
+    return (made // every - num_due + 1) * every

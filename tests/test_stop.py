@@ -20,8 +20,8 @@ PHASE_S = 2.0
 ROUND_DEADLINE_S = 8 * PHASE_S
 """Four phases until a silent leader is given up, three until a member is, one for parts."""
 STEPS = 12
-OF_A_ROLE = ("closing", "closed", "roster", "result")
-"""Moments that only whoever leads a round comes to, or only who does not: by chance few times in a run."""
+OF_A_ROLE = ("closing", "closed", "roster", "aggregated", "result")
+"""Moments that only whoever leads a round or reduces its part comes to, or only who does not: by chance few times."""
 
 
 def run_and_stop(zygote: Zygote, root: Path, *, stage: int, moment: str, count: int) -> None:
