@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test lint proto bench soak clean
+.PHONY: install demo test lint proto bench results soak clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
@@ -36,6 +36,10 @@ soak: install
 
 bench: install
 	$(BIN)/python -m benchmarks.training_throughput
+
+# NAMES may name some of docs/results.json; `python -m benchmarks.results --help` has the rest.
+results: install
+	$(BIN)/python -m benchmarks.results $(NAMES)
 
 clean:
 	rm -rf $(VENV)

@@ -1,4 +1,4 @@
-"""This is where a long benchmark keeps each piece that it has measured, so that an interrupted run goes on.
+"""The pieces of a long benchmark, kept as they are measured, so that an interrupted run goes on.
 
     with KeptPieces(Path("bans.jsonl"), total=60, stop_after_s=420) as pieces:
         row = pieces.get("sign_flip/0", lambda: measured("sign_flip", seed=0))

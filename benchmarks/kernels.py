@@ -1,4 +1,4 @@
-"""This is where our kernels are measured against memcpy and against what torch, bitsandbytes and hivemind offer.
+"""Our kernels measured against memcpy and against what torch, bitsandbytes and hivemind offer.
 
     python -m benchmarks.kernels [--threads 2] [--json]
 
@@ -17,12 +17,14 @@ import click
 import numpy as np
 import torch
 
-from kernels import formats, int8_blocks, int8_moments, norms, optimizers
+from kernels import int8_moments, norms, optimizers
 from kernels.cache_hints import zeros_on_lines
+from kernels.codecs import formats, int8_blocks
 from kernels.threads import Threads
 from swarm.averaging.aggregate import Rule, aggregate
 
 NUM_VALUES = 1 << 24
+SMOKE_VALUES = 1 << 20
 PART_SHAPE = (8, 131_072)
 BUDGET_S = 0.5
 """A side is run about this long in all, but at least `FEWEST_ROUNDS` times."""
@@ -56,39 +58,41 @@ class Bench:
     """The data all sides work on, and what was measured."""
 
     threads: Threads
+    num_values: int = NUM_VALUES
+    budget_s: float = BUDGET_S
     speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     times: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(0)
-        self.values, self.other = (zeros_on_lines(NUM_VALUES, np.float32) for _ in range(2))
+        self.values, self.other = (zeros_on_lines(self.num_values, np.float32) for _ in range(2))
         rng.standard_normal(dtype=np.float32, out=self.values)
         self.tensor, self.other_tensor = torch.from_numpy(self.values), torch.from_numpy(self.other)
 
     def memcpy(self) -> None:
         """One copy a thread: a short one would go through the cache, which is slower."""
-        step = -(-NUM_VALUES // self.threads.count)
+        step = -(-self.num_values // self.threads.count)
 
         def copy(start: int) -> None:
             np.copyto(self.other[start : start + step], self.values[start : start + step])
 
-        self.threads.map(copy, range(0, NUM_VALUES, step))
+        self.threads.map(copy, range(0, self.num_values, step))
 
     def measure_speed(self, kernel: str, sides: Sides) -> None:
-        seconds = medians({**sides, "memcpy": self.memcpy})
+        seconds = medians({**sides, "memcpy": self.memcpy}, self.budget_s)
         self.speeds[kernel] = {side: self.values.nbytes / taken / 1e9 for side, taken in seconds.items()}
 
     def measure_time(self, step: str, sides: Sides) -> None:
-        self.times[step] = {side: 1e3 * taken for side, taken in medians(sides).items()}
+        self.times[step] = {side: 1e3 * taken for side, taken in medians(sides, self.budget_s).items()}
 
 
-def medians(sides: Sides) -> dict[str, float]:
+def medians(sides: Sides, budget_s: float) -> dict[str, float]:
     """Seconds that each side takes, in the median of rounds in which all take turns."""
     for run in sides.values():
         run()  # the first call compiles
     once = {side: timed(run) for side, run in sides.items()}
-    rounds = {side: max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(BUDGET_S / taken))) for side, taken in once.items()}
+    rounds = {side: max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(budget_s / taken))) for side, taken in once.items()}
     taken = {side: [first] for side, first in once.items()}
     for turn in range(1, MOST_ROUNDS):
         for side, run in sides.items():
@@ -108,7 +112,8 @@ def timed(run: Callable[[], object]) -> float:
 def measure_int8(bench: Bench) -> None:
     """Encoding, decoding, and decoding into a sum."""
     values, other, threads = bench.values, bench.other, bench.threads
-    scales, codes = np.empty(NUM_VALUES // int8_blocks.BLOCK_VALUES, np.uint16), np.empty(NUM_VALUES, np.int8)
+    num = bench.num_values
+    scales, codes = np.empty(num // int8_blocks.BLOCK_VALUES, np.uint16), np.empty(num, np.int8)
     seed, factor = np.arange(4, dtype=np.uint64), np.float32(0.3)
     encode: Sides = {"ours": lambda: int8_blocks.encode(values, seed, scales, codes, threads=threads)}
     decode: Sides = {"ours": lambda: int8_blocks.decode(scales, codes, other, threads=threads)}
@@ -148,7 +153,7 @@ def measure_int8(bench: Bench) -> None:
 def measure_formats(bench: Bench) -> None:
     """bf16 and norms."""
     bits, other_bits = bench.values.view(np.int32), bench.other.view(np.int32)
-    halves, half_tensor = np.empty(NUM_VALUES, np.uint16), torch.empty(NUM_VALUES, dtype=torch.bfloat16)
+    halves, half_tensor = np.empty(bench.num_values, np.uint16), torch.empty(bench.num_values, dtype=torch.bfloat16)
     threads, factor = bench.threads, np.float32(0.3)
     bench.measure_speed(
         "bf16 encode",
@@ -182,9 +187,9 @@ def measure_formats(bench: Bench) -> None:
 
 def measure_optimizers(bench: Bench) -> None:
     """Steps of 2^24 values."""
-    gradient, first, second = (zeros_on_lines(NUM_VALUES, np.float32) for _ in range(3))
+    gradient, first, second = (zeros_on_lines(bench.num_values, np.float32) for _ in range(3))
     np.multiply(bench.values, np.float32(0.01), out=gradient)
-    bounds, keep = np.array([0, NUM_VALUES]), np.array([0.999], dtype=np.float32)
+    bounds, keep = np.array([0, bench.num_values]), np.array([0.999], dtype=np.float32)
     scalars = np.array(SCALARS, dtype=np.float32)
     common = (bounds, keep, scalars)
     bench.measure_time(
@@ -206,8 +211,8 @@ def measure_optimizers(bench: Bench) -> None:
             "torch": torch_step(torch.optim.NAdam, gradient, bench, decoupled_weight_decay=True, foreach=True),
         },
     )
-    signed, unsigned = np.zeros(NUM_VALUES, np.int8), np.zeros(NUM_VALUES, np.uint8)
-    scales = np.zeros(int8_moments.num_blocks(NUM_VALUES), np.float32)
+    signed, unsigned = np.zeros(bench.num_values, np.int8), np.zeros(bench.num_values, np.uint8)
+    scales = np.zeros(int8_moments.num_blocks(bench.num_values), np.float32)
     limited = np.array([*SCALARS, RATIO_LIMIT], dtype=np.float32)
     seed = np.arange(4, dtype=np.uint64)
     sides: Sides = {
@@ -315,10 +320,11 @@ def table(title: str, rows: dict[str, dict[str, float]]) -> list[str]:
 
 @click.command(help=__doc__)
 @click.option("--threads", default=2, show_default=True, help="Threads of every side.")
+@click.option("--smoke", is_flag=True, help="Few values, once: does it run?")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
-def main(threads: int, as_json: bool) -> None:
+def main(threads: int, smoke: bool, as_json: bool) -> None:
     torch.set_num_threads(threads)
-    bench = Bench(Threads(threads))
+    bench = Bench(Threads(threads), SMOKE_VALUES, 0.0) if smoke else Bench(Threads(threads))
     for measure in (measure_int8, measure_formats, measure_optimizers, measure_rules):
         measure(bench)
     reached = goals(bench)

@@ -1,4 +1,4 @@
-"""This is where a stage is computed in another process, as another machine would: instruction set and threads its own.
+"""A stage computed in another process, as another machine would: instruction set and threads its own.
 
     with machines((Kind("native", 1), Kind("avx2", 2))) as started:
         model = started[1].model(settings.model, stage=0)
@@ -10,6 +10,7 @@ products depend on it.
 
 import contextlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -23,11 +24,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.core.compute_mode import ComputeMode
 from swarm.core.errors import LocalError
+from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import ModelSettings
+from swarm.local.compute_pools import bound_pools
 from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
-from verification.replay.calibration import INSTRUCTION_SETS, NO_SPINNING
+from verification.replay.calibration import INSTRUCTION_SETS
 
 Array = NDArray[Any]
 
@@ -63,7 +65,9 @@ class _Kept:
     """What backward needs lies in the process; in the place of `Saved` and `SavedLoss`."""
 
     number: int
+    weights: Weights
     grad_y_BLD: torch.Tensor | None = None
+    is_finite: bool = True
 
 
 class Machine:
@@ -141,7 +145,7 @@ class _ModelElsewhere(StageModel):
 
     def forward(self, weights: Weights, x: torch.Tensor, *, keep: bool) -> tuple[torch.Tensor, Saved | None]:
         answer, (y,) = self._ask("forward", weights, [x], keep=keep)
-        return torch.from_numpy(y), cast(Saved, _Kept(answer["kept"])) if keep else None
+        return torch.from_numpy(y), cast(Saved, _Kept(answer["kept"], weights)) if keep else None
 
     def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
         return self._back("backward", cast(_Kept, saved), [grad_y_BLD.numpy()], into)
@@ -150,7 +154,11 @@ class _ModelElsewhere(StageModel):
         self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool
     ) -> tuple[float, int, SavedLoss | None]:
         answer, arrays = self._ask("loss", weights, [x, targets_BL], keep=keep)
-        kept = _Kept(answer["kept"], torch.from_numpy(arrays[0])) if keep else None
+        kept = (
+            _Kept(answer["kept"], weights, torch.from_numpy(arrays[0]), math.isfinite(answer["loss_sum"]))
+            if keep
+            else None
+        )
         return answer["loss_sum"], answer["num_targets"], cast(SavedLoss | None, kept)
 
     def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
@@ -178,13 +186,14 @@ def machines(kinds: Sequence[Kind]) -> Iterator[list[Machine]]:
 
 
 def _start(kind: Kind) -> "subprocess.Popen[bytes]":
-    own = {name: str(kind.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    own |= dict.fromkeys(("OMP_DYNAMIC", "MKL_DYNAMIC"), "FALSE")
+    environment = {**os.environ, **INSTRUCTION_SETS[kind.instructions]}
+    environment |= dict.fromkeys(("OMP_DYNAMIC", "MKL_DYNAMIC"), "FALSE")
+    bound_pools(kind.threads, environment)
     return subprocess.Popen(
         [sys.executable, "-m", __name__, str(kind.weights_at), *(["by-sample"] if kind.by_sample else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, **INSTRUCTION_SETS[kind.instructions], **NO_SPINNING, **own},
+        env=environment,
     )
 
 

@@ -1,13 +1,12 @@
-"""This is where one process trains a run's model: the loss and the speed that a swarm is compared with.
+"""A run's model trained by one process: the loss and the speed that a swarm is compared with.
 
     python -m benchmarks.single_process --manifest run.toml --json
-    python -m benchmarks.single_process --run-dir demo-out/x/run --report demo-out/x/run/report.json --json
+    python -m benchmarks.single_process --newest-demo --json
 
 The same model, initial weights, data, batch and schedule as the run's; plain PyTorch (`benchmarks.whole_model`).
 """
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,12 @@ from swarm.core.ids import MicrobatchId
 from swarm.core.settings import RunSettings
 from swarm.data.batches import Batch, BatchReader
 from swarm.data.token_file import TokenFile
+from swarm.local.compute_pools import bound_pools
 
 EXISTING = click.Path(path_type=Path, exists=True)
+DEMOS = Path("demo-out")
+"""Where `make demo` puts them."""
+SMOKE_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class Figures:
 def load_run(*, manifest_path: Path | None, run_dir: Path | None, scratch: Path) -> WholeRun:
     """The run of a manifest, or of a host's folder. Raises SettingsError."""
     from swarm.data.prepare import prepare_data
-    from swarm.manifest import freeze, parse_manifest, read_manifest
-    from swarm.manifest_default import default_manifest_text
+    from swarm.manifest.default import default_manifest_text
+    from swarm.manifest.file import freeze, parse_manifest, read_manifest
     from swarm.model.initial import initial_weights
 
     if run_dir is not None:
@@ -79,10 +82,18 @@ def load_run(*, manifest_path: Path | None, run_dir: Path | None, scratch: Path)
     return WholeRun(settings, weights, data.train(), data.held_out())
 
 
+def newest_of(demos: Path) -> Path:
+    """The run of the demo that was begun last. Raises SettingsError."""
+    reports = sorted(demos.glob("*/run/report.json"), key=lambda path: path.stat().st_mtime)
+    if not reports:
+        raise SettingsError(f"--newest-demo: no demo has ended in {demos}; `make demo` makes one")
+    return reports[-1].parent
+
+
 def _run_of_folder(run_dir: Path) -> WholeRun:
     from swarm.checkpoint.state import StageState, state_digest
     from swarm.core.canonical import unpack
-    from swarm.manifest import settings_from_value
+    from swarm.manifest.value import settings_from_value
     from swarm.model.families import stage_layout
     from swarm.model.initial import initial_weights
     from swarm.optim.exact import ExactOptimizer
@@ -199,6 +210,7 @@ def _batches(reader: BatchReader, numbers: Sequence[MicrobatchId], size: int) ->
 )
 @click.option("--run-dir", type=click.Path(path_type=Path, exists=True), help="The --dir of a `swarm host`, instead.")
 @click.option("--report", "report_path", type=click.Path(path_type=Path, exists=True), help="Train on this run's ids.")
+@click.option("--newest-demo", is_flag=True, help="Both of the newest demo in ./demo-out.")
 @click.option("--tokens", type=click.IntRange(min=1), help="Default: all of the run's.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
@@ -207,25 +219,32 @@ def _batches(reader: BatchReader, numbers: Sequence[MicrobatchId], size: int) ->
 @click.option("--skip-steps", type=click.IntRange(min=0), default=0, show_default=True, help="Steps not timed.")
 @click.option("--time-limit", type=click.FloatRange(min=0), help="Stop after this many timed seconds.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=0), default=65536, show_default=True)
+@click.option("--smoke", is_flag=True, help="One step: does it run?")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     manifest_path: Path | None,
     run_dir: Path | None,
     report_path: Path | None,
+    newest_demo: bool,
     tokens: int | None,
     threads: int,
     together: tuple[int, ...],
     skip_steps: int,
     time_limit: float | None,
     evaluate_tokens: int,
+    smoke: bool,
     as_json: bool,
 ) -> None:
     """Train a run's model in one process; print tokens/s, CPU seconds a token and the held-out loss."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read once, when torch is first imported
-        os.environ[name] = str(threads)
+    bound_pools(threads)  # before torch is first imported
+    if smoke:
+        tokens, evaluate_tokens = SMOKE_TOKENS, SMOKE_TOKENS
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
+            if newest_demo:
+                run_dir = newest_of(DEMOS)
+                report_path = run_dir / "report.json"
             run = load_run(manifest_path=manifest_path, run_dir=run_dir, scratch=scratch)
         except SettingsError as error:
             raise click.ClickException(str(error)) from error

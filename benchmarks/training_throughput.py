@@ -1,11 +1,12 @@
-"""This is where a swarm's speed is measured against one process that has the same cores.
+"""A swarm's speed against that of one process that has the same cores.
 
-    python -m benchmarks.training_throughput [--json]
+    python -m benchmarks.training_throughput [--settings one-thread] [--json] [--smoke]
 
-The preset "small" (22.8 M parameters, sequences of 128). One side: `swarm host` and two `swarm join`, a stage and a
-thread each, in steady state: from the `--skip-steps`th version on. The other: plain PyTorch with two threads, on the
-same and on four times the microbatch, the better counts. Sides alternate, the goal is held against the median of the
-pairs' ratios, and the swarm's CPU seconds are shown by process, thread and call.
+The preset "small" (22.8 M parameters, sequences of 128). One side: `swarm host` and two `swarm join`, a stage each,
+with default settings or with a thread each, in steady state: from the `--skip-steps`th version on. The other: plain
+PyTorch with two threads that wait as PyTorch has them wait, on the same and on four times the microbatch, the better
+counts. Sides alternate, the goal is held against the median of the pairs' ratios, and the swarm's CPU seconds are shown
+by process, thread and call.
 """
 
 import json
@@ -25,7 +26,12 @@ from typing import Any
 
 import click
 
+from swarm.local.compute_pools import ASLEEP, AWAKE
+
 GOAL = 0.95
+SETTINGS = {"defaults": (), "one-thread": ("--threads", "1")}
+"""Options of `swarm join`, by name."""
+SMOKE_S = 1.0
 READY_S = 180.0
 """Host and peers must be training by then."""
 
@@ -62,7 +68,10 @@ def measure_single(manifest: Path, *, threads: int, seconds: float) -> dict[str,
     command = [sys.executable, "-m", "benchmarks.single_process", "--manifest", str(manifest), "--json"]
     command += ["--threads", str(threads), "--together", "1", "--together", "4", "--evaluate-tokens", "0"]
     command += ["--skip-steps", "1", "--time-limit", str(seconds)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=READY_S + 20 * seconds)
+    plain = {name: value for name, value in os.environ.items() if name not in ASLEEP} | AWAKE
+    done = subprocess.run(
+        command, env=plain, check=True, capture_output=True, text=True, timeout=READY_S + 20 * seconds
+    )
     figures: dict[str, Any] = json.loads(done.stdout)
     return figures
 
@@ -84,17 +93,27 @@ def running(command: list[str], log_path: Path, **options: Any) -> Iterator[subp
                     process.wait()
 
 
-def measure_swarm(manifest: Path, folder: Path, *, skip_steps: int, seconds: float) -> dict[str, Any]:
+def measure_swarm(manifest: Path, folder: Path, *, settings: str, skip_steps: int, seconds: float) -> dict[str, Any]:
     """Host and two peers from their start until `seconds` after version `skip_steps`."""
     folder.mkdir()
-    swarm = str(Path(sys.executable).parent / "swarm")
-    host = [swarm, "host", str(manifest), "--dir", str(folder / "host"), "--listen", "127.0.0.1:0", "--json"]
+    host = [
+        sys.executable,
+        "-m",
+        "swarm",
+        "host",
+        str(manifest),
+        "--dir",
+        str(folder / "host"),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+    ]
     host += ["--evaluate-tokens", "1"]
     with running(host, folder / "host.log", stdout=subprocess.PIPE) as hosting:
         events = Events(hosting)
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
-        peer = [sys.executable, "-m", "benchmarks.timed_peer"]
-        options = ["--threads", "1", "--listen", "127.0.0.1:0"]
+        peer = [sys.executable, "-m", "benchmarks.fleet.timed_peer"]
+        options = ["--yes", "--listen", "127.0.0.1:0", *SETTINGS[settings]]
         with (
             running(
                 [*peer, str(folder / "0.jsonl"), address, "--stage", "0", "--dir", str(folder / "0"), *options],
@@ -201,7 +220,7 @@ def _show(pairs: list[dict[str, Any]], result: dict[str, Any]) -> None:
             f"swarm {pair['swarm']['tokens_per_s']:7.0f} tokens/s  one process {pair['single']['tokens_per_s']:7.0f} "
             f"(x{pair['single']['microbatches_together']})  ratio {pair['ratio']:.3f}"
         )
-    click.echo(f"median ratio {result['ratio']:.3f} (goal {GOAL})")
+    click.echo(f"median ratio {result['ratio']:.3f} (goal {GOAL}) with {result['settings']}")
     click.echo(
         f"CPU us a token: swarm {result['swarm_cpu_s_per_token'] * 1e6:.0f}, "
         f"one process {result['single_cpu_s_per_token'] * 1e6:.0f}"
@@ -231,6 +250,8 @@ def _show(pairs: list[dict[str, Any]], result: dict[str, Any]) -> None:
 @click.option("--in-flight", default=4, show_default=True)
 @click.option("--skip-steps", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--threads", default=2, show_default=True, help="Of the one process.")
+@click.option("--settings", type=click.Choice([*SETTINGS]), default="defaults", show_default=True, help="Of the peers.")
+@click.option("--smoke", is_flag=True, help="One short pair of the smallest preset: does it run?")
 @click.option("--json", "as_json", is_flag=True)
 def main(
     pairs: int,
@@ -243,9 +264,13 @@ def main(
     in_flight: int,
     skip_steps: int,
     threads: int,
+    settings: str,
+    smoke: bool,
     as_json: bool,
 ) -> None:
-    """Tokens/s of two peers of one thread each against one process of two threads."""
+    """Tokens/s of two peers on two cores against one process of two threads."""
+    if smoke:
+        pairs, seconds, preset = 1, SMOKE_S, "tiny"
     # Told to end, it ends its programs too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     measured: list[dict[str, Any]] = []
@@ -267,7 +292,9 @@ def main(
             for side in ("swarm", "single") if number % 2 == 0 else ("single", "swarm"):
                 if side == "swarm":
                     folder = Path(scratch) / f"swarm{number}"
-                    sides["swarm"] = measure_swarm(manifest, folder, skip_steps=skip_steps, seconds=seconds)
+                    sides["swarm"] = measure_swarm(
+                        manifest, folder, settings=settings, skip_steps=skip_steps, seconds=seconds
+                    )
                 else:
                     sides["single"] = measure_single(manifest, threads=threads, seconds=seconds)
             sides["ratio"] = sides["swarm"]["tokens_per_s"] / sides["single"]["tokens_per_s"]
@@ -277,6 +304,7 @@ def main(
     result = {
         "ratio": statistics.median(pair["ratio"] for pair in measured),
         "goal": GOAL,
+        "settings": settings,
         "ratios": [pair["ratio"] for pair in measured],
         "swarm_tokens_per_s": statistics.median(pair["swarm"]["tokens_per_s"] for pair in measured),
         "single_tokens_per_s": statistics.median(pair["single"]["tokens_per_s"] for pair in measured),

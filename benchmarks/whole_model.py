@@ -1,4 +1,4 @@
-"""This is where a run's model is trained whole, in one process, in plain PyTorch: what the swarm is measured against.
+"""A run's model trained whole, in one process, in plain PyTorch: what the swarm is measured against.
 
 transformers' own causal model, one loss over full logits, torch.optim. Of homeswarm's conventions it keeps those that
 decide the mathematics: token losses are summed and divided once by a step's target tokens, clipping is per stage,
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from swarm.core.schedule import learning_rate
 from swarm.core.settings import OptimizerSettings, RunSettings
+from swarm.core.state.schedule import learning_rate
 from swarm.data.batches import Batch, held_out_batches
 from swarm.data.token_file import TokenFile
 from swarm.model.families import stage_layout, whole_config

@@ -1,1 +1,1 @@
-"""The host's coordinator: prepares a run, seeds the DHT, admits peers, keeps the ledger, archives checkpoints."""
+"""The host: prepares a run, seeds the DHT, admits peers, keeps the ledger, archives checkpoints."""

@@ -43,8 +43,8 @@ model = out / "model"
 with Run(manifest, peers=(1, 1)) as run:
     print(f"look at {run.web}")
     for event in run.events(timeout_s=300):
-        if event["event"] == "version":
-            print(f"version {run.status.version}: loss {run.status.loss}")
+        if event["event"] == "step" and event["num_targets"]:  # as the stage that reads the text tells of it
+            print(f"step {event['step']}: loss {event['loss_sum'] / event['num_targets']:.3f}")
         if event["event"] == "checkpoint" and event["version"] == 8:  # as a stranger would, while the run goes on
             subprocess.run([sys.executable, "-m", "swarm", "pull", run.invite, str(model)], check=True)
     report = run.wait(timeout_s=60)

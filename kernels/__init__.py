@@ -1,1 +1,1 @@
-"""The hot loops on vectors of fp32: the same bits on every machine, each said once more in `kernels.reference`."""
+"""The hot loops on vectors of fp32: the same bits on every machine, each plainly said in `tests.kernels.reference`."""

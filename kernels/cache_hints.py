@@ -1,4 +1,4 @@
-"""This is where compiled code says what it will read soon, and what it writes that nobody will read soon.
+"""What compiled code says of memory: what it will read soon, and what it writes that nobody will read soon.
 
 What is read soon need not be waited for then. What is only written and not read soon goes to memory past the cache: a
 processor otherwise reads each line before it is written to, a third of all traffic where as much is read as written.

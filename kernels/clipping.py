@@ -1,18 +1,17 @@
-"""This is where CenteredClip moves its center, and finds how far everyone is from it, in one pass over the rows.
+"""CenteredClip's moves of its center, and how far everyone is from it, in one pass over the rows.
 
 A move has the bits of one addition of (row - center) * factor after the other, flushed; a distance those of
-`norms.tree_distance`.
+`norms.tree_norm` of the differences.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.bits import flushed
 from kernels.compiled import compiled
 from kernels.norms import RUN_VALUES, norm_of_sums
 from kernels.threads import ONE_THREAD, Threads
 
-_SMALLEST = np.float32(2.0**-126)
-_ZERO = np.float32(0.0)
 _THIRD_ROW = RUN_VALUES // 4
 _TILE_VALUES = 1024
 
@@ -48,11 +47,6 @@ def moved(
         num_rows=len(rows_NV),
     )
     return out, [norm_of_sums(sums) for sums in sums_NR]
-
-
-@compiled
-def _flushed(value: np.float32) -> np.float32:
-    return _ZERO if abs(value) < _SMALLEST else value
 
 
 @compiled
@@ -124,6 +118,6 @@ def _moved(
                 for i in range(total.size):
                     total[i] = total[i] + (part[i] - middle[i]) * factor
             for i in range(total.size):
-                total[i] = _flushed(total[i])
+                total[i] = flushed(total[i])
         for row in range(rows_NV.shape[0]):
             sums_NR[row, run] = _run_distance(rows_NV[row, start:stop], out[start:stop], half, scratch)

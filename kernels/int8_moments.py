@@ -1,4 +1,4 @@
-"""This is where AdamW keeps its moments in two bytes a value: a root of the second, the first's ratio to that root.
+"""AdamW's moments in two bytes a value: a root of the second, the first's ratio to that root.
 
 In blocks of 128 with one fp32 scale: root r of the second moment = code^2 * scale, code 0 to 255, scale = largest
 root / 255^2. Squares give small roots their share of codes, over a range of 65025 to 1. First moment = ratio * r,
@@ -10,22 +10,16 @@ Codes are rounded up or down at random so that second moment and ratio keep thei
 that a step moves by less than half a code would never move. Moments are rounded after the update has used them.
 """
 
-from collections.abc import Callable
-from typing import Any, cast
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from kernels.bits import draw, float_of, flushed, key_of_seed, mix64
 from kernels.compiled import compiled
 from kernels.optimizers import segments_within
 from kernels.threads import ONE_THREAD, Threads
 
 BLOCK_VALUES = 128
 
-_SMALLEST = np.float32(2.0**-126)
 _ZERO = np.float32(0.0)
 _TWO = np.float32(2.0)
 _ONE = np.float32(1.0)
@@ -80,44 +74,6 @@ def adamw(
     threads.over(weights.size, work, grain=BLOCK_VALUES)
 
 
-def _draw_code(typing_context: Any, lane: Any, low: Any, high: Any) -> tuple[Any, Callable[..., Any]]:
-    """As in `kernels.int8_blocks`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def number(value: int) -> Any:
-            return ir.Constant(ir.IntType(32), value)
-
-        lane, low, high = arguments
-        state = builder.add(builder.mul(builder.trunc(lane, ir.IntType(32)), number(0x9E3779B9)), low)
-        state = builder.mul(builder.xor(state, builder.lshr(state, number(16))), number(0x7FEB352D))
-        state = builder.xor(state, high)
-        state = builder.mul(builder.xor(state, builder.lshr(state, number(15))), number(0x846CA68B))
-        return builder.xor(state, builder.lshr(state, number(16)))
-
-    return types.uint32(types.int64, types.uint32, types.uint32), generate
-
-
-_draw = cast("Callable[[int, np.uint32, np.uint32], np.uint32]", intrinsic(_draw_code))
-
-
-@compiled
-def _flushed(value: np.float32) -> np.float32:
-    return _ZERO if abs(value) < _SMALLEST else value
-
-
-@compiled
-def _float_of(bits: np.int32) -> np.float32:
-    return np.int32(bits).view(np.float32)
-
-
-@compiled
-def _mix64(state: np.uint64) -> np.uint64:
-    """Finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
-    state = np.uint64(state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = np.uint64(state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.uint64(state ^ (state >> np.uint64(31)))
-
-
 @compiled
 def _adamw(
     weights: NDArray[np.float32],
@@ -135,9 +91,7 @@ def _adamw(
     clip, beta1, rest1, beta2, rest2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     unbias, epsilon, moment_share, gradient_share = scalars[5], scalars[6], scalars[7], scalars[8]
     ratio_step = scalars[9] / _LARGEST_RATIO
-    seed_key = np.uint64(0)
-    for word in range(4):
-        seed_key = _mix64(np.uint64(seed_key ^ seed[word]))
+    seed_key = key_of_seed(seed)
     means = np.zeros(BLOCK_VALUES, dtype=np.float32)
     roots = np.zeros(BLOCK_VALUES, dtype=np.float32)
     root_bits = roots.view(np.int32)
@@ -165,24 +119,24 @@ def _adamw(
             root = (code * code) * scale
             ratio = np.float32(m[i])
             slope = g[i] * clip
-            mean = _flushed(((ratio * abs(ratio)) * ratio_step) * root * beta1 + slope * rest1)
-            root = np.sqrt(_flushed((root * root) * beta2 + (slope * slope) * rest2))
+            mean = flushed(((ratio * abs(ratio)) * ratio_step) * root * beta1 + slope * rest1)
+            root = np.sqrt(flushed((root * root) * beta2 + (slope * slope) * rest2))
             update = (mean * moment_share + slope * gradient_share) / (root * unbias + epsilon)
-            new[i] = _flushed(w[i] * factors[i] - update)
+            new[i] = flushed(w[i] * factors[i] - update)
             means[i] = mean
             roots[i] = root
         largest_bits = np.int32(0)
         for i in range(w.size):  # roots are not negative: their bits are ordered as they are
             largest_bits = max(largest_bits, root_bits[i])
-        largest = _float_of(largest_bits)
+        largest = float_of(largest_bits)
         scale = largest / _LARGEST_SQUARE
         scales[block] = scale
         inverse = _LARGEST_SQUARE / largest if largest > _ZERO else _ZERO
-        key = _mix64(seed_key + np.uint64(first_block + block) * np.uint64(0x9E3779B97F4A7C15))
+        key = mix64(seed_key + np.uint64(first_block + block) * np.uint64(0x9E3779B97F4A7C15))
         low_key = np.uint32(key & np.uint64(0xFFFFFFFF))
         high_key = np.uint32(key >> np.uint64(32))
         for i in range(m.size):
-            chance = _draw(i, low_key, high_key)
+            chance = draw(i, low_key, high_key)
             # The second moment lies between code^4 and (code + 1)^4, in units of scale^2.
             square = roots[i] * inverse
             code = np.float32(np.int32(np.sqrt(square)))

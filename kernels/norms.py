@@ -1,4 +1,4 @@
-"""This is where norms are computed: Euclidean, in fp64, summed by a halving tree of fixed shape.
+"""Euclidean norms, in fp64, summed by a halving tree of fixed shape.
 
 Squares of fp32 values are exact in fp64. Runs of 4096 squares (the last padded with zeros) are halved,
 s[i] + s[i + w/2], until one sum is left; the runs' sums, padded to a power of two, are halved the same way. The shape
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.compiled import compiled
+from kernels.compiled import compiled, inlined
 from kernels.threads import ONE_THREAD, Threads
 
 RUN_VALUES = 4096
@@ -27,13 +27,8 @@ def tree_norm(values: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> 
     return math.sqrt(sum_of_squares(values, threads=threads))
 
 
-def tree_norm_of_all(arrays: Iterable[NDArray[np.float32]]) -> float:
-    """Norm of several arrays together: their sums of squares, in the given order, halved like runs."""
-    return norm_of_sums([sum_of_squares(values) for values in arrays])
-
-
 def norm_of_parts(values: NDArray[np.float32], *, part_values: int, threads: Threads = ONE_THREAD) -> float:
-    """`tree_norm_of_all` of the parts, each of `part_values` values but for the last."""
+    """`norm_of_sums` of the parts, each of `part_values` values but for the last."""
     assert part_values % RUN_VALUES == 0, f"parts of {part_values} values cut runs of {RUN_VALUES}"
     sums, runs = _sums_of_runs(values, threads), part_values // RUN_VALUES
     return norm_of_sums(_halving_sum(sums[start : start + runs]) for start in range(0, sums.size, runs))
@@ -64,13 +59,6 @@ def _sums_of_runs(values: NDArray[np.float32], threads: Threads) -> NDArray[np.f
     return sums
 
 
-def tree_distance(values: NDArray[np.float32], center: NDArray[np.float32]) -> float:
-    """Norm of the fp32 differences `values - center`."""
-    sums = np.empty(-(-values.size // RUN_VALUES), dtype=np.float64)
-    _difference_runs(values, center, sums)
-    return math.sqrt(_halving_sum(sums))
-
-
 @compiled
 def _halve(scratch: NDArray[np.float64], width: int) -> float:
     while width > 1:
@@ -87,8 +75,8 @@ def _square(value: np.float32) -> np.float64:
     return np.float64(value) * np.float64(value)
 
 
-@compiled
-def _square_of_run(run: NDArray[np.float32], scratch: NDArray[np.float64]) -> float:
+@inlined
+def square_of_run(run: NDArray[np.float32], scratch: NDArray[np.float64]) -> float:
     """Sum of 4096 squares; the tree's first three rows at once, into a `scratch` of 512."""
     for i in range(_FOURTH_ROW):
         one = (_square(run[i]) + _square(run[i + 2048])) + (_square(run[i + 1024]) + _square(run[i + 3072]))
@@ -102,25 +90,12 @@ def _square_runs(values: NDArray[np.float32], sums: NDArray[np.float64]) -> None
     scratch = np.empty(_FOURTH_ROW, dtype=np.float64)
     num_whole = values.size // RUN_VALUES
     for run in range(num_whole):
-        sums[run] = _square_of_run(values[run * RUN_VALUES : (run + 1) * RUN_VALUES], scratch)
+        sums[run] = square_of_run(values[run * RUN_VALUES : (run + 1) * RUN_VALUES], scratch)
     rest = values.size - num_whole * RUN_VALUES
     if rest > 0:
         padded = np.zeros(RUN_VALUES, dtype=np.float32)
         padded[:rest] = values[num_whole * RUN_VALUES :]
-        sums[num_whole] = _square_of_run(padded, scratch)
-
-
-@compiled
-def _difference_runs(values: NDArray[np.float32], center: NDArray[np.float32], sums: NDArray[np.float64]) -> None:
-    scratch = np.empty(_FOURTH_ROW, dtype=np.float64)
-    differences = np.zeros(RUN_VALUES, dtype=np.float32)
-    for run in range(sums.size):
-        part = values[run * RUN_VALUES : (run + 1) * RUN_VALUES]
-        middle = center[run * RUN_VALUES : (run + 1) * RUN_VALUES]
-        for i in range(part.size):
-            differences[i] = part[i] - middle[i]
-        differences[part.size :] = np.float32(0.0)
-        sums[run] = _square_of_run(differences, scratch)
+        sums[num_whole] = square_of_run(padded, scratch)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""This is where optimizer steps run: each one pass over the values, in fp32, every operation rounded by itself.
+"""Optimizer steps: each one pass over the values, in fp32, every operation rounded by itself.
 
 A step covers consecutive segments, `bounds[s]` to `bounds[s + 1]`, which differ in weight decay: first
 weight * keep[s], then the update. The gradient is multiplied by `clip`. Scalars come in fp32, worked out in fp64 by
@@ -8,12 +8,11 @@ the caller. Whatever is written is +0 or at least 2^-126 in magnitude.
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.bits import flushed
 from kernels.cache_hints import stream, streamed
 from kernels.compiled import compiled
 from kernels.threads import ONE_THREAD, Threads
 
-_SMALLEST = np.float32(2.0**-126)
-_ZERO = np.float32(0.0)
 _GRAIN = 16
 _TILE = 1024
 """New weights on their way past the cache: nobody reads them before all are there."""
@@ -86,11 +85,6 @@ def segments_within(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray
 
 
 @compiled
-def _flushed(value: np.float32) -> np.float32:
-    return _ZERO if abs(value) < _SMALLEST else value
-
-
-@compiled
 def _adamw(
     weights: NDArray[np.float32],
     gradient: NDArray[np.float32],
@@ -113,13 +107,13 @@ def _adamw(
             new = tile[: w.size]
             for i in range(w.size):
                 slope = g[i] * clip
-                mean = _flushed(m[i] * beta1 + slope * rest1)
-                square = _flushed(v[i] * beta2 + (slope * slope) * rest2)
+                mean = flushed(m[i] * beta1 + slope * rest1)
+                square = flushed(v[i] * beta2 + (slope * slope) * rest2)
                 divisor = np.sqrt(square) * unbias + epsilon
                 update = (mean * moment_share + slope * gradient_share) / divisor
                 m[i] = mean
                 v[i] = square
-                new[i] = _flushed(w[i] * factor - update)
+                new[i] = flushed(w[i] * factor - update)
             stream(new, out[start:stop])
     streamed()
 
@@ -140,18 +134,18 @@ def _sgd(
         start, stop = bounds[segment], bounds[segment + 1]
         w, g, v, new = weights[start:stop], gradient[start:stop], velocity[start:stop], out[start:stop]
         for i in range(w.size):
-            speed = _flushed(v[i] * momentum + g[i] * clip)
+            speed = flushed(v[i] * momentum + g[i] * clip)
             v[i] = speed
-            new[i] = _flushed(w[i] * factor - speed * rate)
+            new[i] = flushed(w[i] * factor - speed * rate)
 
 
 @compiled
 def _extrapolate(new: NDArray[np.float32], old: NDArray[np.float32], out: NDArray[np.float32]) -> None:
     for i in range(out.size):
-        out[i] = _flushed(new[i] + (new[i] - old[i]))
+        out[i] = flushed(new[i] + (new[i] - old[i]))
 
 
 @compiled
 def _divide(total: NDArray[np.float32], count: np.float32, out: NDArray[np.float32]) -> None:
     for i in range(out.size):
-        out[i] = _flushed(total[i] / count)
+        out[i] = flushed(total[i] / count)

@@ -1,4 +1,4 @@
-"""This is where contributions are combined: coordinate medians, trimmed means, weighted sums.
+"""Contributions combined: coordinate medians, trimmed means, weighted sums.
 
 Sums run over the contributors in the given order, or over a coordinate's values in rising order.
 """
@@ -8,13 +8,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.bits import flushed
 from kernels.compiled import compiled
 from kernels.threads import ONE_THREAD, Threads
 
 _TILE_VALUES = 1024
-_SMALLEST = np.float32(2.0**-126)
 _ZERO = np.float32(0.0)
-_HALF = np.float32(0.5)
 
 
 def median(rows_NV: NDArray[np.float32], out: NDArray[np.float32], *, threads: Threads = ONE_THREAD) -> None:
@@ -66,11 +65,6 @@ def _comparators(num_rows: int) -> NDArray[np.int64]:
 
 
 @compiled
-def _flushed(value: np.float32) -> np.float32:
-    return _ZERO if abs(value) < _SMALLEST else value
-
-
-@compiled
 def _trimmed_mean(
     rows_NV: NDArray[np.float32],
     first: int,
@@ -102,7 +96,7 @@ def _trimmed_mean(
             for i in range(count):
                 target[i] = target[i] + ordered[i] * share
         for i in range(count):
-            target[i] = _flushed(target[i])
+            target[i] = flushed(target[i])
 
 
 @compiled

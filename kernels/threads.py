@@ -1,4 +1,4 @@
-"""This is where a kernel's work is spread over threads: ranges of whole blocks or runs, whose bits no count can change.
+"""A kernel's work spread over threads: ranges of whole blocks or runs, whose bits no count can change.
 
 Kernels run without the GIL, so plain threads serve. Not numba's `parallel`: its threading layers abort on concurrent
 calls or die in forked children.

@@ -11,8 +11,8 @@ with Run(manifest, peers=(1, 2)) as run:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swarm.local_run import Run
-    from swarm.manifest import Manifest
+    from swarm.local.run import Run
+    from swarm.manifest.file import Manifest
 
 __all__ = ["PROTOCOL", "Manifest", "Run", "__version__"]
 
@@ -24,11 +24,11 @@ PROTOCOL = 1
 def __getattr__(name: str) -> Any:
     """`Run` and `Manifest` are imported when they are asked for: the command must not wait for what they bring."""
     if name == "Run":
-        from swarm.local_run import Run
+        from swarm.local.run import Run
 
         return Run
     if name == "Manifest":
-        from swarm.manifest import Manifest
+        from swarm.manifest.file import Manifest
 
         return Manifest
     raise AttributeError(f"module 'swarm' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m swarm`: this is where the `swarm` command runs without its script."""
+"""`python -m swarm`: the `swarm` command without its script."""
 
 from swarm.cli import main
 

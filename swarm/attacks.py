@@ -1,4 +1,4 @@
-"""This is where the attacks that a developer may ask of a peer are named: `KIND@STEP`, for tests and demonstrations.
+"""The names of the attacks that a developer may ask of a peer: `KIND@STEP`, for tests and demonstrations.
 
 What they do is with the peer (`peer.adversary`); the demo, which only hands them on, checks them here.
 """

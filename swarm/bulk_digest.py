@@ -1,4 +1,4 @@
-"""This is where bulk bytes get the digest that is committed to: parts of contributions and results, bodies of hops.
+"""The digest of bulk bytes that are committed to: parts of contributions and results, bodies of hops.
 
 BLAKE3 (https://github.com/BLAKE3-team/BLAKE3-specs), 32 bytes. Every byte of a round is hashed when it is committed to
 and when it comes, which is a large share of what an honest round computes: BLAKE3 takes 0.17 CPU seconds a GB on one

@@ -1,4 +1,4 @@
-"""This is where the `swarm` command finds its verbs, and turns errors into exit codes.
+"""The `swarm` command: its verbs, and the exit codes that errors become.
 
 A verb's module is imported only when the verb is used: `swarm --help` must not wait for torch.
 """
@@ -22,28 +22,30 @@ from swarm.core.errors import (
     TransientError,
     UpgradeNeeded,
 )
+from swarm.local.compute_pools import wait_asleep
 
 VERBS = {
     # verb: (module whose `command` it is, or module:name, one line of help)
     "init": ("swarm.commands.init", "Write an example manifest."),
     "plan": ("swarm.commands.plan", "Show what a run needs of each peer: memory, traffic, time."),
-    "host": ("bootstrap.command", "Start a run and coordinate it."),
-    "seed": ("bootstrap.seed_command", "Keep a run's directory open while its host is down."),
-    "join": ("peer.command", "Train with a run, given its invite."),
-    "status": ("peer.commands:status", "Tell whether this machine is of use to its run."),
-    "top": ("peer.commands:top", "Watch this machine's peer live."),
-    "pause": ("peer.commands:pause", "Begin no more work until resume."),
-    "resume": ("peer.commands:resume", "Go on after pause."),
-    "leave": ("peer.commands:leave", "Finish what has begun, hand over, and end."),
-    "logs": ("peer.commands:logs", "Show what the peer has logged."),
-    "config": ("peer.commands:config", "Show and set the limits on this machine's use."),
-    "identity": ("peer.identity_commands", "Show, back up or restore this machine's identity."),
-    "install-service": ("peer.service_command", "Write a systemd unit that runs this machine's peer."),
-    "doctor": ("peer.doctor_command", "Find what keeps this machine from taking part."),
+    "host": ("bootstrap.program.command", "Start a run and coordinate it."),
+    "seed": ("bootstrap.directory.seed_command", "Keep a run's directory open while its host is down."),
+    "join": ("peer.program.command", "Train with a run, given its invite."),
+    "status": ("peer.program.owner_commands:status", "Tell whether this machine is of use to its run."),
+    "top": ("peer.program.owner_commands:top", "Watch this machine's peer live."),
+    "pause": ("peer.program.owner_commands:pause", "Begin no more work until resume."),
+    "resume": ("peer.program.owner_commands:resume", "Go on after pause."),
+    "leave": ("peer.program.owner_commands:leave", "Finish what has begun, hand over, and end."),
+    "logs": ("peer.program.owner_commands:logs", "Show what the peer has logged."),
+    "config": ("peer.program.owner_commands:config", "Show and set the limits on this machine's use."),
+    "identity": ("peer.program.identity_commands", "Show, back up or restore this machine's identity."),
+    "install-service": ("peer.program.service_command", "Write a systemd unit that runs this machine's peer."),
+    "doctor": ("peer.doctor.command", "Find what keeps this machine from taking part."),
     "invite": ("swarm.commands.invite", "Show what an invite says."),
     "simulate": ("peer.fleet.command", "Simulate a fleet of volunteers on a virtual clock."),
-    "ticket": ("bootstrap.ticket_command", "Give away, list and revoke what admits to a run."),
-    "rollback": ("bootstrap.rollback_command", "Have a run go on from an earlier state, without some data."),
+    "ticket": ("bootstrap.owner.ticket_command", "Give away, list and revoke what admits to a run."),
+    "rollback": ("bootstrap.owner.rollback_command", "Have a run go on from an earlier state, without some data."),
+    "peers": ("swarm.commands.peers", "Show how far a run is, and who has done what."),
     "pull": ("swarm.commands.pull", "Take a run's model away as a Hugging Face folder."),
     "demo": ("bootstrap.demo.command", "Train a small model with a swarm on this machine."),
     "export": ("swarm.commands.export", "Turn a checkpoint into a Hugging Face model folder."),
@@ -62,7 +64,7 @@ class ExitCode(IntEnum):
     NOT_PROVEN = 3
     """Evidence does not show what it accuses a peer of."""
     NOT_RUNNING = 4
-    """No daemon runs that could be asked."""
+    """No daemon or host runs that could be asked."""
     SHUT_OUT = 5
     """The run banned or quarantined this peer."""
     UPGRADE = 6
@@ -102,18 +104,20 @@ def group() -> None:
     """Train one large model together, on machines that come and go.
 
     \b
-    Exit codes: 0 well, 1 failed, 2 a setting or argument is wrong, 3 not proven, 4 no daemon runs,
+    Exit codes: 0 well, 1 failed, 2 a setting or argument is wrong, 3 not proven, 4 no daemon or host runs,
     5 shut out of the run, 6 this release is too old or too new, 130 interrupted.
     """
 
 
-def run(arguments: Sequence[str]) -> ExitCode:
-    """Carry out one command line. Errors a user can mend are one message on stderr, never a traceback.
+def run(arguments: Sequence[str], *, of: click.Command = group) -> ExitCode:
+    """Carry out one command line, of `swarm` or another program that shares its verbs.
+
+    Errors a user can mend are one message on stderr, never a traceback.
 
     A verb may return an ExitCode; returning anything but a number means it went well.
     """
     try:
-        result = group.main(args=list(arguments), prog_name="swarm", standalone_mode=False)
+        result = of.main(args=list(arguments), prog_name="swarm", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return ExitCode.BAD_INPUT
@@ -134,13 +138,14 @@ def run(arguments: Sequence[str]) -> ExitCode:
     return ExitCode(result) if result in set(ExitCode) else ExitCode.FAILED
 
 
-def main() -> None:
-    """Entry point of the `swarm` command.
+def main(of: click.Command = group) -> None:
+    """Entry point of the `swarm` command, or of another program that shares its verbs.
 
     Each verb has closed what it opened. So the process ends here and now: the interpreter's own end costs 1.6 s of
     processor time once torch is loaded, which on a busy machine is more than ten, and an owner waits for it.
     """
-    code = run(sys.argv[1:])
+    wait_asleep()
+    code = run(sys.argv[1:], of=of)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
             stream.flush()

@@ -1,6 +1,7 @@
-"""This is where whoever holds a run's token files serves them: the host, and every peer of the first stage."""
+"""Whoever holds a run's token files serves them: the host, and every peer of the first stage."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class FileDonor:
     async def _on_file(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("file request", request.meta)
         path, offset = self._path(fields, sender), fields.integer("offset")
-        return Message({}, await asyncio.to_thread(_piece, path, offset))
+        return Message({}, await asyncio.to_thread(_piece, path, offset, sender))
 
     async def _on_pieces(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("pieces request", request.meta)
@@ -45,7 +46,10 @@ class FileDonor:
         return path
 
 
-def _piece(path: Path, offset: int) -> bytes:
+def _piece(path: Path, offset: int, sender: PeerId) -> bytes:
     with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if offset > size:
+            raise RemoteError("protocol", f"offset {offset} of a file of {size} bytes", sender)
         file.seek(offset)
         return file.read(PIECE_BYTES)

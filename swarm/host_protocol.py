@@ -1,15 +1,17 @@
-"""This is where the host's calls have their names and forms: what a peer asks of a run's coordinator and tells it."""
+"""The host's calls, their names and forms: what a peer asks of a run's host and tells it."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Self
 
-from swarm.core.canonical import Value, signed_bytes
-from swarm.core.contribution import MAX_WORK
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
-from swarm.core.fields import Fields, integer_item, peer_item
+from swarm.core.forms import Digest, Integer, Octets, Text
 from swarm.core.ids import PeerId
+from swarm.core.layout import AtMost
+from swarm.core.record import Record, Signed
+from swarm.core.round.contribution import MAX_WORK
 from swarm.core.settings import RunSettings
-from swarm.identity import verify
+from swarm.identity.key import verify
 
 RUN = "run"
 """{} -> {settings, run_key, signature}: the run, signed by its key."""
@@ -17,8 +19,10 @@ ADMIT = "admit"
 """{stage | None, chain_end} -> {stage, ticket, promotion | None, bans, quarantines, pardons, debts}: this peer's stage,
 and who is shut out or on probation again."""
 GENESIS = "genesis"
-"""{stage, ready, wait_s} -> {genesis | None, beside}: where the stage begins, once enough peers are ready; and where
-the stages before and after it do, for their founders are known by that."""
+"""{stage, ready, wait_s} -> {genesis | None, beside, to_version, begins, waits_for}: where the stage begins, once
+enough peers are ready, and where the stages before and after it do, for their founders are known by that; of which
+version its state was; whether nobody is known to have gone on from there; what is waited for, in words. `ready`: the
+caller has found nobody of its stage who trains."""
 FILE = "file"
 """{digest, offset} -> body: a piece of one of the run's files; to a peer of the first stage too."""
 PIECES = "pieces"
@@ -38,6 +42,17 @@ STANDING = "standing"
 """To a peer: {} -> {version, view, closing, basis}: where its stage is; whether its step is closing."""
 RECONFIGURE = "reconfigure"
 """Host to peer: {reconfiguration} -> {}: other voters for the present round, signed by the run key."""
+HOLDINGS = "holdings"
+"""Host to peer: {} -> {held: [[lineage, oldest, newest], ...]}: which versions of its stage it can make again."""
+PREPARE = "prepare"
+"""Host to peer: {lineage, version, number} -> {newest, state | None}, body: the hashes of its chunks and the first
+chunk: the state of that version under that number, once it is made. Until the stage begins again, or some time has
+passed, the peer takes no step; `newest` is the version it stands at."""
+HAND_OVER = "hand_over"
+"""{stage, start, version, ready} -> {wanted}: a peer is about to leave; `wanted`: nobody else holds its stage. `ready`:
+it stands still, and the host fetches its snapshot of version `start`, and the results from there to `version`, before
+it answers."""
+MAX_HOLDINGS = 64
 ROLLBACK = "rollback"
 """Host to peer: {genesis, beside, to_version} -> {}: the stages begin again, signed by the run key, from what they were
 at that version; `beside` as in GENESIS."""
@@ -87,7 +102,7 @@ RELAY = "relay"
 FINISH = "finish"
 """Host to peer: {} -> {}: the run is over, go."""
 GOODBYE = "goodbye"
-"""{} -> {}: this peer leaves."""
+"""{version | None} -> {}: this peer leaves, and has made no version of its stage beyond that."""
 
 MAX_SETTINGS_BYTES = 1 << 20
 MAX_ACCUSATION_PIECE_BYTES = 4 << 20
@@ -107,57 +122,36 @@ def max_exhibit_bytes(settings: RunSettings, hidden_size: int) -> int:
 
 
 @dataclass(frozen=True)
-class AccusationPiece:
+class AccusationPiece(Record, kind="accusation"):
     """Which piece of which evidence file a message brings."""
 
     accused: PeerId
-    digest: bytes
+    digest: Digest
     """The evidence's: the SHA-256 that the file ends with."""
-    size: int
+    size: Annotated[int, Integer(low=1)]
     """Of the file."""
     at: int
     """Where in it the piece begins."""
 
-    def to_value(self) -> dict[str, Value]:
-        return {"accused": self.accused, "digest": self.digest, "size": self.size, "at": self.at}
-
-    @classmethod
-    def from_value(cls, value: Value) -> "AccusationPiece":
-        """Raises RemoteError("malformed")."""
-        fields = Fields("accusation", value)
-        size = fields.integer("size", low=1)
-        made = cls(
-            fields.peer("accused"), fields.octets("digest", length=32), size, fields.integer("at", high=size - 1)
-        )
-        fields.done()
-        return made
+    def _check_fields(self) -> None:
+        Integer(high=self.size - 1).read(self.at, "accusation.at")
 
 
 @dataclass(frozen=True)
-class SignedRun:
+class SignedRun(Signed, kind="run"):
     """A run's settings in canonical bytes, under the signature of its run key."""
 
     DOMAIN: ClassVar[str] = "run"
-    settings: bytes
+    settings: Annotated[bytes, Octets(max_length=MAX_SETTINGS_BYTES)]
     run_key: PeerId
-    signature: bytes = b""
 
-    def signed_bytes(self) -> bytes:
-        return signed_bytes(self.DOMAIN, [self.run_key, self.settings])
-
-    def to_value(self) -> dict[str, Value]:
-        return {"settings": self.settings, "run_key": self.run_key, "signature": self.signature}
+    def signed_value(self) -> Value:
+        return [self.run_key, self.settings]
 
     @classmethod
-    def from_value(cls, value: Value) -> "SignedRun":
+    def from_value(cls, value: Value) -> Self:
         """Raises RemoteError unless the settings are signed by the key they name."""
-        fields = Fields("run", value)
-        made = cls(
-            fields.octets("settings", max_length=MAX_SETTINGS_BYTES),
-            fields.peer("run_key"),
-            fields.octets("signature", length=64),
-        )
-        fields.done()
+        made = super().from_value(value)
         if not verify(made.run_key, made.signed_bytes(), made.signature):
             raise RemoteError("signature", "the run's settings are not signed by the run key", made.run_key)
         return made
@@ -174,59 +168,29 @@ def relay_topic(host: PeerId) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelayOffer:
+class RelayOffer(Record):
     """A relay, or why there is none."""
 
     peer_id: PeerId | None = None
-    addresses: tuple[str, ...] = ()
+    addresses: Annotated[tuple[Annotated[str, Text(300)], ...], AtMost(MAX_RELAY_ADDRESSES)] = ()
     """Where it listens: multiaddresses."""
     refusal: str = ""
 
-    def to_value(self) -> dict[str, Value]:
-        return {"peer_id": self.peer_id, "addresses": [*self.addresses], "refusal": self.refusal}
-
-    @classmethod
-    def from_value(cls, value: Value) -> "RelayOffer":
-        fields = Fields("relay offer", value)
-        made = cls(
-            peer_id=fields.maybe("peer_id", peer_item),
-            addresses=fields.items("addresses", _address, max_items=MAX_RELAY_ADDRESSES),
-            refusal=fields.text("refusal"),
-        )
-        fields.done()
-        return made
-
 
 @dataclass(frozen=True, kw_only=True)
-class Credited:
+class Credited(Record, kind="credit"):
     """What the host's ledger credits a peer with, over all its starts."""
 
     num_tokens: int
     num_microbatches: int
     num_steps: int
-    rank: int
+    rank: Annotated[int, Integer(high=MAX_RANK)]
     """Place among all who have credit, from 1; 0 for who has none, or is shut out."""
-    num_ranked: int
-
-    def to_value(self) -> dict[str, Value]:
-        return {**self.__dict__}
-
-    @classmethod
-    def from_value(cls, value: Value) -> "Credited":
-        fields = Fields("credit", value)
-        made = cls(
-            num_tokens=fields.integer("num_tokens"),
-            num_microbatches=fields.integer("num_microbatches"),
-            num_steps=fields.integer("num_steps"),
-            rank=fields.integer("rank", high=MAX_RANK),
-            num_ranked=fields.integer("num_ranked", high=MAX_RANK),
-        )
-        fields.done()
-        return made
+    num_ranked: Annotated[int, Integer(high=MAX_RANK)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepReport:
+class StepReport(Record):
     """What one peer tells the host after a step. Nothing is decided by it."""
 
     stage: int
@@ -254,52 +218,9 @@ class StepReport:
     """Seconds the compute thread has worked so far."""
     exact_s: float
     """And the thread of rounds and steps."""
-    screens: tuple[tuple[str, int], ...]
+    screens: Annotated[tuple[tuple[Annotated[str, Text(32)], int], ...], AtMost(MAX_SCREENS)]
     """How often each kind of screen tripped here so far, sorted."""
-    state_digest: bytes
+    state_digest: Annotated[bytes, Octets(max_length=32)]
     """Of the version, where a snapshot was made; else empty."""
-    not_finite: tuple[int, ...]
+    not_finite: Annotated[tuple[int, ...], AtMost(MAX_WORK)]
     """Microbatches of this peer's that added nothing to the step, for a loss or a gradient was not finite."""
-
-    def to_value(self) -> dict[str, Value]:
-        screens: list[Value] = [[kind, count] for kind, count in self.screens]
-        return {**self.__dict__, "screens": screens, "not_finite": list(self.not_finite)}
-
-    @classmethod
-    def from_value(cls, value: Value) -> "StepReport":
-        fields = Fields("step report", value)
-        made = cls(
-            stage=fields.integer("stage"),
-            version=fields.integer("version"),
-            loss_sum=fields.number("loss_sum"),
-            num_targets=fields.integer("num_targets"),
-            stale=fields.integer("stale"),
-            counted=fields.integer("counted"),
-            round_s=fields.number("round_s"),
-            round_bytes=fields.integer("round_bytes"),
-            overlap=fields.number("overlap"),
-            gradient_norm=fields.number("gradient_norm"),
-            microbatches=fields.integer("microbatches"),
-            evaluated=fields.integer("evaluated"),
-            reassigned=fields.integer("reassigned"),
-            stragglers=fields.integer("stragglers"),
-            refused=fields.integer("refused"),
-            sent_bytes=fields.integer("sent_bytes"),
-            received_bytes=fields.integer("received_bytes"),
-            busy_s=fields.number("busy_s"),
-            exact_s=fields.number("exact_s"),
-            screens=fields.items("screens", _screen_count, max_items=MAX_SCREENS),
-            state_digest=fields.octets("state_digest", max_length=32),
-            not_finite=fields.items("not_finite", integer_item, max_items=MAX_WORK),
-        )
-        fields.done()
-        return made
-
-
-def _address(value: Value) -> str:
-    return Fields("relay offer", {"address": value}).text("address", max_length=300)
-
-
-def _screen_count(value: Value) -> tuple[str, int]:
-    fields = Fields.of_list("screen", value, "kind", "count")
-    return fields.text("kind", max_length=32), fields.integer("count")

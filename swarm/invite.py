@@ -1,8 +1,8 @@
-"""This is where a run's invite is written and read: the one line that a volunteer pastes.
+"""A run's invite, written and read: the one line that a volunteer pastes.
 
     swarm://HOST:PORT/NAME#PAYLOAD
 
-HOST:PORT is the coordinator's gRPC service. PAYLOAD is base64url, without padding, of canonical MessagePack and the
+HOST:PORT is the host's gRPC service. PAYLOAD is base64url, without padding, of canonical MessagePack and the
 first four bytes of a SHA-256 over the whole line: whoever mistypes a letter is told, and one run has one line.
 """
 
@@ -12,13 +12,16 @@ import hashlib
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 from swarm.core.canonical import Value, digest, pack, unpack
 from swarm.core.errors import RemoteError, SettingsError
-from swarm.core.fields import Fields
+from swarm.core.forms import Digest, Integer, Text
 from swarm.core.ids import PeerId, RunId
+from swarm.core.layout import AtMost
+from swarm.core.record import Row
 from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
-from swarm.identity import peer_id_bytes, peer_id_of
+from swarm.identity.key import peer_id_bytes, peer_id_of
 
 SCHEME = "swarm://"
 FORMAT = 1
@@ -33,12 +36,27 @@ _ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[0-9A-Za-z.:-]+/tcp/[0-9]{1,5}"
 _PASTE_AGAIN = "paste the whole line again, as the host printed it"
 
 
+@dataclass(frozen=True)
+class _Payload(Row, kind="invite"):
+    """What follows the run's name in a line."""
+
+    format: int
+    protocol: Annotated[int, Integer(low=1, high=1 << 16)]
+    run_id: Digest
+    run_key: Digest
+    """The key's 32 bytes."""
+    host_key: Digest
+    certificate: Digest
+    addresses: Annotated[tuple[Annotated[str, Text(MAX_ADDRESS)], ...], AtMost(MAX_ADDRESSES)]
+    voucher: Annotated[str, Text(MAX_VOUCHER)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Invite:
     """What a stranger must know to join a run, and to tell it from any other."""
 
     host: str
-    """Name or number of the machine where the coordinator's gRPC service listens."""
+    """Name or number of the machine where the host's gRPC service listens."""
     port: int
     name: str
     """What people call the run."""
@@ -49,7 +67,7 @@ class Invite:
     certificate: bytes
     """SHA-256 of the service's TLS certificate."""
     host_key: PeerId
-    """The coordinator as a peer, and seed of the DHT."""
+    """The host as a peer, and seed of the DHT."""
     addresses: tuple[str, ...]
     """Multiaddresses of the seed, each ending in /p2p/ and `host_key`."""
     voucher: str = ""
@@ -84,16 +102,24 @@ class Invite:
             raise RemoteError(
                 "run_key", f"the run is signed by {signed.run_key}, the invite names {self.run_key} as its run key"
             )
-        found = digest("manifest", unpack(signed.settings, max_bytes=MAX_SETTINGS_BYTES)).hex()
+        found = digest("manifest", [unpack(signed.settings, max_bytes=MAX_SETTINGS_BYTES), signed.run_key]).hex()
         if found != self.run_id:
             raise RemoteError("run_id", f"the host serves run {found[:12]}, the invite is to {self.run_id[:12]}")
 
     def line(self) -> str:
         """The invite as one line."""
         head = f"{SCHEME}{self.target}/{self.name}"
-        seed: list[Value] = [address.removesuffix(f"/p2p/{self.host_key}") for address in self.addresses]
-        keys = [_key_bytes(self.run_key), _key_bytes(self.host_key)]
-        payload = pack([FORMAT, self.protocol, bytes.fromhex(self.run_id), *keys, self.certificate, seed, self.voucher])
+        said = _Payload(
+            format=FORMAT,
+            protocol=self.protocol,
+            run_id=bytes.fromhex(self.run_id),
+            run_key=_key_bytes(self.run_key),
+            host_key=_key_bytes(self.host_key),
+            certificate=self.certificate,
+            addresses=tuple(address.removesuffix(f"/p2p/{self.host_key}") for address in self.addresses),
+            voucher=self.voucher,
+        )
+        payload = pack(said.to_value())
         line = f"{head}#{_encode(payload + _checksum(head, payload))}"
         if len(line) > MAX_LINE:
             raise SettingsError(
@@ -140,30 +166,20 @@ def _of_payload(host: str, port: int, name: str, value: Value) -> Invite:
             f"invite: it is not of format {FORMAT}, which this release reads; "
             "upgrade with `pip install --upgrade homeswarm`"
         )
-    names = ("format", "protocol", "run_id", "run_key", "host_key", "certificate", "addresses", "voucher")
-    fields = Fields.of_list("invite", value, *names)
-    fields.integer("format")
-    protocol = fields.integer("protocol", low=1, high=1 << 16)
-    run_id = fields.octets("run_id", length=32)
-    run_key, host_key = (peer_id_of(fields.octets(name, length=32)) for name in ("run_key", "host_key"))
+    said = _Payload.from_value(value)
+    host_key = peer_id_of(said.host_key)
     return Invite(
         host=host,
         port=port,
         name=name,
-        protocol=protocol,
-        run_id=RunId(run_id.hex()),
-        run_key=run_key,
-        certificate=fields.octets("certificate", length=32),
+        protocol=said.protocol,
+        run_id=RunId(said.run_id.hex()),
+        run_key=peer_id_of(said.run_key),
+        certificate=said.certificate,
         host_key=host_key,
-        addresses=tuple(
-            f"{address}/p2p/{host_key}" for address in fields.items("addresses", _address, max_items=MAX_ADDRESSES)
-        ),
-        voucher=fields.text("voucher", max_length=MAX_VOUCHER),
+        addresses=tuple(f"{address}/p2p/{host_key}" for address in said.addresses),
+        voucher=said.voucher,
     )
-
-
-def _address(value: Value) -> str:
-    return Fields("address", {"text": value}).text("text", max_length=MAX_ADDRESS)
 
 
 def _check_host(host: str) -> None:

@@ -1,4 +1,4 @@
-"""This is where releases and wire protocols are compared: whoever is too old is told how to upgrade."""
+"""Releases and wire protocols, compared: whoever is too old is told how to upgrade."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""This is where a process votes on the rounds of stages it is no member of: neighbouring peers, and the coordinator.
+"""A process's votes on the rounds of stages it is no member of: neighbouring peers, and the host.
 
 Whoever leads a round shows what it starts from; its version's name binds that. A vote is recorded on disk before it
 leaves, so that a process that is started again stays silent in rounds in which it may have voted.
@@ -9,18 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm.core.canonical import Value
-from swarm.core.contribution import Result, Roster
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.core.round_ballots import Proposal
-from swarm.core.round_basis import RoundBasis
-from swarm.core.round_facts import RoundFacts
-from swarm.core.round_instructions import AskPromise, SendBallot
-from swarm.core.round_voter import NOT_RECONFIGURED, RoundVoter, Witness
-from swarm.core.voting import Promise, Reconfiguration, Vote
-from swarm.durable_lines import append_line, replace_lines
-from swarm.identity import Identity, verify
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.basis import RoundBasis
+from swarm.core.round.contribution import Result, Roster
+from swarm.core.round.facts import RoundFacts
+from swarm.core.round.instructions import AskPromise, SendBallot
+from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
+from swarm.core.round.voting import Promise, Reconfiguration, Vote
+from swarm.disk.durable_lines import append_line, replace_lines
+from swarm.identity.key import Identity, verify
 from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
@@ -84,7 +84,7 @@ class WitnessService:
         self,
         run_id: str,
         identity: Identity,
-        coordinator: PeerId,
+        host: PeerId,
         run_key: PeerId,
         log: VoteLog,
         is_of_stage: Callable[[PeerId, int], bool] = lambda peer, stage: True,
@@ -94,7 +94,7 @@ class WitnessService:
         as far as is known here."""
         self._run_id = run_id
         self._identity = identity
-        self._coordinator = coordinator
+        self._host = host
         self._run_key = run_key
         self._log = log
         self._is_of_stage = is_of_stage
@@ -121,7 +121,7 @@ class WitnessService:
             run_id=self._run_id,
             stage=StageIndex(fields.integer("stage", high=1 << 16)),
             step=Step(fields.integer("step")),
-            coordinator=self._coordinator,
+            coordinator=self._host,
             run_key=self._run_key,
             num_parts=fields.integer("num_parts", high=1 << 16),
             phase_s=1.0,

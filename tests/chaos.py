@@ -1,12 +1,13 @@
-"""This is where a real run is put through faults drawn from a seed, and must come out with one history.
+"""A real run put through faults drawn from a seed, which must come out with one history.
 
     python -m tests.chaos --seed 1 --minutes 2 [--json]
 
 A host and six peers in two stages, `swarm host` and `swarm join` as anybody starts them. Processes are killed and
 started again, or stand still; clocks go wrong by a minute; where root may, in network namespaces, lines are cut and
 thinned (`tc`: delay, rate and loss at once), and disks of their own fill up. What cannot be done here is said and left
-out of the schedule. When all is well again every peer must take part again within two minutes, and then what is on
-disk must be one history: see `end_with_one_history`. The seed and the schedule are printed when it is not.
+out of the schedule. When all is well again every peer must take part again within two minutes, the host must catch up
+within two more, and then what is on disk must be one history: see `end_with_one_history`. The seed and the schedule are
+printed when it is not.
 """
 
 import contextlib
@@ -25,12 +26,12 @@ from typing import Any
 
 import click
 
-from benchmarks import namespaces
-from benchmarks.namespaces import Namespaces
-from tests import small_disks
-from tests.histories import end_with_one_history, wait_until_it_votes
+from benchmarks.homes import namespaces
+from benchmarks.homes.namespaces import Namespaces
+from tests.peer.owner import small_disks
+from tests.peer.owner.small_disks import fill, small_disk
 from tests.process_swarm import ProcessSwarm, Zygote
-from tests.small_disks import fill, small_disk
+from tests.verification.histories import end_with_one_history, wait_until_it_votes, wait_until_recorded
 
 PEERS = tuple(f"p{stage}{letter}" for stage in (0, 1) for letter in "abc")
 MEMBERS = ("host", *PEERS)
@@ -196,6 +197,7 @@ def _endure(swarm: ProcessSwarm, outcome: Outcome, say: Callable[[str], None]) -
     say(f"all take part again {outcome.recovered_s:.1f} s after the last fault's end")
     before = len(swarm.events())
     swarm.wait_for_more("version", after=before, count=10, timeout_s=RECOVERED_WITHIN_S)
+    wait_until_recorded(swarm, timeout_s=RECOVERED_WITHIN_S)
     end_with_one_history(swarm)
     outcome.versions = max(event["version"] for event in swarm.events() if event["event"] == "version")
 

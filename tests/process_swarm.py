@@ -1,4 +1,4 @@
-"""This is where tests run a swarm of real processes with real p2pd: start, watch, kill, and look for what is left."""
+"""A swarm of real processes with real p2pd for tests: start, watch, kill, and look for what is left."""
 
 import contextlib
 import json
@@ -19,10 +19,10 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks.namespaces import Namespaces
+from benchmarks.homes.namespaces import Namespaces
+from swarm.local.compute_pools import bound_pools
+from tests import ROOT
 from tests.ports import own_port
-
-REPOSITORY = Path(__file__).parent.parent
 
 MANIFEST = """
 [run]
@@ -50,6 +50,7 @@ every_steps = {every}
 snapshot_every = 4
 [limits]
 founders_per_stage = {founders}
+min_replicas = {min_replicas}
 max_in_flight = {in_flight}
 rebalance_s = {rebalance_s}
 [deadlines]
@@ -68,11 +69,11 @@ class Zygote:
 
     def __init__(self) -> None:
         self.runtime = Path(tempfile.mkdtemp(prefix="hs-"))
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-        environment = {**os.environ, **threads, "XDG_RUNTIME_DIR": str(self.runtime)}
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)}
+        bound_pools(1, environment)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.zygote"],
-            cwd=REPOSITORY,
+            cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -90,6 +91,8 @@ class Zygote:
         for line in self._process.stdout:
             said = json.loads(line)
             if "pid" in said:
+                with self._changed:
+                    self._exits.pop(said["pid"], None)  # of an earlier process that had the same number
                 self._pids.put(said["pid"])
             elif "exited" in said:
                 with self._changed:
@@ -107,10 +110,12 @@ class Zygote:
         namespace: str | None = None,
         clock: Path | None = None,
         slow_s: float = 0.0,
+        cwd: Path | None = None,
+        out: Path | None = None,
     ) -> int:
         assert self._process.stdin is not None
         order = {"id": 0, "argv": argv, "log": str(log), "die": die, "namespace": namespace, "slow_s": slow_s}
-        order["clock"] = None if clock is None else str(clock)
+        order |= {name: path and str(path) for name, path in (("clock", clock), ("cwd", cwd), ("out", out))}
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
         return self._pids.get(timeout=30)
@@ -160,6 +165,7 @@ class ProcessSwarm:
     root: Path
     stages: int = 2
     founders: int = 2
+    min_replicas: int = 2
     steps: int = 12
     every: int = 4
     delay: int = 0
@@ -191,6 +197,7 @@ class ProcessSwarm:
                 delay=self.delay,
                 every=self.every,
                 founders=self.founders,
+                min_replicas=self.min_replicas,
                 rebalance_s=self.rebalance_s,
                 in_flight=self.in_flight,
             )
@@ -258,6 +265,7 @@ class ProcessSwarm:
     def start_peer(self, name: str, stage: int, *, die: dict[str, Any] | None = None) -> None:
         address = self.wait_for("listening")["invite"]
         argv = ["join", address, "--stage", str(stage), "--dir", str(self.root / name), "--threads", "1", "--yes"]
+        argv += ["--nice", "0"]  # deadlines count here, whoever else uses the machine
         own, namespace = self._place(name)
         argv += ["--listen", own, "--verbose"]
         log, clock = self.root / f"{name}.log", self.root / f"{name}.clock"
@@ -279,6 +287,15 @@ class ProcessSwarm:
 
     def kill(self, name: str) -> None:
         os.kill(self.peers[name], signal.SIGKILL)
+
+    def leave(self, name: str) -> None:
+        """The peer is told to leave in good order, as by Ctrl-C; see `has_left`."""
+        os.kill(self.peers[name], signal.SIGINT)
+
+    def has_left(self, name: str, *, timeout_s: float = 40.0) -> None:
+        """Wait until a peer that was told to leave has gone, and well."""
+        code = self.zygote.exit_code(self.peers[name], timeout_s=timeout_s)
+        assert code == 0, f"{name} left with {code}"
 
     def finish(self, *, timeout_s: float = 90) -> dict[str, Any]:
         """The report, once the host has ended well."""

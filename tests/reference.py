@@ -1,4 +1,4 @@
-"""This is where tests get the truth: a run's model trained whole, in plain PyTorch, on exactly given microbatches."""
+"""The truth for tests: a run's model trained whole, in plain PyTorch, on exactly given microbatches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.whole_model import WholeModel, WholeStep, host_windows
-from bootstrap.run_folder import PreparedRun
+from bootstrap.state.run_folder import PreparedRun
 from swarm.core.ids import MicrobatchId
 from swarm.data.batches import BatchReader
 

@@ -1,4 +1,4 @@
-"""This is where a whole swarm runs inside one process: a host and peers, their real objects, one event loop.
+"""A whole swarm inside one process: a host and peers, their real objects, one event loop.
 
     async with swarm_in_process(manifest_of(optimizer={"total_steps": 5}), tmp_path, peers=(1, 2)) as swarm:
         await swarm.until_version(2)
@@ -15,21 +15,26 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bootstrap.coordinator import Coordinator, CoordinatorSettings
-from bootstrap.ledger import Ledger
-from bootstrap.run_folder import PreparedRun, prepare_run
-from peer.daemon import PeerDaemon
-from peer.kept_answers import KeptAnswers
-from peer.limits import VolunteerSettings
-from peer.rounds import StageRounds
-from peer.verifying import Verifying
+from bootstrap.program.host import Host, HostSettings
+from bootstrap.program.ledger import Ledger
+from bootstrap.state.run_folder import PreparedRun, prepare_run
+from peer.adversary.peer import MisbehavingPeer
+from peer.directory.kept_answers import KeptAnswers
+from peer.owner.limits import VolunteerSettings
+from peer.program.daemon import PeerDaemon
+from peer.program.verifying import Verifying
+from peer.round.rounds import StageRounds
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import Applied
 from swarm.attacks import parse_attack
 from swarm.core.ids import PeerId
-from swarm.identity import Identity
-from swarm.manifest import parse_manifest
+from swarm.identity.key import Identity
+from swarm.manifest.file import parse_manifest
+from swarm.network.identity_file import save_identity
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Directory, Transport
 
@@ -91,6 +96,10 @@ def prepare(manifest: str, folder: Path, *, seed: int = 0) -> PreparedRun:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "text.txt").exists():
         (folder / "text.txt").write_text(sample_text(40_000, seed=seed))
+    run_key = folder / "host" / "run.key"
+    if not run_key.exists():  # always the same: the run id, and with it each rounding, follows from it
+        run_key.parent.mkdir(parents=True, exist_ok=True)
+        save_identity(run_key, Identity.from_seed(b"run key".ljust(32)))
     return prepare_run(parse_manifest(manifest, folder / "run.toml"), folder / "host", lambda what: None)
 
 
@@ -123,7 +132,7 @@ class SwarmPeer:
     stop: asyncio.Event
     task: asyncio.Task[None]
     killed: bool = False
-    """Or banned: it may end as it will."""
+    """Or banned, or gone in good order: it may end as it will."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -132,8 +141,13 @@ class SwarmPeer:
     @property
     def rounds(self) -> StageRounds:
         """Of a peer that has joined."""
-        assert self.daemon.rounds is not None, "this peer has not joined yet"
-        return self.daemon.rounds
+        assert self.daemon.at is not None, "this peer has not joined yet"
+        return self.daemon.at.rounds
+
+    @property
+    def steps(self) -> StageSteps:
+        """Of a peer that has joined."""
+        return self.rounds.steps
 
     @property
     def verifying(self) -> Verifying:
@@ -153,22 +167,28 @@ class InProcessSwarm:
     real_network: bool
     wrap: Wrap
     attacks: Mapping[tuple[int, int], str]
+    manifest: str = ""
+    """Of a run that was not made ready by others."""
     peers: list[SwarmPeer] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     on_event: list[Callable[[Event], None]] = field(default_factory=list)
-    coordinator: Coordinator = field(init=False)
+    on_applied: list[Callable[[StageSteps, Applied], None]] = field(default_factory=list)
+    """Told of each step that any peer took."""
+    host: Host = field(init=False)
     _conducting: asyncio.Task[None] = field(init=False)
     _event_came: asyncio.Event = field(default_factory=asyncio.Event)
-    _host: tuple[Transport, Directory, Ledger] = field(init=False)
+    _opened: tuple[Transport, Directory, Ledger] = field(init=False)
+    _evaluate_tokens: int = field(init=False)
 
     async def start(self, evaluate_tokens: int) -> None:
+        self._evaluate_tokens = evaluate_tokens
         transport, directory = await self._connected(self.run.host_key)
         ledger = Ledger(self.run.folder.ledger)
-        self._host = transport, directory, ledger
-        settings = CoordinatorSettings(evaluate_tokens=evaluate_tokens)
-        self.coordinator = Coordinator(self.run, transport, ledger, settings, self._emit)
-        self.coordinator.serve()
-        self._conducting = asyncio.ensure_future(self.coordinator.conduct())
+        self._opened = transport, directory, ledger
+        settings = HostSettings(evaluate_tokens=evaluate_tokens)
+        self.host = Host(self.run, transport, ledger, settings, self._emit)
+        self.host.serve()
+        self._conducting = asyncio.ensure_future(self.host.conduct())
 
     def of_stage(self, stage: int) -> list[SwarmPeer]:
         """Peers of the stage that were not killed, in the order in which they were added."""
@@ -198,10 +218,10 @@ class InProcessSwarm:
             folder=self.folder / f"peer{number}",
             threads=1,
             stage=stage,
-            attack=parse_attack(attack) if attack is not None else None,
         )
         volunteer.folder.mkdir(parents=True, exist_ok=True)
-        daemon = PeerDaemon(
+        make_peer = PeerDaemon if attack is None else partial(MisbehavingPeer, parse_attack(attack))
+        daemon = make_peer(
             volunteer,
             identity,
             self.wrap(stage, index, transport),
@@ -209,6 +229,7 @@ class InProcessSwarm:
             self.run.host_key.peer_id,
             rng=random.Random(f"{self.seed}/{number}/routes"),
             kept=KeptAnswers(volunteer.folder / "host.answers"),
+            on_step=self._on_step,
         )
         stop = asyncio.Event()
         task = asyncio.ensure_future(daemon.run(stop))
@@ -225,6 +246,35 @@ class InProcessSwarm:
             await peer.transport.close()
         peer.task.cancel()
 
+    async def leave(self, peer: SwarmPeer) -> None:
+        """The peer is told to leave, and does in good order; then its process is no more. Raises what it raises."""
+        peer.stop.set()
+        await asyncio.wait({peer.task})
+        if not peer.killed:  # meanwhile
+            peer.killed = True
+            await peer.transport.close()
+            peer.task.result()
+
+    async def kill_host(self) -> None:
+        """The host's process dies: what it was asked is not answered, and what it did not write down is forgotten."""
+        self.network.kill(self.run.host_key.peer_id)
+        self._conducting.cancel()
+        await asyncio.gather(self._conducting, return_exceptions=True)
+        transport, directory, ledger = self._opened
+        await directory.close()
+        await transport.close()
+        ledger.close()
+
+    async def restart_host(self) -> None:
+        """Start a killed host's process again, from what is left of it on disk."""
+        assert self.manifest, "the run was made ready by others"
+        self.run = await asyncio.to_thread(prepare, self.manifest, self.folder, seed=self.seed)
+        await self.start(self._evaluate_tokens)
+
+    def has_ended(self) -> bool:
+        """Whether the host has, by itself."""
+        return self._conducting.done()
+
     async def until(self, condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
         """Wait for something that only becomes true with an event of the host. Raises what broke meanwhile."""
         async with asyncio.timeout(timeout_s):
@@ -235,7 +285,7 @@ class InProcessSwarm:
 
     async def until_version(self, version: int, *, timeout_s: float = 30.0) -> None:
         """Wait until every stage has reached `version`."""
-        await self.until(lambda: self.coordinator.progress.done_versions() >= version, timeout_s=timeout_s)
+        await self.until(lambda: self.host.progress.done_versions() >= version, timeout_s=timeout_s)
 
     async def finished(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
         """The host's report, once the run is over and every peer has left. Raises what broke on the way."""
@@ -244,7 +294,7 @@ class InProcessSwarm:
                 await self._first_of(asyncio.shield(self._conducting))
             self._conducting.result()
             await asyncio.gather(*(peer.task for peer in self.peers if not peer.killed))
-        return self.coordinator.report()
+        return self.host.report()
 
     async def close(self) -> None:
         """Stop everything, in whatever state it is."""
@@ -255,7 +305,7 @@ class InProcessSwarm:
         for peer in self.peers:
             await peer.directory.close()
             await peer.transport.close()
-        transport, directory, ledger = self._host
+        transport, directory, ledger = self._opened
         await directory.close()
         await transport.close()
         ledger.close()
@@ -274,6 +324,11 @@ class InProcessSwarm:
             if waiting is not self._conducting:
                 waiting.cancel()
 
+    def _on_step(self, steps: StageSteps, applied: Applied) -> None:
+        steps.validate()
+        for listener in self.on_applied:
+            listener(steps, applied)
+
     def _emit(self, event: Event) -> None:
         self.events.append(event)
         if event["event"] in ("banned", "quarantined"):
@@ -285,13 +340,13 @@ class InProcessSwarm:
     async def _connected(self, identity: Identity) -> tuple[Transport, Directory]:
         if not self.real_network:
             return self.network.transport(identity), self.network.directory(identity)
-        from swarm.network.dht import DHTDirectory
-        from swarm.network.p2p import P2PSettings, P2PTransport
+        from swarm.network.directory.dht import DHTDirectory
+        from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
 
         transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
         directory = await DHTDirectory.create(identity, transport)
         if identity is not self.run.host_key:
-            addresses = self._host[0].addresses()
+            addresses = self._opened[0].addresses()
             await transport.connect(self.run.host_key.peer_id, addresses)
             await directory.join(addresses)
         return transport, directory
@@ -314,13 +369,14 @@ async def swarm_in_process(
 ) -> AsyncIterator[InProcessSwarm]:
     """A swarm with `peers[stage]` peers in each stage, from a manifest's text or a run made ready by `prepare`.
 
-    `attacks` says what peers do, by stage and index within it, as `swarm join --adversary` has it.
+    `attacks` says what peers do, by stage and index within it, as `python -m peer.adversary` has it.
     `delay_s` and `loss` are the memory network's. The run begins once `limits.founders_per_stage` peers of every
     stage are there.
     """
     run = manifest if isinstance(manifest, PreparedRun) else prepare(manifest, folder, seed=seed)
     network = MemoryNetwork(random.Random(f"{seed}/network"), delay_s=delay_s, loss=loss)
-    swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap, attacks or {})
+    text = manifest if isinstance(manifest, str) else ""
+    swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap, attacks or {}, text)
     if on_event is not None:
         swarm.on_event.append(on_event)
     await swarm.start(evaluate_tokens)

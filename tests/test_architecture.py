@@ -1,20 +1,25 @@
-"""This is where the rooms' walls are checked: who imports whom, what pure code may touch, what is never used at all.
+"""The rooms' walls: who imports whom, what pure code may touch, what is never used at all.
 
-The rules are DESIGN's section "The rooms" and its invariants 7 and 9; each is tried on a planted violation as well.
+The rules are those of docs/architecture.md, "Rooms", and that nothing waits without a deadline nor is unpickled; each
+is tried on a planted violation as well.
 """
 
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 TOP = ("tests", "benchmarks", "examples")
 ROOMS = ("peer", "bootstrap", "verification", "swarm", "kernels")
 PROGRAMS = frozenset({"peer", "bootstrap"})
+WORLDS = ("peer.adversary", "peer.sim", "peer.fleet")
+"""Around a peer, or instead of one: what is honest knows of none; the command that starts one loads it lazily."""
 
 MAY_IMPORT = {
     "kernels": {"kernels"},
@@ -29,6 +34,7 @@ IMPURE = {
     *("pathlib", "shutil", "tempfile", "secrets", "uuid", "logging", "torch", "sqlite3"),
 }
 CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
+WORDY = "this is where"
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 
@@ -45,6 +51,11 @@ def _is_lazy(path: str) -> bool:
     return path == "swarm/cli.py" or path.startswith("swarm/commands/")
 
 
+def _world(module: str) -> str | None:
+    """The world that a module, or what is imported of one, is of."""
+    return next((world for world in WORLDS if module == world or module.startswith(f"{world}.")), None)
+
+
 def _is_pure(path: str) -> bool:
     replays = path.startswith("verification/replay/") or path == "verification/replay.py"
     return path.startswith("swarm/core/") or (path.startswith("verification/") and not replays)
@@ -56,6 +67,8 @@ def _naming(path: str, tree: ast.Module, source: str) -> Iterator[str]:
             yield f"1: a module is named {part}: find the noun"
     if source.strip() and not ast.get_docstring(tree) and not path.endswith("_pb2_grpc.py"):
         yield "1: the module has no docstring that says what is where"
+    if (ast.get_docstring(tree) or "").lower().startswith(WORDY):
+        yield "1: the docstring begins with where it stands; say what lives here plainly"
 
 
 def _imports(path: str, tree: ast.Module) -> Iterator[str]:
@@ -80,7 +93,7 @@ def _import(path: str, room: str, module: str, *, at_top: bool) -> Iterator[str]
     package = module.split(".", 1)[0]
     if package in CODE_FROM_BYTES:
         yield f"imports {package}: bytes must never become code"
-    if package == "libp2p" and path != "swarm/network/dial_check.py":
+    if package == "libp2p" and path != "swarm/network/p2pd/dial_check.py":
         yield "imports libp2p, which shares no process with hivemind"
     if room in TOP:
         if package in TOP and package != room and not (room == "tests" and package in ("benchmarks", "examples")):
@@ -93,9 +106,12 @@ def _import(path: str, room: str, module: str, *, at_top: bool) -> Iterator[str]
             yield f"{room} imports {package}"
         elif at_top:
             yield f"imports {package} at the top: the command loads programs lazily"
+    world, own = _world(module), _world(path.removesuffix(".py").replace("/", "."))
+    if world is not None and own is None and (at_top or not _is_lazy(path)):
+        yield f"imports the world {world}, which is around it"
     if package in NETWORK_ONLY and not path.startswith(("swarm/network/", "swarm/proto/")):
         yield f"imports {package} outside swarm/network"
-    if path.startswith("swarm/network/dial_check") and package == "hivemind":
+    if path.startswith("swarm/network/p2pd/dial_check") and package == "hivemind":
         yield "imports hivemind beside libp2p"
     if path.startswith("swarm/core/"):
         ours = module == "swarm" or module == "swarm.core" or module.startswith("swarm.core.")
@@ -161,6 +177,233 @@ def test_modules_of_every_room_are_found() -> None:
     assert {path.split("/", 1)[0] for path in modules()} >= {"tests", *ROOMS}
 
 
+MOST_IN_A_FOLDER = 15
+
+
+def imports_of(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """By module, which of the others it imports, lazily or for its types too."""
+    found: dict[str, set[str]] = {}
+    for name, source in sources.items():
+        named: set[str] = set()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found[name] = (named & set(sources)) - {name}
+    return found
+
+
+def reached(start: str, imports: Mapping[str, set[str]]) -> set[str]:
+    """All that a module imports, and what they import."""
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        for other in imports[todo.pop()] - seen:
+            seen.add(other)
+            todo.append(other)
+    return seen
+
+
+def circles(imports: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """Groups of modules that import each other in a circle."""
+    reach = {name: reached(name, imports) for name in imports}
+    return {frozenset(other for other in reach[name] if name in reach[other]) for name in reach if name in reach[name]}
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    named = {path[:-3].replace("/", "."): path for path in modules() if not path.endswith("__init__.py")}
+    product = {name: path for name, path in named.items() if name.split(".")[0] in MAY_IMPORT}
+    found = circles(imports_of({name: (ROOT / path).read_text("utf-8") for name, path in product.items()}))
+    assert not found
+
+
+def test_a_circle_is_found() -> None:
+    planted = {
+        "peer.a": "import peer.b",
+        "peer.b": "def f():\n    from peer import c",
+        "peer.c": "import peer.a",
+    }
+    assert circles(imports_of({**planted, "peer.d": "import peer.a"})) == {frozenset(planted)}
+
+
+LATE = ("peer", "bootstrap", "swarm", "verification")
+BUILT_IN = {"append", "set", "add"}
+"""Methods of lists, events and sets."""
+EMPTY = {"set", "dict", "list", "tuple", "frozenset", "bool", "int", "float", "str", "bytes"}
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _is_field(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(mark).endswith("property") for mark in node.decorator_list)
+
+
+def functions_of(source: str) -> set[str]:
+    """Names of the functions and methods that are defined in it, but for those that are read like a field."""
+    nodes = ast.walk(ast.parse(source))
+    return {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_field(n)}
+
+
+def fields_of(source: str) -> set[str]:
+    """Names of what the objects in it hold, or are asked for like a field."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            lines = [line.target for line in node.body if isinstance(line, ast.AnnAssign)]
+            found |= {target.id for target in lines if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            found.add(node.attr)
+        elif isinstance(node, ast.FunctionDef) and _is_field(node):
+            found.add(node.name)
+    return found
+
+
+def wired_late(source: str, functions: Set[str], fields: Set[str]) -> Iterator[str]:
+    """Where a callable is assigned to another object's attribute, or an attribute waits for one.
+
+    `functions` and `fields` are the names of those of all modules. What an object has under both names may be either:
+    it counts as a function where it is the own class's.
+    """
+    tree = ast.parse(source)
+    methods = {line for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for line in node.body}
+    functions_of_classes = {line for line in methods if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own = {line.name for line in functions_of_classes} - fields_of(source)
+    defined = {n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)} - methods
+    imported = {name.asname or name.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for name in n.names}
+    known = {node.name for node in defined} | (imported & functions)
+
+    def is_callable(value: ast.expr) -> bool:
+        if isinstance(value, ast.Attribute):
+            return value.attr in BUILT_IN or value.attr in (own if _is_self(value.value) else functions - fields)
+        if isinstance(value, ast.Call):
+            return ast.unparse(value.func) in ("partial", "functools.partial")
+        return isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and value.id in known)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign):
+            value, targets = node.value, [node.target]
+            waits = isinstance(value, ast.Lambda) or (isinstance(value, ast.Name) and value.id in EMPTY)
+            if waits and isinstance(node.target, ast.Attribute) and "Callable" in ast.unparse(node.annotation):
+                yield f"{node.lineno}: {ast.unparse(node.target)} waits for a callable: give it to the constructor"
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            value, targets = node.value, node.targets if isinstance(node, ast.Assign) else [node.target]
+        else:
+            continue
+        flat = [one for target in targets for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        attributes = [one for one in flat if isinstance(one, ast.Attribute)]
+        copied = value.attr if isinstance(value, ast.Attribute) and not _is_self(value.value) else ""
+        others = [one for one in attributes if not _is_self(one.value) and one.attr != copied]
+        if others and value is not None and any(map(is_callable, _parts(value))):
+            yield f"{node.lineno}: {ast.unparse(others[0])} is wired late: give it to the constructor, or tell an event"
+
+
+def _parts(value: ast.expr) -> Iterator[ast.expr]:
+    """The value, or what a display or a choice is made of."""
+    if isinstance(value, ast.List | ast.Tuple | ast.Set):
+        yield from (part for element in value.elts for part in _parts(element))
+    elif isinstance(value, ast.IfExp):
+        yield from (*_parts(value.body), *_parts(value.orelse))
+    else:
+        yield value
+
+
+def test_nothing_is_wired_late() -> None:
+    sources = {path: (ROOT / path).read_text("utf-8") for path in modules() if path.split("/")[0] in LATE}
+    functions = set().union(*map(functions_of, sources.values()))
+    fields = set().union(*map(fields_of, sources.values()))
+    late = [f"{path}:{what}" for path, source in sources.items() for what in wired_late(source, functions, fields)]
+    assert not late, "\n" + "\n".join(late)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "rounds.on_lost = lambda peer: None",
+        "self.rounds.on_lost = heard",
+        "rounds.on_lost = self.heard",
+        "rounds.on_lost = event.set",
+        "rounds.on_lost = other.rounds.on_lost = watch.heard",
+        "neighbours.leaving, rounds.on_lost = True, heard",
+        "permit.hearers = [thread.heard]",
+        "permit.hearers += [thread.heard]",
+        "rounds.on_lost = partial(heard, 3)",
+        "rounds.on_lost = heard if rounds else None",
+        "class A:\n    def __init__(self):\n        self.on_lost: Callable[[int], None] = lambda peer: None",
+        "class A:\n    def __init__(self):\n        self.neighbours: Callable[[], set[int]] = set",
+    ],
+)
+def test_what_is_wired_late_is_found(planted: str) -> None:
+    source = f"def heard(): ...\nclass B:\n    def heard(self): ...\n{planted}"
+    assert len(list(wired_late(source, {"heard"}, set()))) == 1
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        "self.on_lost = on_lost",
+        "self._heard = self.heard",
+        "state.view = state.round.view",
+        "slot.heard = other.heard",
+        "known.lost = partial_sum(3)",
+        "class A:\n    def __init__(self, heard):\n        self._heard: Callable[[int], None] = heard",
+        "class A:\n    heard: Callable[[int], None]",
+    ],
+)
+def test_what_is_given_in_time_is_allowed(allowed: str) -> None:
+    assert not list(wired_late(f"def heard(): ...\n{allowed}", {"heard"}, {"view"}))
+
+
+def ways(text: str) -> list[list[str]]:
+    """The modules of each numbered list in the section "One round's state, one microbatch", in order."""
+    section = text.partition("\n## One round's state, one microbatch\n")[2].partition("\n## ")[0]
+    found: list[list[str]] = []
+    for number, path in re.findall(r"^(\d+)\. `([\w/]+)\.py`", section, flags=re.MULTILINE):
+        if number == "1":
+            found.append([])
+        found[-1].append(path.replace("/", "."))
+    return found
+
+
+def ways_back(way: list[str], imports: Mapping[str, set[str]]) -> list[str]:
+    """Which modules of a way reach an earlier one, by whatever they import."""
+    return [
+        f"{later} reaches {earlier}"
+        for place, later in enumerate(way)
+        for earlier in way[:place]
+        if earlier in reached(later, imports)
+    ]
+
+
+def test_a_rounds_state_and_a_microbatch_go_through_six_modules_and_not_back_up() -> None:
+    named = {path[:-3].replace("/", "."): (ROOT / path).read_text("utf-8") for path in modules()}
+    imports = imports_of({name: source for name, source in named.items() if name.split(".")[0] in MAY_IMPORT})
+    found = ways((ROOT / "docs" / "architecture.md").read_text("utf-8"))
+    assert len(found) == 2
+    for way in found:
+        assert set(way) <= set(imports), "a module of the way is not there"
+        assert 2 < len(way) <= 6
+        assert not ways_back(way, imports)
+
+
+def test_a_way_back_up_is_found() -> None:
+    imports = {"a": {"b"}, "b": {"c"}, "c": {"helper"}, "helper": {"a"}}
+    assert ways_back(["a", "b", "c"], imports) == ["b reaches a", "c reaches a", "c reaches b"]
+    assert not ways_back(["a", "b", "c"], {**imports, "helper": set()})
+
+
+def test_no_folder_is_a_long_list() -> None:
+    held = Counter(path.rpartition("/")[0] for path in modules() if not path.endswith("__init__.py"))
+    assert not {folder: count for folder, count in held.items() if count > MOST_IN_A_FOLDER}, "find the rooms in it"
+
+
+def test_each_folder_of_tests_mirrors_one_of_what_it_tests() -> None:
+    folders = {path.rpartition("/")[0].partition("/")[2] for path in modules() if path.startswith("tests/")}
+    assert not {folder for folder in folders if not (ROOT / folder).is_dir()}
+
+
 @pytest.mark.parametrize(
     ("path", "planted", "said"),
     [
@@ -185,11 +428,15 @@ def test_modules_of_every_room_are_found() -> None:
         ("peer/a.py", "from benchmarks import table", "imports benchmarks"),
         ("peer/a.py", "from bootstrap.ledger import Ledger", "peer imports bootstrap"),
         ("bootstrap/demo/a.py", "def f():\n    from peer import daemon", "bootstrap imports peer"),
+        ("peer/audit/a.py", "from peer.adversary.hooks import HONEST", "the world peer.adversary"),
+        ("peer/program/daemon.py", "def f():\n    from peer import sim", "the world peer.sim"),
+        ("peer/owner/a.py", "import peer.fleet", "the world peer.fleet"),
+        ("swarm/commands/a.py", "import peer.fleet.flow", "the world peer.fleet"),
         ("peer/a.py", "import hivemind", "hivemind outside swarm/network"),
         ("bootstrap/a.py", "from socket import socket", "socket outside swarm/network"),
         ("swarm/network/a.py", "import libp2p", "imports libp2p"),
         ("tests/test_a.py", "from libp2p import new_host", "imports libp2p"),
-        ("swarm/network/dial_check.py", "import libp2p\nimport hivemind", "beside libp2p"),
+        ("swarm/network/p2pd/dial_check.py", "import libp2p\nimport hivemind", "beside libp2p"),
         ("kernels/a.py", "from swarm.core import ids", "kernels imports swarm"),
         ("kernels/a.py", "def get_kernel(name):\n    return name", "get_kernel"),
         ("swarm/cli.py", "from peer import command", "lazily"),
@@ -211,8 +458,10 @@ def test_planted_violation_is_caught(path: str, planted: str, said: str) -> None
     assert any(re.search(said, what) for what in found), found
 
 
-def test_module_without_docstring_is_caught() -> None:
+def test_module_without_docstring_or_with_a_wordy_one_is_caught() -> None:
     assert violations("peer/a.py", "x = 1\n") == ["1: the module has no docstring that says what is where"]
+    (said,) = violations("peer/a.py", '"""This is where a peer lives."""\n')
+    assert "plainly" in said
 
 
 @pytest.mark.parametrize(
@@ -222,11 +471,13 @@ def test_module_without_docstring_is_caught() -> None:
         ("swarm/core/a.py", "import random\nrng = random.Random(7)"),
         ("verification/replay/a.py", "import time\nimport torch"),
         ("swarm/cli.py", "def f():\n    from peer import command\n    print(command)"),
-        ("peer/command.py", "print('hello')"),
+        ("peer/program/command.py", "print('hello')"),
+        ("peer/sim/a.py", "from peer.adversary.kinds import parse"),
+        ("swarm/commands/a.py", "def f():\n    from peer.fleet import flow"),
         ("swarm/network/a.py", "import socket\nfrom hivemind.p2p import P2P"),
-        ("swarm/network/dial_check.py", "import libp2p"),
+        ("swarm/network/p2pd/dial_check.py", "import libp2p"),
         ("swarm/model/a.py", "def f(model): return model.eval()"),
-        ("tests/test_a.py", "from tests.tiny_models import make\nfrom bootstrap import ledger"),
+        ("tests/test_a.py", "from tests.swarm.model.tiny_models import make\nfrom bootstrap import ledger"),
     ],
 )
 def test_what_is_allowed_is_not_caught(path: str, allowed: str) -> None:

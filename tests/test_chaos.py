@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import KINDS, MEMBERS, endure, schedule
-from tests.histories import strange_names
 from tests.process_swarm import Zygote
+from tests.verification.histories import strange_names, unrecorded
 
 
 def test_a_schedule_follows_from_its_seed_and_nobody_has_two_faults_at_once() -> None:
@@ -31,6 +31,15 @@ def test_a_fork_shows_in_the_vote_logs_and_what_was_in_flight_is_none(tmp_path: 
     assert strange_names(tmp_path, "p0a", certified) == []
     log.write_text("\n".join([*certified[:2], forked, *certified[2:], *in_flight, forked]) + "\n")
     assert strange_names(tmp_path, "p0a", certified) == [forked, forked]
+
+
+def test_what_the_host_has_not_recorded_yet_is_told_by_process(tmp_path: Path) -> None:
+    old, new = "a" * 64, "b" * 64
+    for log in (tmp_path / "host" / "voted.log", tmp_path / "p0a" / "runs" / "run" / "voted-p0a.log"):
+        log.parent.mkdir(parents=True)
+        log.write_text(f"{old}\n{new}\n")
+    assert unrecorded(tmp_path, ["p0a", "p0b"], [old]) == {"host": {new}, "p0a": {new}}
+    assert unrecorded(tmp_path, ["p0a", "p0b"], [old, new]) == {}
 
 
 @pytest.mark.soak

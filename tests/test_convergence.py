@@ -1,8 +1,8 @@
-"""This is where int8 everywhere is shown to cost nothing that matters: held-out loss within 3 % of one process.
+"""int8 everywhere costs nothing that matters: held-out loss within 3 % of one process.
 
 Equal tokens: the reference trains on the very microbatches that the swarm's report lists. The learning rate is one at
 which the reference itself varies by 0.2 % with the order of its data; at twice the rate it is 2 to 4 %. What delayed
-updates cost is measured where the stale share is given, not left to the clock: `benchmarks.stale_share`.
+updates cost is measured where the stale share is given, not left to the clock: `benchmarks.round.stale_share`.
 """
 
 import asyncio

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import end_with_one_history, names_begun, wait_until_it_votes
+from tests.peer.owner.small_disks import fill, small_disk, why_not
 from tests.process_swarm import ProcessSwarm, Zygote
-from tests.small_disks import fill, small_disk, why_not
+from tests.verification.histories import end_with_one_history, names_begun, wait_until_it_votes
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 

@@ -1,14 +1,16 @@
-"""This is where real `swarm` processes are forked from one that has everything imported already: ready in no time.
+"""Real `swarm` processes forked from one that has everything imported already: ready in no time.
 
-Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace", "clock", "slow_s"}`, starts a
-process that runs the `swarm` command line `argv` with its output in `log`, in a network namespace if one is named, by a
-wall clock that is ahead by the seconds in the file `clock` if one is named, and so that a microbatch takes `slow_s`
-longer; lines out are `{"id", "pid"}` and `{"exited", "code"}`. It ends, and its children with it, when its input
-closes.
+Run as `python -m tests.zygote`. A line in, `{"id", "argv", "log", "die", "namespace", "clock", "slow_s", "cwd",
+"out"}`, starts a process that runs the `swarm` command line `argv` (or, after `-m`, another program) with its output in
+`log`, in a network namespace if one is named, by a wall clock that is ahead by the seconds in the file `clock` if one
+is named, and so that a microbatch takes `slow_s` longer; in the folder `cwd` and with its standard output in `out` if
+those are named. Lines out are `{"id", "pid"}` and `{"exited", "code"}`. It ends, and its children with it, when its
+input closes.
 """
 
 import json
 import os
+import runpy
 import select
 import signal
 import sys
@@ -21,28 +23,29 @@ import hivemind
 import torch
 from transformers.models.llama import modeling_llama
 
-import bootstrap.command
-import bootstrap.coordinator
-import bootstrap.run_folder
-import peer.command
-import peer.daemon
+import bootstrap.program.command
+import bootstrap.program.host
+import bootstrap.state.run_folder
+import peer.program.command
+import peer.program.daemon
 import swarm.cli
-import swarm.network.dht
-import swarm.network.p2p
-from benchmarks.namespaces import enter
+import swarm.network.directory.dht
+import swarm.network.p2pd.p2p
+from benchmarks.homes.namespaces import enter
 from swarm.model.stage import StageModel
+from tests import ROOT
 
 PRELOADED: tuple[ModuleType, ...] = (
-    bootstrap.command,
-    bootstrap.coordinator,
-    bootstrap.run_folder,
+    bootstrap.program.command,
+    bootstrap.program.host,
+    bootstrap.state.run_folder,
     hivemind,
     modeling_llama,
-    peer.command,
-    peer.daemon,
+    peer.program.command,
+    peer.program.daemon,
     swarm.cli,
-    swarm.network.dht,
-    swarm.network.p2p,
+    swarm.network.directory.dht,
+    swarm.network.p2pd.p2p,
     torch,
 )
 """All that a daemon imports, lazily or not."""
@@ -96,11 +99,15 @@ def _child(order: dict[str, Any]) -> None:
         if order["slow_s"]:
             _slow_down(order["slow_s"])
         if order["die"] is not None:
-            from tests.dying import arm
+            from tests.peer.state.dying import arm
 
             arm(**order["die"])
 
-        code = int(swarm.cli.run(order["argv"]))
+        if order["out"] is not None:
+            os.dup2(os.open(order["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 1)
+        if order["cwd"] is not None:
+            os.chdir(order["cwd"])
+        code = _program(order["argv"]) if order["argv"][0] == "-m" else int(swarm.cli.run(order["argv"]))
     except BaseException:  # noqa: BLE001 - the traceback belongs in the log, whatever it is
         import traceback
 
@@ -109,6 +116,19 @@ def _child(order: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _program(argv: list[str]) -> int:
+    """Runs as `python` would run this; its exit code."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # it starts others
+    sys.argv = argv[1:]
+    try:
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
 
 
 def _go_by(path: str) -> None:

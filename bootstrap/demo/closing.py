@@ -1,4 +1,4 @@
-"""This is where a finished demo is turned into what the user keeps: report, picture, model, and a text it wrote."""
+"""What the user keeps of a finished demo: report, picture, model, and a text it wrote."""
 
 import asyncio
 import shlex

@@ -1,4 +1,4 @@
-"""`swarm demo`: this is where one command line becomes a swarm on this machine, watched until it has learned."""
+"""`swarm demo`: one command line becomes a swarm on this machine, watched until it has learned."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""This is where the host's events become what the demo shows: progress, loss, speed, and what each peer does."""
+"""What the demo shows, from the host's events: progress, loss, speed, and what each peer does."""
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""This is where the run's loss becomes a picture."""
+"""The picture of a run's loss."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

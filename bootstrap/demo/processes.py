@@ -1,4 +1,4 @@
-"""This is where the demo's programs are started, heard and ended: each by its own id, none outliving the demo."""
+"""The demo's programs, started, heard and ended: each by its own id, none outliving the demo."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from swarm import tied_program
 from swarm.core.errors import LocalError
+from swarm.local import tied_program
 
 LAST_LINES = 12
 LINE_BYTES = 8 << 20
@@ -36,15 +36,16 @@ class Program:
         *,
         log: Path,
         on_line: Callable[[str], None] | None = None,
+        module: str = "swarm",
         more_environment: Mapping[str, str] = MappingProxyType({}),
     ) -> "Program":
-        """Start `swarm ARGUMENTS` in our environment and more. Raises LocalError when the system cannot."""
+        """Start `python -m MODULE ARGUMENTS` in our environment and more. Raises LocalError when the system cannot."""
         # -P keeps modules of the folder we stand in from passing for ours.
         tie = (sys.executable, "-I", "-S", tied_program.__file__, str(os.getpid()))
         with log.open("ab") as file:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(*tie, sys.executable, "-P", "-m", "swarm", *arguments),
+                    *(*tie, sys.executable, "-P", "-m", module, *arguments),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=file if on_line is None else asyncio.subprocess.PIPE,
                     stderr=file,

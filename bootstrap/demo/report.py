@@ -1,4 +1,4 @@
-"""This is where a demo's figures are put together: the host's report, and what only the demo knows."""
+"""A demo's figures: the host's report, and what only the demo knows."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 from bootstrap.demo.request import MICROBATCH_SIZE, SEQUENCE_LENGTH
 from swarm.data.bigram import bigram_loss
 from swarm.data.prepare import PreparedData
-from swarm.whole_file import whole_file
+from swarm.disk.whole_file import whole_file
 
 
 def held_out_bigram_loss(data: PreparedData, *, evaluate_tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""This is where what the user asked of the demo is checked, before anything starts, and becomes a run's manifest."""
+"""What the user asked of the demo, checked before anything starts, and the run's manifest it makes."""
 
 import contextlib
 import json
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarm.attacks import Attack
-from swarm.core.data_order import DataOrder
 from swarm.core.errors import SettingsError
+from swarm.core.pipeline.data_order import DataOrder
 from swarm.data.prepare import PreparedData, prepare_data
-from swarm.manifest_tables import DataTable
+from swarm.manifest.tables import DataTable
 from swarm.model.presets import preset_config
 
 PRESET = "tiny"

@@ -1,4 +1,4 @@
-"""This is where a demo runs: a host and its peers as processes of their own, watched from first step to last."""
+"""A demo under way: a host and its peers as processes of their own, watched from first step to last."""
 
 import asyncio
 import contextlib
@@ -109,11 +109,11 @@ class Demo:
                 str(stage),
             ]
             arguments += ["--threads", str(request.threads), "--listen", "127.0.0.1:0", "--verbose"]
-            arguments += ["--adversary", str(attack)] if attack is not None else []
             self.peers[peer_id] = await Program.start(
                 f"peer {number}",
-                arguments,
+                arguments if attack is None else [str(attack), *arguments],
                 log=folder.logs / f"peer-{number}.log",
+                module="swarm" if attack is None else "peer.adversary",
                 more_environment={DEVELOPER_VARIABLE: "1"} if attack is not None else {},
             )
 
@@ -292,8 +292,8 @@ def died(program: Program) -> str:
 
 def _compile_kernels(prepared: PreparedDemo) -> None:
     # These bring torch and transformers, which the start of the host need not wait for.
-    from swarm.manifest import freeze, read_manifest
-    from swarm.rehearsal import rehearse
+    from swarm.local.rehearsal import rehearse
+    from swarm.manifest.file import freeze, read_manifest
 
     rehearse(freeze(read_manifest(prepared.folder.manifest), prepared.data, ()))
 

@@ -1,4 +1,4 @@
-"""This is where the demo is seen: a live picture on a terminal, a plain line now and then elsewhere."""
+"""The demo as it is seen: a live picture on a terminal, a plain line now and then elsewhere."""
 
 import contextlib
 import os
@@ -96,7 +96,7 @@ class LiveView:
                 Text(f"{observed.closing or observed.phase} ... {clock(now - observed.started_at)}", style="cyan")
             )
         else:
-            rows.append(_progress(observed, width))
+            rows.append(_progress(observed))
         rows += [_figures(observed), _curve(observed, width), Text()]
         lines_left = height - len(rows) - 3  # the table's head and rule, and the cursor's line
         num_peers = min(len(observed.peers), max(1, lines_left - 4))
@@ -138,7 +138,7 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def _progress(observed: Observed, width: int) -> RenderableType:
+def _progress(observed: Observed) -> RenderableType:
     left_s = observed.left_s()
     if observed.closing or observed.version >= observed.num_steps:
         right = observed.closing or observed.phase

@@ -87,8 +87,9 @@ function show(state) {
   find("key").textContent = state.run_key;
   const share = Math.min(100, (100 * state.version) / state.total_steps);
   const missing = state.stages.filter((stage) => stage.missing).map((stage) => `${stage.missing} for stage ${stage.stage}`);
-  find("progress").textContent = missing.length
-    ? `waiting for peers: ${missing.join(", ")}` : `step ${count(state.version)} of ${count(state.total_steps)}`;
+  find("progress").textContent = state.begun
+    ? [`step ${count(state.version)} of ${count(state.total_steps)}`, state.waits_for].filter(Boolean).join(": ")
+    : `waiting for peers: ${missing.join(", ")}`;
   find("bar").setAttribute("aria-valuenow", share.toFixed(0));
   find("done").setAttribute("width", share);
   figures(state);

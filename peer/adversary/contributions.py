@@ -1,4 +1,4 @@
-"""This is where a contribution to the averaging round is made other than its work gives.
+"""Contributions to the averaging round that are other than their work gives.
 
 The literature lets liars know the honest gradients. One peer knows its own: its mean stands for the honest mean, and
 the deviation among members follows from that among its own last microbatches.

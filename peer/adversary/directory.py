@@ -1,29 +1,27 @@
-"""This is where a peer lies in the directory: in others' names, with others' old words, of itself, as a crowd.
+"""A peer's lies in the directory: in others' names, with others' old words, of itself, as a crowd.
 
 What it plants lies in its own node whatever others check, as with anybody who has changed the program.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from peer.adversary import strengths
-from peer.adversary.hooks import Adversary
+from peer.adversary.hooks import Adversary, Place
 from swarm.attacks import Attack
-from swarm.core.averaging_round import Instruction, RoundFacts, SendBallot
 from swarm.core.canonical import Value, digest, pack, unpack
 from swarm.core.ids import PeerId, Step
-from swarm.core.round_ballots import Proposal
-from swarm.identity import Identity
-from swarm.network.records import MAX_RECORD_BYTES, sign_record
-from swarm.network.transport import Directory
+from swarm.core.round.averaging_round import Instruction, RoundFacts, SendBallot
+from swarm.core.round.ballots import Proposal
+from swarm.identity.key import Identity
+from swarm.network.directory.records import MAX_RECORD_BYTES, sign_record
 
 
 class ForgedRecords(Adversary):
     """Under the name of each peer of its own stage and of those beside it stands that it has moved away."""
 
-    async def meddle(self, place: "Place") -> None:
+    async def meddle(self, place: Place) -> None:
         fields: dict[str, Value] = {"addresses": [], "version": 0, "moving": True}
         for topic in place.topics:
             for victim in await place.directory.lookup(topic):
@@ -42,7 +40,7 @@ class ReplayedRecords(Adversary):
         super().__init__(attack, seed=seed)
         self._seen: dict[tuple[str, PeerId], bytes] = {}
 
-    async def meddle(self, place: "Place") -> None:
+    async def meddle(self, place: Place) -> None:
         for topic in place.topics:
             for peer, data in (await place.directory.records(topic)).items():
                 if len(self._seen) < strengths.REPLAYED_RECORDS and peer != place.me.peer_id:
@@ -72,7 +70,7 @@ class SybilFlood(Adversary):
         names = [digest("sybil", [seed, number]) for number in range(strengths.SYBILS)]
         self.identities = [Identity.from_seed(name) for name in names]
 
-    async def meddle(self, place: "Place") -> None:
+    async def meddle(self, place: Place) -> None:
         fields: dict[str, Value] = {"addresses": [*place.addresses], "version": 0}
         place.joining.update(sybil.peer_id for sybil in self.identities)
         for topic in place.topics:
@@ -90,16 +88,3 @@ class SybilFlood(Adversary):
         flooded = replace(roster, joins=tuple(crowd))
         flooded = replace(flooded, signature=me.sign(flooded.signed_bytes()))
         return (replace(instruction, proposal=Proposal.of_roster(flooded, asked.proof)),)
-
-
-class Place(NamedTuple):
-    """Where a liar stands."""
-
-    directory: Directory
-    me: Identity
-    topics: Sequence[str]
-    """Of its own stage and of those beside it."""
-    addresses: Sequence[str]
-    ttl_s: float
-    joining: set[PeerId]
-    """Whom it tells the leader of."""

@@ -1,11 +1,11 @@
-"""This is where a peer's work passes on its way out, so that a developer may make a peer misbehave.
+"""What a misbehaving peer's work passes on its way out.
 
-An honest peer has `HONEST`, whose hooks hand on the very objects they are given: there is one path for all peers.
-Evaluations pass no hook. Tensors: B samples, L tokens, D hidden values.
+Hooks of `Adversary` itself, and of `HONEST`, hand on the very objects they are given. Evaluations pass no hook.
+Tensors: B samples, L tokens, D hidden values.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from peer.adversary.strengths import SOMETIMES_SHARE
 from swarm.attacks import Attack
 from swarm.averaging.encoded import Encoded, VectorCodec
-from swarm.core.averaging_round import Instruction, RoundFacts
 from swarm.core.canonical import Value, digest
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
-from swarm.identity import Identity
+from swarm.core.round.averaging_round import Instruction, RoundFacts
+from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
-
-if TYPE_CHECKING:
-    from peer.adversary.directory import Place
+from swarm.network.transport import Directory
 
 Floats = NDArray[np.float32]
 
@@ -31,6 +29,19 @@ class At(NamedTuple):
 
     step: Step
     microbatch_id: MicrobatchId
+
+
+class Place(NamedTuple):
+    """Where a liar stands."""
+
+    directory: Directory
+    me: Identity
+    topics: Sequence[str]
+    """Of its own stage and of those beside it."""
+    addresses: Sequence[str]
+    ttl_s: float
+    joining: set[PeerId]
+    """Whom it tells the leader of."""
 
 
 class Adversary:
@@ -94,7 +105,7 @@ class Adversary:
         """What it does where the round's rules say this."""
         return (instruction,)
 
-    def ignores(self, facts: RoundFacts, sender: PeerId, *, me: PeerId) -> bool:
+    def ignores(self, step: Step, members: tuple[PeerId, ...], sender: PeerId, *, me: PeerId) -> bool:
         """Whether a member's commitment is as if it had not come, where this peer leads."""
         return False
 
@@ -140,7 +151,7 @@ class Adversary:
         """How long it says a microbatch would wait here."""
         return waits_s
 
-    async def meddle(self, place: "Place") -> None:
+    async def meddle(self, place: Place) -> None:
         """What else it does in the directory, a few times in a lease, while it acts."""
 
     # -- for attacks --------------------------------------------------------------------------------------
@@ -167,3 +178,18 @@ class Adversary:
 
 
 HONEST = Adversary()
+
+
+class Liar(Protocol):
+    """A peer that misbehaves, as what it says and hears sees it."""
+
+    @property
+    def adversary(self) -> Adversary: ...
+
+    @property
+    def step(self) -> Step:
+        """That its stage is at."""
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Of its stage."""

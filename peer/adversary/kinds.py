@@ -1,4 +1,4 @@
-"""This is where the name of an attack becomes what a peer does."""
+"""What a peer does under an attack's name."""
 
 from functools import partial
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""This is where a microbatch is computed other than its papers say, or what comes of it is sent on changed."""
+"""Microbatches computed other than their papers say, or whose outcome is sent on changed."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""This is where a peer is broken rather than hostile, reduces wrongly, or keeps silent when audited."""
+"""Peers that are broken rather than hostile, reduce wrongly, or keep silent when audited."""
 
 import numpy as np
 import torch

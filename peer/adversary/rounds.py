@@ -1,4 +1,4 @@
-"""This is where a peer plays a round falsely: as a reducer, as a leader, as a voter."""
+"""A round played falsely: as a reducer, as a leader, as a voter."""
 
 from dataclasses import replace
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from peer.adversary.hooks import Adversary
 from swarm.averaging.encoded import Encoded, VectorCodec
-from swarm.core.averaging_round import AggregatePart, Instruction, RoundFacts, SendBallot, SendVote
-from swarm.core.contribution import Departure, Roster
 from swarm.core.ids import PeerId, Step
-from swarm.core.round_ballots import Proposal
-from swarm.core.voting import Vote
-from swarm.identity import Identity
+from swarm.core.round.averaging_round import AggregatePart, Instruction, RoundFacts, SendBallot, SendVote
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.contribution import Exclusion, Roster
+from swarm.core.round.voting import Vote
+from swarm.identity.key import Identity
 
 
 class EquivocatingReducer(Adversary):
@@ -35,7 +35,7 @@ class OmittingReducer(Adversary):
         left = tuple(peer for peer in instruction.contributors if peer != victim)
         if victim is None or not left:
             return (instruction,)
-        excluded = [*instruction.excluded, Departure(victim, "its part did not come")]
+        excluded = [*instruction.excluded, Exclusion(victim, "missing")]
         ordered = tuple(sorted(excluded, key=lambda departure: departure.peer_id))
         return (replace(instruction, contributors=left, excluded=ordered),)
 
@@ -43,8 +43,8 @@ class OmittingReducer(Adversary):
 class OmittingLeader(Adversary):
     """Where it leads, one member, always the same, is as if it had not committed."""
 
-    def ignores(self, facts: RoundFacts, sender: PeerId, *, me: PeerId) -> bool:
-        return self.acts_in(facts.step) and sender == _victim(facts.members, me)
+    def ignores(self, step: Step, members: tuple[PeerId, ...], sender: PeerId, *, me: PeerId) -> bool:
+        return self.acts_in(step) and sender == _victim(members, me)
 
 
 class EquivocatingLeader(Adversary):

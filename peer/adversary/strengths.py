@@ -1,6 +1,7 @@
-"""This is where the strengths of attacks are fixed: before any defence was tuned, and not changed since.
+"""The strengths of attacks: fixed before any defence was tuned, and not changed since.
 
-Where the literature or an earlier measurement here (`benchmarks/attacks.py`) gives a value, it is that one.
+Where the literature or an earlier measurement here (`benchmarks/verification/attacks.py`) gives a value, it is that
+one.
 """
 
 FLIP_FACTORS = {"sign_flip": 1.0, "sign_flip_1000": 1000.0}

@@ -1,6 +1,7 @@
-"""`swarm simulate`: this is where a scenario is simulated from the command line."""
+"""`swarm simulate`: a scenario is simulated from the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ def command(scenario: Path, seed: int | None, as_json: bool, plot: Path | None) 
 
     read = read_scenario(scenario)
     if seed is not None:
-        read = read.model_copy(update={"run": read.run.model_copy(update={"seed": seed})})
+        read = replace(read, run=replace(read.run, seed=seed))
     outcome = simulate(read)
     found = figures(outcome)
     if plot is not None:

@@ -1,4 +1,4 @@
-"""This is where a simulation's outcome becomes figures: a JSON object, a line of text for people, a plot."""
+"""A simulation's outcome in figures: a JSON object, a line of text for people, a plot."""
 
 import io
 import statistics

@@ -1,4 +1,4 @@
-"""This is where a fleet is simulated: who comes, downloads, proves itself, trains, moves and goes, on a virtual clock.
+"""A simulated fleet: who comes, downloads, proves itself, trains, moves and goes, on a virtual clock.
 
 Placement, moves and deadlines are decided by the daemon's own objects in `swarm.core`; microbatches pass in
 `peer.fleet.flow`. The oracle that throughput is compared with has the same members at every moment, with the same
@@ -21,9 +21,9 @@ from peer.fleet import flow as flows
 from peer.fleet import waited_step
 from peer.fleet.scenario import Event, Scenario
 from swarm.core.deadlines import AdaptiveDeadline
+from swarm.core.directory.rebalancing import Placement, best_stage, plan_moves
 from swarm.core.ids import PeerId, StageIndex
-from swarm.core.rebalancing import Placement, best_stage, plan_moves
-from verification.draws import AuditBudget, contribution_rate, detection, found_by_one, microbatch_rate
+from verification.audit.draws import AuditBudget, contribution_rate, detection, found_by_one, microbatch_rate
 
 HEADERS = 1.05
 """Bytes on the line for each byte of a message, as in `swarm.core.plan`."""

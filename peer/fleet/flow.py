@@ -1,9 +1,10 @@
-"""This is where simulated microbatches pass through the stages, each by itself: compiled, for they are millions.
+"""Simulated microbatches on their way through the stages, each by itself: compiled, for they are millions.
 
 A peer computes one thing at a time, older steps before newer, of a step what came first, and audits when nothing else
 is there; it sends one activation after another. It chooses among the peers it knows of the next stage as
-`swarm.core.wiring` does, after it has asked them all: `tests/test_fleet_flow.py` holds the two against each other. What
-is not about single microbatches (who is a member, when a round begins) is `peer.fleet.fleet`'s, in Python.
+`swarm.core.pipeline.wiring` does, after it has asked them all: `tests/peer/fleet/test_flow.py` holds the two against
+each other. What is not about single microbatches (who is a member, when a round begins) is `peer.fleet.fleet`'s, in
+Python.
 
 An event is the end of what a peer computes: when it then takes the next of its queue, all that has arrived by then is
 there to choose from, so arrivals need no events. Events wait in a ring of short lists, one for each moment.
@@ -18,7 +19,7 @@ import numpy as np
 from kernels.cache_hints import CACHE_LINE_BYTES, prefetch
 from kernels.compiled import borrowing, inlined
 from peer.fleet.layout import EVENT, KNOWN, PEER, SHOWN, WAY, WORK, Flow, on_lines
-from swarm.core.wiring import BELIEVED, SMOOTHING
+from swarm.core.pipeline.wiring import BELIEVED, SMOOTHING
 
 # Places in `Flow.counters`
 FREE, STEP, GRANTED, TARGET, LIMIT, CHOICES, COMPLETED, KILLED, REDONE, CHANCE, TRIPS, SENT, ORPHANED, MOMENT, USED = (

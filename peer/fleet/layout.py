@@ -1,4 +1,4 @@
-"""This is where the memory of simulated microbatches is laid out: what is read together lies together.
+"""The memory of simulated microbatches: what is read together lies together.
 
 There are millions of reads of what nobody has read lately, so lines of the cache count, not bytes.
 """

@@ -1,28 +1,28 @@
-"""This is where a scenario is read: the fleet, its links, its sessions and what befalls it, from a TOML file."""
+"""A scenario: the fleet, its links, its sessions and what befalls it, read from a TOML file."""
 
 import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
 from peer.fleet.sessions import Law, Sessions
+from swarm.core.directory.rebalancing import RebalancingSettings
 from swarm.core.errors import SettingsError
-from swarm.core.rebalancing import RebalancingSettings
-from swarm.manifest_problems import describe
+from swarm.core.tables import Bounds, Table, read_table
 
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+Positive = Annotated[float, Bounds(above=0)]
+NotNegative = Annotated[float, Bounds(least=0)]
+Share = Annotated[float, Bounds(least=0, most=1)]
+Whole = Annotated[int, Bounds(least=0)]
+Count = Annotated[int, Bounds(least=1)]
 
 
-class ModelPart(_Table):
+@dataclass(frozen=True, kw_only=True)
+class ModelPart(Table):
     """What one microbatch, one round and one joiner cost."""
 
-    stages: int = Field(ge=2, le=64)
+    stages: Annotated[int, Bounds(least=2, most=64)]
     stage_costs: tuple[Positive, ...] = ()
     """Of each stage, relative to the others; all alike if left out."""
     microbatch_compute_s: Positive
@@ -36,24 +36,25 @@ class ModelPart(_Table):
     """What a member uploads in an averaging round."""
     step_s: Positive
     """The target batch is what the first fleet would do in this time, perfectly balanced."""
-    microbatches: int | None = Field(default=None, ge=1)
+    microbatches: Count | None = None
     """Of a step's target batch, if it is not to follow from `step_s`. At twice `step_s` a step is cut short even so."""
     straggler_s: Positive | None = None
     """What is under way when all of a step has been granted has so long to come home (the manifest's
     `deadlines.straggler_s`); half as long again as microbatches take if left out."""
     delay: Literal[0, 1] = 1
     """0: sources wait for the round. 1: the next step begins while the round runs."""
-    round_s: float = Field(default=0.0, ge=0)
+    round_s: NotNegative = 0.0
     """What a round takes beside its bytes and five round trips: votes written to disk, encoding, the optimizer."""
 
 
-class FleetPart(_Table):
+@dataclass(frozen=True, kw_only=True)
+class FleetPart(Table):
     """Peers and their links."""
 
-    peers: int = Field(ge=2, le=100_000)
+    peers: Annotated[int, Bounds(least=2, most=100_000)]
     first_stages: tuple[int, ...] = ()
     """Peers of each stage at the start; even if left out."""
-    power_spread: float = Field(default=0.4, ge=0, le=2)
+    power_spread: Annotated[float, Bounds(least=0, most=2)] = 0.4
     """Standard deviation of the logarithm of peers' power, whose median is 1."""
     powers: tuple[Positive, ...] = ()
     """Of each peer at the start, those of stage 0 first with `first_stages`, if they are not to be drawn."""
@@ -61,22 +62,23 @@ class FleetPart(_Table):
     down_mbit: Positive
     link_use: Share = 0.9
     """Share of a link that gets used when it is the limit."""
-    round_trip_ms: float = Field(ge=0)
-    loss: float = Field(default=0.0, ge=0, le=0.5)
+    round_trip_ms: NotNegative
+    loss: Annotated[float, Bounds(least=0, most=0.5)] = 0.0
     """Share of packets lost."""
-    fanout: int = Field(default=8, ge=1, le=64)
+    fanout: Annotated[int, Bounds(least=1, most=64)] = 8
     """Peers of the next stage that one peer knows and chooses from; all of them in a fleet no larger than this."""
     pipeline_fill: Positive = 2.5
     """Microbatches in flight, as a multiple of what would fill an idle pipeline."""
-    max_in_flight: int | None = Field(default=None, ge=1)
+    max_in_flight: Count | None = None
     """Microbatches that each source has in flight, if that is not to follow from `pipeline_fill`."""
-    start_s: float = Field(default=0.0, ge=0)
+    start_s: NotNegative = 0.0
     """From a joiner's start until it has been admitted and given a stage."""
-    notice_s: float = Field(default=0.0, ge=0)
+    notice_s: NotNegative = 0.0
     """From a crash until those beside the lost peer act on it; the end of its streams tells them."""
 
 
-class SessionPart(_Table):
+@dataclass(frozen=True, kw_only=True)
+class SessionPart(Table):
     """How long peers stay and how they go. As many come as go."""
 
     law: Law
@@ -86,15 +88,16 @@ class SessionPart(_Table):
     turnover_s: Positive = 600.0
     warned: Share = 0.5
     """Share of departures in which the daemon is told and can drain; the others are crashes."""
-    drain_s: float = Field(default=30.0, ge=0)
+    drain_s: NotNegative = 30.0
 
 
-class TrustPart(_Table):
+@dataclass(frozen=True, kw_only=True)
+class TrustPart(Table):
     """What verification costs, and whom it is for."""
 
     audits: Share = 0.15
     """Of its compute that a member spends on auditing others."""
-    probation_replays: int = Field(default=10, ge=0)
+    probation_replays: Whole = 10
     """Microbatches of its stage that a newcomer replays before it may become a member."""
     admitted_share: Share = 0.125
     """Of a stage's members, that many newcomers may join with each version."""
@@ -102,75 +105,75 @@ class TrustPart(_Table):
     """Of joiners, that lie about all they compute."""
 
 
-class RunPart(_Table):
+@dataclass(frozen=True, kw_only=True)
+class RunPart(Table):
     """How long to simulate, and how the swarm decides."""
 
     seed: int = 0
-    warm_up_s: float = Field(default=1200.0, ge=0)
+    warm_up_s: NotNegative = 1200.0
     """Before measuring: the pipeline fills, and newcomers and members find their ratio."""
     measured_s: Positive = 3600.0
     lease_s: Positive = 15.0
     decide_s: Positive = 30.0
     """Time between two looks at who should move."""
-    min_replicas: int = Field(default=2, ge=1)
+    min_replicas: Count = 2
     payback_s: Positive = 1200.0
     power_noise: Share = 0.1
     """Relative error of one peer's measured power."""
 
 
-class Event(_Table):
+@dataclass(frozen=True, kw_only=True)
+class Event(Table):
     """Something that befalls the fleet, at a time measured from the end of the warm-up."""
 
     kind: Literal["outage", "crowd", "stage_loss", "crash"]
-    at_s: float = Field(ge=0)
+    at_s: NotNegative
     share: Share = 0.0
     """outage: of the fleet, gone without a word at once. crowd: as many come, compared with the fleet."""
-    lasts_s: float = Field(default=0.0, ge=0)
+    lasts_s: NotNegative = 0.0
     """outage: then they are back. crowd: they come within this time."""
-    stage: int = Field(default=0, ge=0)
-    leaves: int = Field(default=1, ge=0)
+    stage: Whole = 0
+    leaves: Whole = 1
     """stage_loss: replicas of `stage` that are left; all others crash at once. crash: one member of `stage` does."""
     power: Positive | None = None
     """crash: of a member that has this power; None: of any."""
-    replaced_after_s: float | None = Field(default=None, ge=0)
+    replaced_after_s: NotNegative | None = None
     """crash: then a machine of the same power is started; None: nobody comes instead."""
 
 
-class Scenario(_Table):
+@dataclass(frozen=True, kw_only=True)
+class Scenario(Table):
     """Everything a simulation depends on."""
 
     name: str
     about: str = ""
-    run: RunPart = Field(default_factory=RunPart)
+    run: RunPart = field(default_factory=RunPart)
     model: ModelPart
     fleet: FleetPart
     sessions: SessionPart
-    trust: TrustPart = Field(default_factory=TrustPart)
+    trust: TrustPart = field(default_factory=TrustPart)
     events: tuple[Event, ...] = ()
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> "Scenario":
+    def disagreement(self, given: Collection[str]) -> str | None:
         stages = self.model.stages
         if self.model.stage_costs and len(self.model.stage_costs) != stages:
-            raise ValueError(f"model.stage_costs has {len(self.model.stage_costs)} costs for {stages} stages")
+            return f"model.stage_costs has {len(self.model.stage_costs)} costs for {stages} stages"
         first = self.fleet.first_stages
         if first and (len(first) != stages or sum(first) != self.fleet.peers or min(first) < 1):
-            raise ValueError(
+            return (
                 f"fleet.first_stages = {list(first)} must be {stages} numbers of 1 or more that add up to "
                 f"fleet.peers = {self.fleet.peers}"
             )
         if self.fleet.powers and len(self.fleet.powers) != self.fleet.peers:
-            raise ValueError(f"fleet.powers has {len(self.fleet.powers)} powers for fleet.peers = {self.fleet.peers}")
+            return f"fleet.powers has {len(self.fleet.powers)} powers for fleet.peers = {self.fleet.peers}"
         if self.fleet.peers < stages:
-            raise ValueError(f"fleet.peers = {self.fleet.peers} is less than one for each of {stages} stages")
+            return f"fleet.peers = {self.fleet.peers} is less than one for each of {stages} stages"
         for number, event in enumerate(self.events):
             if event.stage >= stages:
-                raise ValueError(f"events[{number}].stage = {event.stage} is not below model.stages = {stages}")
+                return f"events[{number}].stage = {event.stage} is not below model.stages = {stages}"
             if event.at_s >= self.run.measured_s:
-                raise ValueError(
-                    f"events[{number}].at_s = {event.at_s:g} is not below run.measured_s = {self.run.measured_s:g}"
-                )
-        return self
+                return f"events[{number}].at_s = {event.at_s:g} is not below run.measured_s = {self.run.measured_s:g}"
+        return None
 
     @property
     def costs(self) -> tuple[float, ...]:
@@ -193,15 +196,12 @@ class Scenario(_Table):
 def read_scenario(path: Path) -> Scenario:
     """Raises SettingsError that names the field, its value and the remedy."""
     try:
-        return Scenario.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path} cannot be read ({error.strerror}); give a scenario's path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
-    except ValidationError as error:
-        raise SettingsError(f"{path}:\n{_problems(error)}") from error
-
-
-def _problems(error: ValidationError) -> str:
-    whole = [str(problem["ctx"]["error"]) for problem in error.errors() if problem["type"] == "value_error"]
-    return "\n".join(whole) or describe(error, Scenario)
+    try:
+        return read_table(Scenario, value)
+    except SettingsError as error:
+        raise SettingsError(f"{path}:\n{error}") from error

@@ -1,4 +1,4 @@
-"""This is where it is drawn how long peers stay: heavy-tailed laws as measured, and what is left of a session.
+"""How long peers stay: heavy-tailed laws as measured, and what is left of a session.
 
 Weibull with a shape below 1: most sessions are short, and who has stayed long stays longer. Stutzbach and Rejaie
 ("Understanding churn in peer-to-peer networks", IMC 2006) find that of file sharers: no exponential law, a large part

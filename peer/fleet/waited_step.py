@@ -1,8 +1,8 @@
-"""This is where a step that all sources wait for (`model.delay = 0`) is counted anew when a peer is lost.
+"""A step that all sources wait for (`model.delay = 0`), counted anew when a peer is lost.
 
-As its leader does it in `swarm.core.step_progress`: what the lost peer's sum held is missing, and what a source had not
-passed on is granted again. A stage that lost a sum is short of it; stage 0 does with so many less, the others begin
-their round when a microbatch of the next step tells them that this one has ended. A stage that is full before the
+As its leader does it in `swarm.core.round.step_progress`: what the lost peer's sum held is missing, and what a source
+had not passed on is granted again. A stage that lost a sum is short of it; stage 0 does with so many less, the others
+begin their round when a microbatch of the next step tells them that this one has ended. A stage that is full before the
 sources are takes no more.
 """
 

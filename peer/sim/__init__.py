@@ -3,7 +3,8 @@
 outcome = SimulatedSwarm(TinyRun(), attacks={(1, 2): "sign_flip@10"}, seed=0).run(150)
 """
 
-from peer.sim.audits import Banned, Shown
+from peer.sim.audits import Shown
+from peer.sim.justice import Banned
 from peer.sim.swarm import Outcome, SimulatedSwarm
 from peer.sim.tiny_run import TinyRun
 

@@ -1,7 +1,8 @@
-"""This is where replicas of a simulated stage audit each other: real draws, replays, evidence and judgements.
+"""Replicas of a simulated stage audit each other: real draws, replays, evidence and judgements.
 
-Decisions are those of `peer.auditor`, `peer.hop_auditor` and the host's. What several auditors drew is replayed once
-for all that compute with the same model. Neighbours show all that passed. Peers that misbehave audit nobody.
+Decisions are those of `peer.audit` and the host's. What several auditors drew is replayed once for all that compute
+with the same model. Neighbours show all that passed. Peers that misbehave audit nobody, but for who accuses whom it
+finds honest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,17 +11,15 @@ from itertools import compress
 
 import torch
 
+from peer.sim.justice import Banned, StageJustice, is_out
 from peer.sim.pipeline import SimulatedPeer
 from peer.sim.stages import Round, SimulatedStage
-from swarm.checkpoint.state import state_chunks, state_digest
-from swarm.core.contribution import Contribution, Work
+from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, state_chunks, state_digest
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.ids import PeerId, StageIndex, Step, Version
-from swarm.host_protocol import SignedRun
-from swarm.identity import Identity
+from swarm.core.ids import PeerId, Step, Version
+from swarm.core.round.contribution import Contribution, Work
 from swarm.model.stage import StageModel
-from verification.anchor import Anchor
-from verification.draws import (
+from verification.audit.draws import (
     REVEALED_AFTER,
     AuditBudget,
     check_reveal,
@@ -28,63 +27,24 @@ from verification.draws import (
     draw,
     hop_draw,
     microbatch_rate,
+    reducer_rate,
 )
-from verification.evidence import MAX_EVIDENCE_BYTES, Evidence
-from verification.exchanges import Exchange
-from verification.hop_claim import HopClaim, claims_of
+from verification.audit.standing import AuditDebt, StandingTable, Suspicion
+from verification.audit.tolerance import Comparison, Grade
+from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
+from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
-from verification.papers import Bytes, Exhibit
-from verification.past import Past
+from verification.kinds.step_fraud import OldChunk, StepFraud
+from verification.pipeline.hop_claim import HopClaim, claims_of
 from verification.replay.compared import compared_claim, compared_contribution, worst
-from verification.replay.judge import judge
+from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
-from verification.standing import FAULT, AuditDebt, Standing, StandingTable, Suspicion
-from verification.tolerance import Comparison, Grade
-from verification.verdicts import Ban, Pardon, Quarantine
-
-
-@dataclass(frozen=True)
-class Banned:
-    """One that was found out."""
-
-    peer_id: PeerId
-    stage: StageIndex
-    index: int
-    """Among the first peers of its stage."""
-    step: Step
-    """Of the contribution in which the lie was."""
-    kind: str
-    """Of the evidence."""
-    whole: bool
-    """Whether its contribution was wrong, or what it sent on of a microbatch."""
-
-    @property
-    def version(self) -> Version:
-        """From which on nobody takes anything from it."""
-        return Version(self.step + REVEALED_AFTER)
-
-
-@dataclass
-class AuditCounts:
-    """What all audits came to."""
-
-    hops: int = 0
-    contributions: int = 0
-    honest: int = 0
-    """Of work that was done as it should be."""
-    largest_honest_share: float = 0.0
-    """Of the fraud bound, in those."""
-    differing: int = 0
-    """Of those, where the replay had other values at all."""
-    suspicious: int = 0
-    frauds: int = 0
-    acquitted: int = 0
-    faults: int = 0
-    """Of frauds, those that were not done again."""
-    debts: int = 0
-    """Audits that were not served."""
-    skipped: int = 0
+from verification.replay.stepped_again import needs_of
+from verification.round.papers import Bytes, Exhibit
+from verification.state.anchor import Anchor
+from verification.state.past import Past
+from verification.state.state_statement import StateStatement
 
 
 @dataclass(frozen=True)
@@ -105,16 +65,14 @@ class StageAudits:
     """Audits in one stage."""
 
     stage: SimulatedStage
-    signed_run: SignedRun
     run_id: str
-    run_key: Identity
-    counts: AuditCounts
+    justice: StageJustice
     _found: dict[tuple[Step, PeerId, int | None, StageModel], Sequence[Comparison]] = field(default_factory=dict)
     """By step, target, place of the microbatch in its work (None: of the contribution), and what computed it again."""
     _replays: dict[StageModel, StageReplay] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        settings = self.stage.settings
+        settings, self.counts = self.stage.settings, self.justice.counts
         self._budget = AuditBudget.of_run(settings.audits)
         layout = self.stage.members[0].replica.layout
         self._into = torch.zeros(layout.num_values, dtype=torch.float32)
@@ -124,18 +82,24 @@ class StageAudits:
         """Audit what is revealed at the stage's present version: the table after it, and who is banned by it."""
         version = self.stage.chain.version
         step = Step(version - REVEALED_AFTER)
-        held, banned = self.stage.rounds.get(step), list[Banned]()
+        table, banned = self._states(table)
+        last, held = self.stage.rounds.get(Step(version - 1)), self.stage.rounds.get(step)
+        if last is not None:
+            table, found = self._contradictions(table, last)
+            banned += found
         self._found = {key: found for key, found in self._found.items() if key[0] >= step}
         if held is None:
             return table, banned
         for auditor in (self.stage.peers[peer] for peer in held.roster.members):
-            if not auditor.is_honest or is_out(table, auditor.peer_id, version):
+            if is_out(table, auditor.peer_id, version) or not _audits(auditor, step):
                 continue
             reveal = self._revealed(auditor, step)
+            table, found = self._reduced(table, held, auditor, reveal)
+            banned += found
             for made in held.roster.contributions:
                 target = self.stage.peers[made.peer_id]
                 for place in self._drawn(table, held, auditor, reveal, made) if target is not auditor else ():
-                    if not is_out(table, target.peer_id, version):
+                    if not any(is_out(table, peer.peer_id, version) for peer in (auditor, target)):
                         table, found = self._audit(table, held, auditor, made, target, place)
                         banned += found
         return table, banned
@@ -194,9 +158,8 @@ class StageAudits:
         if found.grade is Grade.SUSPICIOUS:
             counts.suspicious += 1
             return table.after(Suspicion(target.peer_id, version), version), []
-        if found.grade is Grade.HONEST:
+        if found.grade is Grade.HONEST and not auditor.adversary.accuses_falsely(made.step):
             return table, []
-        counts.frauds += 1
         return self._accuse(table, held, auditor, target, made, place)
 
     def _compared(
@@ -209,7 +172,7 @@ class StageAudits:
             if place is None:
                 exhibits = [self._exhibit(target, made, work) for work in made.work]
                 replayed = replay.encoded_contribution(exhibits, made.step)
-                self._found[key] = [compared_contribution(replay, self._parts(target, made), replayed)]
+                self._found[key] = [compared_contribution(replay, self._parts(held, target, made), replayed)]
             else:
                 claims = self._claims(target, made, made.work[place])
                 self._found[key] = [compared_claim(replay, claim, self._into) for claim in claims]
@@ -240,27 +203,23 @@ class StageAudits:
 
     def _claims(self, target: SimulatedPeer, made: Contribution, work: Work) -> list[HopClaim]:
         """What the target signed of a microbatch, from its neighbours: they hold the same bytes as it does."""
-        exhibit, settings, stage = self._passed(target, made, work), self.stage.settings, self.stage.stage
-        is_first, is_last = stage == 0, stage == settings.model.num_stages - 1
-        before = [] if is_first else [Exchange.received(exhibit)]
-        after = [] if is_last else [Exchange.sent(exhibit)]
-        claims = claims_of(target.peer_id, before, after, ids=exhibit.x if is_first else None)
+        passed = target.exchanges.of(made.step, work.microbatch_id)
+        ids = None if self.stage.stage else self._passed(target, made, work).x
+        claims = claims_of(target.peer_id, passed, passed, ids=ids)
         for claim in claims:
-            claim.check(settings, run_id=self.run_id)
+            claim.check(self.stage.settings, run_id=self.run_id)
         return claims
 
     def _passed(self, target: SimulatedPeer, made: Contribution, work: Work) -> Exhibit:
-        exhibit = target.exhibits.exhibit(made.step, work.microbatch_id)
+        exhibit = target.exchanges.exhibit(made.step, work)
         if exhibit is None:
             raise LocalError(f"microbatch {work.microbatch_id} of step {made.step} is kept no more")
         return exhibit
 
-    def _parts(self, target: SimulatedPeer, made: Contribution) -> list[Bytes]:
-        parts = [target.exhibits.part(made.step, index) for index in range(len(made.part_digests))]
-        shown = [part for part in parts if part is not None]
-        if len(shown) != len(parts) or target.adversary.withholds:
+    def _parts(self, held: Round, target: SimulatedPeer, made: Contribution) -> list[Bytes]:
+        if target.adversary.withholds:
             raise TransientError(f"parts of the contribution to step {made.step} are not shown")
-        return shown
+        return [held.outcome.inputs[index, target.peer_id] for index in range(len(made.part_digests))]
 
     def _standing_at(self, held: Round, model: StageModel) -> StageReplay:
         replay = self._replays.get(model)
@@ -282,14 +241,12 @@ class StageAudits:
         made: Contribution,
         place: int | None,
     ) -> tuple[StandingTable, list[Banned]]:
-        """Before the run key, with a file that is all it looks at."""
-        anchor = Anchor.of_chain(held.chain, state_digest(held.state)).signed_by(self.run_key)
-        past, chunks = Past(beginning=anchor), tuple(state_chunks(held.state))
+        past, chunks = Past(beginning=self._anchor(held)), tuple(state_chunks(held.state))
         mismatch: ReplayMismatch | HopMismatch
         if place is None:
             mismatch = ReplayMismatch(
                 contribution=made,
-                parts=tuple(self._parts(target, made)),
+                parts=tuple(self._parts(held, target, made)),
                 exhibits=tuple(self._exhibit(target, made, work) for work in made.work),
                 past=past,
                 state_chunks=chunks,
@@ -299,36 +256,103 @@ class StageAudits:
             found = self._compared(held, auditor, target, made, place)
             claim = self._claims(target, made, made.work[place])[found.index(worst(found))]
             mismatch = HopMismatch(claim=claim, past=past, state_chunks=chunks)
-        data = mismatch.to_evidence(self.signed_run).to_bytes()
-        evidence = Evidence.from_bytes(data, max_bytes=MAX_EVIDENCE_BYTES)
-        verdict = judge(evidence, run_key=self.run_key.peer_id)
-        if not verdict.guilty:
-            self.counts.acquitted += 1
-            return table, []
-        if verdict.is_local and not target.adversary.stands_by_its_work:
-            return self._fault(table, evidence), []
-        charge = (self.run_id, evidence.accused, evidence.stage, evidence.version, evidence.kind, evidence.digest())
-        ban = Ban(*charge).signed_by(self.run_key)
-        ban.check(self.run_id, self.run_key.peer_id)
-        banned = Banned(ban.peer_id, ban.stage, target.index, made.step, ban.kind, whole=place is None)
-        return table.after(ban, self.stage.chain.version), [banned]
+        return self.justice.accuse(table, mismatch, by=auditor.peer_id, step=made.step, whole=place is None)
 
-    def _fault(self, table: StandingTable, evidence: Evidence) -> StandingTable:
-        """The accused does its work again and gets it right: out, and back at once, but for the third time."""
-        peer, version = evidence.accused, self.stage.chain.version
-        if evidence.version <= table.on_probation_since(peer):
-            return table  # it is the same fault
-        self.counts.faults += 1
-        charge = (self.run_id, peer, evidence.stage, evidence.version, FAULT, evidence.digest())
-        table = table.after(Quarantine(*charge).signed_by(self.run_key), version)
-        if not table.may_return(peer):
-            return table
-        return table.after(Pardon(self.run_id, peer, version, acquitted=False).signed_by(self.run_key), version)
+    def _anchor(self, held: Round) -> Anchor:
+        return Anchor.of_chain(held.chain, state_digest(held.state)).signed_by(self.justice.run_key)
+
+    # -- rounds and states --------------------------------------------------------------------------------
+
+    def _contradictions(self, table: StandingTable, held: Round) -> tuple[StandingTable, list[Banned]]:
+        """Two statements of one peer that members of the round held side by side."""
+        banned: list[Banned] = []
+        for one, other in held.outcome.contradictions:
+            case = Equivocation(one=one, other=other)
+            if case.contradiction is None or is_out(table, case.accused, self.stage.chain.version):
+                continue
+            table, found = self.justice.accuse(table, case, by=None, step=held.roster.step, whole=True)
+            banned += found
+        return table, banned
+
+    def _reduced(
+        self, table: StandingTable, held: Round, auditor: SimulatedPeer, reveal: bytes
+    ) -> tuple[StandingTable, list[Banned]]:
+        """Parts that others reduced, as far as the auditor has drawn them."""
+        banned: list[Banned] = []
+        replicas, version = len(held.roster.members), self.stage.chain.version
+        for made in held.outcome.reductions:
+            reducer = made.reducer
+            if reducer == auditor.peer_id or is_out(table, reducer, version):
+                continue
+            factor = table.budget_factor(reducer, made.stage, version)
+            drawn = draw(reveal, made.statement_digest, auditor=auditor.peer_id, target=reducer)
+            if not drawn.hits_part(made.part, reducer_rate(replicas, self._budget, factor=factor)):
+                continue
+            self.counts.parts += 1
+            where = auditor.replica.parts()[made.part]
+            bodies = [held.outcome.inputs[made.part, one.peer_id] for one in made.inputs]
+            again = digest_again(made, bodies, self.stage.settings, num_values=where.stop - where.start)
+            if again != made.digest:
+                case = ReducerFraud(reduction=made, bodies=tuple(bodies))
+                table, found = self.justice.accuse(table, case, by=auditor.peer_id, step=held.roster.step, whole=True)
+                banned += found
+        return table, banned
+
+    def _states(self, table: StandingTable) -> tuple[StandingTable, list[Banned]]:
+        """What members state of a snapshot's state, held against what the last certified result makes of the one
+        before."""
+        stage, banned = self.stage, list[Banned]()
+        version = stage.chain.version
+        held = stage.rounds.get(Step(version - 1))
+        if held is None or version % stage.settings.checkpoint.snapshot_every:
+            return table, banned
+        state = stage.members[0].replica.state
+        chunks = state_chunks(state)
+        hashes, total_bytes = tuple(map(chunk_hash, chunks)), sum(map(len, chunks))
+        for peer in stage.members:
+            said = peer.adversary.stated(Step(version), hashes)
+            if said == hashes or is_out(table, peer.peer_id, version):
+                continue
+            case = self._wrong_state(held, peer, said, hashes, total_bytes)
+            table, found = self.justice.accuse(table, case, by=None, step=Step(version), whole=True)
+            banned += found
+        return table, banned
+
+    def _wrong_state(
+        self, held: Round, peer: SimulatedPeer, said: tuple[bytes, ...], right: tuple[bytes, ...], total_bytes: int
+    ) -> StepFraud:
+        """What proves that the peer states another state than it must have."""
+        chain, outcome, old = self.stage.chain, held.outcome, state_chunks(held.state)
+        statement = StateStatement(
+            run_id=chain.run_id,
+            stage=chain.stage,
+            version=chain.version,
+            name=chain.name,
+            peer_id=peer.peer_id,
+            state_digest=merkle_root(said, total_bytes),
+            total_bytes=total_bytes,
+        )
+        chunk = next(index for index, (one, other) in enumerate(zip(said, right, strict=True)) if one != other)
+        needs = needs_of(old[0], chunk, layout=peer.replica.layout, cut=peer.replica.parts())
+        old_hashes = [chunk_hash(body) for body in old]
+        return StepFraud(
+            statement=statement.signed_by(peer.identity),
+            chunk=chunk,
+            leaf=said[chunk],
+            path=merkle_path(said, chunk),
+            past=Past(beginning=self._anchor(held), results=(outcome.result,)),
+            old_chunks=tuple(
+                OldChunk(index=index, path=merkle_path(old_hashes, index), body=old[index])
+                for index in needs.old_chunks
+            ),
+            parts=needs.parts,
+            bodies=(tuple(outcome.bodies[part] if outcome.bodies else b"" for part in needs.parts),),
+        )
 
 
-def is_out(table: StandingTable, peer: PeerId, version: Version) -> bool:
-    """Whether nobody takes anything from the peer. Probation is not simulated: debts and faults cost no time."""
-    return table.standing(peer, version) in (Standing.BANNED, Standing.QUARANTINED)
+def _audits(peer: SimulatedPeer, step: Step) -> bool:
+    """Peers that misbehave audit nobody, but for who accuses whom it finds honest."""
+    return peer.is_honest or peer.adversary.accuses_falsely(step)
 
 
 def put_out(table: StandingTable, peers: Sequence[PeerId], version: Version) -> frozenset[PeerId]:

@@ -1,4 +1,4 @@
-"""This is where the stages of a simulated swarm take their steps, one after another; a run is a function of its seed.
+"""The steps of a simulated swarm's stages, one after another; a run is a function of its seed.
 
 A virtual step: what is due is audited, bans act, the step's microbatches pass through the peers that are left, each
 stage ends its round. The order of arrival is drawn, for sums depend on it.
@@ -8,54 +8,40 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
-from peer.adversary import HONEST, parse
-from peer.exhibits import ExhibitStore
-from peer.replica import StageReplica
-from peer.sim.audits import AuditCounts, Banned, Shown, StageAudits, is_out, put_out
-from peer.sim.pipeline import Pipeline, SimulatedPeer
+from peer.adversary.attacked_pass import AttackedPass
+from peer.adversary.false_rounds import FalseEncoder, FalseReducer
+from peer.adversary.hooks import HONEST
+from peer.adversary.kinds import parse
+from peer.pipeline.exchange_store import ExchangeStore
+from peer.sim.audits import Shown, StageAudits, put_out
+from peer.sim.justice import AuditCounts, Banned, StageJustice, is_out
+from peer.sim.pipeline import SimulatedPeer, carry, held_out_loss
 from peer.sim.stages import SimulatedStage
 from peer.sim.tiny_run import HELD_OUT, TinyRun
+from peer.state.replica import StageReplica
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.errors import LocalError, SettingsError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.leases import LeaseTable
+from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.settings import ModelSettings, RunSettings
-from swarm.core.stage_chain import Genesis, StageChain
+from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.host_protocol import SignedRun
-from swarm.identity import Identity
-from swarm.manifest_value import run_id, settings_bytes
+from swarm.identity.key import Identity
+from swarm.manifest.value import run_id, settings_bytes
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
-from verification.draws import HashChain
-from verification.standing import StandingTable
+from verification.audit.draws import HashChain
+from verification.audit.standing import StandingTable
 
 EVALUATED_EVERY = 10
 """Steps."""
 EVALUATED_MICROBATCHES = 32
-NOT_SIMULATED = (
-    "wrong_reducer",
-    "equivocating_reducer",
-    "omitting_reducer",
-    "omitting_leader",
-    "equivocating_leader",
-    "two_votes",
-    "wrong_state",
-    "false_accuser",
-    "lying_juror",
-    "forged_records",
-    "replayed_records",
-    "inflated_records",
-    "sybil_flood",
-    "nan_weights",
-    "nan_gradient",
-    "long_gradient",
-)
-"""Each part is reduced once for all and nobody audits that; there are no votes, stated states, juries or directory. The
-last three are over before anyone looks."""
+NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records")
+"""They lie in the directory alone, of which a simulated swarm has none: everybody knows who is there."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +84,16 @@ class SimulatedSwarm:
         states = _first_states(tiny.settings(), seed)
         digests = tuple(state_digest(state) for state in states)
         self.settings = settings = replace(tiny.settings(), initial_state_digests=digests)
-        self.run_id = run_id(settings)
         run_key = _identity(f"{seed}/run key")
+        self.run_id = run_id(settings, run_key.peer_id)
         signed_run = SignedRun(settings_bytes(settings), run_key.peer_id)
         signed_run = replace(signed_run, signature=run_key.sign(signed_run.signed_bytes()))
         self.counts = AuditCounts()
         self.stages = [self._stage(stage, state, attacks or {}, run_key) for stage, state in enumerate(states)]
-        self.audits = [StageAudits(stage, signed_run, self.run_id, run_key, self.counts) for stage in self.stages]
-        hidden_size = _stage_model(settings.model, 0).hidden_size
-        self._pipeline = Pipeline(settings, self.run_id, hidden_size)
+        self.audits = [
+            StageAudits(stage, self.run_id, StageJustice(stage, signed_run, self.run_id, run_key, self.counts))
+            for stage in self.stages
+        ]
         founders = frozenset(peer for stage in self.stages for peer in stage.peers)
         self.standing = StandingTable(founders=founders)
         self.bans: list[Banned] = []
@@ -136,7 +123,7 @@ class SimulatedSwarm:
         self.bans += banned
         self._losses[step] = self._work(step)
         for stage in self.stages:
-            stage.round(put_out(self.standing, stage.chain.members, stage.chain.version))
+            stage.round(put_out(self.standing, list(stage.peers), stage.chain.version))
         return banned
 
     def outcome(self) -> Outcome:
@@ -174,7 +161,7 @@ class SimulatedSwarm:
         for number in rng.sample(range(each), each):
             microbatch = MicrobatchId(step * each + number)
             batch = self._tiny.batch(microbatch, seed=self._seed)
-            found = self._pipeline.carry(lines[number], microbatch, step, batch)
+            found = carry(lines[number], microbatch, step, *batch)
             if found is None:
                 self._lost += 1
             else:
@@ -194,7 +181,7 @@ class SimulatedSwarm:
             self._tiny.batch(MicrobatchId(HELD_OUT + number), seed=0) for number in range(EVALUATED_MICROBATCHES)
         ]
         line = [self._live(stage)[0] for stage in self.stages]
-        self._held_out[self.version] = self._pipeline.held_out_loss(line, batches)
+        self._held_out[self.version] = held_out_loss(line, batches)
 
     def _stage(
         self, stage: int, state: StageState, attacks: Mapping[tuple[int, int], str], run_key: Identity
@@ -215,7 +202,7 @@ class SimulatedSwarm:
         )
         chain = StageChain.begin(genesis, settings)
         named = replace(state, name=chain.name)
-        clip_norm = stage_clip_norm(settings, stage)
+        clip_norm, batch = stage_clip_norm(settings, stage), partial(tiny.batch, seed=self._seed)
         peers = []
         for index, (identity, name) in enumerate(zip(everyone, names, strict=True)):
             adversary = HONEST
@@ -225,20 +212,24 @@ class SimulatedSwarm:
                 assert attack is not None
                 if attack.plain_kind in NOT_SIMULATED or not attack.works_in(stage, settings.model.num_stages):
                     raise SettingsError(f"{attack}: has nothing to attack at stage {stage} of this simulation")
+            model = self._model_of(settings.model, stage, index)
+            replica = StageReplica(settings, model, named, clip_norm=clip_norm)
             peers.append(
                 SimulatedPeer(
                     identity=identity,
                     stage=StageIndex(stage),
                     index=index,
-                    replica=StageReplica(
-                        settings, self._model_of(settings.model, stage, index), named, clip_norm=clip_norm
-                    ),
+                    stage_pass=AttackedPass(adversary, settings, self.run_id, identity, replica),
+                    encoder=FalseEncoder(adversary, replica),
+                    reducer=FalseReducer(adversary, replica),
                     adversary=adversary,
                     draws=HashChain(_seed_of(f"{name}/draws"), tiny.total_steps + 1),
-                    exhibits=ExhibitStore.of_run(settings),
+                    exchanges=ExchangeStore.of_run(settings, identity.peer_id, None if stage else batch),
                 )
             )
-        return SimulatedStage(settings, peers, chain)
+        return SimulatedStage(
+            settings, peers, chain, coordinator=_identity(f"{self._seed}/coordinator"), run_key=run_key
+        )
 
 
 def _first_states(settings: RunSettings, seed: int) -> list[StageState]:

@@ -1,4 +1,4 @@
-"""This is where a simulated swarm gets a run small enough for many seeds: a tiny model, and a language to learn.
+"""A run small enough to be simulated with many seeds: a tiny model, and a language to learn.
 
 The language: of each token's four successors, drawn once, the first comes most often. Nobody beats its entropy, 0.98
 nats a token; who knows nothing has the logarithm of the vocabulary.

@@ -1,4 +1,4 @@
-"""This is where activations and their gradients become bytes on the wire, token by token.
+"""Activations and their gradients as bytes on the wire, token by token.
 
 fp32 and bf16 are those of `swarm.averaging.codecs`. int8 and int4, for T = B * L tokens of D values: bf16 scales of
 blocks of at most 64 or 32 values (T, K), each token's largest values in bf16 (T, J), their indices as uint16 (T, J),
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels import int4_tokens, int8_tokens
+from kernels.codecs import int4_tokens, int8_tokens
+from kernels.codecs.outliers import num_outliers
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length, too_large
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import ActivationCodecName
-from swarm.kept_buffers import BUFFERS
+from swarm.memory.kept_buffers import BUFFERS
 
 Shape = tuple[int, int, int]
 """(B, L, D): samples, tokens, values."""
@@ -77,7 +78,7 @@ class _TokenCodec:
 
     name: str
     kernel: Any
-    """`kernels.int8_tokens` or `kernels.int4_tokens`."""
+    """`kernels.codecs.int8_tokens` or `kernels.codecs.int4_tokens`."""
     code: type[np.generic]
     codes_per_item: int
 
@@ -116,7 +117,7 @@ class _TokenCodec:
 
     def _columns(self, width: int) -> list[tuple[type[np.generic], int]]:
         """Type and number of columns of each array on the wire, in order: scales, outliers, indices, codes."""
-        outliers = self.kernel.num_outliers(width)
+        outliers = num_outliers(width)
         blocks = -(-width // self.kernel.BLOCK_VALUES)
         codes = -(-width // self.codes_per_item)
         return [(np.uint16, blocks), (np.uint16, outliers), (np.uint16, outliers), (self.code, codes)]

@@ -1,4 +1,4 @@
-"""This is where contributions to a part become one vector: the exact weighted mean, or one that resists liars.
+"""One vector of all contributions to a part: the exact weighted mean, or one that resists liars.
 
 CenteredClip (Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization", 2021) moves a center v
 by the mean of the contributions' differences from it, each cut to a radius, so that no contributor moves the result
@@ -17,7 +17,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import clipping, formats, norms, robust
+from kernels import clipping, norms, robust
+from kernels.codecs import formats
 from kernels.threads import ONE_THREAD, Threads
 
 Floats = NDArray[np.float32]

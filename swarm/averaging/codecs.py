@@ -1,4 +1,4 @@
-"""This is where the codecs of averaging rounds are: how a vector becomes the bytes that are committed to, and back.
+"""The codecs of averaging rounds: how a vector becomes the bytes that are committed to, and back.
 
 Exact on every machine. All numbers are little endian; values are below 2^126 in magnitude, and below 2^-126 they are
 written as zero.
@@ -22,13 +22,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import formats, int8_blocks
+from kernels.codecs import formats, int8_blocks
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.encoded import Encoded, InSteps, VectorCodec, aligned, check_length, seed_words, too_large
 from swarm.averaging.low_bit import Int4Codec, TopkCodec
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import AveragingCodecName
-from swarm.kept_buffers import BUFFERS
+from swarm.memory.kept_buffers import BUFFERS
 
 
 def vector_codec(name: AveragingCodecName) -> VectorCodec:
@@ -39,11 +39,6 @@ def vector_codec(name: AveragingCodecName) -> VectorCodec:
 def result_codec(name: AveragingCodecName) -> VectorCodec:
     """The codec of what reducers make of such contributions; a result is never shorter than a contribution."""
     return _CODECS["int4" if name == "topk" else name]
-
-
-def leaves_residual(name: AveragingCodecName) -> bool:
-    """Whether contributions under that name come with error feedback."""
-    return name in ("int4", "topk")
 
 
 class _Fp32Codec(InSteps):

@@ -1,4 +1,4 @@
-"""This is where arrays meet the bytes on the wire: what a codec of vectors promises, and checks that all of them share.
+"""Arrays and the bytes on the wire: what a codec of vectors promises, and checks that all of them share.
 
 All numbers are little endian. Values are below 2^126 in magnitude, and below 2^-126 they are written as zero.
 """
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kernels import norms, optimizers
 from swarm.core.errors import LocalError, RemoteError
-from swarm.kept_buffers import empty_floats
+from swarm.memory.kept_buffers import empty_floats
 
 SEED_BYTES = 32
 
@@ -28,7 +28,7 @@ class VectorCodec(Protocol):
         ...
 
     def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
-        """In a buffer of `swarm.kept_buffers`. `seed` (32 bytes) decides stochastic rounding.
+        """In a buffer of `swarm.memory.kept_buffers`. `seed` (32 bytes) decides stochastic rounding.
 
         Raises LocalError for values not finite or not below 2^126.
         """

@@ -1,4 +1,4 @@
-"""This is where contributions are averaged as they were sent, without holding them decoded: rule "mean" only.
+"""The mean of contributions as they were sent, without holding them decoded: rule "mean" only.
 
 The bits are those of decoding each and of `aggregate(..., rule="mean")`: the same factors, products and sums in the
 same order. Every contribution is checked before any is added, for the factors depend on which of them count.
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import formats, robust
+from kernels import robust
+from kernels.codecs import formats
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.codecs import Int8Codec
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length
 from swarm.averaging.low_bit import Int4Codec, TopkCodec
 from swarm.core.errors import RemoteError
-from swarm.kept_buffers import empty_floats
+from swarm.memory.kept_buffers import empty_floats
 
 Floats = NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""This is where a peer keeps what its contributions left unsaid, and says it with the next one: error feedback.
+"""Error feedback: what a peer's contributions left unsaid is kept, and said with the next one.
 
     owed = mean + residual;  sent = decode(encode(owed));  residual = owed - sent
 
@@ -21,7 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import formats, norms
+from kernels import norms
+from kernels.codecs import formats
 from swarm.averaging.encoded import VectorCodec
 
 Floats = NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""This is where vectors become less than a byte a value: in int4, or their largest values alone.
+"""Vectors in less than a byte a value: in int4, or their largest values alone.
 
 int4: bf16 scales of blocks of 64 values, then codes, two a byte. topk: a bit for each value, lowest first, set for
 three eighths of each 4096; then those values in int4. Rounding is stochastic: a decoded value is right in the mean,
@@ -8,10 +8,10 @@ and zero stays zero.
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import int4_blocks, topk
+from kernels.codecs import int4_blocks, topk
 from swarm.averaging.encoded import Encoded, InSteps, aligned, check_length, seed_words, too_large
 from swarm.core.errors import RemoteError
-from swarm.kept_buffers import BUFFERS, empty_floats
+from swarm.memory.kept_buffers import BUFFERS, empty_floats
 
 
 class Int4Codec(InSteps):

@@ -1,4 +1,4 @@
-"""This is where a stage's flattened parameters are cut into parts, the unit of commitment and reduction."""
+"""A stage's flattened parameters cut into parts, the unit of commitment and reduction."""
 
 from collections.abc import Sequence
 from typing import overload

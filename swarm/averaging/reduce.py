@@ -1,4 +1,4 @@
-"""This is where the contributions to a part become the one encoding that everyone gets: a reducer's work, to the bit.
+"""The one encoding of a part that everyone gets: a reducer's work, to the bit.
 
 In a stage of several cohorts it is done in two levels: each cohort's contributions to a share, as fp32 has it, by the
 run's rule; then the shares to the part, by their mean weighted with the cohorts' tokens.
@@ -17,10 +17,10 @@ from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.averaging.encoded_mean import encoded_mean_of
 from swarm.bulk_digest import bulk_digest
-from swarm.core.contribution import Level
 from swarm.core.errors import RemoteError
+from swarm.core.round.contribution import Level
 from swarm.core.settings import AveragingCodecName
-from swarm.core.step_rule import median_norm
+from swarm.core.state.step_rule import median_norm
 
 
 def read_and_written(level: Level, name: AveragingCodecName) -> tuple[VectorCodec, VectorCodec]:
@@ -38,7 +38,7 @@ class Reduction:
 
     body: memoryview
     digest: bytes
-    """SHA-256 of the body."""
+    """BLAKE3 of the body."""
     left_out: dict[int, RemoteError]
     """What is wrong with the contribution at a place, for each that does not count."""
 

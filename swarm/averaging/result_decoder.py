@@ -1,4 +1,4 @@
-"""This is where a round's gradient is decoded as its reduced parts come in, so that little is left to do at the end."""
+"""A round's gradient, decoded as its reduced parts come in, so that little is left to do at the end."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from kernels.norms import norm_of_sums
 from swarm.averaging.encoded import Encoded, VectorCodec
-from swarm.core.contribution import ReducedPart
 from swarm.core.errors import RemoteError
+from swarm.core.round.contribution import ReducedPart
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""This is where stochastic rounding gets its seeds: from facts that everyone in a round knows, so it can be redone."""
+"""The seeds of stochastic rounding: from facts that everyone in a round knows, so it can be redone."""
 
 from swarm.core.canonical import digest
 from swarm.core.ids import PeerId, StageIndex, Version

@@ -1,1 +1,1 @@
-"""This is where a stage's state becomes bytes: for digests and joiners, for the archive, for Hugging Face."""
+"""A stage's state as bytes: for digests and joiners, for the archive, for Hugging Face."""

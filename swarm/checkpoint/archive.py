@@ -1,4 +1,4 @@
-"""This is where a run's checkpoints lie on disk: a folder for each, whole or not there at all.
+"""A run's checkpoints on disk: a folder for each, whole or not there at all.
 
     <folder>/step-00000050/checkpoint.json                 the run, digests and names of the stages, data position
                            stage-0.safetensors             weights by Hugging Face name

@@ -1,4 +1,4 @@
-"""This is where a checkpoint becomes a model folder that transformers loads without us, and is tried out."""
+"""A checkpoint as a model folder that transformers loads without us, and its trial."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""This is where a stage's state - weights, moments, name - becomes bytes, chunks and one digest.
+"""A stage's state - weights, moments, name - as bytes, chunks and one digest.
 
 The bytes are a header (canonical MessagePack, padded to 4 KiB), the weights, then the moments sorted by name, all
 little-endian. The digest is the root of a SHA-256 Merkle tree over 1 MiB chunks, so a joiner checks each chunk from
@@ -8,7 +8,7 @@ any donor as it comes.
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from swarm.core import canonical
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
-from swarm.core.step_rule import NUM_CERTIFIED_NORMS
+from swarm.core.state.step_rule import NUM_CERTIFIED_NORMS
 from swarm.model.layout import ParameterLayout
 
 CHUNK_BYTES = 1 << 20
+UNNAMED = bytes(32)
+"""The name of a state at which a stage is to begin: its genesis gives it one."""
 HEADER_ALIGNMENT_BYTES = 4096
 MAX_MOMENTS = 8
 
@@ -44,7 +46,7 @@ class StageState:
     """The optimizer's running products."""
     certified_norms: list[float] = field(default_factory=list)
     """Norms of the last certified gradients, newest last, at most 16."""
-    name: bytes = bytes(32)
+    name: bytes = UNNAMED
     """The version's name, H(previous name, result root)."""
 
 
@@ -58,10 +60,6 @@ def chunk_hash(chunk: Bytes) -> bytes:
     leaf = hashlib.sha256(b"homeswarm/state-leaf\0")
     leaf.update(chunk)
     return leaf.digest()
-
-
-def chunk_hashes(state: StageState) -> list[bytes]:
-    return [chunk_hash(chunk) for chunk in state_chunks(state)]
 
 
 def state_digest(state: StageState) -> bytes:
@@ -170,6 +168,16 @@ def read_header(layout: ParameterLayout, first_chunk: Bytes) -> StageState:
     if first[: len(header)] != header:
         raise RemoteError("malformed", "the state's header is not in canonical form")
     return state
+
+
+def root_as(
+    layout: ParameterLayout, first_chunk: Bytes, hashes: Sequence[bytes], total_bytes: int, *, version: int, name: bytes
+) -> bytes:
+    """The digest of a state as this version, under this name: its first chunk differs. Raises RemoteError."""
+    state = read_header(layout, first_chunk)
+    header = header_bytes(replace(state, version=version, name=name))
+    first = b"".join([header, memoryview(first_chunk).cast("B")[len(header) :]])
+    return merkle_root([chunk_hash(first), *hashes[1:]], total_bytes)
 
 
 def arrays_of(state: StageState) -> list[tuple[str, Array]]:

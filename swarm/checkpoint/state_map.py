@@ -1,4 +1,4 @@
-"""This is where it is known which values of a stage lie in which chunk of its state, so that a few chunks speak alone.
+"""Which values of a stage lie in which chunk of its state, so that a few chunks speak alone.
 
 Whatever a step does to a value depends on that value of the weights, the moments and the gradient, and where moments
 are in int8 on the block of values that share a scale. So what a chunk becomes follows from a *window*: a run of values,

@@ -1,4 +1,4 @@
-"""This is where a stage's state moves between machines: hashes first, then chunks, each checked as it comes.
+"""A stage's state on its way between machines: hashes first, then chunks, each checked as it comes.
 
 A donor answers SNAPSHOT {stage, version | None} with {digest, total_bytes, chain | None} and the chunk hashes as body,
 and CHUNK {stage, version, index} with one chunk.
@@ -9,8 +9,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from swarm.averaging.codecs import result_codec
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
+    Bytes,
     StageState,
     num_chunks_of,
     state_from_chunks,
@@ -19,10 +21,12 @@ from swarm.checkpoint.state import (
 )
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.fields import Fields
+from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId
+from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
-from swarm.core.stage_chain import StageChain
+from swarm.core.state.stage_chain import StageChain
+from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
 
@@ -74,6 +78,61 @@ async def fetch_state(
     if offer.chain is not None and (offer.chain.version != state.version or offer.chain.name != state.name):
         raise RemoteError("fork", f"state of version {state.version} with the facts of {offer.chain.version}", donor)
     return state, offer
+
+
+@dataclass(frozen=True)
+class OfferedResults:
+    """Some of a donor's results, as they came: nothing of them is checked but their form."""
+
+    version: int
+    """At which the donor is, by its word."""
+    oldest: int
+    """The oldest step of which it has the parts."""
+    results: tuple[tuple[Result, list[Bytes]], ...]
+    """With their parts."""
+
+
+async def fetch_results(
+    transport: Transport,
+    donor: PeerId,
+    start: int,
+    layout: ParameterLayout,
+    settings: RunSettings,
+    *,
+    wait_s: float = 0.0,
+) -> OfferedResults:
+    """The donor's results from step `start` on, a few; it waits so long for the next. Raises TransientError or
+    RemoteError.
+    """
+    result_bytes = result_codec(settings.codecs.averaging).encoded_bytes(layout.num_values)
+    reply = await transport.call(
+        donor,
+        RESULTS,
+        Message({"from": start, "wait_s": wait_s, "bodies": True}),
+        timeout_s=settings.deadlines.call_s + wait_s,
+        max_body_bytes=MAX_RESULTS_PER_CALL * (result_bytes + (1 << 20)),
+    )
+    fields = Fields("results", reply.meta)
+    version, oldest = fields.integer("version"), fields.integer("oldest")
+    results = fields.items("results", Result.from_value, max_items=MAX_RESULTS_PER_CALL)
+    sizes = fields.items("sizes", _sizes, max_items=MAX_RESULTS_PER_CALL)
+    fields.done()
+    view, at, found = memoryview(reply.body), 0, []
+    if len(sizes) != len(results):
+        raise RemoteError("malformed", f"{len(results)} results with the sizes of {len(sizes)}", donor)
+    for result, part_sizes in zip(results, sizes, strict=True):
+        if at + sum(part_sizes) > len(view) or len(part_sizes) != len(result.parts):
+            raise RemoteError("malformed", "results' bodies are cut short", donor)
+        bodies: list[Bytes] = []
+        for size in part_sizes:
+            bodies.append(bytes(view[at : at + size]))
+            at += size
+        found.append((result, bodies))
+    return OfferedResults(version, oldest, tuple(found))
+
+
+def _sizes(value: Value) -> tuple[int, ...]:
+    return Fields("sizes", {"of": value}).items("of", integer_item, max_items=1 << 16)
 
 
 async def fetch_offer(

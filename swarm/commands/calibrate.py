@@ -1,4 +1,4 @@
-"""This is where `swarm calibrate` measures how far this machine's honest results lie from one another."""
+"""`swarm calibrate`: how far this machine's honest results lie from one another."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""This is where `swarm evidence` lists, shows and verifies evidence files: with no network, by anyone."""
+"""`swarm evidence`: lists, shows and verifies evidence files, with no network, by anyone."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import click
 from swarm.cli import ExitCode
 
 if TYPE_CHECKING:
-    from verification.evidence import Evidence
+    from verification.audit.evidence import Evidence
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 EVIDENCE_FILE = click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
@@ -26,7 +26,7 @@ def command() -> None:
 def list_files(folder: Path, as_json: bool) -> None:
     """List the evidence files in FOLDER (by default the present one) and below."""
     from swarm.core.errors import LocalError, RemoteError
-    from verification.evidence import SUFFIX
+    from verification.audit.evidence import SUFFIX
 
     found: list[dict[str, Any]] = []
     for path in sorted(folder.rglob(f"*{SUFFIX}")):

@@ -1,4 +1,4 @@
-"""This is where `swarm export` turns a checkpoint into a model folder."""
+"""`swarm export`: turns a checkpoint into a model folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""This is where `swarm generate` lets a model folder write."""
+"""`swarm generate`: lets a model folder write."""
 
 from pathlib import Path
 

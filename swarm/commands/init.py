@@ -1,11 +1,11 @@
-"""This is where `swarm init` writes an example manifest."""
+"""`swarm init`: writes an example manifest."""
 
 from pathlib import Path
 
 import click
 
 from swarm.core.errors import SettingsError
-from swarm.manifest_default import default_manifest_text
+from swarm.manifest.default import default_manifest_text
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""This is where `swarm invite show` says what is inside an invite, without a network."""
+"""`swarm invite show`: says what is inside an invite, without a network."""
 
 import json
 
@@ -23,7 +23,7 @@ def show(line: str, as_json: bool) -> None:
         "run id": invite.run_id,
         "run key": invite.run_key,
         "protocol": invite.protocol,
-        "coordinator": invite.target,
+        "service": invite.target,
         "certificate": invite.certificate.hex(),
         "seed": invite.host_key,
         "addresses": list(invite.addresses),

@@ -1,4 +1,4 @@
-"""This is where `swarm plan` shows what a run needs before anybody starts it."""
+"""`swarm plan`: shows what a run needs before anybody starts it."""
 
 import json
 from dataclasses import asdict, replace
@@ -67,8 +67,8 @@ def command(
 
     Exit code 2 if joining would take more than a tenth of a session.
     """
-    from swarm.manifest import assumed_data, freeze, read_manifest
-    from swarm.manifest_model import cuts, hidden_size, stage_num_parameters
+    from swarm.manifest.file import assumed_data, freeze, read_manifest
+    from swarm.manifest.model import cuts, hidden_size, stage_num_parameters
 
     read = read_manifest(manifest)
     settings = freeze(read, assumed_data(read), ())

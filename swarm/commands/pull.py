@@ -1,4 +1,4 @@
-"""This is where `swarm pull` takes a model away: the newest anchored checkpoint, checked, as a Hugging Face folder."""
+"""`swarm pull`: takes a model away, the newest anchored checkpoint, checked, as a Hugging Face folder."""
 
 import hashlib
 import shutil
@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
-    from swarm.network.coordinator_client import CoordinatorClient
+    from swarm.network.services.coordinator_client import CoordinatorClient
 
 TRIES = 5
 
@@ -27,7 +27,7 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
     from swarm.checkpoint.record import TOKENIZER
     from swarm.core.errors import SettingsError
     from swarm.invite import parse_invite
-    from swarm.network.coordinator_client import coordinator_client
+    from swarm.network.services.coordinator_client import coordinator_client
 
     read = parse_invite(invite)
     folder = folder.absolute()
@@ -108,7 +108,7 @@ def check_states(record: "CheckpointRecord", folder: Path, settings: bytes) -> N
     from swarm.checkpoint.archive import read_checkpoint
     from swarm.core.canonical import unpack
     from swarm.core.errors import RemoteError
-    from swarm.manifest import settings_from_value
+    from swarm.manifest.value import settings_from_value
 
     info = read_checkpoint(folder)
     run = settings_from_value(unpack(settings, max_bytes=1 << 20))

@@ -1,8 +1,8 @@
-"""This is where values become the one sequence of bytes that is hashed and signed.
+"""Canonical bytes: the one sequence for a value that is hashed and signed.
 
 A strict subset of MessagePack: None, bool, 64-bit integers, float64, str, bytes, list, and dict with
-string keys in sorted order, each in its shortest form. Equal values give equal bytes, and `unpack`
-accepts nothing that `pack` would not have written.
+string keys in sorted order, each in its shortest form; zero has no sign. Equal values of a type give equal
+bytes, and `unpack` accepts nothing that `pack` would not have written.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ def _pack_scalar(value: Value, out: bytearray) -> None:
             _pack_number(value, out, _POSITIVE if value > 0 else _NEGATIVE)
     elif isinstance(value, float):
         out.append(0xCB)
-        out += _FLOAT.pack(value)
+        out += _FLOAT.pack(value or 0.0)  # also for -0.0
     elif isinstance(value, Packed):
         out += value.data
     else:
@@ -198,9 +198,7 @@ class _Reader:
         if code in _CONSTANTS:
             return _CONSTANTS[code]
         if code == 0xCB:
-            self.at += 8
-            number: float = _FLOAT.unpack_from(self.data, self.at - 8)[0]
-            return number
+            return self._float()
         if code in _STR:
             return self._bytes(self._number(_STR[code])).decode()
         if code in _ARRAY:
@@ -218,6 +216,13 @@ class _Reader:
         if value > first if first < 0 else value < first:
             raise RemoteError("malformed", f"{value} has a shorter form: bytes are not in canonical form")
         return value
+
+    def _float(self) -> float:
+        number: float = _FLOAT.unpack_from(self.data, self.at)[0]
+        if number == 0.0 and self.data[self.at]:
+            raise RemoteError("malformed", "-0.0 is 0.0 in canonical form")
+        self.at += _FLOAT.size
+        return number
 
     def _bytes(self, length: int) -> bytes:
         if self.at + length > len(self.data):

@@ -1,4 +1,4 @@
-"""This is where waits learn how long to be: from what was measured, never past the configured limit."""
+"""How long waits are: from what was measured, never past the configured limit."""
 
 from collections import deque
 from statistics import median

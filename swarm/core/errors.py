@@ -1,4 +1,4 @@
-"""This is where failures are told apart by who can mend them.
+"""Failures, told apart by who can mend them.
 
 `ValueError` (here: `SettingsError`) is a user's setting, `LocalError` our own fault, `RemoteError` a
 peer's fault, `TransientError` something worth another try.
@@ -16,7 +16,7 @@ class LocalError(Exception):
 
 
 class NotRunningError(LocalError):
-    """The daemon that was to be asked does not run here."""
+    """The daemon or host that was to be asked does not run here."""
 
 
 class ShutOutError(LocalError):

@@ -1,12 +1,28 @@
-"""This is where a stranger's value is read field by field: right type, right range, nothing more."""
+"""The fields of a message that is no record: a call's request or answer, read one by one."""
 
-import math
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from functools import lru_cache
+from typing import TypeVar
 
-from swarm.core.canonical import Packed, Value
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
+from swarm.core.forms import (
+    BOOLEAN,
+    DIGEST,
+    INTEGER,
+    NUMBER,
+    PEER_ID,
+    Integer,
+    Octets,
+    Text,
+    Wire,
+    as_list,
+    as_map,
+    lacks,
+    unknown,
+)
 from swarm.core.ids import PeerId
+from swarm.core.record import PackedOnce
 
 T = TypeVar("T")
 
@@ -15,11 +31,9 @@ class Fields:
     """Reads the fields of one message. Each reader raises RemoteError("malformed") naming kind and field."""
 
     def __init__(self, kind: str, value: Value) -> None:
-        if not isinstance(value, dict):
-            raise RemoteError("malformed", f"{kind} is {type(value).__name__}, not a map")
         self._kind = kind
-        self._value = value
-        self._left = set(value)
+        self._value = as_map(kind, value)
+        self._left = set(self._value)
 
     @classmethod
     def of_list(cls, kind: str, value: Value, *names: str) -> "Fields":
@@ -29,47 +43,28 @@ class Fields:
         return cls(kind, dict(zip(names, value, strict=True)))
 
     def integer(self, name: str, *, low: int = 0, high: int = 2**63 - 1) -> int:
-        value = self._take(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self._wrong(name, value, f"an integer from {low} to {high}")
-        return value
+        return _integer(low, high).read(self._take(name), self._place(name))
 
     def number(self, name: str) -> float:
         """A finite float."""
-        value = self._take(name)
-        if not isinstance(value, float) or not math.isfinite(value):
-            raise self._wrong(name, value, "a finite number")
-        return value
+        return NUMBER.read(self._take(name), self._place(name))
 
     def boolean(self, name: str) -> bool:
-        value = self._take(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
-        return value
+        return BOOLEAN.read(self._take(name), self._place(name))
 
     def text(self, name: str, *, max_length: int = 256) -> str:
-        value = self._take(name)
-        if not isinstance(value, str) or len(value) > max_length:
-            raise self._wrong(name, value, f"text of at most {max_length} characters")
-        return value
+        return _text(max_length).read(self._take(name), self._place(name))
 
     def peer(self, name: str) -> PeerId:
-        return PeerId(self.text(name, max_length=64))
+        return PeerId(PEER_ID.read(self._take(name), self._place(name)))
 
     def octets(self, name: str, *, length: int | None = None, max_length: int = 1 << 20) -> bytes:
         """Bytes, of exactly `length` if given."""
-        value = self._take(name)
-        limit = max_length if length is None else length
-        if not isinstance(value, bytes) or len(value) > limit or (length is not None and len(value) != length):
-            raise self._wrong(name, value, f"{'at most ' if length is None else ''}{limit} bytes")
-        return value
+        return _octets(length, max_length).read(self._take(name), self._place(name))
 
     def items(self, name: str, read: Callable[[Value], T], *, max_items: int) -> tuple[T, ...]:
         """A list whose every element `read` accepts."""
-        value = self._take(name)
-        if not isinstance(value, list) or len(value) > max_items:
-            raise self._wrong(name, value, f"a list of at most {max_items}")
-        return tuple(read(item) for item in value)
+        return tuple([read(item) for item in as_list(self._take(name), self._place(name), max_items)])
 
     def message(self, name: str) -> Value:
         """A nested value, for a reader of its own."""
@@ -90,66 +85,53 @@ class Fields:
     def done(self) -> None:
         """Nothing else may have been sent."""
         if self._left:
-            raise RemoteError("malformed", f"{self._kind} has unknown fields {', '.join(sorted(self._left)[:4])[:80]}")
+            raise unknown(self._kind, self._left)
 
     def _take(self, name: str) -> Value:
         if name not in self._value:
-            raise RemoteError("malformed", f"{self._kind} lacks {name}")
+            raise lacks(self._kind, name)
         self._left.discard(name)
         return self._value[name]
 
-    def _wrong(self, name: str, value: Value, wanted: str) -> RemoteError:
-        # A stranger's value is not printed whole: it may be megabytes.
-        if isinstance(value, str | bytes | list | tuple | dict):
-            found = f"{type(value).__name__} of {len(value)}"
-        else:
-            found = repr(value)
-        return RemoteError("malformed", f"{self._kind}.{name} is {found}, not {wanted}")
+    def _place(self, name: str) -> str:
+        return f"{self._kind}.{name}"
 
 
-class Sendable(Protocol):
-    """What says itself as a value."""
+@lru_cache(maxsize=256)  # bounds may be a stranger's
+def _integer(low: int, high: int) -> Integer:
+    return Integer(low=low, high=high)
 
-    def to_value(self) -> Value: ...
+
+@lru_cache(maxsize=256)  # bounds may be a stranger's
+def _text(max_length: int) -> Text:
+    return Text(max_length)
 
 
-def value_or_none(made: Sendable | None) -> Value:
+@lru_cache(maxsize=256)  # bounds may be a stranger's
+def _octets(length: int | None, max_length: int) -> Octets:
+    return Octets(length, max_length=max_length)
+
+
+def value_or_none(made: Wire | None) -> Value:
     """For a field that `Fields.maybe` reads."""
     return made.to_value() if made is not None else None
 
 
-class Packing(Protocol):
-    """What says itself as a value that is packed already."""
-
-    @property
-    def packed(self) -> Packed: ...
-
-
-def packed_or_none(made: Packing | None) -> Value:
+def packed_or_none(made: PackedOnce | None) -> Value:
     """As `value_or_none`, for what is large."""
     return made.packed if made is not None else None
 
 
 def peer_item(value: Value) -> PeerId:
     """Reader of a list element that is a peer id."""
-    return Fields("peer", {"id": value}).peer("id")
+    return PeerId(PEER_ID.read(value, "peer.id"))
 
 
 def digest_item(value: Value) -> bytes:
     """Reader of a list element that is a digest."""
-    return Fields("digest", {"value": value}).octets("value", length=32)
-
-
-def number_item(value: Value) -> float:
-    """Reader of a nested value that is a finite float."""
-    return Fields("number", {"value": value}).number("value")
+    return DIGEST.read(value, "digest.value")
 
 
 def integer_item(value: Value) -> int:
     """Reader of a list element that is a count or an id."""
-    return Fields("integer", {"value": value}).integer("value")
-
-
-def stage_item(value: Value) -> int:
-    """Reader of a nested value that is a stage's number."""
-    return Fields("stage", {"value": value}).integer("value", high=1 << 16)
+    return INTEGER.read(value, "integer.value")

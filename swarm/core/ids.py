@@ -1,4 +1,4 @@
-"""This is where the swarm's names for things are typed, so that a step is never passed for a stage."""
+"""Types for the swarm's names of things, so that a step is never passed for a stage."""
 
 from typing import NewType
 
@@ -18,4 +18,4 @@ Step = NewType("Step", int)
 """The optimizer step a microbatch counts in; step t turns version t into version t + 1."""
 
 MicrobatchId = NewType("MicrobatchId", int)
-"""Position of a microbatch in the run's data order (see `swarm.core.data_order`)."""
+"""Position of a microbatch in the run's data order (see `swarm.core.pipeline.data_order`)."""

@@ -1,4 +1,4 @@
-"""This is where a run is reckoned before it begins: memory, traffic and time a peer of each stage needs.
+"""What a run will need: memory, traffic and time a peer of each stage, reckoned before it begins.
 
 Links as full as they were measured to be, no work hidden behind a synchronous round's transfers, and perfect balance:
 real runs that lose peers are slower. Bytes and seconds throughout;
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from swarm.core.compute_mode import ComputeMode, modes
+from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.settings import RunSettings
 
 FLOAT_BYTES = 4
@@ -18,15 +18,18 @@ MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
 HEADERS = 1.05
-"""Bytes on the line for each byte of a message: IP, TCP, encryption, streams (`benchmarks.home_links` counts 1.05)."""
+"""Bytes on the line for each byte of a message: IP, TCP, encryption, streams (`benchmarks.homes.links` counts
+1.05)."""
 LINK_SHARE = 0.87
-"""Of a line's rate that a round's transfers keep busy, with answers coming the other way (`benchmarks.home_links`)."""
+"""Of a line's rate that a round's transfers keep busy, with answers coming the other way
+(`benchmarks.homes.links`)."""
 ROUND_TRIPS = 5
 """In a round that no bytes fill: close and commitments, three votes, the outcome and the next step's first report."""
 
 EXACT_NS: Mapping[str, float] = {"fp32": 32.0, "bf16": 32.0, "int8": 32.0, "int4": 32.0, "topk": 42.0}
 """For each parameter in a step, on a core that two peers share: encoding, checking, adding and decoding its values, and
-the optimizer. As `benchmarks.home_links` counts it for int8, int4 and topk; the others are taken to be as int8."""
+the optimizer. As `benchmarks.homes.links` counts it for int8, int4 and topk; the others are taken to be as
+int8."""
 
 _INT4_BYTES = 0.5 + 2 / 64
 CONTRIBUTION_BYTES: Mapping[str, float] = {
@@ -44,7 +47,7 @@ WITH_RESIDUAL = ("int4", "topk")
 """Codecs whose rest a peer keeps for its next contribution."""
 
 KEPT_FOR_MESSAGES_BYTES = 128 << 20
-"""Memory that messages leave is kept for later ones (`swarm.kept_buffers`), as much as this."""
+"""Memory that messages leave is kept for later ones (`swarm.memory.kept_buffers`), as much as this."""
 
 ACTIVATION_VALUES = 20
 """Values kept for backward for each hidden value of a token in a layer: norms, projections, attention, gated MLP.

@@ -1,4 +1,4 @@
-"""This is where a choice among peers is drawn from certified facts, so that everyone draws the same."""
+"""Choices among peers, drawn from certified facts, so that everyone draws the same."""
 
 from collections.abc import Iterable
 

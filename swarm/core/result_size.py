@@ -1,7 +1,7 @@
-"""This is where it is foretold how long the longest message of a round is: a result, with the roster it is made of."""
+"""How long the longest message of a round will be: a result, with the roster it is made of."""
 
-from swarm.core.cohorts import COHORT_MEMBERS, MAX_MEMBERS
-from swarm.core.contribution import MAX_CHARGES, MAX_RATES
+from swarm.core.round.cohorts import COHORT_MEMBERS, MAX_MEMBERS
+from swarm.core.round.contribution import MAX_CHARGES, MAX_RATES
 
 PEER_BYTES = 55
 DIGEST_BYTES = 34
@@ -13,13 +13,21 @@ SPARE = 1.25
 
 
 def result_bytes(num_members: int, num_parts: int, num_microbatches: int) -> int:
-    """Of a stage with so many members and parts, and so many microbatches a step."""
+    """Of a stage with so many members and parts, and so many microbatches a step, less than a third of whose members
+    list as many as they may."""
     num_cohorts = -(-num_members // COHORT_MEMBERS)
     contribution = FIELDS_BYTES + num_parts * DIGEST_BYTES + MAX_RATES * (PEER_BYTES + 2) + MAX_CHARGES * DIGEST_BYTES
     reduced = 16 + DIGEST_BYTES + num_cohorts * (PEER_BYTES + DIGEST_BYTES + 4)
+    liars = (num_members - 1) // 3
+    listed = num_microbatches + liars * most_work(num_microbatches)
     votes = 3 * num_members * (PEER_BYTES + 68)
     roster = num_members * (contribution + 2 * PEER_BYTES) + num_cohorts * num_parts * PEER_BYTES
-    return int(SPARE * (roster + num_microbatches * WORK_BYTES + num_parts * reduced + votes + FIELDS_BYTES))
+    return int(SPARE * (roster + listed * WORK_BYTES + num_parts * reduced + votes + FIELDS_BYTES))
+
+
+def most_work(num_microbatches: int) -> int:
+    """Microbatches that one member may list in a step of so many: all of it, and what was granted in others' place."""
+    return 2 * num_microbatches
 
 
 def most_members(num_parts: int, num_microbatches: int, *, max_bytes: int) -> int:

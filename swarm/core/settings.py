@@ -1,32 +1,63 @@
-"""This is where a run's settings live: what every peer must agree on, checked, frozen and hashed.
+"""A run's settings: what every peer must agree on, checked, frozen and hashed.
 
-`swarm.manifest` reads them from a user's TOML and from a stranger's bytes.
+Each field is declared here once: its type, what values it takes, its default, and, where a person writes it, the
+sentence above it in the file that `swarm init` writes. `swarm.manifest.file` reads settings from a user's TOML,
+`swarm.manifest.value` from a stranger's bytes.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from swarm.core.round.cohorts import MAX_MEMBERS
+from swarm.core.tables import Bounds, Matching, Table
 
 ActivationCodecName = Literal["fp32", "bf16", "int8", "int4"]
 AveragingCodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
+
+
+def leaves_residual(name: AveragingCodecName) -> bool:
+    """Whether contributions under that name come with error feedback (`swarm.averaging.error_feedback`)."""
+    return name in ("int4", "topk")
+
 
 PART_VALUES = 1 << 18
 """A part is at least this many consecutive values of a stage's flattened parameters, whatever the codec; see
 `swarm.averaging.parts`."""
 
+RunName = Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")]
+Licence = Annotated[str, Matching(r"[ -~]{1,120}")]
+Trust = Literal["friends", "public"]
+ComputeDtype = Literal["fp32", "bf16"]
+Seed = Annotated[int, Bounds(least=0, most=(1 << 63) - 1)]
+NumTokens = Annotated[int, Bounds(least=2, most=1 << 40)]
+SequenceLength = Annotated[int, Bounds(least=1, most=1 << 20)]
+Digest = Annotated[bytes, Bounds(least=32, most=32)]
+Steps = Annotated[int, Bounds(least=1, most=1 << 31)]
+StepsOrNone = Annotated[int, Bounds(least=0, most=1 << 31)]
+Decay = Annotated[float, Bounds(least=0, below=1)]
+WorkShare = Annotated[float, Bounds(least=0, most=64)]
+NumPeers = Annotated[int, Bounds(least=1, most=MAX_MEMBERS)]
+Seconds = Annotated[float, Bounds(above=0, most=86400)]
+
+
+MOST_STEPS = 1 << 20
+"""Of a run: at a minute a step, two years."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(Table):
     """The model every stage is cut from."""
 
-    config_json: str
+    config_json: Annotated[str, Bounds(most=1 << 20)]
     """Canonical JSON (sorted keys, no spaces) of the Hugging Face config; `model_type` names the family."""
     stage_layers: tuple[tuple[int, int], ...]
     """Decoder layers [start, stop) of each stage; together all layers, in order."""
-    compute_dtype: Literal["fp32", "bf16"] = "fp32"
+    compute_dtype: ComputeDtype = "fp32"
     """bf16 runs forward and backward under autocast; weights and gradients stay fp32."""
     recompute: bool = False
-    """Keep only a microbatch's input and run forward again at backward time: less memory, a third more compute."""
+    """Keep only a microbatch's input and run forward again at backward time."""
 
     @property
     def num_stages(self) -> int:
@@ -34,60 +65,89 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings:
+class DataSettings(Table):
     """The token files and how samples are cut from them."""
 
-    tokenizer: str
+    tokenizer: Annotated[str, Matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")]
     """"bytes", or the name of the tokenizer folder that is shipped with the run."""
-    vocab_size: int
+    vocab_size: Annotated[int, Bounds(least=1, most=1 << 32)]
     token_bytes: Literal[1, 2, 4]
     """Width of one token in the files: little-endian unsigned."""
-    num_train_tokens: int
-    num_held_out_tokens: int
-    train_digest: bytes
+    num_train_tokens: NumTokens
+    num_held_out_tokens: NumTokens
+    train_digest: Digest
     """SHA-256 of the training token file."""
-    held_out_digest: bytes
-    sequence_length: int
+    held_out_digest: Digest
+    sequence_length: SequenceLength
     """Tokens of input in a sample; a sample takes one more as the last target."""
-    chunk_tokens: int
+    chunk_tokens: NumTokens
     """Tokens in a chunk, the unit of leases and of the permutation (16 MiB of tokens by default)."""
-    seed: int
+    seed: Seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSettings:
-    microbatch_size: int
-    """Samples in a microbatch."""
-    target_tokens: int
-    """Target tokens in a step; a step closes when its microbatches hold at least this many."""
+class BatchSettings(Table):
+    microbatch_size: Annotated[
+        int, Bounds(least=1, most=1 << 16), "Samples that travel through the stages together."
+    ] = 8
+    target_tokens: Annotated[
+        int, Bounds(least=1, most=1 << 40), "Target tokens in an optimizer step, over all peers."
+    ] = 8192
+    """A step closes when its microbatches hold at least this many."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    name: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    """Applied to tensors of two or more dimensions only."""
-    momentum: float = 0.9
-    """SGD only."""
-    max_norm: float = 1.0
-    """Gradient norm of the whole model; a stage clips at max_norm * sqrt(its parameters / all)."""
-    skip_norm_factor: float = 16.0
-    """A step whose certified gradient is longer than this many times the median of the last 16 is skipped (see
-    `swarm.core.step_rule`); 0: only what is not finite is."""
-    correction: Literal["none", "nadamw", "extrapolate"] = "none"
-    """What softens stale gradients when delay = 1: Nesterov's AdamW, or computing the next step's
-    microbatches on weights extrapolated by the last update."""
-    moments: Literal["fp32", "int8"] = "fp32"
-    """How AdamW's moments are kept: 8 bytes a parameter, or 2; exact both ways."""
-    warmup_steps: int = 20
-    total_steps: int = 200
-    """The run ends at this version."""
-    final_learning_rate_share: float = 0.1
-    """The cosine schedule ends at this share of `learning_rate`."""
+class OptimizerSettings(Table):
+    name: Annotated[Literal["adamw", "sgd"], '"adamw" or "sgd".'] = "adamw"
+    learning_rate: Annotated[
+        float,
+        Bounds(above=0, most=1000),
+        "The highest rate of the schedule: linear warm-up, then a cosine.",
+    ] = 1e-3
+    beta1: Annotated[Decay, "AdamW's decay of the mean gradient."] = 0.9
+    beta2: Annotated[Decay, "AdamW's decay of the mean squared gradient."] = 0.95
+    epsilon: Annotated[float, Bounds(above=0, most=1), "Added to AdamW's denominator."] = 1e-8
+    weight_decay: Annotated[
+        float, Bounds(least=0, most=10), "Decoupled weight decay, on tensors of two or more dimensions only."
+    ] = 0.1
+    momentum: Annotated[Decay, "SGD's momentum."] = 0.9
+    max_norm: Annotated[
+        float, Bounds(above=0, most=10**9), "Gradients are clipped at this norm; a stage clips at its share of it."
+    ] = 1.0
+    """Of the whole model; a stage clips at max_norm * sqrt(its parameters / all)."""
+    skip_norm_factor: Annotated[
+        float,
+        Bounds(least=0, most=10**9),
+        "A step whose gradient is longer than this many times the median of the last 16 is skipped; "
+        "0: none is for that.",
+    ] = 16.0
+    """See `swarm.core.state.step_rule`."""
+    correction: Annotated[
+        Literal["none", "nadamw", "extrapolate"],
+        'What softens stale gradients with averaging.delay = 1: "none", "nadamw" or "extrapolate".',
+    ] = "none"
+    """Nesterov's AdamW, or computing the next step's microbatches on weights extrapolated by the last update."""
+    moments: Annotated[
+        Literal["fp32", "int8"],
+        'How AdamW\'s moments are kept: "fp32" (8 bytes a parameter) or "int8" (2). '
+        "Either is the same on every machine.",
+    ] = "fp32"
+    warmup_steps: Annotated[StepsOrNone, "Steps until the learning rate is at its highest."] = 20
+    total_steps: Annotated[int, Bounds(least=1, most=MOST_STEPS), "The run ends after this many steps."] = 200
+    final_learning_rate_share: Annotated[
+        float, Bounds(least=0, most=1), "The schedule ends at this share of learning_rate."
+    ] = 0.1
+
+    def disagreement(self, given: Collection[str]) -> str | None:
+        if self.warmup_steps > self.total_steps:
+            return (
+                f"warmup_steps = {self.warmup_steps} is more than optimizer.total_steps = {self.total_steps}; lower it"
+            )
+        if self.name == "sgd" and self.correction == "nadamw":
+            return 'correction = "nadamw" is a form of AdamW; set optimizer.name = "adamw" or choose another'
+        if self.name == "sgd" and self.moments == "int8":
+            return 'moments = "int8" is of AdamW; set optimizer.name = "adamw" or moments = "fp32"'
+        return None
 
     @property
     def moment_bytes(self) -> float:
@@ -98,102 +158,157 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodecSettings:
-    activations: ActivationCodecName = "int8"
-    activation_gradients: ActivationCodecName = "int8"
-    averaging: AveragingCodecName = "int8"
-    """int4 and topk come with error feedback: what a contribution leaves unsaid goes into its maker's next one."""
+class CodecSettings(Table):
+    activations: Annotated[
+        ActivationCodecName,
+        'How activations travel between stages: "fp32", "bf16", "int8" or "int4" '
+        "(4, 2, about 1.1 and 0.7 bytes a value).",
+    ] = "int8"
+    activation_gradients: Annotated[ActivationCodecName, "How their gradients travel back: one of the same."] = "int8"
+    averaging: Annotated[
+        AveragingCodecName,
+        'How gradients travel in averaging rounds: "fp32", "bf16", "int8", "int4" or "topk" '
+        "(4, 2, 1, 0.5 bytes a value; topk sends the largest three in eight in 0.32, results in 0.5). "
+        "What int4 and topk leave unsaid a peer says in its next gradient.",
+    ] = "int8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AveragingSettings:
-    rule: Literal["mean", "centered_clip", "trimmed_mean", "median"] = "centered_clip"
-    delay: Literal[0, 1] = 0
-    """0: sources wait for the round. 1: microbatches of step t + 1 go on with version t while round t runs."""
-    sync_steps: int = 20
-    """The first steps of a run with delay = 1 that are synchronous all the same."""
+class AveragingSettings(Table):
+    rule: Annotated[
+        Literal["mean", "centered_clip", "trimmed_mean", "median"],
+        'How a stage\'s gradients become one: "mean"; "centered_clip", which bounds what one peer can do; '
+        '"trimmed_mean" or "median", coordinate by coordinate (see docs/robustness.md).',
+    ] = "centered_clip"
+    delay: Annotated[
+        Literal[0, 1],
+        "0: each step waits for its round. "
+        "1: the next step's microbatches go on meanwhile, on weights one version old.",
+    ] = 0
+    sync_steps: Annotated[StepsOrNone, "With delay = 1, this many steps at the start wait all the same."] = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditSettings:
+class AuditSettings(Table):
     """What replicas spend on auditing each other, as shares of the audited peer's own work."""
 
-    hop_budget: float = 0.08
-    """One microbatch replayed whole."""
-    contribution_budget: float = 0.07
-    """Every microbatch of a contribution replayed."""
-    reducer_share: float = 0.05
-    """Of reduced parts, recomputed."""
-    retained_versions: int = 4
-    """A peer keeps what its contribution was made from until this many versions later; draws are revealed after two."""
-    agreements_to_promote: int = 10
-    """Replays, of 16 versions, in which a newcomer must agree with the members before it trains; 0: no probation."""
+    hop_budget: Annotated[
+        WorkShare,
+        'With trust = "public" replicas replay a drawn part of each other\'s work. How much, as shares of the work '
+        "audited: single microbatches,",
+    ] = 0.08
+    contribution_budget: Annotated[WorkShare, "whole contributions,"] = 0.07
+    reducer_share: Annotated[WorkShare, "and reduced parts."] = 0.05
+    """These are recomputed whatever the trust."""
+    retained_versions: Annotated[
+        int, Bounds(least=3, most=64), "Peers keep what a contribution was made from for this many versions."
+    ] = 4
+    """Draws are revealed after two."""
+    agreements_to_promote: Annotated[
+        int,
+        Bounds(least=0, most=16),
+        'With trust = "public" a newcomer trains once so many replays of others\' work, of the last 16 versions, '
+        "came out the same; 0: at once.",
+    ] = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSettings:
-    every_steps: int = 48
-    """The host archives a checkpoint at these versions and at the last one."""
-    snapshot_every: int = 8
-    """Versions between the snapshots that peers keep for joiners; divides `every_steps`."""
+class CheckpointSettings(Table):
+    every_steps: Annotated[Steps, "Steps between the checkpoints that the host archives."] = 48
+    """It archives the run's last version too."""
+    snapshot_every: Annotated[
+        int,
+        Bounds(least=1, most=1 << 16),
+        "Steps between the snapshots that peers keep for joiners; divides every_steps.",
+    ] = 8
+
+    def disagreement(self, given: Collection[str]) -> str | None:
+        if self.every_steps % self.snapshot_every == 0:
+            return None
+        return (
+            f"snapshot_every = {self.snapshot_every} does not divide checkpoint.every_steps = {self.every_steps}; "
+            f"set checkpoint.every_steps = {-(-self.every_steps // self.snapshot_every) * self.snapshot_every}, "
+            "or another snapshot_every"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitSettings:
-    founders_per_stage: int = 1
-    """Peers of each stage the host waits for before it signs the run's genesis."""
-    max_peers_per_stage: int = 64
-    max_in_flight: int = 4
-    """Microbatches one peer holds at once; past it a peer says BUSY."""
-    min_replicas: int = 2
-    """A stage gives no peer to another below this many."""
-    rebalance_s: float = 0.0
-    """Seconds between two looks at who should move to another stage; 0: nobody moves, as in all public runs."""
-    max_microbatch_attempts: int = 20
-    """After this many failed sends of one microbatch in one step its source lets it go to a later step."""
+class LimitSettings(Table):
+    founders_per_stage: Annotated[NumPeers, "Peers of each stage the host waits for before the run begins."] = 1
+    max_peers_per_stage: Annotated[
+        NumPeers, f"A stage takes in no more peers than this: {MAX_MEMBERS} at most; past 64 it reduces in cohorts."
+    ] = 64
+    max_in_flight: Annotated[
+        int, Bounds(least=1, most=4096), "Microbatches one peer holds at once; more need more memory."
+    ] = 4
+    """Past it a peer says BUSY."""
+    min_replicas: Annotated[int, Bounds(least=1, most=4096), "A stage gives no peer to another below this many."] = 2
+    rebalance_s: Annotated[
+        float,
+        Bounds(least=0, most=86400),
+        "Seconds between two looks at who should move to a stage that is short of peers; 0: nobody moves. "
+        "Among friends only.",
+    ] = 0.0
+    max_microbatch_attempts: Annotated[
+        int,
+        Bounds(least=1, most=10000),
+        "After this many failed sends in one step a microbatch is left for a later one.",
+    ] = 20
+
+    def disagreement(self, given: Collection[str]) -> str | None:
+        if self.founders_per_stage <= self.max_peers_per_stage:
+            return None
+        return (
+            f"founders_per_stage = {self.founders_per_stage} is more than "
+            f"limits.max_peers_per_stage = {self.max_peers_per_stage}; lower it"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadlineSettings:
+class DeadlineSettings(Table):
     """Upper bounds in seconds; measured times shorten them, never lengthen them."""
 
-    call_s: float = 10.0
-    """A small request and its answer."""
-    hop_s: float = 60.0
-    """A microbatch's way from a stage to the loss and back."""
-    round_phase_s: float = 10.0
-    """Each phase of an averaging round: commitments, roster, parts, result."""
-    step_s: float = 120.0
-    """A step that has its first microbatch closes at this age with whatever it holds."""
-    straggler_s: float = 2.0
-    """How long a full step waits for microbatches already under way; they are dropped and counted past it."""
-    lease_s: float = 15.0
-    """A peer not heard of for this long has left."""
-    drain_s: float = 30.0
-    state_transfer_s: float = 600.0
+    call_s: Annotated[
+        Seconds, "Seconds, upper bounds: measured times shorten them. A small request and its answer:"
+    ] = 10.0
+    hop_s: Annotated[Seconds, "A microbatch's way from a stage to the loss and back."] = 60.0
+    round_phase_s: Annotated[Seconds, "Each phase of an averaging round."] = 10.0
+    """Commitments, roster, parts, result."""
+    step_s: Annotated[Seconds, "A step closes this long after its first microbatch, with whatever it holds."] = 120.0
+    straggler_s: Annotated[Seconds, "How long a full step waits for microbatches already under way."] = 2.0
+    """They are dropped and counted past it."""
+    lease_s: Annotated[Seconds, "A peer not heard of for this long has left."] = 15.0
+    drain_s: Annotated[Seconds, "How long a leaving peer finishes what it has in flight."] = 30.0
+    state_transfer_s: Annotated[Seconds, "Moving a stage's state to a joiner."] = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """Everything the peers of a run agree on. Its canonical bytes hash to the run id."""
+class TrainingSettings(Table):
+    """How a run trains: the tables that are in its settings as they stand in its file."""
 
-    name: str
-    protocol: int
-    model: ModelSettings
-    data: DataSettings
-    batch: BatchSettings
-    optimizer: OptimizerSettings
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     codecs: CodecSettings = field(default_factory=CodecSettings)
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
     audits: AuditSettings = field(default_factory=AuditSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
-    trust: Literal["friends", "public"] = "friends"
-    model_licence: str = "not stated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(TrainingSettings):
+    """Everything the peers of a run agree on. Its canonical bytes and the run key hash to the run id."""
+
+    name: RunName
+    protocol: int
+    model: ModelSettings
+    data: DataSettings
+    trust: Trust = "friends"
+    model_licence: Licence = "not stated"
     """As the host states it; shown to volunteers before they join."""
-    data_licence: str = "not stated"
-    initial_state_digests: tuple[bytes, ...] = ()
+    data_licence: Licence = "not stated"
+    initial_state_digests: tuple[Digest, ...] = ()
     """State digest of each stage at version 0: weights are made once and shipped, never re-seeded."""
 
     @property

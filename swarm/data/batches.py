@@ -1,4 +1,4 @@
-"""This is where a microbatch id becomes tokens and targets.
+"""Tokens and targets of a microbatch id.
 
 Shapes: B samples of L tokens. Targets are the tokens one place on.
 """
@@ -6,8 +6,8 @@ Shapes: B samples of L tokens. Targets are the tokens one place on.
 import numpy as np
 import numpy.typing as npt
 
-from swarm.core.data_order import DataOrder
 from swarm.core.ids import MicrobatchId
+from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import RunSettings
 from swarm.data.token_file import TokenFile
 

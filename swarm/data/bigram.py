@@ -1,4 +1,4 @@
-"""This is where the simplest language model lives: what the next token is, knowing one token before it.
+"""The simplest language model: what the next token is, knowing one token before it.
 
 Bigram counts interpolated with unigrams by Witten and Bell's rule (IEEE Transactions on Information Theory 37, 1991):
 a context is trusted by how often it was seen against how many different tokens followed it. A model that is

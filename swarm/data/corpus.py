@@ -1,4 +1,4 @@
-"""This is where files become documents: text, source code and jsonl, in an order that depends on names alone."""
+"""Files as documents: text, source code and jsonl, in an order that depends on names alone."""
 
 import json
 import os

@@ -1,15 +1,15 @@
-"""This is where a run's token file is cut into pieces that anybody may hand on: the run key signs for each of them."""
+"""A run's token file in pieces that anybody may hand on: the run key signs for each of them."""
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import Annotated, BinaryIO, ClassVar
 
-from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
+from swarm.core.forms import Digest, Integer, Octets
 from swarm.core.ids import PeerId
-from swarm.signed_record import SignedRecord, opened
+from swarm.identity.signed_record import SignedRecord
 
 PIECE_BYTES = 1 << 20
 MAX_PIECES = 1 << 17
@@ -18,31 +18,15 @@ _HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
-class PieceList(SignedRecord):
+class PieceList(SignedRecord, kind="list of pieces"):
     """SHA-256 of each MiB of a file."""
 
     DOMAIN: ClassVar[str] = "pieces"
-    file_digest: bytes
+    file_digest: Digest
     """SHA-256 of the whole."""
-    size_bytes: int
-    hashes: bytes
+    size_bytes: Annotated[int, Integer(low=1, high=MAX_PIECES * PIECE_BYTES)]
+    hashes: Annotated[bytes, Octets(max_length=MAX_PIECES * _HASH_BYTES)]
     """End to end."""
-
-    def signed_value(self) -> Value:
-        return {"file_digest": self.file_digest, "size_bytes": self.size_bytes, "hashes": self.hashes}
-
-    @classmethod
-    def from_value(cls, value: Value) -> "PieceList":
-        outer, fields = opened("list of pieces", value)
-        made = cls(
-            fields.octets("file_digest", length=32),
-            fields.integer("size_bytes", low=1, high=MAX_PIECES * PIECE_BYTES),
-            fields.octets("hashes", max_length=MAX_PIECES * _HASH_BYTES),
-            signature=outer.octets("signature", length=64),
-        )
-        fields.done()
-        outer.done()
-        return made
 
     def check(self, *, file_digest: bytes, size_bytes: int, run_key: PeerId) -> None:
         """Raises RemoteError unless the run key says this of the file."""

@@ -1,4 +1,4 @@
-"""This is where a run's text becomes its two token files: training, and a held-out part nobody trains on.
+"""A run's text made into its two token files: training, and a held-out part nobody trains on.
 
 Whole documents are held out, chosen by the hash of their text, so that copies of a file fall on the same side.
 Too few documents for that: the end of the text is held out.
@@ -15,8 +15,8 @@ from swarm.core.errors import SettingsError
 from swarm.data.corpus import Corpus
 from swarm.data.token_file import TokenBytes, TokenFile, TokenWriter, token_bytes_for
 from swarm.data.tokenizer import Tokenizer, load_tokenizer
-from swarm.manifest_tables import DataTable
-from swarm.whole_file import whole_file
+from swarm.disk.whole_file import whole_file
+from swarm.manifest.tables import DataTable
 
 _COPY_TOKENS = 1 << 22
 

@@ -1,4 +1,4 @@
-"""This is where tokens lie on disk: little-endian unsigned integers of 1, 2 or 4 bytes, and nothing else.
+"""Tokens on disk: little-endian unsigned integers of 1, 2 or 4 bytes, and nothing else.
 
 The file is its own canonical form, so the SHA-256 of its bytes names the data in a run's settings.
 """

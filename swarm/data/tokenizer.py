@@ -1,4 +1,4 @@
-"""This is where text becomes token ids: as UTF-8 bytes, or by a tokenizer.json of Hugging Face's `tokenizers`."""
+"""Text as token ids: UTF-8 bytes, or by a tokenizer.json of Hugging Face's `tokenizers`."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""This is where a model is cut into stages, each a pure function of weights and input.
+"""A model cut into stages, each a pure function of weights and input.
 
 transformers is imported when a function first needs it: it takes seconds.
 """

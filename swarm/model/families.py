@@ -1,7 +1,7 @@
-"""This is where the model families that may be cut into stages are listed, and a run's model is checked.
+"""The model families that may be cut into stages, and the check of a run's model.
 
 A family is in the table when its layers, cut anywhere, give the bits of the whole model
-(`swarm.model.exactness`). Everything a family needs is its row; the rest of the code names none.
+(`tests.swarm.model.exactness`). Everything a family needs is its row; the rest of the code names none.
 """
 
 import json
@@ -40,6 +40,28 @@ FAMILIES: dict[str, Family] = {
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """The others change their frequencies with the sequences they have seen, so a stage would not be a pure function."""
 
+DESCRIPTIVE = frozenset(
+    {
+        *("_name_or_path", "architectures", "auto_map", "transformers_version"),
+        *("id2label", "label2id", "problem_type", "return_dict", "is_encoder_decoder"),
+        *("chunk_size_feed_forward", "output_attentions", "output_hidden_states"),
+    }
+)
+"""Keys of a config that say nothing of a layer's numbers; some would have a reader of the export run code."""
+LEGACY = frozenset({"rope_theta", "rope_scaling", "torch_dtype"})
+"""Keys that transformers still reads and writes otherwise."""
+LARGEST = {
+    "hidden_size": 1 << 16,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 14,
+    "vocab_size": 1 << 22,
+    "max_position_embeddings": 1 << 24,
+}
+"""Of what memory grows with: a host's word is bounded before anything is built by it."""
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -58,6 +80,22 @@ class ModelShape:
 def canonical_config_json(config: dict[str, Any]) -> str:
     """A config as `ModelSettings.config_json` wants it: sorted keys, no spaces."""
     return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def keys_of(model_type: str) -> frozenset[str]:
+    """The keys that a config of the family may have, but for `DESCRIPTIVE` ones. Empty for an unknown family."""
+    import transformers
+
+    family = FAMILIES.get(model_type)
+    if family is None:
+        return frozenset()
+    return (frozenset(getattr(transformers, family.config_class)().to_dict()) | LEGACY) - DESCRIPTIVE
+
+
+def without_description(config: dict[str, Any]) -> dict[str, Any]:
+    """A `config.json` without what says nothing of the model: who wrote it, and with what."""
+    known = keys_of(str(config.get("model_type"))) | {"quantization_config"}
+    return {name: value for name, value in config.items() if name in known} if len(known) > 1 else config
 
 
 def validate_config(config_json: str) -> ModelShape:
@@ -84,12 +122,12 @@ def validate_stage_layers(model: ModelSettings) -> None:
     for stage, (start, stop) in enumerate(model.stage_layers):
         if start != expected_start or stop <= start:
             raise SettingsError(
-                f"stage_layers: stage {stage} has layers [{start}, {stop}) where [{expected_start}, ...) is next; "
-                "give each stage at least one layer, in order, without gaps"
+                f"model.stage_layers: stage {stage} has layers [{start}, {stop}) where [{expected_start}, ...) is next"
+                "; give each stage at least one layer, in order, without gaps"
             )
         expected_start = stop
     if expected_start != num_layers:
-        raise SettingsError(f"stage_layers: the stages hold {expected_start} layers, the model has {num_layers}")
+        raise SettingsError(f"model.stage_layers: the stages hold {expected_start} layers, the model has {num_layers}")
 
 
 def family_of(config_json: str) -> Family:
@@ -181,6 +219,7 @@ def _checked_config(config_json: str) -> Any:
         raise SettingsError(
             f"model_type {model_type!r} is not tested for cutting into stages; tested: {', '.join(sorted(FAMILIES))}"
         )
+    _refuse_unknown(fields, model_type)
     try:
         config = getattr(transformers, FAMILIES[model_type].config_class).from_dict(fields)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -189,14 +228,29 @@ def _checked_config(config_json: str) -> Any:
     return config
 
 
+def _refuse_unknown(fields: dict[str, Any], model_type: str) -> None:
+    """Raises SettingsError for keys that are none of the family's, and for sizes that no model has."""
+    if "quantization_config" in fields:
+        raise SettingsError("quantization_config: training needs full weights; remove it and give an unquantized model")
+    unknown = sorted(str(name)[:40] for name in set(fields) - keys_of(model_type))
+    if unknown:
+        raise SettingsError(f"model config: {', '.join(unknown[:5])}: no setting of a {model_type}; remove it")
+    for name, most in LARGEST.items():
+        value = fields.get(name)
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise SettingsError(f"{name} = {str(value)[:40]}: must be a whole number from 1 to {most}")
+    for name in ("rope_parameters", "rope_scaling"):
+        share = (fields.get(name) or {}).get("partial_rotary_factor", 1.0) if isinstance(fields.get(name), dict) else 1
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise SettingsError(f"{name}: partial_rotary_factor = {str(share)[:40]}: must be more than 0 and at most 1")
+
+
 def _refuse_inexact(fields: dict[str, Any]) -> None:
     """Raises SettingsError for what would make a stage random, stateful or different from the whole model."""
     for name, value in sorted(fields.items()):
         random = "dropout" in name or "drop_rate" in name or name in ("layerdrop", "router_jitter_noise")
         if random and value:
             raise SettingsError(f"{name} = {value}: a stage must be a pure function; set it to 0")
-    if fields.get("quantization_config"):
-        raise SettingsError("quantization_config: training needs full weights; remove it and give an unquantized model")
     rope = fields.get("rope_parameters") or {}
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         raise SettingsError(

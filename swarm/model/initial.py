@@ -1,4 +1,4 @@
-"""This is where a run's first weights come from: drawn from a seed, or read from a Hugging Face checkpoint.
+"""A run's first weights: drawn from a seed, or read from a Hugging Face checkpoint.
 
 They are made once, by whoever starts the run, and shipped: seeded initialization gives other bits on other machines.
 """
@@ -35,20 +35,6 @@ def initial_weights(model: ModelSettings, seed: int, source: Path | None) -> Ite
             yield _drawn(model, stage, seed)
         else:
             yield _read(model, StageModel(model, stage).layout, source)
-
-
-def config_of_checkpoint(source: Path) -> dict[str, Any]:
-    """The config of a Hugging Face checkpoint folder. Raises SettingsError if there is none."""
-    path = source / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise SettingsError(f"{source} holds no config.json; give a Hugging Face checkpoint folder") from error
-    except (OSError, json.JSONDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise SettingsError(f"{path} holds no JSON object; give a Hugging Face checkpoint folder")
-    return config
 
 
 def _drawn(model: ModelSettings, stage: int, seed: int) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""This is where a stage's parameters become one flat vector, in one order for all peers.
+"""A stage's parameters as one flat vector, in one order for all peers.
 
 Parts, state digests and gradients are over this vector: tensors by Hugging Face name, sorted, each
 row-major, with nothing between them.

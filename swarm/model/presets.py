@@ -1,4 +1,4 @@
-"""This is where models to begin with are described: sizes that cut into even stages."""
+"""Models to begin with: sizes that cut into even stages."""
 
 from typing import Any
 

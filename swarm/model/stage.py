@@ -1,4 +1,4 @@
-"""This is where a stage is a pure function: weights and an input in, an output and gradients out.
+"""A stage as a pure function: weights and an input in, an output and gradients out.
 
 Shapes: B samples, L tokens, D hidden values, V vocabulary, N = B * L, C tokens of one loss chunk.
 """
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from swarm.core.compute_mode import ComputeMode
 from swarm.core.errors import RemoteError, SettingsError
+from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import ModelSettings
 from swarm.model.families import (
     build_stack,

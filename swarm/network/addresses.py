@@ -1,4 +1,4 @@
-"""This is where HOST:PORT, as people write it, becomes a multiaddress, as libp2p does."""
+"""HOST:PORT, as people write it, and the multiaddress that libp2p makes of it."""
 
 import asyncio
 import contextlib

@@ -1,20 +1,23 @@
-"""This is where incoming streams are answered: call after call on each, until its caller leaves it."""
+"""Incoming streams, answered: call after call on each, until its caller leaves it."""
 
 import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.network import framing
-from swarm.network.control import ControlError
-from swarm.network.framing import RequestHead, Status
-from swarm.network.idle_streams import KEPT_BY_CALLEE_S
+from swarm.network.bulk import framing
+from swarm.network.bulk.framing import RequestHead, Status
+from swarm.network.bulk.sockets import Stream, send_all, until_closed
+from swarm.network.p2pd.control import ControlError
+from swarm.network.p2pd.idle_streams import KEPT_BY_CALLEE_S
+from swarm.network.places import Places, network_of
 from swarm.network.service import Services, ask
-from swarm.network.sockets import Stream, send_all, until_closed
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,8 @@ _LINGER_S = 5.0
 _GREET_S = 5.0
 """Whoever connects says by then who it is: until then it is anybody."""
 _ACCEPT_PAUSE_S = 0.1
+_MOST_STRANGERS = 64
+"""Connections of whoever has not yet shown who it is. They take nothing from those who have."""
 
 Greet = Callable[[socket.socket], Awaitable[tuple[PeerId, Stream]]]
 """Learns which (authenticated) peer has opened an accepted connection, and how it is spoken to. Raises EOFError,
@@ -45,7 +50,11 @@ class Answering:
         self._services = services
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: dict[asyncio.Task[None], None] = {}
+        self._strangers: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
+        """Of who has not shown yet who it is, by address."""
+        self._streams: Counter[PeerId] = Counter()
+        """That each peer has here, at work or at rest."""
+        self._idle: dict[asyncio.Task[None], PeerId] = {}
         """Those of streams without a call, the one that rests longest first."""
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -61,45 +70,76 @@ class Answering:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self, listener: socket.socket, greet: Greet) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, address = await loop.sock_accept(listener)
             except OSError as error:
                 logger.warning("an incoming stream cannot be taken: %s", error)  # too many open files, say
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if len(self._tasks) > self._limits.max_streams and not self._close_idle():
-                connection.close()  # a flood; its sender sees the stream end
-            else:
-                self._start(self._answer(connection, greet))
+            by_p2pd = listener.family == socket.AF_UNIX
+            task = self._start(self._answer(connection, greet))
+            task.add_done_callback(self._strangers.leave)
+            self._be_stranger(task, "p2pd" if by_p2pd else network_of(address[0]))
+            task.add_done_callback(partial(_close, connection))  # if it never began
 
-    def _close_idle(self) -> bool:
-        """Close the stream that has rested longest; whether there is one."""
-        for task in self._idle:
-            del self._idle[task]
-            task.cancel()
-            return True
-        return False
+    def _be_stranger(self, task: asyncio.Task[None], who: str) -> None:
+        """It is one until its first call has come; if there are too many, another is cut off, or this one."""
+        self._strangers.leave(task)
+        lost = self._strangers.take(task, who)
+        if lost is not None:
+            lost.cancel()
+
+    def _admit(self, peer_id: PeerId) -> None:
+        """One more stream of the peer's. Of too many, one rests, of the peer that has the most, and is closed.
+
+        Raises TransientError where only streams of who has fewer rest.
+        """
+        self._streams[peer_id] += 1
+        if self._streams.total() <= self._limits.max_streams:
+            return
+        resting = [(self._streams[of], task) for task, of in self._idle.items()]
+        most = max((streams for streams, _ in resting), default=0)
+        if most < self._streams[peer_id]:
+            raise TransientError(
+                f"{self._streams.total()} streams are open here, {self._streams[peer_id]} of them yours"
+            )
+        task = next(task for streams, task in resting if streams == most)
+        del self._idle[task]
+        task.cancel()
+
+    def _dismiss(self, peer_id: PeerId) -> None:
+        self._streams[peer_id] -= 1
+        if not self._streams[peer_id]:
+            del self._streams[peer_id]
 
     async def _answer(self, connection: socket.socket, greet: Greet) -> None:
         """One incoming stream. Whatever goes wrong in it ends here."""
         stream: Stream = connection
+        admitted: PeerId | None = None
+        task = asyncio.current_task()
+        assert task is not None
         try:
             async with asyncio.timeout(_GREET_S):
                 peer_id, stream = await greet(connection)
+            self._be_stranger(task, peer_id)
             async with asyncio.timeout(self._limits.stall_s):
-                head = await framing.read_request_head(stream)
+                head = await framing.read_request_head(stream)  # which proves it
+            self._strangers.leave(task)
+            admitted = peer_id
+            self._admit(peer_id)
             while True:
                 await self._answer_request(stream, peer_id, head)
                 # The caller closes first: when we do, p2pd resets the stream and drops what was not read yet.
-                head = await self._next_head(stream)
+                head = await self._next_head(stream, peer_id)
         except RemoteError as error:
             await self._refuse(stream, Status.REMOTE, error.kind, str(error))
         except TransientError as error:
@@ -108,11 +148,13 @@ class Answering:
             logger.debug("an incoming stream ended: %s", error)
         finally:
             stream.close()
+            if admitted is not None:
+                self._dismiss(admitted)
 
-    async def _next_head(self, stream: Stream) -> RequestHead:
+    async def _next_head(self, stream: Stream, peer_id: PeerId) -> RequestHead:
         task = asyncio.current_task()
         assert task is not None
-        self._idle[task] = None
+        self._idle[task] = peer_id
         try:
             async with asyncio.timeout(KEPT_BY_CALLEE_S):
                 return await framing.read_request_head(stream)
@@ -137,6 +179,10 @@ class Answering:
                 await send_all(stream, framing.encode_error(status, kind, message))
                 # When we close first, p2pd resets the stream and drops what the caller has not read yet.
                 await until_closed(stream)
+
+
+def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:
+    connection.close()
 
 
 async def _unless_closed(

@@ -1,4 +1,4 @@
-"""This is where a peer's key is kept on disk: one file, readable by its owner only, never half written."""
+"""A peer's key on disk: one file, readable by its owner only, never half written."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from swarm.core.errors import SettingsError
-from swarm.identity import Identity
+from swarm.identity.key import Identity
 
 logger = logging.getLogger(__name__)
 

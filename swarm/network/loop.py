@@ -1,4 +1,4 @@
-"""This is where a program's event loop is started and stopped: uvloop where there is one, and signals as a request.
+"""A program's event loop, started and stopped: uvloop where there is one, and signals as a request.
 
 SIGINT and SIGTERM only set `stop`; main drains and returns. A second signal cancels main. While it runs, the garbage
 collector leaves alone what the program has loaded, and looks through what is new less often: walking through the

@@ -1,4 +1,4 @@
-"""This is where a swarm's network is simulated in one process: twins of the p2pd transport and the DHT directory.
+"""A swarm's network simulated in one process: twins of the p2pd transport and the DHT directory.
 
 The same calls, limits, deadlines and errors as `p2p` and `dht`, with faults to order: delay, loss, partitions, death.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
-from swarm.identity import Identity, is_peer_id
-from swarm.network.records import Record, newest_of, sign_record
+from swarm.identity.key import Identity, is_peer_id
+from swarm.network.directory.records import Record, newest_of, sign_record
 from swarm.network.service import ServiceLimits, Services, ask, byte_view, decode_error, decode_meta
 from swarm.network.transport import MAX_META_BYTES, Handler, Message
 

@@ -1,4 +1,4 @@
-"""This is where the banned are shut out, and newcomers kept at a distance: whose calls pass, and which."""
+"""A transport on which the banned are shut out, and newcomers kept at a distance: whose calls pass, and which."""
 
 import asyncio
 from collections import defaultdict
@@ -23,20 +23,24 @@ class _OpenCall:
             self.task.cancel()
 
 
+def _always(peer: PeerId, method: str) -> bool:
+    return True
+
+
 class GuardedTransport:
     """A transport without its outcasts: no call from them is answered, and none is made to them.
 
     To everyone above it they are as good as dead; newcomers are, to all methods but those that are for them.
     """
 
-    def __init__(self, inner: Transport) -> None:
+    def __init__(self, inner: Transport, may: Callable[[PeerId, str], bool] = _always) -> None:
+        """`may`: whether calls of a method pass between this peer and another, which is no outcast."""
         self._inner = inner
+        self._may = may
         self._outcasts: dict[PeerId, frozenset[str]] = {}
         """With the methods that pass all the same."""
         self._calling: defaultdict[PeerId, set[_OpenCall]] = defaultdict(set)
         """By whom they are made to."""
-        self.may: Callable[[PeerId, str], bool] = lambda peer, method: True
-        """Whether calls of a method pass between this peer and another, which is no outcast."""
 
     def shut_out(self, peer_id: PeerId, *, but: frozenset[str] = frozenset()) -> None:
         """From now on, but for calls of these methods; others that are open to the peer break off as if it had died.
@@ -59,7 +63,7 @@ class GuardedTransport:
         async def guarded(sender: PeerId, request: Message) -> Message:
             if method not in self._outcasts.get(sender, {method}):
                 raise RemoteError("banned", f"{sender} is banned from this run", sender)
-            if not self.may(sender, method):
+            if not self._may(sender, method):
                 raise TransientError(f"{method}: {sender} is not known here to be past its probation")
             return await handler(sender, request)
 
@@ -70,7 +74,7 @@ class GuardedTransport:
     ) -> Message:
         if method not in self._outcasts.get(peer_id, {method}):
             raise UnreachableError(f"{peer_id} is banned from this run")
-        if not self.may(peer_id, method):
+        if not self._may(peer_id, method):
             raise UnreachableError(f"{method}: {peer_id} is not known here to be past its probation")
         task = asyncio.current_task()
         assert task is not None

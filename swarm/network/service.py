@@ -1,4 +1,4 @@
-"""This is where an incoming call meets its handler: admission within limits, and the errors its caller is told.
+"""Incoming calls and their handlers: admission within limits, and the errors that callers are told.
 
 Both transports answer through this, so that a handler behaves the same over p2pd and in memory.
 """

@@ -1,6 +1,6 @@
-"""This is where the swarm's one way of talking is defined: a call with a small header and a bulk body.
+"""The swarm's one way of talking: a call with a small header and a bulk body.
 
-`swarm.network.p2p` carries it over hivemind's p2pd, `swarm.network.memory` within one process for tests.
+`swarm.network.p2pd.p2p` carries it over hivemind's p2pd, `swarm.network.memory` within one process for tests.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

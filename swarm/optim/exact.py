@@ -1,4 +1,4 @@
-"""This is where version v becomes version v + 1: AdamW, NAdamW or SGD on flat fp32 vectors in the host's memory.
+"""From version v to version v + 1: AdamW, NAdamW or SGD on flat fp32 vectors in the host's memory.
 
 Every replica of a stage takes the same step to the last bit: elementwise fp32 operations rounded one by one, norms by
 a halving tree, powers of beta as running products in fp64.
@@ -20,8 +20,8 @@ from kernels import int8_moments, norms, optimizers
 from kernels.cache_hints import zeros_on_lines
 from kernels.threads import ONE_THREAD, Threads
 from swarm.core.errors import LocalError
-from swarm.core.schedule import learning_rate
 from swarm.core.settings import PART_VALUES, OptimizerSettings
+from swarm.core.state.schedule import learning_rate
 
 Floats = NDArray[np.float32]
 

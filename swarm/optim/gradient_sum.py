@@ -1,4 +1,4 @@
-"""This is where a stage's gradients add up over a step: a sum of token losses' gradients and the count of tokens."""
+"""A stage's gradients, added up over a step: a sum of token losses' gradients and the count of tokens."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""This is where a certified gradient turns a stage's state into the next: the same bits at a replica and at an auditor.
+"""A certified gradient turns a stage's state into the next: the same bits at a replica and at an auditor.
 
 Clipping is per stage, at max_norm * sqrt(this stage's parameters / all).
 """
@@ -12,8 +12,8 @@ from kernels.threads import ONE_THREAD, Threads
 from swarm.checkpoint.state import StageState
 from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import OptimizerSettings, RunSettings
-from swarm.core.step_rule import norms_after, why_skipped
-from swarm.kept_buffers import UNIT_BYTES, KeptBuffers, empty_floats
+from swarm.core.state.step_rule import norms_after, why_skipped
+from swarm.memory.kept_buffers import UNIT_BYTES, KeptBuffers, empty_floats
 from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
 from swarm.optim.exact import ExactOptimizer, extrapolated

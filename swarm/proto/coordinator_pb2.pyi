@@ -24,20 +24,6 @@ class Run(_message.Message):
     admission: str
     def __init__(self, signed_run: _Optional[bytes] = ..., protocol: _Optional[int] = ..., release: _Optional[str] = ..., minimum_release: _Optional[str] = ..., admission: _Optional[str] = ...) -> None: ...
 
-class AdmitRequest(_message.Message):
-    __slots__ = ("request",)
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    request: bytes
-    def __init__(self, request: _Optional[bytes] = ...) -> None: ...
-
-class Admission(_message.Message):
-    __slots__ = ("ticket", "papers")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    PAPERS_FIELD_NUMBER: _ClassVar[int]
-    ticket: bytes
-    papers: bytes
-    def __init__(self, ticket: _Optional[bytes] = ..., papers: _Optional[bytes] = ...) -> None: ...
-
 class PeersRequest(_message.Message):
     __slots__ = ("stage",)
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -45,16 +31,24 @@ class PeersRequest(_message.Message):
     def __init__(self, stage: _Optional[int] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("peer_id", "stage", "version", "present")
+    __slots__ = ("peer_id", "stage", "version", "present", "num_tokens", "num_microbatches", "num_steps", "rank")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     stage: int
     version: int
     present: bool
-    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., present: _Optional[bool] = ...) -> None: ...
+    num_tokens: int
+    num_microbatches: int
+    num_steps: int
+    rank: int
+    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., version: _Optional[int] = ..., present: _Optional[bool] = ..., num_tokens: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., num_steps: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Peers(_message.Message):
     __slots__ = ("peers",)
@@ -129,29 +123,3 @@ class Status(_message.Message):
     num_events: int
     books: bytes
     def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., total_steps: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Stage, _Mapping]]] = ..., num_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., held_out_loss: _Optional[float] = ..., num_events: _Optional[int] = ..., books: _Optional[bytes] = ...) -> None: ...
-
-class CreditRequest(_message.Message):
-    __slots__ = ("peer_id",)
-    PEER_ID_FIELD_NUMBER: _ClassVar[int]
-    peer_id: str
-    def __init__(self, peer_id: _Optional[str] = ...) -> None: ...
-
-class Credit(_message.Message):
-    __slots__ = ("peer_id", "num_tokens", "num_microbatches", "num_steps", "rank")
-    PEER_ID_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    peer_id: str
-    num_tokens: int
-    num_microbatches: int
-    num_steps: int
-    rank: int
-    def __init__(self, peer_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., num_steps: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
-
-class Credits(_message.Message):
-    __slots__ = ("credits",)
-    CREDITS_FIELD_NUMBER: _ClassVar[int]
-    credits: _containers.RepeatedCompositeFieldContainer[Credit]
-    def __init__(self, credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ...) -> None: ...

@@ -39,11 +39,6 @@ class CoordinatorStub:
                 request_serializer=swarm_dot_proto_dot_coordinator__pb2.RunRequest.SerializeToString,
                 response_deserializer=swarm_dot_proto_dot_coordinator__pb2.Run.FromString,
                 _registered_method=True)
-        self.Admit = channel.unary_unary(
-                '/homeswarm.coordinator.Coordinator/Admit',
-                request_serializer=swarm_dot_proto_dot_coordinator__pb2.AdmitRequest.SerializeToString,
-                response_deserializer=swarm_dot_proto_dot_coordinator__pb2.Admission.FromString,
-                _registered_method=True)
         self.ListPeers = channel.unary_unary(
                 '/homeswarm.coordinator.Coordinator/ListPeers',
                 request_serializer=swarm_dot_proto_dot_coordinator__pb2.PeersRequest.SerializeToString,
@@ -64,11 +59,6 @@ class CoordinatorStub:
                 request_serializer=swarm_dot_proto_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=swarm_dot_proto_dot_coordinator__pb2.Status.FromString,
                 _registered_method=True)
-        self.GetCredit = channel.unary_unary(
-                '/homeswarm.coordinator.Coordinator/GetCredit',
-                request_serializer=swarm_dot_proto_dot_coordinator__pb2.CreditRequest.SerializeToString,
-                response_deserializer=swarm_dot_proto_dot_coordinator__pb2.Credits.FromString,
-                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -81,15 +71,8 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Admit(self, request, context):
-        """A ticket to serve a stage, for whoever signed the request.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListPeers(self, request, context):
-        """The peers of a stage. Where they are is said by the DHT, to peers.
+        """The peers of a stage, and what each has done. Where they are is said by the DHT, to peers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,13 +99,6 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetCredit(self, request, context):
-        """Who has done how much, by certified results.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,11 +106,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetRun,
                     request_deserializer=swarm_dot_proto_dot_coordinator__pb2.RunRequest.FromString,
                     response_serializer=swarm_dot_proto_dot_coordinator__pb2.Run.SerializeToString,
-            ),
-            'Admit': grpc.unary_unary_rpc_method_handler(
-                    servicer.Admit,
-                    request_deserializer=swarm_dot_proto_dot_coordinator__pb2.AdmitRequest.FromString,
-                    response_serializer=swarm_dot_proto_dot_coordinator__pb2.Admission.SerializeToString,
             ),
             'ListPeers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPeers,
@@ -155,11 +126,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=swarm_dot_proto_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=swarm_dot_proto_dot_coordinator__pb2.Status.SerializeToString,
-            ),
-            'GetCredit': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetCredit,
-                    request_deserializer=swarm_dot_proto_dot_coordinator__pb2.CreditRequest.FromString,
-                    response_serializer=swarm_dot_proto_dot_coordinator__pb2.Credits.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -189,33 +155,6 @@ class Coordinator:
             '/homeswarm.coordinator.Coordinator/GetRun',
             swarm_dot_proto_dot_coordinator__pb2.RunRequest.SerializeToString,
             swarm_dot_proto_dot_coordinator__pb2.Run.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Admit(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/homeswarm.coordinator.Coordinator/Admit',
-            swarm_dot_proto_dot_coordinator__pb2.AdmitRequest.SerializeToString,
-            swarm_dot_proto_dot_coordinator__pb2.Admission.FromString,
             options,
             channel_credentials,
             insecure,
@@ -324,33 +263,6 @@ class Coordinator:
             '/homeswarm.coordinator.Coordinator/GetStatus',
             swarm_dot_proto_dot_coordinator__pb2.StatusRequest.SerializeToString,
             swarm_dot_proto_dot_coordinator__pb2.Status.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetCredit(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/homeswarm.coordinator.Coordinator/GetCredit',
-            swarm_dot_proto_dot_coordinator__pb2.CreditRequest.SerializeToString,
-            swarm_dot_proto_dot_coordinator__pb2.Credits.FromString,
             options,
             channel_credentials,
             insecure,

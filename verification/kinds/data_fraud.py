@@ -1,4 +1,4 @@
-"""This is where a source's birth record is held against the run's data order; the data itself is too large to carry."""
+"""A source's birth record, held against the run's data order; the data itself is too large to carry."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,8 +11,8 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.host_protocol import SignedRun
-from verification.evidence import Evidence, Kind, check_head
-from verification.headers import BirthRecord
+from verification.audit.evidence import Evidence, Kind, check_head
+from verification.pipeline.headers import BirthRecord
 
 
 def differences(birth: BirthRecord, tokens_BL: NDArray[np.int64], targets_BL: NDArray[np.int64]) -> list[str]:

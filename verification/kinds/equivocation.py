@@ -1,38 +1,40 @@
-"""This is where two statements by one peer stand side by side that no honest peer signs both of.
+"""Two statements by one peer, side by side, that no honest peer signs both of.
 
 Signatures alone show it, but for activations: computed twice they may differ by rounding, so both bodies come along.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from swarm.core.canonical import Value, signed_bytes
-from swarm.core.contribution import Contribution
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex, Step, Version
-from swarm.core.voting import Election, Phase, Reconfiguration, Vote, phase_of
+from swarm.core.forms import Digest, Octets, StageNumber
+from swarm.core.ids import PeerId, Step, Version
+from swarm.core.record import Record
+from swarm.core.round.contribution import Contribution
+from swarm.core.round.voting import Election, Phase, Reconfiguration, Vote
 from swarm.host_protocol import SignedRun
-from swarm.identity import verify
-from verification.evidence import Bytes, Evidence, Kind, check_head
-from verification.headers import HopHeader
-from verification.reduction import Reduction
+from swarm.identity.key import verify
+from verification.audit.evidence import Bytes, Evidence, Kind, check_head
+from verification.pipeline.headers import HopHeader
+from verification.round.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)
-class CastVote:
+class CastVote(Record):
     """A vote with all that its signature covers."""
 
     DOMAIN: ClassVar[str] = "ballot"
     run_id: str
-    stage: StageIndex
+    stage: StageNumber
     step: Step
-    previous_name: bytes
-    under: bytes
+    previous_name: Digest
+    under: Annotated[bytes, Octets(max_length=32)]
     """Digest of the reconfiguration that it was cast under; empty if none."""
     phase: Phase
     view: int
-    value: bytes
+    value: Digest
     vote: Vote
 
     @classmethod
@@ -57,37 +59,6 @@ class CastVote:
         """As `Election.ballot`."""
         facts: list[Value] = [self.run_id, self.stage, self.step, self.previous_name, self.under]
         return signed_bytes(self.DOMAIN, [*facts, self.phase, self.view, self.value])
-
-    def to_value(self) -> Value:
-        return {
-            "run_id": self.run_id,
-            "stage": self.stage,
-            "step": self.step,
-            "previous_name": self.previous_name,
-            "under": self.under,
-            "phase": self.phase,
-            "view": self.view,
-            "value": self.value,
-            "vote": self.vote.to_value(),
-        }
-
-    @classmethod
-    def from_value(cls, value: Value) -> "CastVote":
-        """Raises RemoteError("malformed")."""
-        fields = Fields("cast vote", value)
-        made = cls(
-            run_id=fields.text("run_id"),
-            stage=StageIndex(fields.integer("stage", high=1 << 16)),
-            step=Step(fields.integer("step")),
-            previous_name=fields.octets("previous_name", length=32),
-            under=fields.octets("under", max_length=32),
-            phase=phase_of(fields.text("phase")),
-            view=fields.integer("view"),
-            value=fields.octets("value", length=32),
-            vote=Vote.from_value(fields.message("vote")),
-        )
-        fields.done()
-        return made
 
 
 Statement: TypeAlias = Contribution | Reduction | CastVote | HopHeader
@@ -118,8 +89,7 @@ class Equivocation:
             if made.run_id != run_id:
                 raise RemoteError("evidence", f"a {made.DOMAIN} of run {made.run_id[:12]}, not {run_id[:12]}")
             signature = made.vote.signature if isinstance(made, CastVote) else made.signature
-            signs = _signs(made)
-            if maker_of(made) != self.accused or not verify(self.accused, signs, signature):
+            if maker_of(made) != self.accused or not verify(self.accused, made.signed_bytes(), signature):
                 raise RemoteError("signature", f"a {made.DOMAIN} is not signed by {self.accused}")
 
     @property
@@ -195,10 +165,6 @@ def _claim_of(made: Statement) -> bytes:
     if isinstance(made, HopHeader):
         return made.body_digest
     return made.value if isinstance(made, CastVote) else made.signed_bytes()
-
-
-def _signs(made: Statement) -> bytes:
-    return signed_bytes(made.DOMAIN, made.signed_value()) if isinstance(made, HopHeader) else made.signed_bytes()
 
 
 _PLURALS = {

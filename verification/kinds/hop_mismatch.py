@@ -1,4 +1,4 @@
-"""This is where a signed hop is laid beside all that it is replayed from: what it names as its parents, and weights.
+"""A signed hop, laid beside all that it is replayed from: what it names as its parents, and weights.
 
 The weights are rebuilt from a state that the run key vouches for and the certified results since, up to the version
 that the header says; the birth record says in which era of the run.
@@ -14,9 +14,9 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import SignedRun
-from verification.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
-from verification.hop_claim import HopClaim
-from verification.past import MAX_RESULTS, Past
+from verification.audit.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
+from verification.pipeline.hop_claim import HopClaim
+from verification.state.past import MAX_RESULTS, Past
 
 NUM_BODIES = 4
 """Of a hop claim."""

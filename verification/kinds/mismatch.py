@@ -1,8 +1,8 @@
-"""This is where the two kinds of evidence are one that are proved by a replay: juries and pleas are about them."""
+"""What the two kinds of evidence share that are proved by a replay: juries and pleas are about them."""
 
 from typing import TypeAlias
 
-from verification.evidence import Evidence
+from verification.audit.evidence import Evidence
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.replay_mismatch import ReplayMismatch
 

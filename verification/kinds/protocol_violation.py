@@ -1,17 +1,17 @@
-"""This is where a signed message stands beside the bytes it commits to, which no honest program writes."""
+"""A signed message beside the bytes it commits to, which no honest program writes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from swarm.core.canonical import Value, signed_bytes
-from swarm.core.contribution import MAX_PARTS, Contribution
+from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.round.contribution import MAX_PARTS, Contribution
 from swarm.host_protocol import SignedRun
-from verification.evidence import Bytes, Evidence, Kind, check_head
-from verification.headers import HopHeader
-from verification.reduction import Reduction
+from verification.audit.evidence import Bytes, Evidence, Kind, check_head
+from verification.pipeline.headers import HopHeader
+from verification.round.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,7 @@ class ProtocolViolation:
 
     @property
     def signed_bytes(self) -> bytes:
-        message = self.message
-        if isinstance(message, HopHeader):
-            return signed_bytes(message.DOMAIN, message.signed_value())
-        return message.signed_bytes()
+        return self.message.signed_bytes()
 
     @property
     def stage(self) -> StageIndex:

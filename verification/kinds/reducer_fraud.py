@@ -1,4 +1,4 @@
-"""This is where a reducer's signed word for a part stands beside the inputs it names."""
+"""A reducer's signed word for a part, beside the inputs it names."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,8 +8,8 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import SignedRun
-from verification.evidence import Bytes, Evidence, Kind, check_head
-from verification.reduction import Reduction
+from verification.audit.evidence import Bytes, Evidence, Kind, check_head
+from verification.round.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)

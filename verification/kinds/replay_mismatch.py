@@ -1,4 +1,4 @@
-"""This is where a contribution is laid beside all that it is replayed from: weights, papers, activations.
+"""A contribution, laid beside all that it is replayed from: weights, papers, activations.
 
 The accused's signed contribution names the digests of everything that it was made of, and by the name of the version
 its round starts from also the weights: they are rebuilt from a state that the run key vouches for and the certified
@@ -11,14 +11,14 @@ from itertools import islice
 from typing import ClassVar
 
 from swarm.core.canonical import Value
-from swarm.core.contribution import MAX_WORK, Contribution
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Version
+from swarm.core.round.contribution import MAX_WORK, Contribution
 from swarm.host_protocol import SignedRun
-from verification.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
-from verification.papers import Exhibit, Papers
-from verification.past import MAX_RESULTS, Past
+from verification.audit.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
+from verification.round.papers import Exhibit, Papers
+from verification.state.past import MAX_RESULTS, Past
 
 NUM_BODIES = 5
 """Of an exhibit."""

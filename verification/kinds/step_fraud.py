@@ -1,4 +1,4 @@
-"""This is where a peer's signed word for a state stands beside what one chunk of it must be.
+"""A peer's signed word for a state, beside what one chunk of it must be.
 
 The optimizer is elementwise and the gradient's norm is certified, so a chunk follows from a few chunks of an older
 state that the run key vouches for and from some parts of the certified results since. The chunk that the accused
@@ -11,14 +11,14 @@ from itertools import islice
 from typing import ClassVar
 
 from swarm.core.canonical import Value
-from swarm.core.contribution import MAX_PARTS
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item
 from swarm.core.ids import PeerId
+from swarm.core.round.contribution import MAX_PARTS
 from swarm.host_protocol import SignedRun
-from verification.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
-from verification.past import Past
-from verification.state_statement import MAX_CHUNKS, StateStatement
+from verification.audit.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
+from verification.state.past import Past
+from verification.state.state_statement import MAX_CHUNKS, StateStatement
 
 MAX_PATH = 32
 """Nodes beside the way from a chunk's hash to the root."""

@@ -1,4 +1,4 @@
-"""This is where honest spread is measured over instruction sets, each in a process of its own, as it is chosen once.
+"""Honest spread over instruction sets, each in a process of its own, as it is chosen once.
 
 Such a process gets the work and gives back the outcomes as files in a folder, and lines on its standard input and
 output say when. It ends when its input does.
@@ -45,8 +45,6 @@ INSTRUCTION_SETS: dict[str, dict[str, str]] = {
     "baseline": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
 }
 """By name, with the environment that confines PyTorch, oneDNN and MKL to them."""
-NO_SPINNING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""More threads than cores are wanted here: they must not wait for one another at full speed."""
 ANSWER_S = 300.0
 STOP_S = 10.0
 
@@ -160,7 +158,7 @@ def _confined(folder: Path, plan: Plan) -> Iterator[_Confined]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **INSTRUCTION_SETS[name], **NO_SPINNING},
+        env={**os.environ, **INSTRUCTION_SETS[name]},
     )
     with process:
         try:

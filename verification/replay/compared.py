@@ -1,4 +1,4 @@
-"""This is where a replay is compared with what was claimed, within the bounds of the run's dtype and codecs."""
+"""A replay compared with what was claimed, within the bounds of the run's dtype and codecs."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,10 +10,10 @@ from swarm.averaging.activations import activation_codec
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import RunSettings
-from verification.hop_claim import HopClaim
-from verification.papers import Bytes, Exhibit
+from verification.audit.tolerance import Comparison, bounds_for, compare
+from verification.pipeline.hop_claim import HopClaim
 from verification.replay.stage_replay import StageReplay
-from verification.tolerance import Comparison, bounds_for, compare
+from verification.round.papers import Bytes, Exhibit
 
 MAGNIFIED = 40.0
 """By what a gradient's error is, at most, taken to exceed that of the activation it was computed from."""

@@ -1,9 +1,9 @@
-"""This is where a file of evidence is opened: mapped, for what it holds may be larger than memory."""
+"""A file of evidence, opened: mapped, for what it holds may be larger than memory."""
 
 from pathlib import Path
 
-from swarm.mapped_file import mapped
-from verification.evidence import MAX_EVIDENCE_BYTES, Evidence
+from swarm.disk.mapped_file import mapped
+from verification.audit.evidence import MAX_EVIDENCE_BYTES, Evidence
 
 
 def evidence_in(path: Path) -> Evidence:

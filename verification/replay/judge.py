@@ -1,4 +1,4 @@
-"""This is where evidence is judged: every signature, digest and certificate in it is checked, and the work done again.
+"""How evidence is judged: every signature, digest and certificate in it is checked, and the work done again.
 
 Nothing is believed because the accuser says so. What decides which run it is, and which states are genuine, is the run
 key that signed the settings: whoever acts on a verdict must know that key to be its run's.
@@ -21,10 +21,10 @@ from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile
-from swarm.identity import verify
+from swarm.identity.key import verify
 from swarm.model.families import stage_layout, validate_config
-from verification.evidence import Evidence, Kind
-from verification.headers import HopHeader, check_birth
+from verification.audit.evidence import Evidence, Kind
+from verification.audit.tolerance import LOCAL, Comparison, Grade
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
@@ -32,15 +32,15 @@ from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.kinds.step_fraud import StepFraud
-from verification.papers import Bytes
-from verification.reduction import Reduction
+from verification.pipeline.headers import HopHeader, check_birth
 from verification.replay.compared import compared_activations, compared_claim, compared_contribution, compared_hop
 from verification.replay.rebuilt import check_commitments, rebuilt_for, replay_of
 from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
-from verification.tolerance import LOCAL, Comparison, Grade
+from verification.round.papers import Bytes
+from verification.round.reduction import Reduction
 
 
 def judge(evidence: Evidence, *, data: Path | None = None, run_key: PeerId | None = None) -> Verdict:

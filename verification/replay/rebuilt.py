@@ -1,12 +1,12 @@
-"""This is where what a replay stands on is checked and rebuilt: commitments first, then the weights."""
+"""What a replay stands on, checked and rebuilt: commitments first, then the weights."""
 
 from dataclasses import replace
 
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_from_chunks
 from swarm.core.errors import RemoteError
-from swarm.identity import verify
-from verification.evidence import Evidence
+from swarm.identity.key import verify
+from verification.audit.evidence import Evidence
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.replay.stage_replay import StageReplay

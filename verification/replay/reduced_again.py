@@ -1,4 +1,4 @@
-"""This is where a part is aggregated again from the inputs that its reducer signed for."""
+"""A part aggregated again from the inputs that its reducer signed for."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,12 @@ from swarm.averaging.reduce import reduce_part
 from swarm.averaging.seeds import reduced_seed
 from swarm.core.ids import Version
 from swarm.core.settings import RunSettings
-from verification.papers import Bytes
-from verification.reduction import Reduction
+from verification.round.papers import Bytes
+from verification.round.reduction import Reduction
 
 
 def digest_again(made: Reduction, bodies: Sequence[Bytes], settings: RunSettings, *, num_values: int) -> bytes:
-    """The SHA-256 that an honest reducer signs; `bodies` are the inputs' encoded parts, of so many values each."""
+    """The BLAKE3 that an honest reducer signs; `bodies` are the inputs' encoded parts, of so many values each."""
     return reduce_part(
         made.level,
         settings.codecs.averaging,

@@ -1,4 +1,4 @@
-"""This is where a machine's honest spread is measured: the same work, computed in every way that honest peers may.
+"""A machine's honest spread: the same work, computed in every way that honest peers may.
 
 A small model of two stages is computed forward and backward with each instruction set, number of threads and split of
 the batch; what each would have sent is encoded, decoded and compared with what every other would have, as audits do.
@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.averaging.activations import activation_codec
-from swarm.averaging.codecs import leaves_residual, vector_codec
-from swarm.core.settings import ActivationCodecName, AveragingCodecName, ModelSettings
+from swarm.averaging.codecs import vector_codec
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, ModelSettings, leaves_residual
 from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
-from verification.tolerance import Bounds, Kind, bounds_for, relative_error
+from verification.audit.tolerance import Bounds, Kind, bounds_for, relative_error
 
 Floats: TypeAlias = NDArray[np.float32]
 Dtype = Literal["fp32", "bf16"]

@@ -1,4 +1,4 @@
-"""This is where a stage's work is done again: versions from a snapshot and certified results, then microbatches.
+"""A stage's work done again: versions from a snapshot and certified results, then microbatches.
 
 All of it runs on the caller's thread, with as many threads of PyTorch as the caller has set: exact verdicts on a CPU
 want one (`torch.set_num_threads(1)`).
@@ -11,25 +11,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.averaging.activations import ActivationCodec, activation_codec
-from swarm.averaging.codecs import leaves_residual, result_codec, vector_codec
+from swarm.averaging.activations import ActivationCodec
+from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import Parts
-from swarm.averaging.result_decoder import ResultDecoder
 from swarm.averaging.seeds import part_seeds
-from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState
-from swarm.core.compute_mode import ComputeMode
-from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
-from swarm.core.settings import RunSettings
-from swarm.core.stage_chain import StageChain
-from swarm.identity import verify
+from swarm.core.pipeline.compute_mode import ComputeMode
+from swarm.core.round.contribution import Result
+from swarm.core.settings import RunSettings, leaves_residual
+from swarm.core.state.stage_chain import StageChain
 from swarm.model.stage import StageModel, Weights
+from swarm.model.tensor_pass import TensorPass
+from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.stage_step import StageStep, extrapolates, stage_clip_norm, weights_ahead
-from verification.hop_claim import HopClaim
-from verification.papers import Bytes, Exhibit
+from swarm.optim.stage_step import extrapolates, weights_ahead
+from verification.pipeline.hop_claim import HopClaim
+from verification.round.papers import Bytes, Exhibit
 
 Floats = NDArray[np.float32]
 
@@ -86,13 +85,9 @@ class StageReplay:
         self.layout = self.model.layout
         self._parts = Parts.of(settings, self.layout.num_values)
         self.num_parts = len(self._parts)
-        self._shape = (settings.batch.microbatch_size, settings.data.sequence_length, self.model.hidden_size)
-        self._codec = activation_codec(settings.codecs.activations)
-        self._gradient_codec = activation_codec(settings.codecs.activation_gradients)
+        self._tensors = TensorPass(settings, self.model)
         self._contribution_codec = vector_codec(settings.codecs.averaging)
-        self._clip_norm = stage_clip_norm(settings, stage)
-        self._gradient: Floats | None = None
-        self._at: tuple[StageState, StageChain, StageStep] | None = None
+        self._steps: CertifiedSteps | None = None
         self._held: dict[int, _Held] = {}
 
     # -- versions -----------------------------------------------------------------------------------------
@@ -100,11 +95,11 @@ class StageReplay:
     @property
     def state(self) -> StageState:
         """Of the present version. Its moments are changed by the next `advance`, its weights never."""
-        return self._standing()[0]
+        return self._standing().state
 
     @property
     def chain(self) -> StageChain:
-        return self._standing()[1]
+        return self._standing().chain
 
     @property
     def version(self) -> Version:
@@ -121,39 +116,26 @@ class StageReplay:
             raise RemoteError("state", f"state of version {state.version} is not the one named at {chain.version}")
         if not state.moments:
             raise RemoteError("state", f"state of version {state.version} has no moments")
-        step = StageStep(self.settings.optimizer, self.layout, clip_norm=self._clip_norm)
-        try:
-            step.restore(state)
-        except LocalError as error:
-            raise RemoteError("state", str(error)) from error
+        steps = CertifiedSteps(self.settings, state, chain)
         # Where a stage begins (again), all of its peers do, and none of them has the version before.
         known = chain.name == chain.lineage or not extrapolates(self.settings, state.version)
         self._held = {state.version: _Held(self.model.weights(state.weights), None, known)}
-        self._at = state, chain, step
+        self._steps = steps
 
     def advance(self, result: Result, bodies: Sequence[Bytes]) -> None:
         """Take the step of a certified result with its parts' bodies (empty for an empty part).
 
         Raises RemoteError, and stays where it is, unless the result follows and the bodies are those it names.
         """
-        state, chain, step = self._standing()
-        facts = chain.facts(
-            num_parts=self.num_parts,
-            phase_s=self.settings.deadlines.round_phase_s,
-            max_tokens=self.settings.microbatch_tokens,
-        )
-        facts.check_result(result, verify, certified=True)
-        _check_bodies(result, bodies)
-        next_chain = chain.advance(result, self.settings)
-        found = self._decoder().gradient(result.parts, bodies)
-        gradient, norm = found if found is not None else (None, None)
-        new = step.next(state, gradient, next_chain.name, gradient_norm=norm).state
+        steps = self._standing()
+        state = steps.state
+        steps.advance(result, bodies)
+        new = steps.state
         ahead = weights_ahead(self.settings, state, new)
         held = _Held(self.model.weights(new.weights), self.model.weights(ahead) if ahead is not None else None, True)
         self._held = {**self._held, new.version: held}
         for old in sorted(self._held)[:-HELD_VERSIONS]:
             del self._held[old]
-        self._at = new, next_chain, step
 
     def hold(self, version: Version, plain: Floats, ahead: Floats | None, *, ahead_is_known: bool) -> None:
         """Compute on these weights, which do not change, where work says that it was computed on `version`.
@@ -186,55 +168,51 @@ class StageReplay:
         cannot be known here.
         """
         birth = exhibit.papers.birth
-        if birth.step != step or birth.shape != self._shape[:2]:
+        tensors = self._tensors
+        if birth.step != step or birth.shape != tensors.shape[:2]:
             raise RemoteError("papers", f"microbatch of step {birth.step} and shape {birth.shape}, not of step {step}")
         weights = self._weights(_signed_by_maker(exhibit)[1], step)
-        x = self._int32(exhibit.x) if self.model.is_first else self._codec.decode(exhibit.x, self._shape)
+        x = tensors.x(exhibit.x)
         if not self.model.is_last:
-            grad_y = self._gradient_codec.decode(exhibit.grad_y, self._shape)
-            y, saved = self.model.forward(weights, x, keep=True)
-            assert saved is not None
-            sent = self._as_sent(self._codec, y)
-            return Replayed(sent, self._sent_gradient(self.model.backward(saved, grad_y, into)), None)
-        loss_sum, num_targets, saved_loss = self.model.loss(weights, x, self._int32(exhibit.targets), keep=True)
-        assert saved_loss is not None
-        if num_targets != birth.num_targets:
-            raise RemoteError("protocol", f"{num_targets} targets, birth record says {birth.num_targets}", birth.source)
-        return Replayed(None, self._sent_gradient(self.model.loss_backward(saved_loss, into)), loss_sum)
+            grad_y = tensors.gradient(exhibit.grad_y)
+            y, saved = tensors.forward(weights, x)
+            sent = self._as_sent(tensors.codec, y)
+            return Replayed(sent, self._sent_gradient(tensors.backward(saved, grad_y, into)), None)
+        loss_sum, num_targets, saved_loss = tensors.loss(weights, x, tensors.ids(exhibit.targets))
+        birth.check_num_targets(num_targets)
+        return Replayed(None, self._sent_gradient(tensors.loss_backward(saved_loss, into)), loss_sum)
 
     def claimed_y(self, exhibit: Exhibit) -> Floats | None:
         """What the peer sent on, fp32 (B, L, D); None at the last stage. Raises RemoteError("malformed")."""
-        return None if self.model.is_last else self._codec.decode(exhibit.y, self._shape).numpy()
+        return None if self.model.is_last else self._tensors.codec.decode(exhibit.y, self._tensors.shape).numpy()
 
     def claimed_grad_x(self, exhibit: Exhibit) -> Floats | None:
         """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
-        return None if self.model.is_first else self._gradient_codec.decode(exhibit.grad_x, self._shape).numpy()
+        return None if self.model.is_first else self._tensors.gradient(exhibit.grad_x).numpy()
 
     def hop(self, claim: HopClaim, into: torch.Tensor) -> tuple[Floats, Floats]:
         """What the claim says and what an honest peer must have signed in its place, fp32 (B, L, D).
 
         The claim has passed `check`; `into` and what is raised as `microbatch` has them.
         """
-        birth, header = claim.birth, claim.header
-        if birth.shape != self._shape[:2]:
-            raise RemoteError("papers", f"microbatch of shape {birth.shape}, not {self._shape[:2]}")
+        birth, header, tensors = claim.birth, claim.header, self._tensors
+        if birth.shape != tensors.shape[:2]:
+            raise RemoteError("papers", f"microbatch of shape {birth.shape}, not {tensors.shape[:2]}")
         weights = self._weights(header.version, birth.step)
-        x = self._int32(claim.x) if self.model.is_first else self._codec.decode(claim.x, self._shape)
+        x = tensors.x(claim.x)
         if header.direction == "forward":
             y, _ = self.model.forward(weights, x, keep=False)
-            return self._codec.decode(claim.claimed, self._shape).numpy(), self._as_sent(self._codec, y)
+            claimed = tensors.codec.decode(claim.claimed, tensors.shape).numpy()
+            return claimed, self._as_sent(tensors.codec, y)
         if self.model.is_last:
-            _, _, saved_loss = self.model.loss(weights, x, self._int32(claim.targets), keep=True)
-            assert saved_loss is not None
-            grad_x = self.model.loss_backward(saved_loss, into)
+            _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets))
+            grad_x = tensors.loss_backward(saved_loss, into)
         else:
-            grad_y = self._gradient_codec.decode(claim.grad_y, self._shape)
-            _, saved = self.model.forward(weights, x, keep=True)
-            assert saved is not None
-            grad_x = self.model.backward(saved, grad_y, into)
+            grad_y = tensors.gradient(claim.grad_y)
+            _, saved = tensors.forward(weights, x)
+            grad_x = tensors.backward(saved, grad_y, into)
         assert grad_x is not None
-        claimed = self._gradient_codec.decode(claim.claimed, self._shape).numpy()
-        return claimed, self._as_sent(self._gradient_codec, grad_x)
+        return tensors.gradient(claim.claimed).numpy(), self._as_sent(tensors.gradient_codec, grad_x)
 
     # -- contributions ------------------------------------------------------------------------------------
 
@@ -285,10 +263,10 @@ class StageReplay:
 
     # -- within -------------------------------------------------------------------------------------------
 
-    def _standing(self) -> tuple[StageState, StageChain, StageStep]:
-        if self._at is None:
+    def _standing(self) -> CertifiedSteps:
+        if self._steps is None:
             raise LocalError(f"the replay of stage {self.stage} has not begun: give it a snapshot")
-        return self._at
+        return self._steps
 
     def _weights(self, version: Version, step: Step) -> Weights:
         held = self._held.get(version)
@@ -300,37 +278,15 @@ class StageReplay:
             raise LocalError(f"what step {step} has at version {version} needs the one before: begin at it")
         return held.ahead or held.plain
 
-    def _int32(self, body: Bytes) -> torch.Tensor:
-        """Little-endian int32 (B, L) as int64. Raises RemoteError("malformed") for another length."""
-        num_samples, num_tokens = self._shape[:2]
-        if len(body) != 4 * num_samples * num_tokens:
-            raise RemoteError("malformed", f"{len(body)} bytes of ids for {num_samples} samples of {num_tokens} tokens")
-        return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.int64).reshape(num_samples, num_tokens))
-
     def _sent_gradient(self, grad_x: torch.Tensor | None) -> Floats | None:
-        return None if grad_x is None else self._as_sent(self._gradient_codec, grad_x)
+        return None if grad_x is None else self._as_sent(self._tensors.gradient_codec, grad_x)
 
     def _as_sent(self, codec: ActivationCodec, tensor_BLD: torch.Tensor) -> Floats:
         try:
             encoded = codec.encode(tensor_BLD)
         except LocalError as error:
             raise RemoteError("not-finite", f"no honest {codec.name} message comes of this: {error}") from error
-        return codec.decode(encoded, self._shape).numpy()
-
-    def _decoder(self) -> ResultDecoder:
-        if self._gradient is None:
-            self._gradient = np.empty(self.layout.num_values, dtype=np.float32)
-        return ResultDecoder(result_codec(self.settings.codecs.averaging), self._parts, self._gradient)
-
-
-def _check_bodies(result: Result, bodies: Sequence[Bytes]) -> None:
-    if len(bodies) != len(result.parts):
-        raise RemoteError("malformed", f"{len(bodies)} bodies for a result of {len(result.parts)} parts")
-    for reduced, body in zip(result.parts, bodies, strict=True):
-        if reduced.is_empty and len(body):
-            raise RemoteError("malformed", f"part {reduced.part} is empty, but comes with {len(body)} bytes")
-        if not reduced.is_empty and bulk_digest(body) != reduced.digest:
-            raise RemoteError("digest", f"part {reduced.part} of step {result.roster.step} differs from its digest")
+        return codec.decode(encoded, self._tensors.shape).numpy()
 
 
 def _signed_by_maker(exhibit: Exhibit) -> tuple[PeerId, Version]:

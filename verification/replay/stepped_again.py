@@ -1,4 +1,4 @@
-"""This is where one chunk of a stage's state is computed again: from a few of an older one's, and certified results."""
+"""One chunk of a stage's state computed again: from a few of an older one's, and certified results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ from swarm.checkpoint.state import (
     root_by_path,
 )
 from swarm.checkpoint.state_map import HEADER, StateMap
-from swarm.core.contribution import Result
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
+from swarm.core.round.contribution import Result
 from swarm.core.settings import OptimizerSettings, RunSettings
-from swarm.core.stage_chain import StageChain
-from swarm.identity import verify
+from swarm.core.state.stage_chain import StageChain
+from swarm.identity.key import verify
 from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
 from swarm.optim.stage_step import StageStep, stage_clip_norm
 from verification.kinds.step_fraud import OldChunk, StepFraud
-from verification.past import Past
+from verification.state.past import Past
 
 Floats = NDArray[np.float32]
 
@@ -104,7 +104,9 @@ def _names(past: Past, chain: StageChain, settings: RunSettings, parts: int) -> 
     names = [chain.name]
     for result in past.results:
         facts = chain.facts(
-            num_parts=parts, phase_s=settings.deadlines.round_phase_s, max_tokens=settings.microbatch_tokens
+            settings,
+            num_parts=parts,
+            phase_s=settings.deadlines.round_phase_s,
         )
         facts.check_result(result, verify, certified=True)
         chain = chain.advance(result, settings)

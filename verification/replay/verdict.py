@@ -1,10 +1,10 @@
-"""This is where a judgement is put into words and figures."""
+"""A judgement in words and figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm.core.ids import PeerId
-from verification.evidence import Evidence, Kind
+from verification.audit.evidence import Evidence, Kind
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Peers that come and go, and many of them."""

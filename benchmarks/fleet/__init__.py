@@ -1,0 +1,1 @@
+"""The simulators, held against real swarms."""

@@ -1,0 +1,1 @@
+"""Emulated home links and routers."""

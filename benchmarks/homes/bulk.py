@@ -1,0 +1,150 @@
+"""Ways to move a round's bytes over home links, held beside each other without a swarm.
+
+    python -m benchmarks.homes.bulk [--round-trip-ms 80] [--loss 0.01] [--json]      # root and iproute2
+
+Two homes send each other parts at once, as the two members of a round do (`peer.round.outbox`), over p2pd or over
+direct streams, under a loss-based congestion control and under bbr. The share of the uplink is that of the parts' own
+bytes: headers and what is sent again are not counted. Small calls go beside them, as votes would.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import click
+
+from benchmarks.homes.emulated import UPLINK_MBIT, Paths, Router, routing
+from benchmarks.homes.namespaces import Namespaces, why_not
+from benchmarks.round.bulk_sender import PART_BYTES
+
+HOMES = ("one", "other")
+WAYS = {
+    "p2pd, reno": ("p2pd", "reno", "reno"),
+    "p2pd, bbr": ("p2pd", "bbr", "bbr"),
+    "direct, cubic": ("direct", "reno", "cubic"),
+    "direct, bbr": ("direct", "reno", "bbr"),
+}
+"""Way, the namespace's congestion control, that of direct streams. A namespace may not have cubic as its default."""
+
+
+class Sender:
+    """A `benchmarks.round.bulk_sender` in a home."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def tell(self, value: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(value) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        """Its next line; it ends by itself when it is stuck."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise click.ClickException(f"a sender ended with exit code {self._process.wait()}")
+        heard: dict[str, Any] = json.loads(line)
+        return heard
+
+
+@contextmanager
+def sending(network: Namespaces, home: str, way: str, congestion: str) -> Iterator[Sender]:
+    command = ["ip", "netns", "exec", network.namespace(home), sys.executable, "-m", "benchmarks.round.bulk_sender"]
+    command += [network.address(home), "--way", way, "--congestion", congestion]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Sender(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # it ends
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def measure(name: str, paths: Paths, *, megabytes: float, transfers: int) -> dict[str, float]:
+    way, default, congestion = WAYS[name]
+    with ExitStack() as stack:
+        network = stack.enter_context(Namespaces(HOMES, bridged=False))
+        network.control_congestion(default)
+        router = stack.enter_context(routing(network, HOMES))
+        senders = [stack.enter_context(sending(network, home, way, congestion)) for home in HOMES]
+        said = [sender.hear() for sender in senders]
+        for sender, other, dials in zip(senders, reversed(said), (True, False), strict=True):
+            sender.tell({**other, "dials": dials})
+        router.limit(paths)
+        num_bytes = int(megabytes * 1e6) // PART_BYTES * PART_BYTES
+        shares, small_ms, dropped = [], [], []
+        for _ in range(transfers):
+            for sender in senders:
+                sender.tell({"num_bytes": num_bytes})
+            for told in [sender.hear() for sender in senders]:
+                shares.append(num_bytes * 8 / (UPLINK_MBIT * 1e6 * (told["stop"] - told["start"])))
+                small_ms.append(told["small_s"] * 1000)
+                dropped.append(_dropped(router, told["start"], told["stop"]))
+        # The first transfer finds the way, and sixteen connections that have still to learn the line.
+        return {
+            "uplink_share": statistics.mean(shares[2:]),
+            "least_uplink_share": min(shares[2:]),
+            "first_uplink_share": statistics.mean(shares[:2]),
+            "small_call_ms": statistics.median(small_ms[2:]),
+            "dropped_packets": statistics.mean(dropped[2:]),
+        }
+
+
+def _dropped(router: Router, start: float, stop: float) -> int:
+    """By the queues of both homes."""
+    lines = list(router.seen)
+    first, last = (min(bisect_left([line["at"] for line in lines], at), len(lines) - 1) for at in (start, stop))
+    before, after = (sum(map(int, lines[at]["dropped"].values())) for at in (first, last))
+    return after - before
+
+
+@click.command()
+@click.option("--way", "ways", multiple=True, type=click.Choice([*WAYS]), help="By default all; repeat.")
+@click.option("--round-trip-ms", type=click.FloatRange(min=0), default=40.0, show_default=True)
+@click.option("--loss", type=click.FloatRange(0, 0.5), default=0.0, show_default=True, help="Probability of a packet.")
+@click.option("--megabytes", type=click.FloatRange(min=1), default=12.0, show_default=True, help="Each way.")
+@click.option("--transfers", type=click.IntRange(min=2), default=5, show_default=True)
+@click.option("--smoke", is_flag=True, help="Two megabytes by one way: does it run?")
+@click.option("--json", "as_json", is_flag=True)
+def main(
+    ways: tuple[str, ...],
+    round_trip_ms: float,
+    loss: float,
+    megabytes: float,
+    transfers: int,
+    smoke: bool,
+    as_json: bool,
+) -> None:
+    """Share of a home's uplink that each way of moving bulk uses."""
+    reason = why_not()
+    if reason is not None:
+        raise click.ClickException(reason)
+    if smoke:
+        ways, megabytes, transfers = ("direct, bbr",), 2.0, 2
+    result: dict[str, Any] = {}
+    for name in ways or WAYS:
+        paths = Paths(round_trip_ms, loss)
+        found = measure(name, paths, megabytes=megabytes, transfers=transfers)
+        result[name] = {**found, "load_average": os.getloadavg()[0]}
+        if not as_json:
+            click.echo(
+                f"{name}: {found['uplink_share']:.2f} of the uplink (least {found['least_uplink_share']:.2f}, first "
+                f"transfer {found['first_uplink_share']:.2f}), small calls {found['small_call_ms']:.0f} ms, "
+                f"{found['dropped_packets']:.0f} packets dropped a transfer"
+            )
+    if as_json:
+        click.echo(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

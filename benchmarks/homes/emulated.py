@@ -1,0 +1,70 @@
+"""Home links for a benchmark's namespaces: the router's process, its lines, and what it counts.
+
+20 Mbit/s up and 100 down, lines that queue 200 ms; the round trip and the loss between homes are the benchmark's.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from benchmarks.homes.namespaces import Namespaces
+
+UPLINK_MBIT, DOWNLINK_MBIT, QUEUE_MS = 20.0, 100.0, 200.0
+READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What is between any two homes."""
+
+    round_trip_ms: float
+    loss: float
+    """Probability of a packet."""
+
+
+class Router:
+    """The process that carries packets, and what it says of them."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.seen: list[dict[str, Any]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.seen.append(json.loads(line))
+
+    def limit(self, paths: Paths) -> None:
+        """From now on the lines are those of homes."""
+        assert self._process.stdin is not None
+        lines = {"up_mbit": UPLINK_MBIT, "down_mbit": DOWNLINK_MBIT, "queue_ms": QUEUE_MS}
+        self._process.stdin.write(json.dumps({**lines, **asdict(paths)}) + "\n")
+        self._process.stdin.flush()
+
+
+@contextmanager
+def routing(network: Namespaces, members: Sequence[str]) -> Iterator[Router]:
+    """Packets between the members go through a router, which holds nothing up before it is told to limit the lines."""
+    homes = [f"{network.namespace(name)}={network.address(name)}" for name in members]
+    command = [sys.executable, "-m", "benchmarks.homes.router", *homes]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            router = Router(process)
+            give_up_at = time.monotonic() + READY_S
+            while not router.seen:
+                if process.poll() is not None or time.monotonic() > give_up_at:
+                    raise click.ClickException("the router did not start")
+                time.sleep(0.05)
+            yield router
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # it ends

@@ -1,0 +1,201 @@
+"""Emulated home links: one process carries the packets of namespaces, each at its line's rate.
+
+    python -m benchmarks.homes.router NAMESPACE=ADDRESS ...
+
+Every namespace's default route is a TUN device whose other end is here. A packet leaves through its sender's uplink (a
+token bucket and a queue), travels half a round trip, and comes in through its receiver's downlink. A full queue drops.
+Of a lossy path each packet is lost behind its uplink with the given probability, drawn from a seed. Rates come as JSON
+lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", "loss"}`; until then nothing is held up.
+Twenty times a second a line goes to standard output: `{"at", "up_bytes", "down_bytes", "dropped", "lost", "busy_s"}`,
+bytes of IP packets by address since the start, CPU seconds of this process. Needs root.
+"""
+
+import ctypes
+import fcntl
+import heapq
+import itertools
+import json
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.homes.namespaces import enter, ip
+
+TUN_NAME = "home0"
+MTU_BYTES = 1500
+EVERY_S = 0.05
+BURST_S = 0.005
+"""A bucket holds this long a rate's worth of tokens: what a late wake-up of this process may catch up."""
+SEED = 1
+"""Of which packets are lost."""
+_TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
+_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+_OFFLOAD_CHECKSUM, _OFFLOAD_TSO4 = 0x01, 0x02
+_HEADER_BYTES = 10
+"""Of virtio: lets the kernel hand over several segments in one packet, to be cut up by the receiver's kernel."""
+_WIRE_HEADER_BYTES = 52
+"""IP and TCP with timestamps: what each further segment of such a packet would add on a real line."""
+
+
+def open_tun(namespace: str, address: str) -> int:
+    """A descriptor of the namespace's TUN device, which becomes its default route; the namespace is entered."""
+    enter(namespace)
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    request = struct.pack("16sH14s", TUN_NAME.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR, b"")
+    fcntl.ioctl(descriptor, _TUNSETIFF, request)
+    fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _OFFLOAD_CHECKSUM | _OFFLOAD_TSO4)
+    ip("address", "add", f"{address}/32", "dev", TUN_NAME, namespace=namespace)
+    ip("link", "set", TUN_NAME, "mtu", str(MTU_BYTES), "txqueuelen", "2000", "up", namespace=namespace)
+    ip("route", "add", "default", "dev", TUN_NAME, namespace=namespace)
+    return descriptor
+
+
+def wire_bytes(packet: bytes) -> int:
+    """Bytes on a line of what may be several segments in one."""
+    segment_bytes = struct.unpack_from("<H", packet, 4)[0] if packet[1] else 0
+    size = len(packet) - _HEADER_BYTES
+    return size + _WIRE_HEADER_BYTES * ((size - _WIRE_HEADER_BYTES - 1) // segment_bytes) if segment_bytes else size
+
+
+@dataclass
+class Line:
+    """One direction of one home's link: a token bucket before which packets queue. Times are seconds."""
+
+    bytes_per_s: float = float("inf")
+    queue_s: float = float("inf")
+    free_at: float = 0.0
+    num_bytes: int = 0
+    """Carried since the start."""
+    dropped: int = 0
+
+    def take(self, size_bytes: int, now: float) -> float | None:
+        """When the packet has left the line; None if its queue is full."""
+        start = max(self.free_at, now - BURST_S)
+        if start - now > self.queue_s:
+            self.dropped += 1
+            return None
+        self.free_at = start + size_bytes / self.bytes_per_s
+        self.num_bytes += size_bytes
+        return self.free_at
+
+
+@dataclass
+class Home:
+    """A namespace's two lines and the TUN device they end in."""
+
+    tun: int
+    up: Line = field(default_factory=Line)
+    down: Line = field(default_factory=Line)
+
+
+class Router:
+    """Carries packets between homes."""
+
+    def __init__(self, homes: dict[str, Home], *, rng: random.Random) -> None:
+        self._homes = homes
+        self._rng = rng
+        self._loss = 0.0
+        self._num_lost = 0
+        self._of_address = {socket.inet_aton(address): home for address, home in homes.items()}
+        self._delay_s = 0.0
+        self._under_way: list[tuple[float, int, bool, Home, bytes]] = []  # due, number, is on the downlink, to, packet
+        self._numbers = itertools.count()
+
+    def limit(
+        self, *, up_mbit: float, down_mbit: float, round_trip_ms: float, queue_ms: float, loss: float = 0.0
+    ) -> None:
+        for home in self._homes.values():
+            for line, mbit in ((home.up, up_mbit), (home.down, down_mbit)):
+                line.bytes_per_s, line.queue_s = mbit * 1e6 / 8, queue_ms / 1000
+        self._delay_s = round_trip_ms / 2000
+        self._loss = loss
+
+    def receive(self, home: Home, now: float) -> None:
+        """Take what the namespace has sent."""
+        for _ in range(64):
+            try:
+                packet = os.read(home.tun, 1 << 17)
+            except BlockingIOError:
+                return
+            to = self._of_address.get(packet[_HEADER_BYTES + 16 : _HEADER_BYTES + 20])
+            left_at = home.up.take(wire_bytes(packet), now) if to is not None else None
+            if to is None or left_at is None:
+                continue
+            if self._loss and self._rng.random() < self._loss:
+                self._num_lost += 1
+            else:
+                item = (left_at + self._delay_s, next(self._numbers), False, to, packet)
+                heapq.heappush(self._under_way, item)
+
+    def carry(self, now: float) -> float | None:
+        """Move on what is due; how long until more is, None if nothing is under way."""
+        while self._under_way:
+            due, _, arrives, home, packet = self._under_way[0]
+            if due > now:
+                return due - now
+            heapq.heappop(self._under_way)
+            if arrives:
+                try:
+                    os.write(home.tun, packet)
+                except OSError:  # the namespace is going away, or its kernel has no memory just now
+                    home.down.dropped += 1
+                continue
+            through_at = home.down.take(wire_bytes(packet), due)
+            if through_at is not None:
+                heapq.heappush(self._under_way, (through_at, next(self._numbers), True, home, packet))
+        return None
+
+    def figures(self) -> dict[str, object]:
+        used = os.times()
+        return {
+            "at": time.time(),
+            "up_bytes": {address: home.up.num_bytes for address, home in self._homes.items()},
+            "down_bytes": {address: home.down.num_bytes for address, home in self._homes.items()},
+            "dropped": {address: home.up.dropped + home.down.dropped for address, home in self._homes.items()},
+            "lost": self._num_lost,
+            "busy_s": used.user + used.system,
+        }
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it closes its standard input
+    ctypes.CDLL(None).setpriority(0, 0, -15)  # a router is no program among others: its lateness would be the line's
+    homes = {}
+    for argument in sys.argv[1:]:
+        namespace, _, address = argument.partition("=")
+        homes[address] = Home(open_tun(namespace, address))
+    router = Router(homes, rng=random.Random(SEED))
+    by_descriptor = {home.tun: home for home in homes.values()}
+    wait_s: float | None = None
+    say_at = 0.0
+    while True:
+        pause = EVERY_S if wait_s is None else min(wait_s, EVERY_S)
+        readable, _, _ = select.select([0, *by_descriptor], [], [], pause)
+        now = time.monotonic()
+        for descriptor in readable:
+            if descriptor == 0:
+                line = sys.stdin.readline()
+                if not line:
+                    return
+                lines = json.loads(line)
+                if lines.get("loss"):
+                    for home in homes.values():  # or one loss would take the forty segments of a packet
+                        fcntl.ioctl(home.tun, _TUNSETOFFLOAD, _OFFLOAD_CHECKSUM)
+                router.limit(**lines)
+            else:
+                router.receive(by_descriptor[descriptor], now)
+        wait_s = router.carry(now)
+        if now >= say_at:
+            say_at = now + EVERY_S
+            sys.stdout.write(json.dumps(router.figures()) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

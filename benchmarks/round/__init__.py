@@ -1,0 +1,1 @@
+"""A round's bytes: averaging, codecs, and delayed updates."""

@@ -1,0 +1,1 @@
+"""What lies change, how soon they are found, and what verification costs."""

@@ -1,0 +1,1 @@
+"""The host as judge: evidence, states that are stated, newcomers and debts."""

@@ -1,0 +1,134 @@
+"""Evidence as it comes to the host: a piece at a time, for it may be as large as a stage's state several times
+over, and come from behind a home line.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swarm.averaging.parts import LARGEST_PART_VALUES
+from swarm.checkpoint.transfer import MAX_STATE_BYTES_PER_VALUE
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex
+from swarm.core.settings import RunSettings
+from swarm.host_protocol import AccusationPiece, max_exhibit_bytes
+from swarm.model.families import stage_layout, validate_config
+from verification.audit.evidence import MAX_EVIDENCE_BYTES, MAX_HEAD_BYTES
+
+MAX_COMING = 8
+"""Files of which pieces are here, one of an accuser."""
+IDLE_S = 120.0
+"""Who brings nothing for so long gives way to others."""
+LEFT_FREE_BYTES = 1 << 30
+"""Of the disk."""
+MAX_BYTES_PER_VALUE = 5
+"""Of an encoded gradient."""
+
+
+@dataclass
+class _Coming:
+    """A file of which some pieces are here."""
+
+    path: Path
+    digest: bytes
+    size: int
+    have: int = 0
+    touched_at: float = 0.0
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class IncomingEvidence:
+    """Evidence files as they come in, each from one accuser; nothing in them is checked here."""
+
+    def __init__(self, folder: Path, largest_bytes: int) -> None:
+        """In a folder of its own, of which nothing is kept from one process to the next."""
+        self._folder = folder
+        self._largest_bytes = largest_bytes
+        self._coming: dict[PeerId, _Coming] = {}
+        self._numbers = itertools.count()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    async def take(
+        self, sender: PeerId, piece: AccusationPiece, body: bytes | bytearray | memoryview
+    ) -> tuple[int, Path | None]:
+        """Where the next piece is to begin; and the file, now the caller's, once it is whole.
+
+        Raises RemoteError for what can be no piece of evidence, TransientError while there is no room.
+        """
+        if piece.size > self._largest_bytes:
+            reason = f"evidence of {piece.size} bytes, where this run's is {self._largest_bytes} at most"
+            raise RemoteError("evidence", reason, sender)
+        if not 0 < len(body) <= piece.size - piece.at:
+            raise RemoteError("evidence", f"{len(body)} bytes at {piece.at} of {piece.size}", sender)
+        held = self._coming.get(sender)
+        if held is None or (held.digest, held.size) != (piece.digest, piece.size):
+            if piece.at:
+                return 0, None
+            held = self._begun(sender, piece)
+        async with held.writing:
+            if piece.at != held.have or self._coming.get(sender) is not held:
+                return held.have, None
+            try:
+                await asyncio.to_thread(_write, held.path, piece.at, body, is_last=piece.at + len(body) == piece.size)
+            except OSError as error:
+                self._drop(sender)
+                raise TransientError(f"the evidence cannot be written down: {error}") from error
+            held.have += len(body)
+            held.touched_at = time.monotonic()
+            if held.have < held.size:
+                return held.have, None
+            del self._coming[sender]
+            return held.size, held.path
+
+    def _begun(self, sender: PeerId, piece: AccusationPiece) -> _Coming:
+        self._drop(sender)
+        if len(self._coming) >= MAX_COMING:
+            slowest = min(self._coming, key=lambda peer: self._coming[peer].touched_at)
+            if time.monotonic() < self._coming[slowest].touched_at + IDLE_S:
+                raise TransientError(f"{MAX_COMING} accusations are being brought already")
+            self._drop(slowest)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        coming = sum(other.size - other.have for other in self._coming.values())
+        if shutil.disk_usage(self._folder).free < piece.size + coming + LEFT_FREE_BYTES:
+            raise TransientError(f"no room on disk for evidence of {piece.size} bytes")
+        path = self._folder / f"{next(self._numbers)}-{sender[-8:]}"
+        made = _Coming(path, piece.digest, piece.size, touched_at=time.monotonic())
+        self._coming[sender] = made
+        return made
+
+    def _drop(self, sender: PeerId) -> None:
+        held = self._coming.pop(sender, None)
+        if held is not None:
+            with contextlib.suppress(OSError):
+                held.path.unlink(missing_ok=True)
+
+
+def largest_evidence_bytes(settings: RunSettings) -> int:
+    """What evidence of the run may hold: a stage's state, results since, a contribution, what a part was reduced
+    from, and a step's activations."""
+    stages = [StageIndex(stage) for stage in range(settings.model.num_stages)]
+    num_values = max(stage_layout(settings.model, stage).num_values for stage in stages)
+    vectors = (settings.retained_results + 1) * MAX_BYTES_PER_VALUE
+    inputs = settings.limits.max_peers_per_stage * MAX_BYTES_PER_VALUE * min(num_values, LARGEST_PART_VALUES)
+    hidden_size = validate_config(settings.model.config_json).hidden_size
+    exhibits = 2 * settings.microbatches_per_step * max_exhibit_bytes(settings, hidden_size)
+    whole = (MAX_STATE_BYTES_PER_VALUE + vectors) * num_values + inputs + exhibits + MAX_HEAD_BYTES
+    return min(MAX_EVIDENCE_BYTES, whole)
+
+
+def _write(path: Path, at: int, body: bytes | bytearray | memoryview, *, is_last: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        rest = memoryview(body).cast("B")
+        while rest:
+            written = os.pwrite(descriptor, rest, at)
+            rest, at = rest[written:], at + written
+        if is_last:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,662 @@
+"""The host as judge: it anchors states, replays what a peer is accused of, and bans under the run key.
+
+It also keeps out who owes too many audits.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bootstrap.audit.accusations import IncomingEvidence, largest_evidence_bytes
+from bootstrap.audit.newcomers import Newcomers
+from bootstrap.audit.owed_audits import OwedAudits
+from bootstrap.audit.pleas import Pleas
+from bootstrap.audit.stated_states import StatedStates
+from bootstrap.program.ledger import Ledger
+from bootstrap.round.followed_stage import FollowedStage
+from bootstrap.state.run_folder import PreparedRun
+from swarm.core.canonical import Value, digest
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields, peer_item, value_or_none
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.state.stage_chain import Genesis
+from swarm.host_protocol import (
+    ACCUSE,
+    ANCHOR,
+    BAN,
+    DEBT,
+    FINISH,
+    MAX_ACCUSATION_PIECE_BYTES,
+    MAX_BANS,
+    PARDON,
+    PLEA,
+    PROMOTE,
+    QUARANTINE,
+    RETURN,
+    WITHDRAWN,
+    AccusationPiece,
+)
+from swarm.network.outcasts import GuardedTransport
+from swarm.network.transport import Message
+from verification.audit.evidence import SUFFIX, Evidence
+from verification.audit.owed import OwedAudit
+from verification.audit.standing import (
+    FAULT,
+    FAULT_VERSIONS,
+    FAULTS_TO_STAY_OUT,
+    AuditDebt,
+    Standing,
+    StandingTable,
+)
+from verification.audit.standing import Event as Certified
+from verification.audit.strikes import Strikes
+from verification.audit.tolerance import Grade
+from verification.audit.verdicts import (
+    NUM_JURORS,
+    VOTES_TO_QUARANTINE,
+    Ban,
+    Debt,
+    Pardon,
+    Promotion,
+    Quarantine,
+    jury_of,
+)
+from verification.kinds.step_fraud import StepFraud
+from verification.pipeline.ticket import Ticket
+from verification.replay.evidence_file import evidence_in
+from verification.replay.judge import judge
+from verification.state.anchor import Anchor
+from verification.state.state_statement import StateStatement
+
+log = logging.getLogger(__name__)
+
+KEPT_ANCHORS = 6
+MAX_WAITING = 32
+"""Accusations on disk that are not judged yet, one of an accuser; whoever brings one more is asked to come again."""
+MAX_PLEADING = 8
+"""Accused who are asked at a time to do their work again."""
+TELL_S = 5.0
+
+FOR_THE_QUARANTINED = frozenset({FINISH, PARDON, BAN, QUARANTINE, PLEA, RETURN})
+"""What still passes between the host and a peer that is out, but not for ever."""
+
+
+class Justice:
+    """The run key's side of verification."""
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        transport: GuardedTransport,
+        ledger: Ledger,
+        emit: Callable[[dict[str, Any]], None],
+        peers: Callable[[], Iterable[PeerId]],
+        followed: Mapping[int, FollowedStage],
+    ) -> None:
+        """`peers` are those to tell of a verdict; `followed` the stages whose certified past is known here."""
+        self._run = run
+        self._transport = transport
+        self._ledger = ledger
+        self._emit = emit
+        self._peers = peers
+        self._followed = followed
+        self._folder = run.folder.root / "evidence"
+        self._anchors: list[dict[int, Anchor]] = [{} for _ in range(run.settings.model.num_stages)]
+        """Of each stage, by version."""
+        self._tickets: dict[PeerId, Ticket] = {}
+        self._waiting: dict[PeerId, Path] = {}
+        """By accuser, what is not judged yet, the oldest first."""
+        self._brought = asyncio.Event()
+        self._pleading: set[PeerId] = set()
+        self._hearings: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+        self._incoming = IncomingEvidence(run.folder.root / "accusations", largest_evidence_bytes(run.settings))
+        self._table = StandingTable(has_probation=run.settings.has_probation)
+        self._unfolded: list[tuple[Certified, Version]] = []
+        """What is certified and not in the table yet: a ledger's events are folded together, for each costs a copy."""
+        self._strikes = Strikes()
+        self._pardoned_at: dict[PeerId, int] = {}
+        self.bans: dict[PeerId, Ban] = {}
+        self.quarantines: dict[PeerId, Quarantine] = {}
+        """Those in force."""
+        self._founders: dict[StageIndex, frozenset[PeerId]] = {}
+        self._juries: dict[PeerId, Quarantine] = {}
+        """Of who is quarantined for what jurors found: their votes."""
+        self._sent_back: dict[PeerId, Debt | Pardon] = {}
+        """Of who is on probation again: the last word that says so."""
+        self._pleas = Pleas(run.settings, run.run_id, transport, ledger)
+        self._owed = OwedAudits(
+            run,
+            transport,
+            self._tickets,
+            followed,
+            self._is_out,
+            self._indebted,
+        )
+        self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed, self._unreliable)
+        self.newcomers = Newcomers(
+            run.settings, run.run_id, followed, self._tickets, lambda: self.table, self._promote, emit
+        )
+        kinds = ("genesis", "anchor", "ban", "ticket", "forgotten", "debt", "strike", "quarantine", "pardon")
+        for event in ledger.events(*kinds, "promotion", "jury"):
+            self._remember(event.kind, event.facts)
+
+    @property
+    def table(self) -> StandingTable:
+        """Every peer's standing, of all that is certified by now."""
+        if self._unfolded:
+            self._table = self._table.after_all(self._unfolded)
+            self._unfolded.clear()
+        return self._table
+
+    def _remember(self, kind: str, facts: Value) -> None:
+        """What the ledger says, in its order."""
+        match kind:
+            case "genesis":  # states of what went before are none of this run any more
+                genesis = Genesis.from_value(facts)
+                self._anchors[genesis.stage].clear()
+                self._begin_with(genesis.stage, genesis.members)
+            case "anchor":
+                self._keep(Anchor.from_value(facts))
+            case "promotion":
+                self._let_train(Promotion.from_value(facts))
+            case "ticket":
+                ticket = Ticket.from_value(facts)
+                self._tickets[ticket.peer_id] = ticket
+            case "forgotten":
+                for peer in Fields("forgotten", facts).items("peers", peer_item, max_items=1 << 16):
+                    self._tickets.pop(peer, None)
+            case "ban":
+                ban = Ban.from_value(facts)
+                self.bans[ban.peer_id] = ban
+                self._shut_out(ban)
+            case "quarantine":
+                quarantine = Quarantine.from_value(facts)
+                self.quarantines[quarantine.peer_id] = quarantine
+                self._shut_out(quarantine)
+            case "jury":
+                jury = Quarantine.from_value(facts)
+                self._juries[jury.peer_id] = jury
+            case "pardon":
+                self._lift(Pardon.from_value(facts))
+            case "debt":
+                self._owe(Debt.from_value(Fields("debt event", facts).message("debt")))
+            case "strike":
+                fields = Fields("strike", facts)
+                accuser, version = fields.peer("peer_id"), Version(fields.integer("version"))
+                self._strikes = self._strikes.after(accuser, version, fields.octets("evidence_digest", length=32))
+
+    def _shut_out(self, verdict: Ban | Quarantine) -> None:
+        self._count_out(verdict)
+        self._close_door(verdict)
+
+    def _count_out(self, verdict: Ban | Quarantine) -> None:
+        self._unfolded.append((verdict, verdict.version))
+        self.stated.forget(verdict.peer_id)
+
+    def _is_out(self, peer: PeerId) -> bool:
+        return peer in self.bans or peer in self.quarantines
+
+    def _close_door(self, verdict: Ban | Quarantine) -> None:
+        but = FOR_THE_QUARANTINED if isinstance(verdict, Quarantine) else frozenset[str]()
+        self._transport.shut_out(verdict.peer_id, but=but)
+
+    def serve(self) -> None:
+        """Begin to answer."""
+        self._transport.serve(ANCHOR, self._on_anchor, max_body_bytes=0)
+        self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_PIECE_BYTES)
+        self._transport.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
+        self._transport.serve(RETURN, self._on_return, max_body_bytes=0)
+        self._owed.serve(self._transport)
+        self.newcomers.serve(self._transport)
+        self.stated.serve(self._transport)
+
+    # -- admission ----------------------------------------------------------------------------------------
+
+    def admit(self, peer: PeerId, stage: StageIndex, chain_end: bytes) -> Ticket:
+        """The peer's ticket. Raises RemoteError if it has one with another hash chain: its draws would be two."""
+        held = self._tickets.get(peer)
+        if held is not None and held.chain_end != chain_end:
+            raise RemoteError("standing", f"{peer} was admitted with another hash chain; use a new identity", peer)
+        if held is None or held.stage != stage:
+            held = Ticket(self._run.run_id, peer, stage, chain_end).signed_by(self._run.run_key)
+            self._tickets[peer] = held
+            self._ledger.append("ticket", held.to_value())
+        self._owed.admitted(peer, self._version(stage))
+        return held
+
+    def was_member(self, peer: PeerId) -> bool:
+        """Whether the peer ever was past its probation; in a run without one, whether it has founded a stage."""
+        return peer in self.table.founders or (self._run.settings.has_probation and self.table.was_member(peer))
+
+    def forget(self, peer: PeerId) -> None:
+        """It was admitted, and has done nothing."""
+        self._tickets.pop(peer, None)
+
+    def _version(self, stage: StageIndex) -> Version:
+        """Of the stage, as far as its certified results are here."""
+        followed = self._followed.get(stage)
+        return followed.version if followed is not None else Version(0)
+
+    # -- anchors ------------------------------------------------------------------------------------------
+
+    def anchor_genesis(self, stage: StageIndex, followed: FollowedStage, state_digest: bytes) -> None:
+        """The state a stage begins at, or begins again, and who is a member from the start."""
+        self._begin_with(stage, followed.chain.members)
+        self._anchors[stage].clear()
+        self._anchor(Anchor.of_chain(followed.chain, state_digest))
+
+    def anchor_what_is_agreed(self, stage: StageIndex) -> None:
+        """Anchor each version of which more than two thirds of its members state one digest.
+
+        Members do not count who are shut out, or who have found themselves broken and taken back what they stated.
+        """
+        followed = self._followed.get(stage)
+        for version in self.stated.versions(stage):
+            chain = followed.at(version) if followed is not None else None
+            if chain is None or version in self._anchors[stage]:
+                continue
+            out = self.bans.keys() | self.quarantines.keys()
+            members = [
+                peer for peer in chain.members if peer not in out and not self.stated.has_withdrawn(peer, version)
+            ]
+            digests = self.stated.digests(stage, version, chain.name)
+            agreed = [digests[peer] for peer in members if peer in digests]
+            for found in sorted(set(agreed)):
+                if 3 * agreed.count(found) > 2 * len(members):
+                    self._anchor(Anchor.of_chain(chain, found))
+
+    def anchor_of(self, stage: int, version: int) -> Anchor | None:
+        """None if there is none yet, or none any more."""
+        return self._anchors[stage].get(version)
+
+    def anchored_versions(self, stage: int) -> list[int]:
+        """Those that are still known, sorted."""
+        return sorted(self._anchors[stage])
+
+    def _anchor(self, anchor: Anchor) -> None:
+        signed = anchor.signed_by(self._run.run_key)
+        self._ledger.append("anchor", signed.to_value())
+        self._keep(signed)
+
+    def _keep(self, anchor: Anchor) -> None:
+        held = self._anchors[anchor.stage]
+        held[int(anchor.version)] = anchor
+        for old in sorted(held)[:-KEPT_ANCHORS]:
+            del held[old]
+
+    async def _on_anchor(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("anchor request", request.meta)
+        stage, version = fields.integer("stage", high=len(self._anchors) - 1), fields.integer("version")
+        fields.done()
+        held = self._anchors[stage]
+        found = max((number for number in held if number <= version), default=None)
+        if found is None:
+            raise TransientError(f"no state of stage {stage} up to version {version} is anchored here")
+        return Message({"anchor": held[found].to_value()})
+
+    # -- accusations --------------------------------------------------------------------------------------
+
+    async def _on_accuse(self, sender: PeerId, request: Message) -> Message:
+        if sender not in self._tickets:
+            raise RemoteError("standing", f"{sender} is not admitted", sender)
+        piece = AccusationPiece.from_value(request.meta)
+        if piece.accused in self.bans:
+            return Message({"next": piece.size})
+        self._check_room(sender)
+        place, path = await self._incoming.take(sender, piece, request.body)
+        if path is not None:
+            try:
+                await self._file(sender, path)
+            finally:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+        return Message({"next": place})
+
+    async def _file(self, sender: PeerId, path: Path) -> None:
+        """Have evidence that is all here judged. Raises RemoteError for what is none, TransientError if too much is."""
+        evidence = await asyncio.to_thread(evidence_in, path)
+        if evidence.run_id != self._run.run_id:
+            raise RemoteError("evidence", f"evidence of run {evidence.run_id[:12]}, not of this one", sender)
+        if evidence.accused in self.bans:
+            return
+        if evidence.version > (now := self._version(evidence.stage)) + 1:  # what is certified of it is not here yet
+            raise TransientError(f"evidence of version {evidence.version}; stage {evidence.stage} is at {now} here")
+        self._check_not_withdrawn(evidence)
+        digest = await asyncio.to_thread(evidence.digest)
+        name = f"{evidence.kind}-{evidence.accused[-8:]}-{digest.hex()[:16]}{SUFFIX}"
+        # Two auditors that found the same may bring it in the same moment: nothing is awaited from here on.
+        if (self._folder / name).exists():
+            return
+        self._check_room(sender)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        os.replace(path, self._folder / name)
+        self._waiting[sender] = self._folder / name
+        self._brought.set()
+
+    def _check_room(self, accuser: PeerId) -> None:
+        """Raises TransientError while no more can wait."""
+        if accuser in self._waiting:
+            raise TransientError("another accusation of yours is waiting to be judged")
+        if len(self._waiting) >= MAX_WAITING:
+            raise TransientError(f"{MAX_WAITING} accusations are waiting to be judged")
+
+    async def run(self) -> None:
+        """Judge what is brought, one after another, for ever."""
+        try:
+            while True:
+                self._brought.clear()
+                for accuser, path in list(self._waiting.items()):
+                    await self._dismissing(accuser, path, self._judge(accuser, path))
+                    del self._waiting[accuser]
+                if not self._waiting:
+                    await self._brought.wait()
+        finally:
+            for task in self._hearings:
+                task.cancel()
+            await self.told()
+
+    async def told(self) -> None:
+        """Until everyone has been told what was said so far, or has not answered in `TELL_S`."""
+        while self._telling:
+            await asyncio.wait(self._telling)
+
+    async def _dismissing(self, accuser: PeerId, path: Path, judging: Coroutine[Any, Any, None]) -> None:
+        try:
+            await judging
+        except (RemoteError, LocalError) as error:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            self._emit({"event": "dismissed", "accuser": accuser, "reason": str(error)})
+
+    async def _judge(self, accuser: PeerId, path: Path) -> None:
+        evidence = await asyncio.to_thread(evidence_in, path)
+        if evidence.accused in self.bans:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            return
+        self._check_not_withdrawn(evidence)
+        verdict = await asyncio.to_thread(
+            judge, evidence, run_key=self._run.run_key.peer_id, data=self._run.data.train_path
+        )
+        log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
+        if not verdict.guilty:
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            self._emit(
+                {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
+            )
+            await self._contradict(accuser, evidence)
+            return
+        if not self._pleas.may_be_fault(evidence, verdict):
+            self._ban(accuser, evidence, path, verdict.reason)
+        elif evidence.accused not in self._pleading and len(self._pleading) < MAX_PLEADING:
+            # Others' cases do not wait for what the accused has to say.
+            hearing = self._hear(accuser, evidence, path, verdict.reason)
+            _begin(self._hearings, self._dismissing(accuser, path, hearing))
+
+    async def _hear(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
+        """Guilty of little: the accused may show that it is right when it does it again."""
+        self._pleading.add(evidence.accused)
+        try:
+            is_fault = await self._pleas.is_fault(evidence)
+        finally:
+            self._pleading.discard(evidence.accused)
+        if is_fault:
+            self._fault(evidence)
+        elif evidence.accused not in self.bans:
+            self._ban(accuser, evidence, path, reason)
+
+    def _ban(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
+        ban = Ban(
+            self._run.run_id,
+            evidence.accused,
+            evidence.stage,
+            Version(evidence.version),
+            evidence.kind,
+            evidence.digest(),
+        ).signed_by(self._run.run_key)
+        self._ledger.append("ban", ban.to_value())
+        self.bans[ban.peer_id] = ban
+        self._emit(
+            {
+                "event": "banned",
+                "peer_id": ban.peer_id,
+                "stage": ban.stage,
+                "kind": ban.kind,
+                "step": ban.version,
+                "evidence": str(path),
+                "accuser": accuser,
+                "reason": reason,
+            }
+        )
+        self._shut_out_and_tell(BAN, "ban", ban)
+
+    def _check_not_withdrawn(self, evidence: Evidence) -> None:
+        """Raises RemoteError if the accused has found its own fault, and taken back what it is accused of."""
+        accused, version = evidence.accused, int(evidence.version)
+        if evidence.kind == StepFraud.KIND and self.stated.has_withdrawn(accused, version):
+            raise RemoteError(WITHDRAWN, f"{accused} has taken back what it stated up to version {version}, or later")
+
+    async def _unreliable(self, statement: StateStatement) -> None:
+        """A machine that breaks again and again, or a liar that takes back what it is about to be accused of."""
+        reason = f"{FAULTS_TO_STAY_OUT} states it stated in {FAULT_VERSIONS} versions were wrong, as it says itself"
+        found = digest("state", statement.to_value())
+        self._keep_out(statement.peer_id, statement.stage, statement.version, "withdrawals", found, reason)
+
+    # -- faults -------------------------------------------------------------------------------------------
+
+    def _fault(self, evidence: Evidence) -> None:
+        """Out until it has mended itself, and for good if it happens too often. What came before is the same fault."""
+        peer, version = evidence.accused, Version(evidence.version)
+        held = self.quarantines.get(peer)
+        if version <= self.table.on_probation_since(peer) or (held is not None and held.kind == FAULT):
+            raise RemoteError("standing", f"{peer} is out, or has begun again, for a fault that it had by {version}")
+        self.quarantines.pop(peer, None)  # what jurors found is judged
+        self._juries.pop(peer, None)
+        reason = "its work was wrong, and is right when it does it again"
+        self._keep_out(peer, evidence.stage, version, FAULT, evidence.digest(), reason)
+
+    async def _on_return(self, sender: PeerId, request: Message) -> Message:
+        """A peer with a fault has tested itself, and begins again."""
+        if sender not in self.quarantines or not self.table.may_return(sender):
+            raise RemoteError(
+                "standing", f"{sender} is not out for a fault, or had {FAULTS_TO_STAY_OUT} in {FAULT_VERSIONS} versions"
+            )
+        return Message({"pardon": (await self.pardon(sender, acquitted=False)).to_value()})
+
+    async def _contradict(self, accuser: PeerId, evidence: Evidence) -> None:
+        """The accusation was untrue: so was the word of jurors who found the same."""
+        await self._strike(accuser, evidence)
+        jury, charge = self._juries.get(evidence.accused), (evidence.stage, evidence.version, evidence.kind)
+        if jury is None or evidence.accused not in self.quarantines:
+            return
+        if (jury.stage, jury.version, jury.kind) == charge and jury.summons[0] == accuser:
+            for vote in jury.votes:
+                if vote.verdict is Grade.FRAUD:
+                    await self._strike(vote.juror, evidence)
+            await self.pardon(evidence.accused, acquitted=True)
+
+    async def _on_quarantine(self, sender: PeerId, request: Message) -> Message:
+        """Jurors have found a peer guilty: it is out until its case is judged here."""
+        fields = Fields("quarantine call", request.meta)
+        found = Quarantine.from_value(fields.message("quarantine"))
+        fields.done()
+        followed = self._followed.get(found.stage)
+        accuser, step = found.summons
+        result = followed.result(int(step)) if followed is not None else None
+        if result is None:
+            raise TransientError(f"the result of step {step} of stage {found.stage} is not known here")
+        drawn = jury_of(result, found.accusation, accuser)
+        await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, drawn=drawn)
+        if found.peer_id not in self.quarantines and found.peer_id not in self.bans:
+            self._ledger.append("jury", found.to_value())
+            self._juries[found.peer_id] = found
+            reason = f"{VOTES_TO_QUARANTINE} of {NUM_JURORS} jurors found it guilty"
+            self._keep_out(found.peer_id, found.stage, found.version, found.kind, found.evidence_digest, reason)
+        return Message()
+
+    async def _strike(self, accuser: PeerId, evidence: Evidence) -> None:
+        """Its word on the accused was untrue."""
+        if accuser not in self._tickets:
+            return
+        stage = self._tickets[accuser].stage
+        version, found = self._version(stage), evidence.digest()
+        self._ledger.append("strike", {"peer_id": accuser, "version": version, "evidence_digest": found})
+        self._strikes = self._strikes.after(accuser, version, found)
+        if self._strikes.are_too_many(accuser, pardoned_at=self._pardoned_at.get(accuser, -1)):
+            reason = "its accusations were untrue, three in 100 versions"
+            self._keep_out(accuser, stage, version, "false_accusation", found, reason)
+
+    # -- debts --------------------------------------------------------------------------------------------
+
+    async def _indebted(self, owed: OwedAudit, reason: str) -> None:
+        peer, version = owed.target, Version(int(owed.step))
+        if peer in self.quarantines:
+            return
+        log.info("%s owes %s %d of step %d to %s: %s", peer, owed.what, owed.number, version, owed.auditor, reason)
+        await self.send_back(peer, version, owed.to_value())
+        if self.table.standing(peer, version) is Standing.QUARANTINED:
+            found = digest("owed-audit", owed.to_value())
+            reason = f"three audits in 100 versions were not served, to the host neither; the last: {reason}"
+            self._keep_out(peer, owed.stage, self._version(owed.stage), "withholding", found, reason)
+
+    async def send_back(self, peer: PeerId, version: Version, owed: Value) -> None:
+        """The peer has a debt of that version: it is on probation again."""
+        debt = Debt(self._run.run_id, peer, version).signed_by(self._run.run_key)
+        self._ledger.append("debt", {"debt": debt.to_value(), "owed": owed})
+        self._owe(debt)
+        self._tell(DEBT, "debt", debt)
+
+    def _owe(self, debt: Debt) -> None:
+        self._unfolded.append((AuditDebt(debt.peer_id, debt.version), debt.version))
+        self._sent_back[debt.peer_id] = debt
+
+    # -- probation ----------------------------------------------------------------------------------------
+
+    def _begin_with(self, stage: StageIndex, members: Iterable[PeerId]) -> None:
+        """The stage begins, or begins again: peers know the founders of its last genesis only."""
+        self._founders[stage] = frozenset(members)
+        self._table = replace(self._table, founders=frozenset().union(*self._founders.values()))
+
+    async def _promote(self, peer: PeerId, stage: StageIndex, version: Version) -> Promotion:
+        """The peer may train from now on."""
+        made = Promotion(self._run.run_id, peer, stage, version).signed_by(self._run.run_key)
+        self._ledger.append("promotion", made.to_value())
+        self._let_train(made)
+        self._tell(PROMOTE, "promotion", made)
+        return made
+
+    def _let_train(self, promotion: Promotion) -> None:
+        self._unfolded.append((promotion, promotion.version))
+        self.newcomers.remember(promotion)
+        self._sent_back.pop(promotion.peer_id, None)
+
+    def may_train(self, peer: PeerId) -> bool:
+        """Whether anybody takes anything from the peer but its replays."""
+        return self.table.may_train(peer)
+
+    def _shown_promotion(self, peer: PeerId) -> Promotion | None:
+        """A founder gets one too: in another stage than it has founded nobody knows it."""
+        held, ticket = self.newcomers.promotion_of(peer), self._tickets.get(peer)
+        if held is not None or ticket is None or peer not in self.table.founders or not self.may_train(peer):
+            return held
+        return Promotion(self._run.run_id, peer, ticket.stage, self._version(ticket.stage)).signed_by(self._run.run_key)
+
+    def papers_for(self, peer: PeerId) -> dict[str, Value]:
+        """What a peer that is admitted must know of the others, and may show of itself."""
+        sent_back = list(self._sent_back.values())
+        return {
+            "promotion": value_or_none(self._shown_promotion(peer)),
+            "bans": self._worth_knowing(self.bans.values()),
+            "quarantines": self._worth_knowing(self.quarantines.values()),
+            "pardons": self._worth_knowing(word for word in sent_back if isinstance(word, Pardon)),
+            "debts": self._worth_knowing(word for word in sent_back if isinstance(word, Debt)),
+        }
+
+    def _worth_knowing(self, words: Iterable[Ban | Quarantine | Pardon | Debt]) -> list[Value]:
+        """The newest of those who were members once: who never was is nobody, with or without a ban."""
+        table = self.table
+        known = [word for word in words if table.was_member(word.peer_id)]
+        return [word.to_value() for word in known[-MAX_BANS:]]
+
+    # -- kept out -----------------------------------------------------------------------------------------
+
+    def _keep_out(
+        self, peer: PeerId, stage: StageIndex, version: Version, kind: str, evidence_digest: bytes, reason: str
+    ) -> None:
+        """Quarantine: until the run key pardons."""
+        if peer in self.quarantines or peer in self.bans:
+            return
+        made = Quarantine(self._run.run_id, peer, stage, version, kind, evidence_digest).signed_by(self._run.run_key)
+        self._ledger.append("quarantine", made.to_value())
+        self.quarantines[peer] = made
+        self._emit(
+            {
+                "event": "quarantined",
+                "peer_id": peer,
+                "stage": stage,
+                "kind": kind,
+                "step": version,
+                "reason": reason,
+            }
+        )
+        self._shut_out_and_tell(QUARANTINE, "quarantine", made)
+
+    async def pardon(self, peer: PeerId, *, acquitted: bool) -> Pardon:
+        """End a quarantine; `acquitted` as in `Pardon`. A ban stays. Raises LocalError if the peer is not in one."""
+        held = self.quarantines.get(peer)
+        if held is None:
+            raise LocalError(f"{peer} is not quarantined")
+        version = max(held.version, self._version(held.stage))
+        made = Pardon(self._run.run_id, peer, version, acquitted).signed_by(self._run.run_key)
+        self._ledger.append("pardon", made.to_value())
+        self._lift(made)
+        self._emit({"event": "pardoned", "peer_id": peer, "stage": held.stage, "step": version})
+        self._tell(PARDON, "pardon", made)
+        return made
+
+    def _lift(self, pardon: Pardon) -> None:
+        self._unfolded.append((pardon, pardon.version))
+        if not pardon.acquitted:
+            self._sent_back[pardon.peer_id] = pardon
+        self._pardoned_at[pardon.peer_id] = int(pardon.version)
+        self.quarantines.pop(pardon.peer_id, None)
+        self._juries.pop(pardon.peer_id, None)
+        if pardon.peer_id not in self.bans:
+            self._transport.let_in(pardon.peer_id)
+
+    def _shut_out_and_tell(self, method: str, name: str, verdict: Ban | Quarantine) -> None:
+        """All count it from now on; it hears of it itself, and then nothing more."""
+        self._count_out(verdict)
+
+        async def tell() -> None:
+            await self._say(method, name, verdict, [verdict.peer_id])
+            if self._is_out(verdict.peer_id):
+                self._close_door(verdict)
+
+        _begin(self._telling, tell())
+        _begin(self._telling, self._say(method, name, verdict, {*self._peers()} - {verdict.peer_id}))
+
+    def _tell(self, method: str, name: str, word: Pardon | Promotion | Debt) -> None:
+        """Everyone, and the peer it is about too; whoever judges does not wait for it."""
+        _begin(self._telling, self._say(method, name, word, {*self._peers(), word.peer_id}))
+
+    async def _say(
+        self, method: str, name: str, word: Ban | Quarantine | Pardon | Promotion | Debt, to: Iterable[PeerId]
+    ) -> None:
+        async def tell(peer: PeerId) -> None:
+            with contextlib.suppress(TransientError, RemoteError):
+                await self._transport.call(
+                    peer, method, Message({name: word.to_value()}), timeout_s=TELL_S, max_body_bytes=0
+                )
+
+        await asyncio.gather(*(tell(peer) for peer in sorted(to)))
+
+
+def _begin(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """Have it done, and held until it is."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

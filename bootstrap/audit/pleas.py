@@ -1,0 +1,79 @@
+"""The pleas of who is accused of wrong work: the host finds a fault where it is right when it is done again."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import accumulate
+
+from bootstrap.program.ledger import Ledger
+from swarm.bulk_digest import bulk_digest
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields, integer_item
+from swarm.core.round.contribution import MAX_PARTS
+from swarm.core.settings import RunSettings
+from swarm.host_protocol import PLEA
+from swarm.network.transport import Message, Transport
+from verification.audit.evidence import Evidence
+from verification.audit.verdicts import Plea
+from verification.kinds.mismatch import MISMATCHES, mismatch_of
+from verification.replay.judge import judge_plea
+from verification.replay.verdict import Verdict
+from verification.round.papers import Bytes
+
+log = logging.getLogger(__name__)
+
+
+class Pleas:
+    """Asks the accused to do their work again."""
+
+    def __init__(self, settings: RunSettings, run_id: str, transport: Transport, ledger: Ledger) -> None:
+        self._settings = settings
+        self._run_id = run_id
+        self._transport = transport
+        self._ledger = ledger
+
+    def may_be_fault(self, evidence: Evidence, verdict: Verdict) -> bool:
+        """Whether little is wrong, as a broken machine's work is. Who changed more is not asked."""
+        return evidence.kind in MISMATCHES and verdict.is_local
+
+    async def is_fault(self, evidence: Evidence) -> bool:
+        """Whether the accused's work is right when it does it again."""
+        try:
+            plea, bodies = await self._plea(evidence)
+            again = await asyncio.to_thread(judge_plea, evidence, bodies)
+        except (TransientError, RemoteError) as error:
+            log.info("%s does not plead a fault: %s", evidence.accused, error)
+            return False
+        log.info("%s did its work again: %s", evidence.accused, again.reason)
+        self._ledger.append("plea", plea.to_value())
+        return not again.guilty
+
+    async def _plea(self, evidence: Evidence) -> tuple[Plea, list[Bytes]]:
+        """What the accused's work comes to when it does it again. Raises TransientError or RemoteError."""
+        light = mismatch_of(evidence).without_past().to_evidence(evidence.run)
+        body = await asyncio.to_thread(light.to_bytes)
+        reply = await self._transport.call(
+            evidence.accused,
+            PLEA,
+            Message({}, body),
+            timeout_s=self._settings.deadlines.step_s,
+            max_body_bytes=len(body),
+        )
+        fields = Fields("plea answer", reply.meta)
+        plea = Plea.from_value(fields.message("plea"))
+        sizes = fields.items("sizes", integer_item, max_items=MAX_PARTS)
+        fields.done()
+        bodies = _cut(reply.body, sizes)
+        plea.check(self._run_id)
+        digests = await asyncio.to_thread(lambda: tuple(bulk_digest(body) for body in bodies))
+        if plea.evidence_digest != light.digest() or plea.body_digests != digests:
+            raise RemoteError("plea", "the plea is of another case, or of other bodies", evidence.accused)
+        return plea, bodies
+
+
+def _cut(body: bytes | bytearray | memoryview, sizes: Sequence[int]) -> list[Bytes]:
+    """Raises RemoteError unless the body is of these sizes, end to end."""
+    if sum(sizes) != len(body):
+        raise RemoteError("malformed", f"bodies of {sum(sizes)} bytes in {len(body)}")
+    ends = list(accumulate(sizes))
+    return [memoryview(body)[end - size : end] for size, end in zip(sizes, ends, strict=True)]

@@ -1,0 +1,1 @@
+"""Who may come in, by which door, and over which relay."""

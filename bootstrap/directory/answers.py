@@ -1,0 +1,120 @@
+"""What the host says to whoever holds an invite: the answers of its gRPC service."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import BinaryIO
+
+from bootstrap.program.books import Credit
+from bootstrap.program.host import Host
+from swarm import PROTOCOL, __version__
+from swarm.checkpoint.archive import INFO_FILE, checkpoint_path
+from swarm.checkpoint.record import CheckpointRecord
+from swarm.core.canonical import pack
+from swarm.core.errors import RemoteError
+from swarm.proto import coordinator_pb2 as pb
+
+PIECE_BYTES = 256 << 10
+
+
+class CoordinatorAnswers:
+    """What `swarm.network.services.coordinator_service` asks for."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._run = host.run
+
+    async def run(self, request: pb.RunRequest) -> pb.Run:
+        return pb.Run(
+            signed_run=pack(self._run.signed.to_value()),
+            protocol=PROTOCOL,
+            release=__version__,
+            minimum_release=self._host.settings.minimum_release,
+            admission=self._host.admission.policy.kind,
+        )
+
+    async def peers(self, request: pb.PeersRequest) -> pb.Peers:
+        num_stages = self._run.settings.model.num_stages
+        if request.stage >= num_stages:
+            raise RemoteError("malformed", f"stage {request.stage}: this run has stages 0 to {num_stages - 1}")
+        books, ranks = self._host.books, self._host.books.ranks()
+        found = []
+        for peer, known in sorted(self._host.progress.peers.items()):
+            if known.stage != request.stage:
+                continue
+            credit = books.credit.get(peer, Credit())
+            found.append(
+                pb.Peer(
+                    peer_id=peer,
+                    stage=known.stage,
+                    version=known.last.version if known.last is not None else 0,
+                    present=not known.left,
+                    num_tokens=credit.num_tokens,
+                    num_microbatches=credit.num_microbatches,
+                    num_steps=credit.num_steps,
+                    rank=ranks.get(peer, 0),
+                )
+            )
+        return pb.Peers(peers=found)
+
+    async def checkpoints(self, request: pb.CheckpointsRequest) -> pb.Checkpoints:
+        held = sorted(self._host.books.checkpoints.items())
+        return pb.Checkpoints(records=[pack(record) for version, record in held if self._is_here(version)])
+
+    async def download(self, request: pb.DownloadRequest) -> AsyncGenerator[pb.Piece, None]:
+        record = self._host.books.checkpoints.get(request.version)
+        if record is None or not self._is_here(request.version):
+            raise RemoteError("unknown", f"no checkpoint of version {request.version} is kept here")
+        files = {file.name: file for file in CheckpointRecord.from_value(record).files}
+        if request.name not in files:
+            raise RemoteError("unknown", f"checkpoint {request.version} has no file {request.name[:80]!r}")
+        if request.offset > files[request.name].size_bytes:
+            raise RemoteError(
+                "malformed", f"offset {request.offset} of a file of {files[request.name].size_bytes} bytes"
+            )
+        try:
+            file = await asyncio.to_thread(_opened, self._folder_of(request.version) / request.name, request.offset)
+        except OSError as error:
+            raise RemoteError("unknown", f"checkpoint {request.version} is not kept here any more") from error
+        try:
+            while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                yield pb.Piece(data=piece)
+        finally:
+            file.close()
+
+    async def status(self, request: pb.StatusRequest) -> pb.Status:
+        progress, books, settings = self._host.progress, self._host.books, self._run.settings
+        missing = self._host.missing()
+        return pb.Status(
+            run_id=self._run.run_id,
+            name=settings.name,
+            version=progress.done_versions(),
+            total_steps=settings.optimizer.total_steps,
+            stages=[
+                pb.Stage(
+                    stage=stage,
+                    version=books.versions.get(stage, (self._run.version, b""))[0],
+                    num_present=len(progress.present(stage=stage)),
+                    num_missing=missing.get(stage, 0),
+                )
+                for stage in range(settings.model.num_stages)
+            ],
+            num_tokens=progress.tokens,
+            tokens_per_s=progress.recent_tokens_per_s(),
+            loss=progress.last_loss(),
+            held_out_loss=books.held_out[max(books.held_out)] if books.held_out else None,
+            num_events=books.num_events,
+            books=books.digest(),
+        )
+
+    def _folder_of(self, version: int) -> Path:
+        return checkpoint_path(self._run.folder.checkpoints, version)
+
+    def _is_here(self, version: int) -> bool:
+        return (self._folder_of(version) / INFO_FILE).is_file()
+
+
+def _opened(path: Path, offset: int) -> BinaryIO:
+    file = path.open("rb")
+    file.seek(offset)
+    return file

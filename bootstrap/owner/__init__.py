@@ -1,0 +1,1 @@
+"""What a host's owner sees of the run, and commands."""

@@ -1,0 +1,182 @@
+"""`swarm host`: a run's manifest becomes a host that peers can join."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from bootstrap.owner.trouble import line_of
+from swarm.core.errors import SettingsError
+from swarm.network.addresses import beside, listen_multiaddress
+from swarm.release import checked_release
+
+
+@click.command(name="host", short_help="Start a run and coordinate it.")
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option(
+    "--dir", "--data", "folder", type=click.Path(path_type=Path), help="The run's folder. Default: beside the manifest."
+)
+@click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT")
+@click.option("--service", metavar="HOST:PORT", help="gRPC service. Default: --listen, its port and one.")
+@click.option("--web", metavar="HOST:PORT|none", help="Web page and metrics. Default: --listen, its port and two.")
+@click.option(
+    "--relay-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB",
+    help="Carry peers that cannot be dialled, so much in all. Listens at --listen, its port and three.",
+)
+@click.option("--archive", metavar="URL", help="Keep the checkpoints there too: file:, s3:, what else fsspec opens.")
+@click.option(
+    "--mirror",
+    multiple=True,
+    metavar="URL",
+    help="An https folder that holds a copy of the run's data/; peers take tokens from there too. Can be repeated.",
+)
+@click.option("--public", metavar="NAME", help="Name or number by which strangers reach this machine.")
+@click.option(
+    "--admission",
+    type=click.Choice(["open", "ticket", "list"]),
+    default="open",
+    show_default=True,
+    help="Whom to admit: everyone, whom `swarm ticket create` gave a voucher, or the peers in --allow.",
+)
+@click.option("--allow", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Peer ids, one a line.")
+@click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
+@click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option("--report", type=click.Path(path_type=Path), help="Write the run's figures here as JSON at the end.")
+@click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines, for scripts.")
+@click.option("--verbose", is_flag=True, help="Log what happens.")
+def command(
+    manifest: Path,
+    folder: Path | None,
+    listen: str,
+    service: str | None,
+    web: str | None,
+    relay_gb: float | None,
+    archive: str | None,
+    mirror: tuple[str, ...],
+    public: str | None,
+    admission: Literal["open", "ticket", "list"],
+    allow: Path | None,
+    minimum_release: str,
+    evaluate_tokens: int,
+    report: Path | None,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Start (or take up again) the run that MANIFEST describes, until its last step or Ctrl-C."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    from bootstrap.directory.admission import AdmissionPolicy, listed_peers
+    from bootstrap.directory.doors import DoorSettings
+    from bootstrap.directory.relaying import RelaySettings
+    from bootstrap.program.held_run import HeldRun
+    from bootstrap.program.host import HostSettings
+    from bootstrap.program.hosting import Hosting, HostingSettings
+    from bootstrap.state.remote_archive import open_place
+    from bootstrap.state.run_folder import check_hostable, prepare_run
+    from swarm.manifest.file import read_manifest
+    from swarm.network.loop import run
+    from swarm.network.services.mirror import checked_mirrors
+
+    show = _Shown(as_json)
+    if (admission == "list") != (allow is not None):
+        raise SettingsError("--admission list and --allow FILE go together; give both or none")
+    policy = AdmissionPolicy(admission, frozenset() if allow is None else listed_peers(allow))
+    doors = DoorSettings(
+        service=service or beside(listen, 1),
+        web=None if web == "none" else web or beside(listen, 2),
+        public=public,
+    )
+    relay = None
+    if relay_gb is not None:
+        relay = RelaySettings(
+            listen=listen_multiaddress(beside(listen, 3)), budget_bytes=int(relay_gb * 1e9), public=public
+        )
+    if report is not None and not report.absolute().parent.is_dir():
+        raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
+    read = read_manifest(manifest)
+    check_hostable(read)
+    settings = HostingSettings(
+        listen=listen_multiaddress(listen),
+        host=HostSettings(
+            evaluate_tokens=evaluate_tokens,
+            admission=policy,
+            minimum_release=checked_release(minimum_release),
+            mirrors=checked_mirrors(mirror),
+        ),
+        doors=doors,
+        relay=relay,
+        report=report,
+    )
+    place = None if archive is None else open_place(archive)
+    root = (folder or manifest.with_suffix("")).absolute()
+    with HeldRun(root) as held:
+        prepared = prepare_run(
+            read,
+            root,
+            lambda text: show({"event": "preparing", "what": text}),
+            place,
+        )
+        run(lambda stop: Hosting(settings, held, show).run(prepared, stop))
+
+
+class _Shown:
+    """Events for a person, a line each, or for a script as JSON."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if self._as_json:
+            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.flush()
+            return
+        match event:
+            case {"event": "preparing", "what": what}:
+                click.echo(f"{what} ...")
+            case {"event": "listening", "invite": invite, "run_id": run_id}:
+                if event["admission"] == "ticket":
+                    click.echo(f"run {run_id[:12]}: make invites with\n    swarm ticket create {event['folder']}")
+                else:
+                    click.echo(f"run {run_id[:12]}: join with\n    swarm join '{invite}'")
+                if event["web"] is not None:
+                    click.echo(f"watch it at {event['web']}")
+            case {"event": "relay", "carried_bytes": carried, "budget_bytes": budget}:
+                state = "relays" if carried < budget else "relays no more"
+                click.echo(f"{state} for peers that cannot be dialled: {carried / 1e9:.2f} of {budget / 1e9:g} GB used")
+            case {"event": "unverified", "address": address}:
+                click.echo(f"{address} does not answer from here; have somebody outside try it before you invite")
+            case {"event": "waiting", "missing": missing} if missing:
+                wanted = ", ".join(f"{count} of stage {stage}" for stage, count in missing.items())
+                click.echo(f"waiting for peers: {wanted}")
+            case {"event": "version", "version": version}:
+                click.echo(f"version {version}")
+            case {"event": "evaluation", "version": version, "held_out_loss": loss}:
+                click.echo(f"held-out loss at version {version}: {loss:.4f} nats a token")
+            case {"event": "checkpoint", "path": path}:
+                click.echo(f"checkpoint {path}")
+            case {"event": "archived", "version": version, "url": url}:
+                click.echo(f"checkpoint {version} is at {url}")
+            case {"event": "not_archived", "reason": reason}:
+                click.echo(f"{reason}; tried again")
+            case {"event": "disk_full", "reason": reason}:
+                click.echo(f"{reason}; the swarm trains on without this host, which goes on by itself then")
+            case {"event": "notice"}:
+                click.echo(line_of(event))
+            case {"event": "rolled_back", "from": before, "to": to, "version": version}:
+                click.echo(f"rolled back from version {before} to {to}; the run goes on as version {version}")
+            case {"event": "continued", "to": to, "version": version, "again": again}:
+                as_another = "" if version == to else f", as version {version}"
+                lost = f"{again} {'step is' if again == 1 else 'steps are'} done again" if again else "nothing is lost"
+                click.echo(f"stages continue from version {to}{as_another}; {lost}")
+            case {"event": "paused", "stage": stage, "version": version}:
+                click.echo(f"everybody of stage {stage} has left, at version {version}: the run waits for them")
+            case {"event": "handed_over", "stage": stage, "version": version}:
+                click.echo(f"the last peer of stage {stage} has left its state of version {version} here")
+            case {"event": "joined" | "left" as what, "stage": stage, "peer_id": peer}:
+                click.echo(f"{peer[-8:]} {what} stage {stage}")

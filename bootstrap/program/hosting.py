@@ -1,0 +1,206 @@
+"""A host that opens its run to the world, and closes it again: at the end, or while its disk takes no more.
+
+A host must not go on from what it has not written down. While its disk is full it is to all others as if it were down,
+at the same ports afterwards; then it takes the run up from its disk, as it does when it is started again.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bootstrap.directory.doors import Doors, DoorSettings
+from bootstrap.directory.relaying import HostRelay, RelaySettings
+from bootstrap.owner.desk import HostDesk
+from bootstrap.program.held_run import HeldRun
+from bootstrap.program.host import Host, HostSettings
+from bootstrap.program.ledger import Ledger
+from bootstrap.state.remote_archive import ArchiveCopies
+from bootstrap.state.run_folder import PreparedRun, taken_up_again
+from swarm.checkpoint.record import CheckpointRecord
+from swarm.core.errors import DiskFullError
+from swarm.disk.room import disk_room, full_disk
+from swarm.disk.whole_file import whole_file
+from swarm.network.addresses import at_port, port_of
+from swarm.network.directory.dht import DHTDirectory
+from swarm.network.loop import happened
+from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+from swarm.network.p2pd.processes import RuntimeFolder
+from swarm.network.services.host_service import serve_owner_of_host
+
+log = logging.getLogger(__name__)
+
+LOOK_FOR_ROOM_S = 1.0
+ENOUGH_ROOM_BYTES = 4 << 20
+"""Less would be full again at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostingSettings:
+    """What the owner of a host decides, beside the run's manifest."""
+
+    listen: str
+    """TCP multiaddress of p2p."""
+    host: HostSettings
+    doors: DoorSettings
+    relay: RelaySettings | None = None
+    """None: nobody is carried."""
+    report: Path | None = None
+    """Where the run's figures go at the end, as JSON."""
+
+
+class _NetworkLost(Exception):
+    """Nothing of the host can be reached any more."""
+
+
+class Hosting:
+    """One host, over as many beginnings as it takes."""
+
+    def __init__(self, settings: HostingSettings, held: HeldRun, show: Callable[[dict[str, Any]], None]) -> None:
+        self._settings = settings
+        """With the ports that were had, once they are."""
+        self._held = held
+        self._show = show
+
+    async def run(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
+        """Until the run is over or `stop`. Raises DiskFullError where the disk does not take the end either."""
+        folder = prepared.folder.root
+        while True:
+            try:
+                with disk_room(folder):
+                    await self._serve(prepared, stop)
+                break
+            except DiskFullError as full:
+                if stop.is_set():
+                    raise
+                log.error("%s; this host stands still until there is", full)
+                self._show({"event": "disk_full", "reason": str(full)})
+            except _NetworkLost as lost:
+                log.error("%s", lost)
+            await happened(stop, within_s=LOOK_FOR_ROOM_S)
+            while not stop.is_set() and not await asyncio.to_thread(_has_room, folder):
+                await happened(stop, within_s=LOOK_FOR_ROOM_S)
+            if stop.is_set():
+                break
+            prepared = await asyncio.to_thread(taken_up_again, prepared)
+        self._show({"event": "finished"})
+
+    async def _serve(self, prepared: PreparedRun, stop: asyncio.Event) -> None:
+        """Until the run is over or `stop`; the report is written either way. Raises DiskFullError."""
+        async with contextlib.AsyncExitStack() as opened:
+            settings = self._settings
+            transport = await P2PTransport.create(prepared.host_key, P2PSettings(listen=(settings.listen,)))
+            opened.push_async_callback(transport.close)
+            full = asyncio.Event()
+            ledger = Ledger(prepared.folder.ledger, on_full=full.set)
+            opened.callback(ledger.close)
+            directory = await DHTDirectory.create(prepared.host_key, transport)
+            opened.push_async_callback(directory.close)
+            host = Host(prepared, transport, ledger, settings.host, self._show)
+            host.serve()
+            doors = await Doors.open(host, transport, settings.doors, self._show)
+            opened.push_async_callback(doors.close)
+            settings = replace(
+                settings, listen=at_port(settings.listen, port_of(transport.addresses()[0])), doors=doors.settings
+            )
+            beside: list[HostRelay | ArchiveCopies] = []
+            if settings.relay is not None:
+                relay = await HostRelay.open(prepared.folder.root, transport, settings.relay, self._show)
+                opened.push_async_callback(relay.close)
+                settings = replace(settings, relay=relay.settings)
+                host.relay = relay
+                beside.append(relay)
+            self._settings = settings
+            if prepared.archive is not None:
+                copies = _copies(prepared, host, self._show)
+                opened.callback(copies.close)
+                host.copies = copies
+                beside.append(copies)
+            await self._answer_owner(host, opened)
+            self._tell(prepared, transport, doors)
+            try:
+                await self._conduct(host, beside, full, transport.ended, stop)
+            finally:
+                if settings.report is not None:
+                    text = json.dumps(host.report(), indent=1) + "\n"
+                    await asyncio.to_thread(_write, settings.report, text)
+
+    async def _conduct(
+        self,
+        host: Host,
+        beside: list[HostRelay | ArchiveCopies],
+        full: asyncio.Event,
+        lost: asyncio.Event,
+        stop: asyncio.Event,
+    ) -> None:
+        conducting = asyncio.ensure_future(host.conduct())
+        waits = (stop.wait(), full.wait(), lost.wait(), *(one.run() for one in beside))
+        ending = [conducting, *map(asyncio.ensure_future, waits)]
+        try:
+            ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+            if full.is_set():
+                raise full_disk(host.run.folder.ledger)
+            if lost.is_set():
+                raise _NetworkLost("this host's p2pd has ended, and is started again")
+            for task in ended:
+                task.result()
+            if host.copies is not None and conducting in ended:
+                await host.copies.finish()
+        finally:
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _answer_owner(self, host: Host, opened: contextlib.AsyncExitStack) -> None:
+        runtime = RuntimeFolder()
+        opened.callback(runtime.close)
+        socket = await serve_owner_of_host(HostDesk(host), runtime.path)
+        opened.push_async_callback(socket.close)
+        with disk_room(self._held.folder):
+            self._held.listens_at(socket.path)
+
+    def _tell(self, prepared: PreparedRun, transport: P2PTransport, doors: Doors) -> None:
+        self._show(
+            {
+                "event": "listening",
+                "addresses": transport.addresses(),
+                "run_id": prepared.run_id,
+                "invite": doors.invite.line(),
+                "web": doors.web,
+                "admission": self._settings.host.admission.kind,
+                "folder": str(prepared.folder.root),
+            }
+        )
+
+
+def _copies(prepared: PreparedRun, host: Host, show: Callable[[dict[str, Any]], None]) -> ArchiveCopies:
+    def held() -> list[CheckpointRecord]:
+        return [CheckpointRecord.from_value(value) for _, value in sorted(host.books.checkpoints.items())]
+
+    assert prepared.archive is not None
+    return ArchiveCopies(prepared.archive, prepared.folder.checkpoints, held, show)
+
+
+def _write(path: Path, text: str) -> None:
+    with whole_file(path) as partial:
+        partial.write_text(text)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether the disk takes some more; tried, for what is free to others need not be free to this user."""
+    probe = folder / f".room-{os.getpid()}"
+    try:
+        with disk_room(folder), probe.open("wb") as file:
+            file.write(bytes(ENOUGH_ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except DiskFullError:
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+    return True

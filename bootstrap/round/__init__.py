@@ -1,0 +1,1 @@
+"""The stages' steps as the host follows them."""

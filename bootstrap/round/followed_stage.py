@@ -1,0 +1,96 @@
+"""A stage's certified results as the host folds them itself: it believes no peer about the past."""
+
+import logging
+
+from swarm.core.errors import RemoteError
+from swarm.core.ids import Version
+from swarm.core.round.contribution import Result, Roster
+from swarm.core.round.facts import RoundFacts
+from swarm.core.settings import RunSettings
+from swarm.core.state.stage_chain import StageChain
+from swarm.identity.key import verify
+
+log = logging.getLogger(__name__)
+
+MAX_EARLY = 64
+"""Results that came before those they follow from."""
+KEPT_CHAINS = 4
+KEPT_RESULTS = 16
+
+
+class FollowedStage:
+    """The chain of one stage from one that is certified on, and as it was at the versions of the last snapshots."""
+
+    def __init__(self, chain: StageChain, settings: RunSettings) -> None:
+        self._settings = settings
+        self._early: dict[int, Result] = {}
+        self.chain = chain
+        self._kept: dict[int, StageChain] = {int(self.chain.version): self.chain}
+        self._results: dict[int, Result] = {}
+
+    def at(self, version: int) -> StageChain | None:
+        """What was certified of a version that had a snapshot; None if it is too long ago, or not known yet."""
+        return self._kept.get(version)
+
+    def chain_at(self, version: int) -> StageChain | None:
+        """What was certified of the version; None if it is too long ago, or not known yet."""
+        chain = self.chain if version == self.chain.version else None
+        for kept in sorted((one for one in self._kept if one <= version), reverse=True)[:1] if chain is None else ():
+            chain = self._kept[kept]
+            while chain is not None and chain.version < version:
+                result = self._results.get(int(chain.version))
+                chain = chain.advance(result, self._settings) if result is not None else None
+        return chain
+
+    def roster(self, step: int) -> Roster | None:
+        """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
+        result = self.result(step)
+        return result.roster if result is not None else None
+
+    def result(self, step: int) -> Result | None:
+        """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
+        return self._results.get(step)
+
+    def take(self, result: Result) -> list[Result]:
+        """A result that somebody sent; what is certified with it, in order, and was not before.
+
+        Raises RemoteError if it is not certified; one that is early is kept, and so is what certified it.
+        """
+        step = int(result.roster.step)
+        if step < self.chain.version:
+            return []
+        if step > self.chain.version:
+            if len(self._early) < MAX_EARLY:
+                self._early[step] = result
+            return []
+        self._advance(result)
+        done = [result]
+        while (early := self._early.pop(int(self.chain.version), None)) is not None:
+            try:
+                self._advance(early)
+            except RemoteError as error:  # whoever sent it is long gone; an honest peer will be asked for it again
+                log.info("an early result of stage %d was not certified: %s", result.roster.stage, error)
+                break
+            done.append(early)
+        return done
+
+    def _advance(self, result: Result) -> None:
+        chain = self.chain
+        facts: RoundFacts = chain.facts(
+            self._settings,
+            num_parts=len(result.parts),
+            phase_s=self._settings.deadlines.round_phase_s,
+        )
+        facts.check_result(result, verify, certified=True)
+        self.chain = chain.advance(result, self._settings)
+        version = int(self.chain.version)
+        self._results[version - 1] = result
+        self._results.pop(version - 1 - KEPT_RESULTS, None)
+        if version % self._settings.checkpoint.snapshot_every == 0 or version == self._settings.optimizer.total_steps:
+            self._kept[version] = self.chain
+            for old in sorted(self._kept)[:-KEPT_CHAINS]:
+                del self._kept[old]
+
+    @property
+    def version(self) -> Version:
+        return self.chain.version

@@ -1,0 +1,164 @@
+"""How the host notices that a stage has lost its quorum, and names who decides the round that it lost it in.
+
+Only the run key can: that is the price for a stage that never forks. It waits until the stage has been silent for a
+lease, asks every voter whether it votes, and if too few do lets those who answer go on. They promise to each other
+first, so that whatever the lost ones may have decided with them stays decided; what they decided alone is given up, and
+they with it.
+
+Where the stage stands is what is certified, or what more than a third of its members say: no single one's word is
+taken for it, nor keeps the host from seeing where it stands.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from bootstrap.round.asking import of_each
+from swarm.core.canonical import Value
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.round.basis import RoundBasis
+from swarm.core.round.voting import Reconfiguration, electorate, quorum
+from swarm.host_protocol import RECONFIGURE, STANDING
+from swarm.identity.key import Identity
+from swarm.network.transport import Message, Transport
+from swarm.witness_service import VOTES, VoteLog
+
+log = logging.getLogger(__name__)
+
+PING_S = 3.0
+PATIENCE = 3
+"""After so many silent leases those who answer go on, however many say that they vote."""
+VIEWS_APART = 64
+"""A reconfiguration begins this many views past the last, so that no leader of a lower one is in its way."""
+
+
+class Place(NamedTuple):
+    """Where a stage stands."""
+
+    version: int
+    basis: RoundBasis
+
+
+class Standing(NamedTuple):
+    """Where a member says that its stage stands, and its round."""
+
+    place: Place
+    view: int
+    closing: bool
+
+
+Follow: TypeAlias = Callable[[Sequence[tuple[int, PeerId]]], Awaitable[Place | None]]
+"""Given which version each member says that it has: where the stage stands by the certified results that can be had."""
+
+
+class LostQuorum:
+    """Watches one stage."""
+
+    def __init__(
+        self,
+        stage: StageIndex,
+        transport: Transport,
+        host: PeerId,
+        run_key: Identity,
+        lease_s: float,
+        own_log: VoteLog,
+        follow: Follow,
+    ) -> None:
+        """`own_log`: the rounds in which the host has voted."""
+        self._stage = stage
+        self._transport = transport
+        self._host = host
+        self._run_key = run_key
+        self._lease_s = lease_s
+        self._own_log = own_log
+        self._follow = follow
+        self._quiet_since = time.monotonic()
+        self._changed: Reconfiguration | None = None
+        """The last: the round is given time under it."""
+
+    def heard(self) -> None:
+        """The stage has finished a round."""
+        self._quiet_since = time.monotonic()
+
+    async def mend(self, members: list[PeerId]) -> Reconfiguration | None:
+        """If the stage is silent and too few of its voters answer, have the others go on."""
+        quiet_s = time.monotonic() - self._quiet_since
+        if quiet_s < self._lease_s:
+            return None
+        said = await of_each(members, self._standing)
+        place = await self._place(said)
+        there = [standing for standing in said.values() if standing.place == place]
+        if place is None or not any(standing.closing for standing in there):
+            return None  # the step is still open: nobody needs votes
+        version, basis = place
+        # The highest that less than a third can have made up: members refuse a view too far ahead of theirs.
+        view = sorted((standing.view for standing in there), reverse=True)[len(there) // 3]
+        voters = electorate(basis.members, basis.neighbours, self._host, basis.name)
+        votes = await of_each(voters, lambda peer: self._votes(peer, basis))
+        live = tuple(sorted(votes))
+        leaders = basis.leaders(self._stage, Step(version))
+        deciding, voting = voters, {peer for peer in live if votes[peer]}
+        if self._changed is not None and self._changed.previous_name == basis.name:
+            deciding, voting = self._changed.voters, {*live} & {*self._changed.voters}  # however they began
+        enough = len(voting) >= quorum(len(deciding)) and quiet_s < PATIENCE * self._lease_s
+        if enough or not set(live) & set(basis.members):
+            return None
+        # What was signed under an earlier one binds: by its views none is asked again.
+        view = max(view, self._own_log.signed_under(basis.name))
+        if self._changed is not None and self._changed.previous_name == basis.name:
+            view = max(view, self._changed.first_view)
+        first_view = (view // VIEWS_APART + 1) * VIEWS_APART
+        while leaders[first_view % len(leaders)] not in set(live) & set(basis.members):
+            first_view += 1
+        unsigned = Reconfiguration(self._stage, Step(version), basis.name, first_view, live)
+        signed = unsigned.signed_by(self._run_key)
+        log.warning(
+            "stage %d: %d of %d voters vote; the %d who answer go on",
+            self._stage,
+            len(voting),
+            len(deciding),
+            len(live),
+        )
+
+        async def tell(peer: PeerId) -> None:
+            told = Message({"reconfiguration": signed.to_value()})
+            await self._transport.call(peer, RECONFIGURE, told, timeout_s=PING_S, max_body_bytes=0)
+
+        await of_each([peer for peer in live if peer in basis.members], tell)
+        self.heard()
+        self._changed = signed
+        return signed
+
+    async def _place(self, said: Mapping[PeerId, Standing]) -> Place | None:
+        """Where the stage stands, if that is known."""
+        certified = await self._follow([(standing.place.version, peer) for peer, standing in said.items()])
+        if certified is None:
+            return None
+        members = set(certified.basis.members)  # who says so must have been one by what is certified
+        for place in sorted({standing.place for standing in said.values()}, key=lambda place: -place.version):
+            agreeing = {peer for peer, standing in said.items() if standing.place == place} & members
+            if place == certified or (place.version > certified.version and 3 * len(agreeing) > len(members)):
+                return place
+        return None
+
+    async def _standing(self, peer: PeerId) -> Standing:
+        meant: dict[str, Value] = {"stage": self._stage}
+        reply = await self._transport.call(peer, STANDING, Message(meant), timeout_s=PING_S, max_body_bytes=0)
+        fields = Fields("standing", reply.meta)
+        version, view = fields.integer("version"), fields.integer("view", high=1 << 20)
+        closing, basis = fields.boolean("closing"), RoundBasis.from_value(fields.message("basis"))
+        fields.done()
+        return Standing(Place(version, basis), view, closing)
+
+    async def _votes(self, peer: PeerId, basis: RoundBasis) -> bool:
+        """Whether the voter votes in the round: not if it was started again in it, except under other voters. Raises
+        RemoteError for a member that has gone to another stage."""
+        if peer == self._host:
+            return not self._own_log.is_silent(basis.name)
+        if peer in basis.members:
+            await self._standing(peer)
+        asked = Message({"name": basis.name})
+        reply = await self._transport.call(peer, VOTES, asked, timeout_s=PING_S, max_body_bytes=0)
+        return Fields("votes", reply.meta).boolean("votes")

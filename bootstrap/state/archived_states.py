@@ -1,0 +1,104 @@
+"""The states that the host itself can give: of its checkpoints, of the run's beginning, and those handed over to it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bootstrap.state.run_folder import PreparedRun, leases_of
+from swarm.checkpoint.archive import checkpoints, load_stage, read_checkpoint
+from swarm.checkpoint.kept_past import KeptPast
+from swarm.checkpoint.results import ResultStore
+from swarm.checkpoint.snapshots import SnapshotStore
+from swarm.checkpoint.state import StageState
+from swarm.checkpoint.transfer import fetch_results, fetch_state
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex
+from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.state.coming_back import Era, Point, point_of, points_of
+from swarm.model.layout import ParameterLayout
+from swarm.network.transport import Transport
+
+
+@dataclass(frozen=True)
+class Archived:
+    """A state of one stage that is on this host's disk, or in its memory."""
+
+    load: Callable[[ParameterLayout], StageState]
+    """Raises TransientError when it is gone, or broken."""
+    leases: Callable[[], LeaseTable]
+    """How far the data was used; it matters at stage 0 only."""
+
+
+class ArchivedStates:
+    """What the host holds of the run, stage by stage."""
+
+    def __init__(self, run: PreparedRun) -> None:
+        self._run = run
+        folder = run.folder.root / "handed-over"
+        self._handed = [
+            KeptPast(folder / f"stage-{stage}", StageIndex(stage), run.settings, state.layout)
+            for stage, state in enumerate(run.states)
+        ]
+        self._stores = [SnapshotStore(past.folder, kept=1) for past in self._handed]
+        self._taking = [asyncio.Lock() for _ in run.states]
+        """Of a stage's last peers two may leave at once."""
+
+    async def take(self, transport: Transport, peer: PeerId, stage: int, *, start: int, version: int) -> None:
+        """Fetch a peer's snapshot of version `start` and the results from there to `version`.
+
+        On disk when this returns. Raises TransientError or RemoteError.
+        """
+        past, settings = self._handed[stage], self._run.settings
+        async with self._taking[stage]:
+            state, offer = await fetch_state(transport, peer, stage, past.layout, settings, version=start)
+            if offer.chain is None:
+                raise RemoteError("protocol", f"version {start} comes without what is certified of it", peer)
+            await self._stores[stage].save(state, offer.chain)
+            results = ResultStore(past.folder, offer.chain, kept=version - start + 1)
+            at = start
+            while at < version:
+                offered = await fetch_results(transport, peer, at, past.layout, settings)
+                if not offered.results:
+                    raise TransientError(f"{peer} has no result of step {at} any more")
+                for result, bodies in offered.results[: version - at]:
+                    if int(result.roster.step) != at:
+                        raise RemoteError("protocol", f"the result of step {result.roster.step} for {at}", peer)
+                    results.keep(result, bodies)
+                    await asyncio.to_thread(results.write, at)
+                    at += 1
+            await asyncio.to_thread(results.forget_others)
+
+    def held(self, stage: int, eras: Sequence[Era]) -> dict[Point, Archived]:
+        """Of one stage, by what it is a state of."""
+        found: dict[Point, Archived] = {}
+        run, past = self._run, self._handed[stage]
+        begun, leases = run.states[stage], run.leases
+        point = point_of(begun.version, eras)
+        if point is not None:
+            found[point] = Archived(lambda layout: begun, lambda: leases)
+        for path in checkpoints(run.folder.checkpoints):
+            info = read_checkpoint(path)
+            point = point_of(info.version, eras)
+            if point is not None:
+                found[point] = Archived(partial(load_stage, info, stage), partial(leases_of, info))
+        holdings = past.holdings()
+        newest = max((one.newest for one in holdings), default=0)
+        for given, holding in points_of(holdings, eras, stage, newest=newest).items():
+            by = past, holding.lineage, holding.newest
+            found[given] = Archived(partial(_made_again, *by), partial(_leases_at, *by))
+        return found
+
+
+def _made_again(past: KeptPast, lineage: bytes, version: int, layout: ParameterLayout) -> StageState:
+    made = past.made_again(lineage, version)
+    if made is None:
+        raise TransientError(f"version {version} that was handed over is broken on this disk")
+    return made[0]
+
+
+def _leases_at(past: KeptPast, lineage: bytes, version: int) -> LeaseTable:
+    chain = past.chain_at(lineage, version)
+    if chain is None:
+        raise TransientError(f"version {version} that was handed over is broken on this disk")
+    return chain.leases

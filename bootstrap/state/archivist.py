@@ -1,0 +1,161 @@
+"""The host's archive: at due versions it fetches each stage's state, and signs for what it has written."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bootstrap.owner.progress import RunProgress, VersionGone
+from bootstrap.program.ledger import Ledger
+from bootstrap.state.beginning import StageStart
+from bootstrap.state.run_folder import PreparedRun
+from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last
+from swarm.checkpoint.huggingface import copy_tokenizer
+from swarm.checkpoint.record import TOKENIZER, CheckpointRecord, files_below
+from swarm.checkpoint.state import StageState
+from swarm.checkpoint.transfer import Offer, fetch_state
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.pipeline.leases import LeaseTable
+from swarm.manifest.value import settings_to_value
+from swarm.network.transport import Transport
+from verification.state.anchor import Anchor
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 0.5
+TRY_AGAIN_S = 5.0
+ANCHOR_WAIT_S = 5.0
+"""For the members' agreement on a version, before a state is taken that only its donor has stated."""
+
+
+class Archivist:
+    """Writes a run's checkpoints."""
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        transport: Transport,
+        ledger: Ledger,
+        progress: RunProgress,
+        anchor_of: Callable[[int, int], Anchor | None],
+        kept_checkpoints: int,
+    ) -> None:
+        """`anchor_of` a stage at a version, if there is one by now."""
+        self._run = run
+        self._transport = transport
+        self._ledger = ledger
+        self._progress = progress
+        self._anchor_of = anchor_of
+        self._kept_checkpoints = kept_checkpoints
+        self.paths: dict[int, Path] = {}
+        """Of what this process has written."""
+
+    async def archive(self, version: int, starts: list[StageStart]) -> Path:
+        """Write the checkpoint of this version, from whichever peers have its states.
+
+        Tries again while the disk does not take it. Raises VersionGone when no peer has one of them any more.
+        """
+        while True:
+            try:
+                return await self._archive(version, starts)
+            except OSError as error:
+                log.error("checkpoint %d: %s; it is tried again: look at the disk's free space", version, error)
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    async def _archive(self, version: int, starts: list[StageStart]) -> Path:
+        leases, digests, anchored = LeaseTable(), list[bytes](), True
+        writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
+        try:
+            for stage, start in enumerate(starts):
+                state, offer, agreed = await self.state_of(stage, version, start)
+                anchored = anchored and agreed
+                digests.append(offer.digest)
+                if offer.chain is not None and stage == 0:
+                    leases = offer.chain.leases
+                await asyncio.to_thread(writer.add_stage, stage, state)
+            path = await self._committed(writer, leases)
+        except BaseException:
+            writer.abandon()
+            raise
+        return await self._signed(path, version, anchored, digests)
+
+    async def archive_beginning(
+        self,
+        version: int,
+        starts: Sequence[StageStart],
+        leases: LeaseTable,
+        *,
+        anchored: bool,
+        begin: Callable[[], None],
+    ) -> Path:
+        """Write where the stages begin again as a checkpoint, which a host that is started again begins from.
+
+        `anchored`: whether the states that these are made of were. `begin` is called when all of it is on disk, before
+        anybody can see it: if it raises, nothing is kept.
+        """
+        writer = await asyncio.to_thread(CheckpointWriter, self._run.folder.checkpoints, version)
+        try:
+            for stage, start in enumerate(starts):
+                await asyncio.to_thread(writer.add_stage, stage, start.state)
+            begin()
+            path = await self._committed(writer, leases)
+        except BaseException:
+            writer.abandon()
+            raise
+        return await self._signed(path, version, anchored, [start.offer.digest for start in starts])
+
+    async def _committed(self, writer: CheckpointWriter, leases: LeaseTable) -> Path:
+        """The checkpoint's folder, once all stages are in it."""
+        settings = self._run.settings
+        if self._run.tokenizer is not None:
+            (writer.folder / TOKENIZER).mkdir()
+            await asyncio.to_thread(copy_tokenizer, self._run.tokenizer, writer.folder / TOKENIZER)
+        meta = CheckpointMeta(
+            model=settings.model,
+            tokenizer=settings.data.tokenizer,
+            run=_json(settings_to_value(settings)),
+            data_position=_json(leases.to_value()),
+        )
+        return await asyncio.to_thread(writer.commit, meta)
+
+    async def _signed(self, path: Path, version: int, anchored: bool, digests: Sequence[bytes]) -> Path:
+        files = await asyncio.to_thread(files_below, path)
+        record = CheckpointRecord(self._run.run_id, version, anchored, tuple(digests), files)
+        self._ledger.append("checkpoint", record.signed_by(self._run.run_key).to_value())
+        await asyncio.to_thread(keep_last, self._run.folder.checkpoints, self._kept_checkpoints)
+        self.paths[version] = path
+        return path
+
+    async def state_of(self, stage: int, version: int, start: StageStart) -> tuple[StageState, Offer, bool]:
+        """The state, what its donor said of it, and whether it is the one that is anchored."""
+        give_up_at = asyncio.get_running_loop().time() + ANCHOR_WAIT_S
+        while True:
+            if self._progress.is_gone(stage, version, self._run.settings):
+                raise VersionGone(f"no peer of stage {stage} holds version {version} any more")
+            anchor = self._anchor_of(stage, version)
+            if anchor is not None or asyncio.get_running_loop().time() > give_up_at:
+                stated = self._progress.digests[version].get(stage, {})
+                for peer in sorted(stated):
+                    if self._progress.peers[peer].left:
+                        continue
+                    if anchor is not None and stated[peer] != anchor.state_digest.hex():
+                        continue
+                    try:
+                        state, offer = await fetch_state(
+                            self._transport, peer, stage, start.state.layout, self._run.settings, version=version
+                        )
+                    except (TransientError, RemoteError, TimeoutError) as error:
+                        log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)
+                        continue
+                    if anchor is None or offer.digest == anchor.state_digest:
+                        return state, offer, anchor is not None
+                    log.warning("state of stage %d version %d from %s is not the one anchored", stage, version, peer)
+            await asyncio.sleep(PAUSE_S if anchor is not None else PAUSE_S / 5)
+
+
+def _json(value: Value) -> Any:
+    """The value as JSON has it: bytes in hex."""
+    return json.loads(json.dumps(value, default=lambda data: bytes(data).hex()))

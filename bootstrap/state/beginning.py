@@ -1,0 +1,236 @@
+"""Where a run's stages begin: who is ready, what they start from, and the geneses once enough are."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bootstrap.state.run_folder import PreparedRun
+from swarm.checkpoint.state import StageState, chunk_hash, merkle_root, root_as, state_chunks
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields, value_or_none
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.round.basis import MAX_NEIGHBOURS
+from swarm.core.state.stage_chain import Genesis
+from swarm.host_protocol import GENESIS
+from swarm.model.layout import ParameterLayout
+from swarm.network.loop import happened
+from swarm.network.transport import Message, Transport
+
+LONGEST_GENESIS_WAIT_S = 10.0
+GENESIS_POLL_S = 15.0
+"""A peer that has not asked for the genesis for this long is not ready any more."""
+
+
+@dataclass
+class StageStart:
+    """A stage before its genesis."""
+
+    state: StageState
+    chunks: list[bytes | bytearray | memoryview]
+    offer: Offer
+    ready: dict[PeerId, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StageSource:
+    """A state at which a stage begins, as far as the host must know it."""
+
+    layout: ParameterLayout
+    version: int
+    digest: bytes
+    total_bytes: int
+    hashes: tuple[bytes, ...]
+    first_chunk: bytes | bytearray | memoryview
+
+    @classmethod
+    def of_start(cls, start: StageStart) -> "StageSource":
+        offer = start.offer
+        return cls(start.state.layout, offer.version, offer.digest, offer.total_bytes, offer.hashes, start.chunks[0])
+
+    def digest_as(self, version: int, name: bytes) -> bytes:
+        """Of the state as that version: by the genesis's name it is the first of its stage's new lineage."""
+        return root_as(self.layout, self.first_chunk, self.hashes, self.total_bytes, version=version, name=name)
+
+
+class Beginning:
+    """The host's answers to those who wait for a run to begin."""
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        earlier: list[Genesis],
+        to_version: int,
+        era: int,
+        has_gone_on: Callable[[int], bool],
+        stage_of: Callable[[PeerId], int | None],
+        begin: Callable[[list[Genesis], Sequence[StageSource]], None],
+        emit: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`earlier`: where the stages began under an earlier process of this host, whose peers may still be training;
+        `to_version`: of which version the state was.
+
+        `era`: of the geneses that are signed here. `has_gone_on` a stage from its genesis; `stage_of` a peer that is
+        admitted; `begin` is told the geneses as soon as they are signed.
+        """
+        self._run = run
+        self._has_gone_on = has_gone_on
+        self._stage_of = stage_of
+        self._begin = begin
+        self._emit = emit
+        self._era = era
+        self._genesis: list[Genesis] | None = earlier or None
+        self._to_version = to_version
+        """Of which version the state was that the stages began at."""
+        self.stages = [stage_start(stage, state) for stage, state in enumerate(run.states)]
+        self.waiting: list[dict[PeerId, float]] = [{} for _ in run.states]
+        """Of each stage that has begun: who has found nobody of it who trains, and when it last said so."""
+        self.words: list[str] = [""] * len(run.states)
+        """What those wait for, said by whoever looks after them."""
+        self._told: dict[PeerId, int] = {}
+        """The era whose genesis each peer was told last, of those that are admitted."""
+        self.made = asyncio.Event()
+        """The run has begun."""
+        self.again = asyncio.Event()
+        """Set when the stages begin (again), and replaced."""
+        if earlier:
+            self.made.set()
+
+    def serve(self, transport: Transport) -> None:
+        transport.serve(GENESIS, self._on_genesis, max_body_bytes=0)
+        transport.serve(SNAPSHOT, self._on_snapshot, max_body_bytes=0)
+        transport.serve(CHUNK, self._on_chunk, max_body_bytes=0)
+
+    @property
+    def geneses(self) -> list[Genesis]:
+        """Of all stages, once the run has begun."""
+        assert self._genesis is not None
+        return self._genesis
+
+    @property
+    def _genesis_era(self) -> int | None:
+        return None if self._genesis is None else self._genesis[0].era
+
+    def missing(self) -> dict[int, int]:
+        """How many peers of which stages have to come before the run can begin."""
+        wanted = self._run.settings.limits.founders_per_stage
+        return {n: wanted - len(start.ready) for n, start in enumerate(self.stages) if len(start.ready) < wanted}
+
+    async def _on_genesis(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("genesis request", request.meta)
+        stage = fields.integer("stage", high=len(self.stages) - 1)
+        ready, wait_s = fields.boolean("ready"), min(fields.number("wait_s"), LONGEST_GENESIS_WAIT_S)
+        if self._stage_of(sender) != stage:
+            raise RemoteError("standing", f"{sender} is not admitted to stage {stage}", sender)
+        if ready and self._genesis is None:
+            self.stages[stage].ready[sender] = time.monotonic()
+            self._begin_if_ready()
+        elif ready and self._told.get(sender) == self._genesis_era:
+            self.waiting[stage][sender] = time.monotonic()  # else it may begin by what it hears now
+        if ready and (self._genesis is None or sender in self.waiting[stage]):
+            await happened(self.again, within_s=wait_s)
+        if self._genesis is None:
+            missing = ", ".join(f"{count} of stage {number}" for number, count in sorted(self.missing().items()))
+            return _answered(None, (), 0, begins=False, waits_for=f"the run begins when these have come: {missing}")
+        self._told[sender] = self._genesis[stage].era
+        beside = [one for one in self._genesis if abs(one.stage - stage) == 1]
+        words = self.words[stage] if sender in self.waiting[stage] else ""
+        begins = not self._has_gone_on(stage)
+        return _answered(self._genesis[stage], beside, self._to_version, begins=begins, waits_for=words)
+
+    def _begin_if_ready(self) -> None:
+        now = time.monotonic()
+        for start in self.stages:
+            start.ready = {peer: at for peer, at in start.ready.items() if now - at < GENESIS_POLL_S}
+        missing = self.missing()
+        self._emit({"event": "waiting", "missing": {str(stage): count for stage, count in missing.items()}})
+        if missing:
+            return
+        sources = [StageSource.of_start(start) for start in self.stages]
+        geneses = self.signed(sources, [tuple(start.ready) for start in self.stages], self._run.leases)
+        self._begin(geneses, sources)
+        self.begun(geneses, self._run.version)
+        self._emit({"event": "genesis", "version": self._run.version})
+        self.made.set()
+
+    def tell_waiting(self, words: str) -> None:
+        """What those of all stages wait for who have found nobody that trains."""
+        self.words = [words] * len(self.words)
+
+    def begin_from(self, stage: int, start: StageStart) -> None:
+        """Whoever asks the host for the stage's state from now on gets this."""
+        self.stages[stage] = start
+
+    def begun(self, geneses: list[Genesis], to_version: int) -> None:
+        """The stages begin by these: whoever waits is told."""
+        self._genesis, self._to_version = geneses, to_version
+        self._era = geneses[0].era
+        for waiting in self.waiting:
+            waiting.clear()
+        self.words = [""] * len(self.words)
+        self.again.set()
+        self.again = asyncio.Event()
+
+    def signed(
+        self,
+        sources: Sequence["StageSource"],
+        members: Sequence[Collection[PeerId]],
+        leases: LeaseTable,
+        *,
+        era: int | None = None,
+    ) -> list[Genesis]:
+        """Geneses of all stages, with these members of each."""
+        made = []
+        for stage, source in enumerate(sources):
+            beside = [other for number, other in enumerate(members) if abs(number - stage) == 1]
+            neighbours = tuple(sorted({peer for other in beside for peer in other}))
+            unsigned = Genesis(
+                self._run.run_id,
+                StageIndex(stage),
+                Version(source.version),
+                source.digest,
+                tuple(sorted(members[stage])),
+                leases if stage == 0 else LeaseTable(),
+                self._run.host_key.peer_id,
+                self._run.run_key.peer_id,
+                neighbours[:MAX_NEIGHBOURS],
+                self._era if era is None else era,
+            )
+            made.append(unsigned.signed_by(self._run.run_key))
+        return made
+
+    async def _on_snapshot(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("snapshot request", request.meta)
+        return self.stages[fields.integer("stage", high=len(self.stages) - 1)].offer.to_message()
+
+    async def _on_chunk(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("chunk request", request.meta)
+        start = self.stages[fields.integer("stage", high=len(self.stages) - 1)]
+        index = fields.integer("index", high=1 << 32)
+        if index >= len(start.chunks):
+            raise RemoteError("protocol", f"chunk {index} of {len(start.chunks)}", sender)
+        return Message({}, start.chunks[index])
+
+
+def _answered(
+    genesis: Genesis | None, beside: Sequence[Genesis], to_version: int, *, begins: bool, waits_for: str
+) -> Message:
+    return Message(
+        {
+            "genesis": value_or_none(genesis),
+            "beside": [one.to_value() for one in beside],
+            "to_version": to_version,
+            "begins": begins,
+            "waits_for": waits_for,
+        }
+    )
+
+
+def stage_start(stage: int, state: StageState) -> StageStart:
+    chunks = state_chunks(state)
+    hashes = tuple(chunk_hash(chunk) for chunk in chunks)
+    total = sum(len(chunk) for chunk in chunks)
+    return StageStart(state, chunks, Offer(stage, state.version, merkle_root(hashes, total), hashes, total, None))

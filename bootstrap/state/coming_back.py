@@ -1,0 +1,255 @@
+"""Who comes back to a run whose peers had all left, or all those of a stage: who is there, and who is waited for.
+
+Whoever comes back and finds nobody of its stage who trains waits at the host. When enough of each stage that was lost
+are there, the run goes on from the newest state that is held together (`bootstrap.state.going_on`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bootstrap.program.host_context import HostContext
+from bootstrap.round.asking import of_each
+from bootstrap.state.archived_states import ArchivedStates
+from bootstrap.state.beginning import GENESIS_POLL_S
+from bootstrap.state.going_on import GoingOn
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.core.state.coming_back import StageSeen
+from swarm.host_protocol import HAND_OVER, STANDING
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+CALL_S = 3.0
+SILENT_S, SILENT_AFTER_START_S = 10.0, 20.0
+"""A member that has not answered for so long, and for a lease, is not waited for; longer where this host has only just
+been started, for it takes peers some seconds to find it again."""
+MOST_HANDED_RESULTS = 64
+"""With a state, by a peer that leaves."""
+LATE_GOODBYE = 2
+"""Versions that a stage may make while a peer leaves."""
+
+
+@dataclass(kw_only=True)
+class ComingBack:
+    """Looks after those who wait, for ever."""
+
+    host: HostContext
+    going_on: GoingOn
+    archived: ArchivedStates
+    """Where what is handed over is kept."""
+    is_told_to_go_on: bool = False
+    """The owner has said that nobody more is waited for."""
+    _started_at: float = field(default_factory=time.monotonic)
+    _silent_since: dict[PeerId, float] = field(default_factory=dict)
+    _left_at: dict[PeerId, int] = field(default_factory=dict)
+    """The version that each was at who has said goodbye."""
+    _leaving: set[PeerId] = field(default_factory=set)
+    """Who has asked whether its state is wanted, and may be gone in a moment."""
+    _empty: set[int] = field(default_factory=set)
+    """Stages of which nobody is left."""
+    missing: dict[int, int] = field(default_factory=dict)
+    """How many peers of which stages are waited for."""
+    waits_for: str = ""
+    """The same in words; empty while the run goes on."""
+
+    def __post_init__(self) -> None:
+        self._is_restarted = self.host.beginning.made.is_set()
+        for event in self.host.ledger.events("goodbye"):
+            facts: Any = event.facts
+            self._left_at[PeerId(facts["peer"])] = int(facts["version"])
+
+    def serve(self, transport: Transport) -> None:
+        transport.serve(HAND_OVER, self._on_hand_over, max_body_bytes=0)
+
+    # -- who leaves ---------------------------------------------------------------------------------------
+
+    def goodbye(self, peer: PeerId, version: int) -> None:
+        """A peer has left, and says what it was at. Of a member that is remembered: nobody waits for it."""
+        self._leaving.discard(peer)
+        stage = self.host.progress.peers[peer].stage
+        followed = self.host.followed.get(stage)
+        if followed is None or peer not in followed.chain.members or self._left_at.get(peer) == version:
+            return
+        self._left_at[peer] = version
+        self.host.ledger.append("goodbye", {"peer": peer, "version": version})
+
+    async def _on_hand_over(self, sender: PeerId, request: Message) -> Message:
+        """Whether a peer that leaves is the last of its stage; its state, once it has it ready."""
+        fields = Fields("hand-over", request.meta)
+        stage = fields.integer("stage", high=self.host.progress.num_stages - 1)
+        start, version, ready = fields.integer("start"), fields.integer("version"), fields.boolean("ready")
+        fields.done()
+        figures = self.host.progress.peers.get(sender)
+        if figures is None or figures.stage != stage or stage not in self.host.followed:
+            raise RemoteError("standing", f"{sender} serves no stage {stage} that has begun", sender)
+        if ready:
+            if not start <= version <= start + MOST_HANDED_RESULTS:
+                raise RemoteError("protocol", f"{version - start} results are handed over", sender)
+            async with asyncio.timeout(self.host.run.settings.deadlines.state_transfer_s):
+                await self.archived.take(self.host.transport, sender, stage, start=start, version=version)
+            self.host.emit({"event": "handed_over", "stage": stage, "version": version, "peer_id": sender})
+            return Message({"wanted": False})
+        self._leaving.add(sender)
+        others = [peer for peer in self.host.progress.present(stage=stage) if peer not in self._leaving]
+        standing = await self._standings([peer for peer in others if self.host.justice.may_train(peer)], stage)
+        # In a public run nobody is believed alone, and the disks of those who agree keep the state.
+        return Message({"wanted": not standing and self.host.run.settings.trust == "friends"})
+
+    # -- who waits ----------------------------------------------------------------------------------------
+
+    async def run_for_ever(self) -> None:
+        """Look, decide, and carry out."""
+        try:
+            await self._look_for_ever()
+        finally:
+            await self.going_on.stop()
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            oldest = time.monotonic() - GENESIS_POLL_S
+            for waiting in self.host.beginning.waiting:
+                for peer in [peer for peer, at in waiting.items() if at < oldest]:
+                    del waiting[peer]
+            self._look_who_is_missing()
+            if not any(self.host.beginning.waiting):
+                self._silent_since.clear()
+                continue
+            try:
+                await self._look()
+            except (TransientError, RemoteError, LocalError, TimeoutError, OSError) as error:
+                log.info("going on from what is held: %s", error)
+
+    def _look_who_is_missing(self) -> None:
+        """Nobody of a stage is left: that is said once, before anybody is back."""
+        if self._is_restarted and time.monotonic() - self._started_at < SILENT_AFTER_START_S:
+            return  # those who train have not been heard of yet
+        for stage in range(self.host.progress.num_stages):
+            followed = self.host.followed.get(stage)
+            if followed is None or followed.version >= self.host.run.settings.optimizer.total_steps:
+                continue
+            if self.host.progress.present(stage=stage):
+                self._empty.discard(stage)
+            elif stage not in self._empty:
+                self._empty.add(stage)
+                self.host.emit({"event": "paused", "stage": stage, "version": int(followed.version)})
+        if not any(self.host.beginning.waiting):
+            wanted = {stage: self._wanted(stage) for stage in sorted(self._empty)}
+            self._wait_for(wanted, f"nobody of stage {_listed(wanted)} is there" if wanted else "")
+
+    def _wanted(self, stage: int) -> int:
+        members = frozenset(self.host.followed[stage].chain.members)
+        nobody = frozenset[PeerId]()
+        seen = StageSeen(members=members, training=nobody, waiting=nobody, left=nobody, silent=nobody)
+        return seen.missing(self.host.run.settings.limits.min_replicas)
+
+    def _wait_for(self, missing: Mapping[int, int], why: str) -> None:
+        """Tell everybody who waits, and whoever looks at the run."""
+        wanted = {stage: count for stage, count in missing.items() if count}
+        peers = ", ".join(f"{count} of stage {stage}" for stage, count in sorted(wanted.items()))
+        self.waits_for = f"{why}; the run goes on by itself when these are back: {peers}" if peers else why
+        self.host.beginning.tell_waiting(self.waits_for)
+        if wanted != self.missing and wanted:
+            self.host.emit({"event": "waiting", "missing": {str(stage): count for stage, count in wanted.items()}})
+        self.missing = wanted
+
+    async def _look(self) -> None:
+        seen = await self._all_seen()
+        if not any(stage.is_lost and stage.waiting for stage in seen):
+            self._wait_for({}, self._who_is_silent(seen))
+            return
+        if not all(one.is_lost or one.members & one.training for one in seen):
+            self._wait_for({}, self._who_is_silent(seen))  # a stage may be lost, and is not known to be
+            return
+        lost = {stage: one for stage, one in enumerate(seen) if one.is_lost}
+        missing = {stage: one.missing(self.host.run.settings.limits.min_replicas) for stage, one in lost.items()}
+        if self.is_told_to_go_on:
+            missing = {stage: 0 if one.waiting else 1 for stage, one in lost.items()}
+        if any(missing.values()):
+            self._wait_for(missing, f"everybody of stage {_listed(lost)} had left")
+            return
+        self._wait_for({}, "those who are back prepare the newest state that all stages have")
+        if await self.going_on.go_on(seen, self._all_seen, self._left_at.values()):
+            self._wait_for({}, "")
+
+    def _who_is_silent(self, seen: Sequence[StageSeen]) -> str:
+        """Why those who wait do so, where others of their stage might still be there."""
+        for stage, one in enumerate(seen):
+            silent = sorted(one.members - one.waiting - one.left - one.silent)
+            if silent and not one.members & one.training:
+                left_s = max(self._silent_since[peer] for peer in silent) + self._patience_s() - time.monotonic()
+                return f"{len(silent)} who were in stage {stage} do not answer; they are waited for {left_s:.0f} s more"
+        return ""
+
+    async def go_on_now(self) -> str:
+        """The owner wants nobody waited for any more: what came of it. Raises SettingsError if nobody is."""
+        if not self.host.beginning.made.is_set() or not self.missing:
+            raise SettingsError("--to newest: no stage waits for peers to come back")
+        if not any(self.host.beginning.waiting):
+            raise SettingsError("--to newest: nobody has come back yet; somebody of each stage is needed")
+        again, self.is_told_to_go_on = self.host.beginning.again, True
+        try:
+            async with asyncio.timeout(self.host.run.settings.deadlines.state_transfer_s):
+                await again.wait()
+        finally:
+            self.is_told_to_go_on = False
+        return f"the run goes on as version {self.host.beginning.geneses[0].version}"
+
+    def _patience_s(self) -> float:
+        is_new = self._is_restarted and time.monotonic() - self._started_at < SILENT_AFTER_START_S
+        return max(SILENT_AFTER_START_S if is_new else SILENT_S, self.host.run.settings.deadlines.lease_s)
+
+    async def _all_seen(self) -> list[StageSeen]:
+        """Who is there of each stage, as of now."""
+        return list(await asyncio.gather(*(self._seen(stage) for stage in range(self.host.progress.num_stages))))
+
+    async def _seen(self, stage: int) -> StageSeen:
+        """Who is there of the stage, as of now."""
+        members = frozenset(self.host.followed[stage].chain.members)
+        waiting = frozenset(peer for peer in self.host.beginning.waiting[stage] if self.host.justice.may_train(peer))
+        asked = sorted(members | waiting | {*self.host.progress.present(stage=stage)})
+        training = frozenset(
+            await self._standings([peer for peer in asked if self.host.justice.may_train(peer)], stage)
+        )
+        for peer in waiting & training:  # it waits no more
+            self.host.beginning.waiting[stage].pop(peer, None)
+        waiting -= training
+        self._leaving -= waiting
+        newest, now, patience_s = int(self.host.followed[stage].version), time.monotonic(), self._patience_s()
+        for peer in asked:
+            if peer in training:
+                self._silent_since.pop(peer, None)
+            else:
+                self._silent_since.setdefault(peer, now)
+        silent = {peer for peer, since in self._silent_since.items() if now - since > patience_s}
+        left = {peer for peer, version in self._left_at.items() if version >= newest - LATE_GOODBYE}
+        there = training | waiting
+        return StageSeen(
+            members=members,
+            training=training,
+            waiting=waiting,
+            left=frozenset(members & left - there),
+            silent=frozenset(members & silent - there),
+        )
+
+    async def _standings(self, peers: Collection[PeerId], stage: int) -> dict[PeerId, int]:
+        """At which version those are who train."""
+
+        async def one(peer: PeerId) -> int:
+            meta: dict[str, Value] = {"stage": stage}
+            reply = await self.host.transport.call(peer, STANDING, Message(meta), timeout_s=CALL_S, max_body_bytes=0)
+            return Fields("standing", reply.meta).integer("version")
+
+        return await of_each(peers, one)
+
+
+def _listed(stages: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(stages)))

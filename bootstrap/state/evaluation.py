@@ -1,0 +1,73 @@
+"""How the host has the swarm measure itself: held-out loss at a version, computed by the peers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from bootstrap.owner.progress import RunProgress, VersionGone
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+PAUSE_S = 0.2
+
+
+class Evaluation:
+    """Asks the sources for the loss of held-out microbatches, one after another, until each is answered."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        transport: Transport,
+        progress: RunProgress,
+        num_tokens: int,
+        may_train: Callable[[PeerId], bool],
+    ) -> None:
+        """`may_train`: whether anything is taken from a peer; the others are not asked."""
+        self._may_train = may_train
+        self._settings = settings
+        self._transport = transport
+        self._progress = progress
+        per_batch = settings.microbatch_tokens
+        available = max(1, (settings.data.num_held_out_tokens - 1) // per_batch)
+        self._num_batches = max(1, min(available, num_tokens // per_batch))
+
+    async def loss(self, version: int) -> float:
+        """In nats a token. Raises VersionGone when nobody holds the version any more."""
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(index: int) -> tuple[float, int]:
+            async with places:
+                return await self._of_batch(version, index)
+
+        answers = await asyncio.gather(*(one(index) for index in range(self._num_batches)))
+        return sum(loss for loss, _ in answers) / sum(targets for _, targets in answers)
+
+    async def _of_batch(self, version: int, index: int) -> tuple[float, int]:
+        """Loss sum and number of targets."""
+        turn = index
+        while True:
+            sources = [peer for peer in self._progress.present(stage=0) if self._may_train(peer)]
+            if sources:
+                source = sources[turn % len(sources)]
+                try:
+                    reply = await self._transport.call(
+                        source,
+                        "evaluate",
+                        Message({"version": version, "index": index}),
+                        timeout_s=self._settings.deadlines.hop_s * 2,
+                        max_body_bytes=0,
+                    )
+                    fields = Fields("evaluation", reply.meta)
+                    return fields.number("loss_sum"), fields.integer("num_targets", low=1)
+                except (TransientError, RemoteError) as error:
+                    log.info("evaluation of %d by %s: %s", version, source[-6:], error)
+            if self._progress.is_gone(0, version, self._settings):
+                raise VersionGone(f"no peer of stage 0 holds version {version} any more")
+            turn += 1
+            await asyncio.sleep(PAUSE_S)

@@ -1,0 +1,237 @@
+"""A run on the host's disk, and how it is made ready: keys, token files, initial or archived states."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
+from swarm.averaging.parts import Parts
+from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
+from swarm.checkpoint.state import StageState, state_digest
+from swarm.core.canonical import unpack
+from swarm.core.errors import SettingsError
+from swarm.core.ids import RunId
+from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.result_size import most_members
+from swarm.core.settings import RunSettings
+from swarm.data.prepare import PreparedData, prepare_data
+from swarm.data.tokenizer import BYTES
+from swarm.disk.whole_file import whole_file
+from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
+from swarm.identity.key import Identity
+from swarm.manifest.file import Manifest, freeze
+from swarm.manifest.value import run_id, settings_bytes, settings_from_value
+from swarm.model.families import stage_layout
+from swarm.model.initial import initial_weights
+from swarm.network.identity_file import load_or_create_identity
+from swarm.network.transport import MAX_META_BYTES
+from swarm.optim.exact import ExactOptimizer
+from verification.audit.coverage import warning_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "run.settings"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.sqlite"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+
+@dataclass
+class PreparedRun:
+    """A run that can be served."""
+
+    folder: RunFolder
+    settings: RunSettings
+    run_id: RunId
+    host_key: Identity
+    run_key: Identity
+    signed: SignedRun
+    data: PreparedData
+    states: list[StageState]
+    """Where the stages begin: version 0, or the latest checkpoint's."""
+    leases: LeaseTable
+    tokenizer: Path | None = None
+    """The tokenizer's file or folder; None for bytes."""
+    archive: RemoteArchive | None = None
+    """Where checkpoints are kept besides the folder, if anywhere."""
+
+    @property
+    def version(self) -> int:
+        return self.states[0].version
+
+
+def check_hostable(manifest: Manifest) -> None:
+    """Raises SettingsError for a run that nobody could train, before anything is written."""
+    if manifest.model.num_stages < 2:
+        raise SettingsError("model.stages = 1: the first stage reads the text, the last has the loss; give 2 or more")
+
+
+def prepare_run(
+    manifest: Manifest, root: Path, say: Callable[[str], None], place: ArchivePlace | None = None
+) -> PreparedRun:
+    """Make the run's folder ready, or take up the run that is in it, from a newer checkpoint at `place` if there is.
+
+    Raises SettingsError if nobody could train it, or the folder cannot be written or holds another run, LocalError if
+    `place` does not answer.
+    """
+    check_hostable(manifest)
+    folder = RunFolder(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SettingsError(f"--dir {root}: cannot be written ({error.strerror}); choose another folder") from error
+    say("reading text")
+    data = prepare_data(manifest.data, folder.data)
+    remove_leftovers(folder.checkpoints)
+    known = _known_settings(folder)
+    run_key = load_or_create_identity(root / "run.key")
+    if known is not None:
+        settings = known
+        if freeze(manifest, data, settings.initial_state_digests) != settings:
+            held = run_id(settings, run_key.peer_id)
+            raise SettingsError(f"--dir {root}: holds the run {held[:12]} with other settings; choose another folder")
+        if place is not None:
+            _fetch_newer(RemoteArchive(place, run_id(settings, run_key.peer_id), run_key.peer_id), folder, say)
+        states, leases = _resume(folder, settings, manifest, say)
+    else:
+        settings = freeze(manifest, data, ())
+        states = _initial_states(settings, manifest, say)
+        _check_stage_sizes(settings, states)
+        settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
+        leases = LeaseTable()
+        _write_settings(folder, settings)
+    if warning := warning_of(settings):
+        say(warning)
+    return PreparedRun(
+        folder,
+        settings,
+        run_id(settings, run_key.peer_id),
+        load_or_create_identity(root / "host.key"),
+        run_key,
+        SignedRun(settings_bytes(settings), run_key.peer_id).signed_by(run_key),
+        data,
+        states,
+        leases,
+        None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
+        None if place is None else RemoteArchive(place, run_id(settings, run_key.peer_id), run_key.peer_id),
+    )
+
+
+def _fetch_newer(archive: RemoteArchive, folder: RunFolder, say: Callable[[str], None]) -> None:
+    """The newest checkpoint at a URL, if the folder has lost it."""
+    there, here = archive.versions(), latest_checkpoint(folder.checkpoints)
+    if there and (here is None or here.version < there[-1]):
+        say(f"fetching checkpoint {there[-1]} from {archive.url}")
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        archive.fetch(there[-1], folder.checkpoints)
+
+
+def _check_stage_sizes(settings: RunSettings, states: Sequence[StageState]) -> None:
+    """Raises SettingsError if a round's result of a stage that is full would not fit into a message."""
+    wanted = settings.limits.max_peers_per_stage
+    for stage, state in enumerate(states):
+        parts = len(Parts.of(settings, state.layout.num_values))
+        most = most_members(parts, settings.microbatches_per_step, max_bytes=MAX_META_BYTES)
+        if wanted > most:
+            raise SettingsError(
+                f"limits.max_peers_per_stage = {wanted}: a round's result of stage {stage} with {parts} parts fits into"
+                f" a message of {MAX_META_BYTES >> 20} MiB for {most} peers at most; lower it, or cut the model into"
+                " more stages"
+            )
+
+
+def _known_settings(folder: RunFolder) -> RunSettings | None:
+    """The settings of the run in this folder; None if there is none."""
+    if not folder.settings.exists():
+        return None
+    return settings_from_value(unpack(folder.settings.read_bytes(), max_bytes=MAX_SETTINGS_BYTES))
+
+
+def _write_settings(folder: RunFolder, settings: RunSettings) -> None:
+    with whole_file(folder.settings) as partial:
+        partial.write_bytes(settings_bytes(settings))
+
+
+def _initial_states(settings: RunSettings, manifest: Manifest, say: Callable[[str], None]) -> list[StageState]:
+    states = []
+    source = manifest.initial_checkpoint
+    weights = initial_weights(settings.model, settings.data.seed, source)
+    for stage, flat in enumerate(weights):
+        say(f"{'reading' if source else 'making'} the weights of stage {stage}")
+        layout = stage_layout(settings.model, stage)
+        optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        states.append(
+            StageState(
+                version=0,
+                layout=layout,
+                weights=np.ascontiguousarray(flat, dtype=np.float32),
+                moments=dict(optimizer.state_arrays()),
+                scalars=dict(optimizer.scalars),
+            )
+        )
+    return states
+
+
+def _resume(
+    folder: RunFolder, settings: RunSettings, manifest: Manifest, say: Callable[[str], None]
+) -> tuple[list[StageState], LeaseTable]:
+    """The latest checkpoint's states and data position; the initial ones if there is no checkpoint."""
+    info = latest_checkpoint(folder.checkpoints)
+    if info is None:
+        states = _initial_states(settings, manifest, say)
+        if tuple(state_digest(state) for state in states) != settings.initial_state_digests:
+            raise SettingsError(
+                f"--dir {folder.root}: this machine makes other initial weights than the run began with; "
+                "start the run anew in another folder"
+            )
+        return states, LeaseTable()
+    say(f"resuming from version {info.version}")
+    return _archived(info, settings)
+
+
+def taken_up_again(run: PreparedRun) -> PreparedRun:
+    """The run as its folder has it by now: from its latest checkpoint, if there is one."""
+    remove_leftovers(run.folder.checkpoints)
+    info = latest_checkpoint(run.folder.checkpoints)
+    if info is None:
+        return run
+    states, leases = _archived(info, run.settings)
+    return replace(run, states=states, leases=leases)
+
+
+def _archived(info: CheckpointInfo, settings: RunSettings) -> tuple[list[StageState], LeaseTable]:
+    states = [
+        load_stage(info, stage, stage_layout(settings.model, stage)) for stage in range(settings.model.num_stages)
+    ]
+    return states, leases_of(info)
+
+
+def leases_of(info: CheckpointInfo) -> LeaseTable:
+    """Data position of a checkpoint."""
+    return LeaseTable.from_value(json.loads(json.dumps(info.meta.data_position)))

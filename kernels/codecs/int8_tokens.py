@@ -1,0 +1,90 @@
+"""Activations as int8 codes, token by token, in blocks of at most 64 values with a bf16 scale each, but for outliers.
+
+scale = largest magnitude that is no outlier / 127, rounded up to bf16; codes are rounded to nearest even.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.bits import SMALLEST_SCALE, float_of_upper, scale_of
+from kernels.codecs.outliers import put_aside, put_back
+from kernels.compiled import compiled
+
+BLOCK_VALUES = 64
+LARGEST_SCALE = np.uint16(0x7B02)
+"""bf16 bits of 2^126 / 127, rounded up."""
+
+_LARGEST_CODE = np.float32(127.0)
+_ROUND = np.float32(1.5 * 2**23)
+
+
+@compiled
+def encode(
+    rows_TD: NDArray[np.float32],
+    scales_TK: NDArray[np.uint16],
+    outliers_TJ: NDArray[np.uint16],
+    indices_TJ: NDArray[np.uint16],
+    codes_TD: NDArray[np.int8],
+) -> bool:
+    """Fill the outputs (K blocks, J outliers a token). False if a value is not finite or is 2^126 or more."""
+    num_tokens, width = rows_TD.shape
+    row = np.empty(width, dtype=np.float32)
+    largest = np.empty(scales_TK.shape[1], dtype=np.int32)
+    for token in range(num_tokens):
+        row[:] = rows_TD[token]
+        if not put_aside(row, BLOCK_VALUES, largest, outliers_TJ[token], indices_TJ[token]):
+            return False
+        for block in range(largest.size):
+            part = row[block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
+            out = codes_TD[token, block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
+            scale = scale_of(largest[block], _LARGEST_CODE)
+            scales_TK[token, block] = scale
+            if scale == 0:
+                out[:] = 0
+                continue
+            inverse = np.float32(1.0) / float_of_upper(scale)
+            for i in range(part.size):
+                # Adding 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded to a whole number.
+                whole = np.float32(np.float32(np.float32(part[i] * inverse) + _ROUND) - _ROUND)
+                out[i] = np.int8(np.int32(whole))
+    return True
+
+
+@compiled
+def decode(
+    scales_TK: NDArray[np.uint16],
+    outliers_TJ: NDArray[np.uint16],
+    indices_TJ: NDArray[np.uint16],
+    codes_TD: NDArray[np.int8],
+    rows_TD: NDArray[np.float32],
+) -> bool:
+    """code * scale, exact, then the outliers in their places. False for what `encode` never writes.
+
+    That is a scale, a code or an index out of range, an index twice, the code of an outlier that is not 0, and a code
+    where the scale is 0.
+    """
+    for token in range(rows_TD.shape[0]):
+        for block in range(scales_TK.shape[1]):
+            bits = scales_TK[token, block]
+            part = codes_TD[token, block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
+            out = rows_TD[token, block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
+            if bits == 0:
+                used = np.int8(0)
+                for i in range(part.size):
+                    used |= part[i]
+                if used != 0:
+                    return False
+                out[:] = np.float32(0.0)
+                continue
+            if bits < SMALLEST_SCALE or bits > LARGEST_SCALE:
+                return False
+            scale = float_of_upper(bits)
+            smallest = np.int8(0)
+            for i in range(part.size):
+                smallest = min(smallest, part[i])
+                out[i] = np.float32(part[i]) * scale
+            if smallest == -128:
+                return False
+        if not put_back(outliers_TJ[token], indices_TJ[token], rows_TD[token]):
+            return False
+    return True

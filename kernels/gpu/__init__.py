@@ -1,0 +1,1 @@
+"""Kernels on a GPU, to the same bytes as on the CPU."""

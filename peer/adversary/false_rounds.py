@@ -1,0 +1,117 @@
+"""Averaging rounds as a peer that misbehaves carries them out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.adversary.hooks import Adversary
+from peer.pipeline.screens import Screens
+from peer.round.driver import RoundDriver
+from peer.round.mail import RoundMail
+from peer.round.part_exchange import PartExchange
+from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepState
+from peer.round.work import ContributionEncoder, PartReducer
+from peer.state.replica import Accumulation, StageReplica
+from swarm.averaging.reduce import read_and_written
+from swarm.averaging.result_decoder import squares_of
+from swarm.bulk_digest import bulk_digest
+from swarm.core.ids import PeerId, Step
+from swarm.core.round.averaging_round import Instruction
+from swarm.core.round.contribution import Level, ReducedPart
+from verification.round.papers import Bytes
+
+
+class FalseDriver(RoundDriver):
+    """Does something else than the round says."""
+
+    def __init__(self, adversary: Adversary, steps: StageSteps, *given: Any, **named: Any) -> None:
+        """`given` and `named` as `RoundDriver` has them."""
+        super().__init__(steps, *given, **named)
+        self._adversary, self._me = adversary, steps.context.identity
+
+    def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
+        facts = state.round.facts if state.round is not None else None
+        done: list[Instruction] = []
+        for instruction in instructions:
+            assert facts is not None
+            done += self._adversary.instructed(facts, instruction, self._me)
+        super().carry_out(state, done)
+
+
+class FalseEncoder(ContributionEncoder):
+    """Contributes something else than the mean."""
+
+    def __init__(self, adversary: Adversary, replica: StageReplica) -> None:
+        super().__init__(replica)
+        self._adversary = adversary
+        self._step = Step(0)
+
+    def encode(
+        self, step: Step, accumulation: Accumulation, seeds: Sequence[bytes]
+    ) -> tuple[list[memoryview], list[bytes]]:
+        self._step = step
+        return super().encode(step, accumulation, seeds)
+
+    def part(self, accumulation: Accumulation, where: slice, seed: bytes) -> memoryview:
+        said = self._adversary.mean(self._step, where, self.replica.mean_part(accumulation, where))
+        return self.replica.contribution_codec.encode(said, seed=seed)
+
+    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
+        mean = super().mean(accumulation)
+        return self._adversary.mean(self._step, slice(0, mean.size), mean)
+
+
+class FalseReducer(PartReducer):
+    """Reduces to something else."""
+
+    def __init__(self, adversary: Adversary, replica: StageReplica) -> None:
+        super().__init__(replica)
+        self._adversary = adversary
+
+    def reduce(
+        self,
+        part: int,
+        bodies: Sequence[tuple[int, Bytes]],
+        *,
+        norm_cap: float | None,
+        seed: bytes,
+        level: Level = "all",
+    ) -> tuple[memoryview, bytes]:
+        right = super().reduce(part, bodies, norm_cap=norm_cap, seed=seed, level=level)
+        where, codec = self.replica.parts()[part], read_and_written(level, self.replica.settings.codecs.averaging)[1]
+        step, num_values = Step(self.replica.version), where.stop - where.start
+        return self._adversary.reduced(step, right, codec, num_values=num_values, seed=seed)
+
+
+class FalsePartExchange(PartExchange):
+    """Contributes and reduces falsely, and tells some members of another part than the others."""
+
+    def __init__(self, adversary: Adversary, steps: StageSteps, mail: RoundMail, screens: Screens) -> None:
+        super().__init__(steps, mail, screens)
+        self._adversary, self._false_steps = adversary, steps
+        self.encoder = FalseEncoder(adversary, steps.replica)
+        self.reducer = FalseReducer(adversary, steps.replica)
+
+    def send_reduced(self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart) -> None:
+        context, replica, held = self._false_steps.context, self._false_steps.replica, state.parts
+        made = held.reductions[reduced]
+        if made.reducer != context.me or reduced.cohort is not None:
+            super().send_reduced(state, to, reduced)
+            return
+        where, body = replica.parts()[reduced.part], held.reduced[reduced.part, reduced.digest]
+        for place, peer in enumerate(to):
+            num_values = where.stop - where.start
+            said = self._adversary.reduced_for(state.step, place, body, replica.codec, num_values=num_values)
+            if said is body:
+                super().send_reduced(state, (peer,), reduced)
+                continue
+            squares = squares_of(replica.codec, said, num_values)
+            other = replace(reduced, digest=bulk_digest(said), squares=squares)
+            held.reduced[other.part, other.digest] = said
+            held.reductions[other] = replace(made, digest=other.digest, squares=squares).signed_by(context.identity)
+            super().send_reduced(state, (peer,), other)
+            del held.reduced[other.part, other.digest], held.reductions[other]  # it shows nobody that there are two

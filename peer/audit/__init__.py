@@ -1,0 +1,1 @@
+"""A suspicion at a peer: what it draws, shows, judges and proves."""

@@ -1,0 +1,104 @@
+"""What a peer found, brought before the run key."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from swarm.core.errors import TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.host_protocol import ACCUSE, MAX_ACCUSATION_PIECE_BYTES, AccusationPiece, SignedRun
+from swarm.network.transport import Message, Transport
+from verification.audit.evidence import Evidence
+from verification.kinds.equivocation import Equivocation
+
+log = logging.getLogger(__name__)
+
+PIECE_S = 60.0
+"""For one piece to get there."""
+MAX_TRIES = 5
+"""In which nothing more of the evidence comes to be there, or after which the host has lost some of it."""
+AGAIN_S = 1.0
+AGAIN_AFTER_S = 120.0
+
+
+class Case(Protocol):
+    """One of `verification.kinds`."""
+
+    @property
+    def accused(self) -> PeerId: ...
+
+    def to_evidence(self, run: SignedRun) -> Evidence: ...
+
+
+class Accuser:
+    """Accuses peers, each once in a while: the host may dismiss what was brought, and there may be more."""
+
+    def __init__(self, transport: Transport, host: PeerId, signed_run: SignedRun) -> None:
+        self._transport = transport
+        self._host = host
+        self._signed_run = signed_run
+        self._accused_at: dict[PeerId, float] = {}
+        self._bringing = asyncio.Lock()
+
+    def has_accused(self, peer: PeerId) -> bool:
+        """Whether the peer was accused from here lately: its judgement is not to be hurried by more of the same."""
+        return time.monotonic() < self._accused_at.get(peer, -AGAIN_AFTER_S) + AGAIN_AFTER_S
+
+    async def accuse_of_both(self, case: Equivocation) -> None:
+        """Of two statements, each checked by itself: if they contradict each other."""
+        if case.contradiction is not None:
+            log.warning("%s signed %s", case.accused, case.contradiction)
+            await self.accuse(case)
+
+    async def accuse(self, case: Case) -> None:
+        """Raises TransientError if the host cannot be reached: then it may be done again."""
+        if self.has_accused(case.accused):
+            return
+        self._accused_at[case.accused] = time.monotonic()
+        try:
+            evidence = await asyncio.to_thread(case.to_evidence, self._signed_run)
+            digest = await asyncio.to_thread(evidence.digest)
+            await self._bring(evidence.accused, digest, [memoryview(chunk).cast("B") for chunk in evidence.chunks()])
+        except BaseException:
+            self._accused_at.pop(case.accused, None)
+            raise
+
+    async def _bring(self, accused: PeerId, digest: bytes, chunks: Sequence[memoryview]) -> None:
+        """Evidence, a piece at a time: what is larger than one piece by itself. Raises TransientError, RemoteError."""
+        starts = list(accumulate(map(len, chunks), initial=0))
+        size, at, tries, restarts = starts[-1], 0, 0, 0
+        async with self._bringing if size > MAX_ACCUSATION_PIECE_BYTES else contextlib.nullcontext():
+            while at < size:
+                piece = Message(
+                    AccusationPiece(accused, digest, size, at).to_value(),
+                    _cut(chunks, starts, at, min(size, at + MAX_ACCUSATION_PIECE_BYTES)),
+                )
+                tries += 1
+                try:
+                    reply = await self._transport.call(self._host, ACCUSE, piece, timeout_s=PIECE_S, max_body_bytes=0)
+                    began, at = at, Fields("accusation answer", reply.meta).integer("next", high=size)
+                    tries = 0 if at > began else tries
+                    restarts += at < began
+                    reason = f"the host has {at} of {size} bytes of evidence, and takes no more"
+                except TransientError as error:
+                    reason = str(error)
+                if MAX_TRIES in (tries, restarts):
+                    raise TransientError(reason)
+                if tries:
+                    await asyncio.sleep(AGAIN_S)
+
+
+def _cut(chunks: Sequence[memoryview], starts: Sequence[int], at: int, end: int) -> bytes:
+    """What lies between two places of all chunks end to end; `starts` are where each begins."""
+    found = []
+    for index in range(bisect_right(starts, at) - 1, len(chunks)):
+        if starts[index] >= end:
+            break
+        found.append(chunks[index][max(0, at - starts[index]) : end - starts[index]])
+    return b"".join(found)

@@ -1,0 +1,256 @@
+"""Newcomers' exams: a member shows what went into its work, the newcomer what came out of it.
+
+The newcomer answers before it sees what the member has; who is examined by whom in a version is drawn
+(`verification.audit.probation`).
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from peer.pipeline.compute import Urgency
+from peer.pipeline.exchange_store import ExchangeStore
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import Applied
+from peer.state.past_weights import PastVersion, standing_on
+from swarm.averaging.activations import activation_codec
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields, integer_item
+from swarm.core.ids import PeerId, Step
+from swarm.core.round.contribution import Work
+from swarm.core.settings import RunSettings
+from swarm.host_protocol import AGREED, max_exhibit_bytes
+from swarm.network.transport import Message, Transport
+from verification.audit.draws import HashChain, check_reveal
+from verification.audit.probation import Agreement, Exam, exam_of
+from verification.audit.tolerance import Tensor, bounds_for, compare
+from verification.audit.verdicts import Promotion
+from verification.pipeline.ticket import Ticket
+from verification.replay.stage_replay import Replayed, StageReplay
+from verification.round.papers import Bytes, Exhibit, Papers
+
+log = logging.getLogger(__name__)
+
+EXAM = "exam"
+"""To a member: {step, ticket, reveal} -> {papers, sizes}, bodies: a drawn exhibit without y and the gradient of x."""
+EXAM_ANSWER = "exam_answer"
+"""To the same: {step, size}, bodies: y and the gradient of x, replayed -> {agreement}. Once."""
+EXAMS_A_STEP = 2
+"""Newcomers that one member examines about one of its contributions: whoever comes first."""
+MOST_TIMES = 2
+"""An exhibit is shown, for lines break."""
+
+
+class Examiner:
+    """Examines newcomers about this member's own work."""
+
+    def __init__(self, steps: StageSteps, exchanges: ExchangeStore) -> None:
+        self._steps = steps
+        self._exchanges = exchanges
+        self._shown: dict[Step, Counter[PeerId]] = {}
+        self._answered: set[tuple[Step, PeerId]] = set()
+        self._drawn: dict[tuple[Step, PeerId], tuple[bytes, Work]] = {}
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to answer."""
+        settings = self._steps.context.settings
+        transport.serve(EXAM, self._on_exam, max_body_bytes=0)
+        largest = max_exhibit_bytes(settings, self._steps.replica.model.hidden_size)
+        transport.serve(EXAM_ANSWER, self._on_answer, max_body_bytes=largest)
+
+    def applied(self, applied: Applied) -> None:
+        """A step is over: what is too old is forgotten."""
+        oldest = int(applied.chain.version) - 1 - self._steps.context.settings.audits.retained_versions
+        self._shown = {step: shown for step, shown in self._shown.items() if int(step) >= oldest}
+        self._answered = {one for one in self._answered if int(one[0]) >= oldest}
+        self._drawn = {one: drawn for one, drawn in self._drawn.items() if int(one[0]) >= oldest}
+
+    async def _on_exam(self, sender: PeerId, request: Message) -> Message:
+        steps, fields = self._steps, Fields("exam request", request.meta)
+        step, reveal = Step(fields.integer("step")), fields.octets("reveal", length=32)
+        ticket = Ticket.from_value(fields.message("ticket"))
+        fields.done()
+        held = steps.context.results.get(int(step))
+        if held is None:
+            raise TransientError(f"the result of step {step} is not here")
+        shown = self._shown.setdefault(step, Counter())
+        if sender not in shown and len(shown) >= EXAMS_A_STEP:
+            raise TransientError(f"{EXAMS_A_STEP} newcomers are examined about step {step} here")
+        if shown[sender] >= MOST_TIMES:
+            raise RemoteError("served", f"the exam of step {step} went to {sender} {MOST_TIMES} times", sender)
+        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key)
+        if (ticket.peer_id, ticket.stage) != (sender, steps.chain.stage):
+            raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
+        await steps.context.exact.run(Urgency.AUDIT, partial(check_reveal, ticket.chain_end, int(step), reveal))
+        exam = exam_of(held[0].roster, reveal, sender)
+        if exam is None or exam.examiner != steps.context.me:
+            raise RemoteError("draw", f"{steps.context.me} does not examine {sender} about step {step}", sender)
+        exhibit = self._exchanges.exhibit(step, exam.work)
+        if exhibit is None:
+            raise TransientError(f"microbatch {exam.work.microbatch_id} of step {step} is not here any more")
+        shown[sender] += 1
+        self._drawn[step, sender] = (reveal, exam.work)
+        bodies = (exhibit.x, exhibit.targets, exhibit.grad_y)
+        sizes: list[Value] = [len(body) for body in bodies]
+        return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(bodies))
+
+    async def _on_answer(self, sender: PeerId, request: Message) -> Message:
+        steps, fields = self._steps, Fields("exam answer", request.meta)
+        step, size = Step(fields.integer("step")), fields.integer("size")
+        fields.done()
+        drawn = self._drawn.get((step, sender))
+        exhibit = self._exchanges.exhibit(step, drawn[1]) if drawn is not None else None
+        if drawn is None or exhibit is None or (step, sender) in self._answered:
+            raise RemoteError("draw", f"{sender} owes no answer about step {step}", sender)
+        self._answered.add((step, sender))
+        bodies = memoryview(request.body)[:size], memoryview(request.body)[size:]
+        await steps.context.exact.run(Urgency.AUDIT, lambda: self._check(exhibit, bodies, sender))
+        agreement = Agreement(
+            run_id=steps.context.run_id,
+            stage=steps.chain.stage,
+            step=step,
+            newcomer=sender,
+            reveal=drawn[0],
+            examiner=steps.context.me,
+        ).signed_by(steps.context.identity)
+        return Message({"agreement": agreement.to_value()})
+
+    def _check(self, exhibit: Exhibit, bodies: Sequence[Bytes], sender: PeerId) -> None:
+        """(exact) Raises RemoteError unless the newcomer came to what this member has sent."""
+        for claimed, answered, bounds in _compared(self._steps, exhibit, bodies):
+            found = compare(answered, claimed, bounds)
+            if found.measured > found.fraud:
+                raise RemoteError("exam", f"the replay is another: {found.reason}", sender)
+
+
+@dataclass
+class Newcomer:
+    """Takes the exams that a newcomer draws, until the run key promotes it."""
+
+    steps: StageSteps
+    ticket: Ticket
+    draws: HashChain
+    host: PeerId
+    may_train: Callable[[], bool]
+    """Whether this peer is past its probation."""
+    agreements: int = 0
+    """Exams that were passed."""
+    _due: tuple[Exam, bytes, PastVersion] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._replay = StageReplay(
+            self.steps.context.settings, self.steps.chain.stage, mode=self.steps.replica.model.mode
+        )
+
+    def applied(self, applied: Applied) -> None:
+        """A round is over that this peer had no part in: what it is examined about."""
+        roster = applied.result.roster
+        reveal = self.draws.reveal(int(roster.step))
+        exam = exam_of(roster, reveal, self.steps.context.me)
+        self._due = None
+        if exam is not None and not self.may_train():
+            try:
+                self._due = exam, reveal, self.steps.replica.past.get(int(exam.work.version))
+            except LocalError as error:
+                log.info("exam about step %d is left out: %s", roster.step, error)
+
+    async def until_promoted(self) -> Promotion:
+        """Take exams, one a version at most, while this peer is on probation and until its promotion comes."""
+        while True:
+            await self.steps.wait_for_version(self.steps.version + 1, timeout_s=1.0)
+            if self.may_train():
+                continue
+            try:
+                promotion = await self.take_one()
+            except (TransientError, RemoteError, LocalError, TimeoutError) as error:
+                log.info("exam at version %d: %s", self.steps.version, error)
+                continue
+            if promotion is not None:
+                return promotion
+
+    async def take_one(self) -> Promotion | None:
+        """The exam of the present version, if there is one that was not taken; the promotion, if it is earned.
+
+        Raises TransientError or RemoteError where it is not passed.
+        """
+        if self._due is None:
+            return None
+        (exam, reveal, past), self._due = self._due, None
+        agreement = await self._examined(exam, reveal, past)
+        self.agreements += 1
+        reply = await self.steps.context.transport.call(
+            self.host,
+            AGREED,
+            Message({"agreement": agreement.to_value()}),
+            timeout_s=self.steps.context.settings.deadlines.call_s,
+            max_body_bytes=0,
+        )
+        promotion = Fields("promotion answer", reply.meta).maybe("promotion", Promotion.from_value)
+        if promotion is not None:
+            promotion.check(self.steps.context.run_id, self.steps.chain.run_key)
+        return promotion
+
+    async def _examined(self, exam: Exam, reveal: bytes, past: PastVersion) -> Agreement:
+        steps, step = self.steps, exam.contribution.step
+        call_s = steps.context.settings.deadlines.call_s
+        meta: dict[str, Value] = {"step": step, "ticket": self.ticket.to_value(), "reveal": reveal}
+        largest = max_exhibit_bytes(steps.context.settings, steps.replica.model.hidden_size)
+        shown = await steps.context.transport.call(
+            exam.examiner, EXAM, Message(meta), timeout_s=call_s, max_body_bytes=largest
+        )
+        y, grad_x = await steps.context.compute.run(Urgency.AUDIT, lambda: self._answer(exam, past, shown))
+        reply = await steps.context.transport.call(
+            exam.examiner,
+            EXAM_ANSWER,
+            Message({"step": step, "size": len(y)}, b"".join((y, grad_x))),
+            timeout_s=call_s,
+            max_body_bytes=0,
+        )
+        return Agreement.from_value(Fields("exam result", reply.meta).message("agreement"))
+
+    def _answer(self, exam: Exam, past: PastVersion, shown: Message) -> tuple[Bytes, Bytes]:
+        """(compute) What the examiner must have sent on and sent back, encoded."""
+        fields = Fields("exam", shown.meta)
+        papers, sizes = Papers.from_value(fields.message("papers")), fields.items("sizes", integer_item, max_items=3)
+        fields.done()
+        if len(sizes) != 3 or sum(sizes) != len(shown.body):
+            raise RemoteError("malformed", f"an exam of {len(shown.body)} bytes, {sizes} stated", exam.examiner)
+        view = memoryview(shown.body)
+        x, targets, grad_y = view[: sizes[0]], view[sizes[0] : sum(sizes[:2])], view[sum(sizes[:2]) :]
+        exhibit = Exhibit(papers=papers, x=x, targets=targets, y=b"", grad_y=grad_y, grad_x=b"")
+        replay, model = self._replay, self.steps.replica.model
+        into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=model.device)
+        with standing_on(replay, {exam.work.version: past}):
+            found = replay.microbatch(exhibit, exam.contribution.step, into)
+        return encoded_hop(self.steps.context.settings, found)
+
+
+def encoded_hop(settings: RunSettings, found: Replayed) -> tuple[Bytes, Bytes]:
+    """y and the gradient of x as they are sent; empty where the stage has none."""
+    codecs = settings.codecs
+    bodies = []
+    for values, name in ((found.y, codecs.activations), (found.grad_x, codecs.activation_gradients)):
+        bodies.append(b"" if values is None else activation_codec(name).encode(torch.from_numpy(values)))
+    return bodies[0], bodies[1]
+
+
+def _compared(steps: StageSteps, exhibit: Exhibit, bodies: Sequence[Bytes]) -> list[tuple[Tensor, Tensor, Any]]:
+    """(this member's, the newcomer's, bounds) of y and of the gradient of x, where the stage has them."""
+    settings, model = steps.context.settings, steps.replica.model
+    shape = (settings.batch.microbatch_size, settings.data.sequence_length, model.hidden_size)
+    codecs, dtype = settings.codecs, settings.model.compute_dtype
+    found = []
+    for mine, theirs, name, kind, there in (
+        (exhibit.y, bodies[0], codecs.activations, "activation", not model.is_last),
+        (exhibit.grad_x, bodies[1], codecs.activation_gradients, "gradient", not model.is_first),
+    ):
+        if there:
+            codec, bounds = activation_codec(name), bounds_for(dtype, name, kind)  # type: ignore[arg-type]
+            found.append((codec.decode(mine, shape).numpy(), codec.decode(theirs, shape).numpy(), bounds))
+    return found

@@ -1,0 +1,200 @@
+"""How a peer looks into what others did: what it asks for under its reveal, and what it does about what it finds."""
+
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from peer.audit.accuser import Accuser, Case
+from peer.audit.jury import Jury
+from peer.pipeline.compute import Urgency
+from peer.pipeline.screens import KnownStanding
+from peer.round.stage_steps import StageSteps
+from peer.state.provable_past import provable_past
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.ids import PeerId, Step, Version
+from swarm.data.batches import BatchReader
+from swarm.host_protocol import OWED
+from swarm.network.transport import Message
+from verification.audit.draws import AuditBudget, HashChain
+from verification.audit.owed import MAX_REASON, Owed, OwedAudit
+from verification.audit.tolerance import Comparison, Grade
+from verification.kinds.data_fraud import DataFraud, differences
+from verification.kinds.mismatch import Mismatch
+from verification.pipeline.headers import BirthRecord, HopHeader
+from verification.pipeline.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+OWED_S = 30.0
+
+
+class Drawn(Protocol):
+    """What a draw has hit: a request about it bears the step, and what this peer reveals for it."""
+
+    @property
+    def step(self) -> Step: ...
+
+    @property
+    def reveal(self) -> bytes: ...
+
+
+@dataclass
+class AuditCounters:
+    """What a peer's audits came to; for status and reports."""
+
+    hops: int = 0
+    contributions: int = 0
+    parts: int = 0
+    """Aggregated again."""
+    suspicious: int = 0
+    frauds: int = 0
+    debts: int = 0
+    """Audits that were not served."""
+    skipped: int = 0
+    """Drawn, but too late or not replayable here."""
+    largest_honest_share: float = 0.0
+    """Of the fraud bound, over all audits that found nothing."""
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inquiry:
+    """What a peer's audits rest on."""
+
+    steps: StageSteps
+    ticket: Ticket
+    draws: HashChain
+    accuser: Accuser
+    host: PeerId
+    standing: KnownStanding
+    jury: Jury | None
+    """None where nothing is replayed: what is found is exact."""
+    reader: BatchReader | None
+    """At stage 0: what every microbatch must hold."""
+    counters: AuditCounters = field(default_factory=AuditCounters)
+
+    def rate(self, rate_of: Callable[..., float], num_replicas: int, peer: PeerId, version: int) -> float:
+        """Chance of an audit of the peer at a version of the stage; `rate_of` is of `verification.audit.draws`."""
+        factor = self.standing.budget_factor(peer, self.steps.chain.stage, Version(version))
+        return rate_of(num_replicas, AuditBudget.of_run(self.steps.context.settings.audits), factor=factor)
+
+    def exact(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
+        return self.steps.context.exact.run(Urgency.AUDIT, work)
+
+    def compute(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
+        return self.steps.context.compute.run(Urgency.AUDIT, work)
+
+    # -- asked --------------------------------------------------------------------------------------------
+
+    async def ask(
+        self, peer: PeerId, method: str, due: Drawn, meta: Mapping[str, Value], *, max_body_bytes: int
+    ) -> Message:
+        """What the peer answers to a request about what was drawn. Raises TransientError, RemoteError."""
+        basis: dict[str, Value] = {"step": due.step, "ticket": self.ticket.to_value(), "reveal": due.reveal}
+        call_s = self.steps.context.settings.deadlines.call_s
+        return await self._call(peer, method, {**basis, **meta}, timeout_s=call_s, max_body_bytes=max_body_bytes)
+
+    async def shown(
+        self,
+        due: Drawn,
+        target: PeerId,
+        method: str,
+        meta: Mapping[str, Value],
+        read: Callable[[Message], T],
+        *,
+        what: Owed,
+        number: int,
+        max_body_bytes: int,
+        birth: BirthRecord | None = None,
+        header: HopHeader | None = None,
+    ) -> T:
+        """What the target shows; or, if it shows nothing or something else, what it shows the host: so who withholds
+        owes it. `read` is done in the exact thread.
+
+        Raises TransientError if nobody reaches it, RemoteError if it owes the audit.
+        """
+        steps = self.steps
+        try:
+            reply = await self.ask(target, method, due, meta, max_body_bytes=max_body_bytes)
+            return await self.exact(partial(read, reply))
+        except (TransientError, RemoteError) as error:
+            reason = str(error)[:MAX_REASON]
+            log.info("%s %d of %s at step %d: %s", what, number, target, due.step, error)
+        owed = OwedAudit(
+            run_id=steps.context.run_id,
+            stage=steps.chain.stage,
+            step=due.step,
+            auditor=steps.context.me,
+            target=target,
+            reveal=due.reveal,
+            what=what,
+            number=number,
+            reason=reason,
+            birth=birth,
+            header=header,
+        ).signed_by(steps.context.identity)
+        meta = {"owed": owed.to_value()}
+        relayed = await self._call(self.host, OWED, meta, timeout_s=OWED_S, max_body_bytes=max_body_bytes)
+        return await self.exact(partial(read, relayed))
+
+    async def _call(
+        self, peer: PeerId, method: str, meta: Mapping[str, Value], *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        reply = await self.steps.context.transport.call(
+            peer, method, Message(dict(meta)), timeout_s=timeout_s, max_body_bytes=max_body_bytes
+        )
+        self.counters.bytes += len(reply.body)
+        return reply
+
+    # -- found --------------------------------------------------------------------------------------------
+
+    def check_not_accused(self, target: PeerId) -> None:
+        """Raises LocalError if it was accused from here lately."""
+        if self.accuser.has_accused(target):
+            raise LocalError(f"{target} stands accused")
+
+    async def is_of_other_data(self, target: PeerId, step: Step, births: Iterable[BirthRecord]) -> bool:
+        """Whether the target is accused, as the source of these, of reading something else than the data order has."""
+        reader = self.reader
+        if reader is None:
+            return False
+        for birth in births:
+            batch = await self.exact(partial(reader.batch, birth.microbatch_id))
+            if birth.source == target and differences(birth, *batch):
+                log.warning("%s at step %d: a microbatch of other data", target, step)
+                await self.accuse(DataFraud(birth=birth))
+                return True
+        return False
+
+    async def accuse(self, case: Case) -> None:
+        """Of what is exact, before the run key."""
+        self.counters.frauds += 1
+        await self.accuser.accuse(case)
+
+    async def conclude(self, step: Step, what: str, found: Comparison, case: Mismatch) -> None:
+        """What a replay came to, and the case that it makes if it is fraud."""
+        counters = self.counters
+        if found.grade is Grade.HONEST:
+            counters.largest_honest_share = max(counters.largest_honest_share, found.measured / found.fraud)
+            return
+        log.warning("%s at step %d, %s: %s", case.accused, step, what, found.reason)
+        if found.grade is Grade.SUSPICIOUS:
+            counters.suspicious += 1
+            self.standing.suspect(case.accused, Version(int(step)))
+            return
+        counters.frauds += 1
+        await self.prosecute(case)
+
+    async def prosecute(self, case: Mismatch) -> None:
+        """Bring it before a jury, and before the run key with everything that a replay needs."""
+        steps, (oldest, version) = self.steps, case.versions
+        assert self.jury is not None
+        steps.context.tasks.spawn(self.jury.prosecute(case))
+        held = await provable_past(steps, self.host, oldest=oldest, version=version)
+        whole = replace(case, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)
+        await self.accuser.accuse(whole)

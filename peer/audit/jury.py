@@ -1,0 +1,272 @@
+"""Replicas that judge one of them: the accuser's side, the jurors', and what everybody makes of their votes.
+
+The accuser commits to its charge in a contribution; once that is certified the jurors are drawn (`jury_of`). Each
+replays the case on the weights that it has itself. Two who find fraud shut the accused out, until the run key speaks.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+
+from peer.pipeline.compute import Urgency
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import Applied
+from peer.state.rebuilding import rebuilt
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.round.contribution import Result
+from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE, SignedRun
+from swarm.network.transport import Message, Transport
+from verification.audit.evidence import Evidence
+from verification.audit.strikes import STRIKES_TO_QUARANTINE
+from verification.audit.tolerance import Grade
+from verification.audit.verdicts import (
+    FEWEST_REPLICAS,
+    Accusation,
+    JurorVote,
+    Quarantine,
+    jury_of,
+)
+from verification.kinds.mismatch import Mismatch, mismatch_of
+from verification.replay.judge import judge_as_replica
+
+log = logging.getLogger(__name__)
+
+JURY = "jury"
+"""To a juror: {charge, committed_at}, body: the evidence without a past -> {vote}."""
+KEPT_VOTES = 64
+MAX_RELAYED = 64
+"""Quarantines of other stages' peers that are being counted."""
+TELL_TRIES = 10
+TELL_EVERY_S = 0.5
+
+
+class Charges:
+    """What this peer brings before juries: its next contributions commit to it until one is certified."""
+
+    def __init__(self) -> None:
+        self._committing: dict[bytes, asyncio.Future[Result]] = {}
+
+    def brought(self) -> tuple[bytes, ...]:
+        """The digests that this peer's next contribution commits to."""
+        return tuple(sorted(self._committing))
+
+    def bring(self, digest: bytes) -> asyncio.Future[Result]:
+        """From now on; the result that bears it."""
+        return self._committing.setdefault(digest, asyncio.get_running_loop().create_future())
+
+    def drop(self, digest: bytes) -> None:
+        """It is brought no more."""
+        self._committing.pop(digest, None)
+
+    def certified(self, digest: bytes, result: Result) -> None:
+        """This result bears it."""
+        waiting = self._committing.pop(digest, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(result)
+
+
+class Jury:
+    """One replica's part in its stage's juries."""
+
+    def __init__(
+        self,
+        steps: StageSteps,
+        charges: Charges,
+        signed_run: SignedRun,
+        host: PeerId,
+        of_stage: Callable[[int], set[PeerId]],
+        take: Callable[[Quarantine, PeerId], None],
+        is_out: Callable[[PeerId], bool],
+    ) -> None:
+        """`of_stage`: live peers; `take` acts on a quarantine; `is_out`: whether nobody takes anything from a peer."""
+        self._steps = steps
+        self._signed_run = signed_run
+        self._host = host
+        self._of_stage = of_stage
+        self._take = take
+        self._is_out = is_out
+        self._charges = charges
+        self._prosecuted: set[PeerId] = set()
+        """Whom this peer is accusing now: of one thing at a time."""
+        self._contradicted: Counter[PeerId] = Counter()
+        """How often accusers were wrong, as this juror found."""
+        self._votes: OrderedDict[tuple[PeerId, bytes], JurorVote] = OrderedDict()
+        self._sitting = asyncio.Lock()
+        self._told_by: OrderedDict[tuple[PeerId, bytes], set[PeerId]] = OrderedDict()
+        """Of quarantines in other stages: which of their peers act on them."""
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to sit."""
+        transport.serve(JURY, self._on_jury, max_body_bytes=MAX_CASE_BYTES)
+
+    # -- the accuser --------------------------------------------------------------------------------------
+
+    def applied(self, applied: Applied) -> None:
+        """A round is over: what it certified of this peer's charges goes before their juries."""
+        made = applied.result.roster.contribution_of(self._steps.context.me)
+        for digest in made.charges if made is not None else ():
+            self._charges.certified(digest, applied.result)
+
+    async def prosecute(self, mismatch: Mismatch) -> None:
+        """Bring a case before a jury, and its finding before everybody. Nothing comes of it in a small stage."""
+        steps = self._steps
+        accused = mismatch.accused
+        if len(steps.chain.members) < FEWEST_REPLICAS or self._is_out(accused) or accused in self._prosecuted:
+            return
+        self._prosecuted.add(accused)
+        try:
+            await self._prosecute(mismatch)
+        finally:
+            self._prosecuted.discard(accused)
+
+    async def _prosecute(self, mismatch: Mismatch) -> None:
+        steps = self._steps
+        evidence = mismatch.without_past().to_evidence(self._signed_run)
+        body = await asyncio.to_thread(evidence.to_bytes)
+        accusation = _accusation_of(evidence)
+        committed = self._charges.bring(accusation.digest())
+        try:
+            async with asyncio.timeout(2 * steps.context.settings.deadlines.step_s):
+                result = await committed
+        except TimeoutError:  # the stage stands still, or this peer is no member any more
+            log.warning("%s is accused, but no round bears the charge: no jury", mismatch.accused)
+            return
+        finally:
+            self._charges.drop(accusation.digest())
+        step = result.roster.step
+        drawn = jury_of(result, accusation, steps.context.me)
+        log.info("%s is accused in step %d before %s", accusation.peer_id, step, ", ".join(one[-6:] for one in drawn))
+        found = await asyncio.gather(*(self._ask(juror, accusation, step, body) for juror in drawn))
+        votes = tuple(vote for vote in found if vote is not None)
+        made = Quarantine(*accusation.facts, votes=votes)
+        made.check(steps.context.run_id, steps.chain.run_key, drawn=drawn)
+        self._take(made, steps.context.me)
+        members = {*steps.chain.members, *result.roster.members_after} - {steps.context.me}
+        await self._tell(made, {*members, self._host})
+
+    async def _ask(self, juror: PeerId, accusation: Accusation, step: Step, body: bytes) -> JurorVote | None:
+        steps = self._steps
+        meta: dict[str, Value] = {"charge": accusation.to_value(), "committed_at": step}
+        for _ in range(TELL_TRIES):
+            try:
+                reply = await steps.context.transport.call(
+                    juror,
+                    JURY,
+                    Message(meta, body),
+                    timeout_s=steps.context.settings.deadlines.step_s,
+                    max_body_bytes=0,
+                )
+                return JurorVote.from_value(Fields("jury answer", reply.meta).message("vote"))
+            except TransientError as error:
+                log.info("juror %s: %s", juror, error)
+                await asyncio.sleep(TELL_EVERY_S)
+            except RemoteError as error:
+                log.warning("juror %s: %s", juror, error)
+                return None
+        return None
+
+    # -- a juror ------------------------------------------------------------------------------------------
+
+    async def _on_jury(self, sender: PeerId, request: Message) -> Message:
+        steps, fields = self._steps, Fields("jury call", request.meta)
+        accusation = Accusation.from_value(fields.message("charge"))
+        step = Step(fields.integer("committed_at"))
+        fields.done()
+        if steps.context.me not in jury_of(self._result(accusation.stage, step), accusation, sender):
+            raise RemoteError("verdict", f"this peer was not drawn as a juror of {accusation.peer_id}", sender)
+        if self._contradicted[sender] >= STRIKES_TO_QUARANTINE:
+            raise RemoteError("standing", f"{sender} has accused wrongly {STRIKES_TO_QUARANTINE} times", sender)
+        key = (sender, accusation.digest())
+        async with self._sitting:
+            if key not in self._votes:
+                self._votes[key] = await self._judged(accusation, sender, step, request.body)
+                if len(self._votes) > KEPT_VOTES:
+                    self._votes.popitem(last=False)
+        return Message({"vote": self._votes[key].to_value()})
+
+    async def _judged(
+        self, accusation: Accusation, accuser: PeerId, step: Step, body: bytes | bytearray | memoryview
+    ) -> JurorVote:
+        steps = self._steps
+        evidence = await asyncio.to_thread(Evidence.from_bytes, body, max_bytes=MAX_CASE_BYTES)
+        if evidence.run_id != steps.context.run_id or _accusation_of(evidence) != accusation:
+            raise RemoteError("evidence", "the evidence is not what the charge commits to", accuser)
+        try:
+            guilty = await steps.context.exact.run(Urgency.AUDIT, lambda: self._is_guilty(evidence))
+        except LocalError as error:
+            raise TransientError(f"the case cannot be judged here: {error}") from error
+        self._contradicted[accuser] += not guilty
+        grade = Grade.FRAUD if guilty else Grade.HONEST
+        log.info("%s, accused by %s: %s", accusation.peer_id, accuser, grade.value)
+        return JurorVote(*accusation.facts, accuser, step, steps.context.me, grade).signed_by(steps.context.identity)
+
+    def _is_guilty(self, evidence: Evidence) -> bool:
+        """(exact) Raises LocalError if this peer does not hold the versions."""
+        oldest, version = mismatch_of(evidence).versions
+        if not version - 1 <= oldest <= version <= self._steps.version:
+            raise RemoteError("evidence", f"work of version {oldest} on the way to version {version}")
+        return judge_as_replica(evidence, rebuilt(self._steps, version, oldest)).guilty
+
+    # -- everybody ----------------------------------------------------------------------------------------
+
+    def counts(self, quarantine: Quarantine, sender: PeerId) -> bool:
+        """Whether to act on what jurors found. Raises RemoteError if they did not, TransientError if it is too early.
+
+        In their own stage everyone checks the draw. Elsewhere nobody knows who was drawn: there it counts once most of
+        the stage's peers act on it.
+        """
+        steps, own = self._steps, self._steps.chain.stage
+        accuser, step = quarantine.summons
+        if quarantine.stage == own:
+            drawn = jury_of(self._result(quarantine.stage, step), quarantine.accusation, accuser)
+            quarantine.check(steps.context.run_id, steps.chain.run_key, drawn=drawn)
+            if not self._is_out(quarantine.peer_id):
+                steps.context.tasks.spawn(self._tell(quarantine, self._of_stage(own - 1) | self._of_stage(own + 1)))
+            return True
+        peers = self._of_stage(quarantine.stage) - {quarantine.peer_id}
+        if sender not in peers:
+            return False
+        key = (quarantine.peer_id, quarantine.evidence_digest)
+        told_by = self._told_by.setdefault(key, set())
+        told_by.add(sender)
+        if len(self._told_by) > MAX_RELAYED:
+            self._told_by.popitem(last=False)
+        return 2 * len(told_by & peers) > len(peers)
+
+    def _result(self, stage: StageIndex, step: Step) -> Result:
+        held = self._steps.context.results.get(int(step))
+        if stage != self._steps.chain.stage or held is None:
+            raise TransientError(f"the result of step {step} of stage {stage} is not here")
+        return held[0]
+
+    async def _tell(self, quarantine: Quarantine, peers: Iterable[PeerId]) -> None:
+        async def tell(peer: PeerId) -> None:
+            for _ in range(TELL_TRIES):
+                with contextlib.suppress(TransientError):
+                    await self._steps.context.transport.call(
+                        peer,
+                        QUARANTINE,
+                        Message({"quarantine": quarantine.to_value()}),
+                        timeout_s=self._steps.context.settings.deadlines.call_s,
+                        max_body_bytes=0,
+                    )
+                    return
+                await asyncio.sleep(TELL_EVERY_S)
+
+        await asyncio.gather(*(tell(peer) for peer in sorted(peers)), return_exceptions=True)
+
+
+def _accusation_of(evidence: Evidence) -> Accusation:
+    return Accusation(
+        evidence.run_id,
+        evidence.accused,
+        evidence.stage,
+        evidence.version,
+        evidence.kind,
+        evidence.digest(),
+    )

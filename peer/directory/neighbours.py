@@ -1,0 +1,164 @@
+"""Who else is there: hints from the directory, confirmed by an open call to each.
+
+A neighbour is watched by a call that stays open: when its process dies the call breaks, and it is gone at once,
+long before its lease runs out.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from peer.stage.context import StageContext
+from peer.stage.events import PeerLost, PeersChanged
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.network.directory.records import addresses_in
+from swarm.network.loop import happened
+from swarm.network.transport import Directory, Message
+
+log = logging.getLogger(__name__)
+
+WATCH = "watch"
+WATCH_S = 20.0
+LOOKUP_EVERY_S = 1.0
+MAX_ADDRESSES = 8
+LONGEST_RETRY_S = 8.0
+
+
+def stage_topic(run_id: str, stage: int) -> str:
+    """Directory topic of a stage's live peers."""
+    return f"homeswarm/{run_id[:32]}/stage/{stage}"
+
+
+class Neighbours:
+    """Live peers of this peer's own stage and of those beside it."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        directory: Directory,
+        stage: StageIndex,
+        version: Callable[[], Version],
+        takes: Callable[[PeerId, dict[str, Value]], bool],
+        more_to_say: Callable[[], dict[str, Value]],
+    ) -> None:
+        """`version` is the stage's here. `takes`: whether a peer, with what it says of itself, is one of its stage: not
+        if it is on probation. `more_to_say`: what this peer says of itself besides where it is.
+        """
+        self._settings = context.settings
+        self._run_id = context.run_id
+        self._transport = context.transport
+        self._events = context.events
+        self._directory = directory
+        self._stage = stage
+        self._version = version
+        self._watched: dict[int, dict[PeerId, asyncio.Task[None]]] = {}
+        self._live: dict[int, set[PeerId]] = {}
+        self.addresses: dict[PeerId, list[str]] = {}
+        """Where the live ones were reached."""
+        self._misses: dict[PeerId, int] = {}
+        self._retry_at: dict[PeerId, float] = {}
+        self._takes = takes
+        self._more_to_say = more_to_say
+        self.leaving = False
+        self.gone = asyncio.Event()
+        """This peer serves the stage no more."""
+
+    def serve(self) -> None:
+        self._transport.serve(WATCH, self._watched_here, max_body_bytes=0)
+
+    async def _watched_here(self, sender: PeerId, request: Message) -> Message:
+        """Answers while this peer serves the stage that the caller takes it to serve."""
+        fields = Fields("watch", request.meta)
+        stage, waits = fields.integer("stage"), fields.boolean("waits")
+        fields.done()
+        if waits and stage == self._stage:
+            await happened(self.gone, within_s=WATCH_S)
+        if stage != self._stage or self.gone.is_set():
+            raise TransientError(f"this peer does not serve stage {stage}")
+        return Message()
+
+    def of_stage(self, stage: int) -> set[PeerId]:
+        """Peers of the stage that answer now, without this one."""
+        return set(self._live.get(stage, ()))
+
+    def drop(self, peer: PeerId) -> None:
+        """The peer is none of its stage any more."""
+        for watched in self._watched.values():
+            if peer in watched:
+                watched[peer].cancel()
+
+    async def run(self) -> None:
+        """Announce this peer and watch its neighbours, for ever."""
+        last = self._settings.model.num_stages - 1
+        stages = [StageIndex(self._stage + side) for side in (-1, 0, 1) if 0 <= self._stage + side <= last]
+        try:
+            await asyncio.gather(self._announce(), *(self._follow(stage) for stage in stages))
+        finally:
+            for watched in self._watched.values():
+                for task in watched.values():
+                    task.cancel()
+
+    async def announce_once(self) -> None:
+        addresses: list[Value] = [*self._transport.addresses()[:MAX_ADDRESSES]]
+        fields: dict[str, Value] = {"addresses": addresses, "version": int(self._version()), **self._more_to_say()}
+        topic = stage_topic(self._run_id, self._stage)
+        await self._directory.publish(topic, fields, ttl_s=self._settings.deadlines.lease_s)
+
+    async def _announce(self) -> None:
+        while True:
+            if not self.leaving:
+                with contextlib.suppress(TransientError):
+                    await self.announce_once()
+            await asyncio.sleep(self._settings.deadlines.lease_s / 3)
+
+    async def _follow(self, stage: StageIndex) -> None:
+        watched = self._watched.setdefault(stage, {})
+        while True:
+            found = {}
+            with contextlib.suppress(TransientError):
+                found = await self._directory.lookup(stage_topic(self._run_id, stage))
+            now = time.monotonic()
+            for peer, fields in found.items():
+                known = peer == self._transport.peer_id or (peer in watched and not watched[peer].done())
+                known = known or now < self._retry_at.get(peer, 0.0) or fields.get("moving") is True
+                if not known and self._takes(peer, fields) and len(watched) < self._settings.limits.max_peers_per_stage:
+                    watched[peer] = asyncio.ensure_future(
+                        self._watch(stage, peer, addresses_in(fields)[:MAX_ADDRESSES])
+                    )
+            for gone in [peer for peer, task in watched.items() if task.done() and peer not in found]:
+                del watched[gone]
+                self._misses.pop(gone, None)
+                self._retry_at.pop(gone, None)
+            await asyncio.sleep(LOOKUP_EVERY_S)
+
+    async def _watch(self, stage: StageIndex, peer: PeerId, addresses: list[str]) -> None:
+        """Live while calls of ours stay open; ends when the peer does not answer."""
+        live = self._live.setdefault(stage, set())
+        try:
+            await self._transport.connect(peer, addresses)
+            meta: dict[str, Value] = {"stage": int(stage), "waits": False}
+            await self._transport.call(peer, WATCH, Message(meta), timeout_s=5.0, max_body_bytes=0)
+            meta["waits"] = True
+            live.add(peer)
+            self.addresses[peer] = addresses
+            self._misses.pop(peer, None)
+            self._events.publish(PeersChanged(stage, frozenset(live)))
+            while True:
+                await self._transport.call(
+                    peer, WATCH, Message(meta), timeout_s=WATCH_S + self._settings.deadlines.lease_s, max_body_bytes=0
+                )
+        except (TransientError, RemoteError) as error:
+            misses = self._misses[peer] = self._misses.get(peer, 0) + 1
+            self._retry_at[peer] = time.monotonic() + min(LONGEST_RETRY_S, 2.0**misses / 2)
+            log.info("%s of stage %d: %s", peer[-6:], stage, error)
+        finally:
+            self.addresses.pop(peer, None)
+            if peer in live:
+                live.discard(peer)
+                self._events.publish(PeersChanged(stage, frozenset(live)))
+                self._events.publish(PeerLost(peer))

@@ -1,0 +1,195 @@
+"""How a daemon stays in touch: with its host after an outage, and with peers that it cannot be dialled by.
+
+The host dials it back. Who cannot be dialled still calls everybody else, and is called over the connections that it
+opened itself; for two such peers to reach each other, the host may offer a relay.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from enum import Enum
+
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.host_protocol import RELAY, RelayOffer, relay_topic
+from swarm.network.addresses import knock
+from swarm.network.directory.dht import DHTDirectory
+from swarm.network.directory.swarm_time import seconds_ahead, swarm_time
+from swarm.network.p2pd.p2p import P2PTransport
+from swarm.network.p2pd.relay_place import RelayPlace
+from swarm.network.transport import Message
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+ASK_AGAIN_S = 600.0
+"""A router's settings may change; and whenever the host was out of reach, so may everything."""
+CLOCK_EVERY_S = 60.0
+CLOCK_SET_S = 1.0
+"""A clock that has gone so much faster or slower than time was set meanwhile, or the machine has slept."""
+HOST_S = 5.0
+MAX_RELAYS_TRIED = 4
+"""Of volunteers, at a look."""
+MAX_CAUSE = 160
+"""Characters of what is said of one address."""
+
+
+class Reach(Enum):
+    """How others reach this peer."""
+
+    UNKNOWN = "not known yet"
+    REACHABLE = "reachable"
+    RELAYED = "relayed"
+    OUTBOUND = "outbound only"
+
+
+class Reachability:
+    """What is known of it, and what is done for it."""
+
+    def __init__(
+        self, transport: P2PTransport, directory: DHTDirectory, host: PeerId, addresses: Sequence[str]
+    ) -> None:
+        self.reach = Reach.UNKNOWN
+        self.why = "the host has not been asked yet"
+        self._transport = transport
+        self._directory = directory
+        self._host = host
+        self._addresses = list(addresses)
+        self._ask_at = 0.0
+        self._clock_at = time.monotonic() + CLOCK_EVERY_S
+        self._clock_ahead_s = time.time() - time.monotonic()
+        self._relay: PeerId | None = None
+        self._renew_at = 0.0
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            before = self.reach
+            with contextlib.suppress(TransientError, RemoteError):  # the host is away, or another: what is known stands
+                await self._look()
+            if self.reach is not before:
+                log.info("%s: %s", self.reach.value, self.why)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look(self) -> None:
+        connected = await self._transport.connected_peers()
+        if self._relay is not None and self._relay not in connected:
+            self._relay, self._transport.relayed = None, ()
+            self._is(Reach.OUTBOUND, "the connection to its relay broke")
+        try:
+            await self._ask_host(connected)
+        except TransientError:  # it is away: what it said last stands
+            if self._transport.can_be_dialled is False and self._relay is None:
+                await self._take_place()
+            raise
+        if self._transport.can_be_dialled is False and (self._relay is None or time.monotonic() >= self._renew_at):
+            await self._take_place()
+
+    async def _ask_host(self, connected: Sequence[PeerId]) -> None:
+        """Be in touch with it, and from time to time be dialled back."""
+        if self._host not in connected or not self._directory.num_neighbours:
+            await self._redial()
+        ahead_s = time.time() - time.monotonic()
+        if time.monotonic() >= self._clock_at or abs(ahead_s - self._clock_ahead_s) > CLOCK_SET_S:
+            self._clock_at, self._clock_ahead_s = time.monotonic() + CLOCK_EVERY_S, ahead_s
+            await keep_the_hosts_time(self._transport, self._host)
+        if time.monotonic() >= self._ask_at:
+            told = await self._transport.ask_to_be_dialled(self._host)
+            self._transport.can_be_dialled = told.answers
+            self._ask_at = time.monotonic() + ASK_AGAIN_S
+            if told.answers:
+                self._is(Reach.REACHABLE, f"the host dialled it back at {told.host}")
+                self._relay, self._transport.relayed = None, ()
+            else:
+                self._is(Reach.OUTBOUND, f"the host cannot dial it at {told.host}")
+
+    async def _redial(self) -> None:
+        """After an outage p2pd dials nobody by itself, and the directory's table may be empty."""
+        failed = await dial_all(self._transport, self._host, self._addresses)
+        answered = [address for address in self._addresses if address not in failed]
+        if not answered:
+            raise TransientError("the host does not answer")
+        log.info("in touch with the host again")
+        self._ask_at = 0.0
+        await keep_the_hosts_time(self._transport, self._host)
+        await self._directory.join(answered)
+
+    async def _take_place(self) -> None:
+        """At the host's relay or a volunteer's, or again there. Until the next look if all refuse."""
+        refusals, silent = [], None
+        offers = await self._offers_of_volunteers()
+        try:
+            offers.insert(0, await self._offer_of_host())
+        except TransientError as error:
+            silent = error
+        for offer in offers:
+            try:
+                if offer.peer_id is None:
+                    raise TransientError(offer.refusal)
+                await self._transport.connect(offer.peer_id, list(offer.addresses))
+                place = await self._transport.take_place(offer.peer_id)
+            except TransientError as error:
+                refusals.append(str(error)[:MAX_CAUSE])
+            else:
+                self._take(offer, offer.peer_id, place)
+                return
+        if silent is not None:
+            raise silent
+        self._relay, self._transport.relayed = None, ()
+        self._is(Reach.OUTBOUND, f"the host cannot dial it, and no relay takes it: {'; '.join(refusals)}")
+
+    async def _offer_of_host(self) -> RelayOffer:
+        answer = await self._transport.call(self._host, RELAY, Message(), timeout_s=HOST_S, max_body_bytes=0)
+        return RelayOffer.from_value(answer.meta)
+
+    async def _offers_of_volunteers(self) -> list[RelayOffer]:
+        """A few of those told of in the directory: the one it has a place at, then in an order of this peer's own."""
+        offers = []
+        with contextlib.suppress(TransientError):
+            for told in (await self._directory.lookup(relay_topic(self._host))).values():
+                with contextlib.suppress(RemoteError):
+                    offers.append(RelayOffer.from_value(told))
+        drawn = sorted(offers, key=lambda offer: (offer.peer_id != self._relay, self._draw(offer)))
+        return drawn[:MAX_RELAYS_TRIED]
+
+    def _draw(self, offer: RelayOffer) -> bytes:
+        return hashlib.sha256(f"{self._transport.peer_id} {offer.peer_id}".encode()).digest()
+
+    def _take(self, offer: RelayOffer, relay: PeerId, place: RelayPlace) -> None:
+        self._relay = relay
+        # By our own clock, for the relay's may differ; half of what is left in time for another try.
+        self._renew_at = time.monotonic() + max(0.0, place.expires - time.time()) / 2
+        at = f"/p2p-circuit/p2p/{self._transport.peer_id}"
+        self._transport.relayed = tuple(f"{address}{at}" for address in offer.addresses)
+        self._is(Reach.RELAYED, f"through {relay}")
+
+    def _is(self, reach: Reach, why: str) -> None:
+        self.reach, self.why = reach, why
+
+
+async def keep_the_hosts_time(transport: P2PTransport, host: PeerId) -> None:
+    """For the directory's records; if the host does not say, what is known of its clock stands."""
+    try:
+        swarm_time.set_by(*await seconds_ahead(transport, host, timeout_s=HOST_S))
+    except (TransientError, RemoteError) as error:
+        log.info("the host's clock: %s", error)
+
+
+async def dial_all(transport: P2PTransport, host: PeerId, addresses: Sequence[str]) -> dict[str, str]:
+    """Dial each address, all at once: those that failed, each with its cause."""
+
+    async def dial(address: str) -> str:
+        closed = await knock(address)
+        if closed:
+            return closed
+        try:
+            await transport.connect(host, [address])
+        except TransientError as error:
+            return str(error).removeprefix(f"{host}: ")[:MAX_CAUSE]
+        return ""
+
+    causes = await asyncio.gather(*(dial(address) for address in addresses))
+    return {address: cause for address, cause in zip(addresses, causes, strict=True) if cause}

@@ -1,0 +1,1 @@
+"""`swarm doctor`: a machine looked at, and what was found judged."""

@@ -1,0 +1,228 @@
+"""A machine looked at for `swarm doctor`: each look has its deadline, and `diagnosis` judges."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from peer.doctor import diagnosis
+from peer.doctor.diagnosis import Dialled, Finding, Level
+from peer.doctor.probes import DialCheck, congestion_control, driver_gpus, torch_cuda, unmet_requirements
+from peer.program.state_folder import StateFolder
+from swarm.core.errors import LocalError, NotRunningError, RemoteError, SettingsError, TransientError
+from swarm.core.ids import PeerId
+from swarm.core.owner.guest import GIB
+
+ALL_S = 14.0
+"""After it, what has not been told is said not to have been looked at."""
+PING_S = 3.0
+
+
+@dataclass
+class Examination:
+    """Of a machine, with the addresses of a run's host if they are known."""
+
+    folder: StateFolder
+    addresses: tuple[str, ...]
+    listen: str
+    _dialled_at: set[str] = field(default_factory=set)
+    """Where the host dialled this machine back, other than on itself."""
+
+    async def findings(self) -> AsyncIterator[Finding]:
+        """Each as soon as it is known; all within 15 s."""
+        found: asyncio.Queue[Finding | None] = asyncio.Queue()
+
+        async def tell(look: AsyncIterator[Finding]) -> None:
+            async for finding in look:
+                found.put_nowait(finding)
+
+        async def tell_all() -> None:
+            try:
+                async with asyncio.timeout(ALL_S):
+                    await asyncio.gather(*(tell(look) for look in (self._machine(), self._network())))
+            except TimeoutError:
+                says = f"some looks took longer than {ALL_S:g} s, and what they would tell is missing"
+                found.put_nowait(Finding("doctor", Level.WARNING, says, "try again when this machine is idle"))
+            finally:
+                found.put_nowait(None)
+
+        looking = asyncio.ensure_future(tell_all())
+        try:
+            while (finding := await found.get()) is not None:
+                yield finding
+            await looking  # raises what broke
+        finally:
+            looking.cancel()
+
+    # -- this machine alone -------------------------------------------------------------------------------
+
+    async def _machine(self) -> AsyncIterator[Finding]:
+        owners = list(importlib.metadata.packages_distributions().get("kernels", []))
+        for finding in diagnosis.dependencies(unmet_requirements("homeswarm"), owners):
+            yield finding
+        yield diagnosis.gpu(self.folder.load_limits().gpu, await driver_gpus(), torch_cuda())
+        yield diagnosis.congestion(congestion_control())
+        if not self.addresses:
+            for finding in self._room(None, None):
+                yield finding
+
+    def _room(self, memory_bytes: int | None, disk_bytes: int | None) -> list[Finding]:
+        limits = self.folder.load_limits()
+        memory, disk = (None if gib is None else int(gib * GIB) for gib in (limits.memory_gib, limits.disk_gib))
+        place = next(path for path in (self.folder.path, *self.folder.path.parents) if path.exists())
+        free_memory = int(psutil.virtual_memory().available)
+        return [
+            diagnosis.room("memory", free_memory, memory, memory_bytes, "memory-gib"),
+            diagnosis.room("disk", shutil.disk_usage(place).free, disk, disk_bytes, "disk-gib"),
+        ]
+
+    # -- the network --------------------------------------------------------------------------------------
+
+    async def _network(self) -> AsyncIterator[Finding]:
+        """By py-libp2p in a process of its own, and by p2pd under a key of the moment: nothing is disturbed."""
+        async with DialCheck() as libp2p:
+            async for finding in self._dials(libp2p):
+                yield finding
+
+    async def _dials(self, libp2p: "DialCheck") -> AsyncIterator[Finding]:
+        seeds = asyncio.ensure_future(libp2p.dial(self.addresses))
+        try:
+            transport = await asyncio.to_thread(_transport_maker, self.listen)
+            opened = await transport()
+        except (LocalError, SettingsError) as error:
+            remedy = "choose another port with --listen HOST:PORT, or end what uses it"
+            yield Finding("listening", Level.PROBLEM, f"{self.listen}: {error}", remedy)
+            by_libp2p = await seeds
+            for address in self.addresses:
+                yield diagnosis.seed(_dialled(address, None, by_libp2p))
+            return
+        try:
+            own = asyncio.ensure_future(libp2p.dial(opened.addresses()))
+            by_p2pd = await self._reach(opened)
+            by_libp2p = await seeds
+            for address in self.addresses:
+                yield diagnosis.seed(_dialled(address, by_p2pd, by_libp2p))
+            async for finding in self._at_the_host(opened, by_p2pd):
+                yield finding
+            sees = {str(told["sees_us_at"]) for told in by_libp2p.values() if told.get("sees_us_at")}
+            errors = {address: str(told["error"]) for address, told in (await own).items()}
+            for finding in diagnosis.announced(opened.addresses(), errors, sorted(sees - self._dialled_at)):
+                yield finding
+        finally:
+            await opened.close()
+
+    async def _reach(self, transport: Any) -> dict[str, str]:
+        if not self.addresses:
+            return {}
+        from peer.directory.reachability import dial_all
+
+        failed = await dial_all(transport, _host(self.addresses), self.addresses)
+        return {address: failed.get(address, "") for address in self.addresses}
+
+    async def _at_the_host(self, transport: Any, by_p2pd: dict[str, str]) -> AsyncIterator[Finding]:
+        """What only a seed that answers can tell."""
+        peer_id, runs_here = self._own_id()
+        answered = any(error == "" for error in by_p2pd.values())
+        if self.addresses:
+            yield await self._clock(transport) if answered else diagnosis.clock(None, 0.0)
+            if answered:
+                yield await self._reach_of_others(transport)
+        if peer_id:
+            ask = answered and not runs_here
+            elsewhere = await self._answers(transport, PeerId(peer_id)) if ask else None
+            yield diagnosis.identity(peer_id, runs_here=runs_here, answers_elsewhere=elsewhere)
+        if self.addresses:
+            for finding in await self._fit(transport) if answered else self._room(None, None):
+                yield finding
+
+    def _own_id(self) -> tuple[str, bool]:
+        from swarm.network.identity_file import load_identity
+
+        try:
+            self.folder.running_at()
+            runs_here = True
+        except NotRunningError:
+            runs_here = False
+        try:
+            return load_identity(self.folder.identity).peer_id, runs_here
+        except SettingsError:
+            return "", runs_here
+
+    async def _clock(self, transport: Any) -> Finding:
+        from swarm.network.directory.swarm_time import seconds_ahead
+
+        try:
+            return diagnosis.clock(*await seconds_ahead(transport, _host(self.addresses), timeout_s=PING_S))
+        except (TransientError, RemoteError):
+            return diagnosis.clock(None, 0.0)
+
+    async def _reach_of_others(self, transport: Any) -> Finding:
+        from swarm.host_protocol import RELAY, RelayOffer
+        from swarm.network.transport import Message
+
+        host = _host(self.addresses)
+        try:
+            told = await transport.ask_to_be_dialled(host)
+            if told.answers and not told.host.startswith("127."):
+                self._dialled_at.add(told.host)
+            answer = await transport.call(host, RELAY, Message(), timeout_s=PING_S, max_body_bytes=0)
+            return diagnosis.reach(told.host, told.answers, RelayOffer.from_value(answer.meta).refusal)
+        except (TransientError, RemoteError) as error:
+            return Finding("reach", Level.WARNING, f"not looked at: {error}", "try again in a moment")
+
+    async def _answers(self, transport: Any, peer_id: PeerId) -> bool:
+        """Whether anybody with our key answers, found through the seeds."""
+        from swarm.network.transport import Message
+
+        with contextlib.suppress(TransientError, RemoteError):
+            await transport.call(peer_id, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+            return True
+        return False
+
+    async def _fit(self, transport: Any) -> list[Finding]:
+        from peer.directory.host import Host
+        from swarm.core.pipeline.compute_mode import modes
+        from swarm.core.plan import stage_memory_bytes, total_bytes
+        from swarm.manifest.model import hidden_size, stage_num_parameters
+
+        try:
+            _, settings, _ = await Host(transport, _host(self.addresses)).run()
+        except (TransientError, RemoteError, SettingsError) as error:
+            return [Finding("run", Level.PROBLEM, str(error), "ask the run's host, or install the release it names")]
+        counts, hidden = await asyncio.to_thread(
+            lambda: (stage_num_parameters(settings.model), hidden_size(settings.model))
+        )
+        *_, least = modes(settings)
+        items = [
+            stage_memory_bytes(settings, count, hidden, "cpu", stage=i, mode=least) for i, count in enumerate(counts)
+        ]
+        smallest = min(total_bytes(item, "host") for item in items) + GIB  # and the program's own
+        return self._room(smallest, min(total_bytes(item, "disk") for item in items))
+
+
+def _host(addresses: Sequence[str]) -> PeerId:
+    return PeerId(addresses[0].rpartition("/p2p/")[2])
+
+
+def _transport_maker(listen: str) -> Any:
+    """Imports what takes seconds, off the event loop."""
+    from swarm.identity.key import Identity
+    from swarm.network.addresses import listen_multiaddress
+    from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+
+    return lambda: P2PTransport.create(Identity.generate(), P2PSettings(listen=(listen_multiaddress(listen),)))
+
+
+def _dialled(address: str, by_p2pd: dict[str, str] | None, by_libp2p: dict[str, dict[str, Any]]) -> Dialled:
+    told = by_libp2p.get(address)
+    return Dialled(
+        address,
+        None if by_p2pd is None else by_p2pd.get(address),
+        None if told is None else str(told["error"]),
+        float(told.get("ping_ms", 0.0)) if told is not None else 0.0,
+    )

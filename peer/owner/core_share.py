@@ -1,0 +1,71 @@
+"""The threads that a daemon computes with: chosen each second, taken up between two jobs."""
+
+import logging
+from collections.abc import Callable
+
+from peer.owner.cores import Seat, usable_cores
+from peer.owner.machine import Machine
+from swarm.core.owner.core_share import Cores, CoreShare
+
+log = logging.getLogger(__name__)
+
+
+class ComputeThreads:
+    """How many threads to compute with now. Changed on the event loop, read on the thread that computes."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def look(self, machine: Machine, *, now: float) -> None:
+        """Choose again; a number that the owner has given stays."""
+
+    def follower(self) -> Callable[[], None]:
+        """To be called on the thread that computes, before each job: torch has so many threads there from then on.
+
+        Their number may change the last bits of a gradient, as another machine's instructions do.
+        """
+        taken = 0
+
+        def take_up() -> None:
+            nonlocal taken
+            number = self.number
+            if number != taken:
+                import torch  # takes seconds to import; the owner is answered before that
+
+                torch.set_num_threads(number)
+                taken = number
+
+        return take_up
+
+
+class SharedThreads(ComputeThreads):
+    """As many as are this daemon's share of the machine's free cores, `most` at most."""
+
+    def __init__(self, most: int, *, now: float) -> None:
+        self._usable = usable_cores()
+        self._seat = Seat(self._usable)
+        self._share = CoreShare(most)
+        super().__init__(1)
+        self._choose(0.0, 0.0, now)
+
+    def look(self, machine: Machine, *, now: float) -> None:
+        """Choose again."""
+        self._choose(machine.foreground_cores, machine.others_cores, now)
+
+    def _choose(self, foreground_cores: float, others_cores: float, now: float) -> None:
+        usable = len(self._usable)
+        seen = self._seat.look()
+        if seen is None:  # other daemons cannot be told from others
+            cores = Cores(usable=usable, others_use=others_cores)
+        else:
+            cores = Cores(
+                usable=usable,
+                others_use=foreground_cores,
+                claimed=seen.claimed,
+                daemons=seen.daemons,
+                rank=seen.rank,
+            )
+        chosen = self._share.decide(cores, now=now)
+        if chosen.number != self.number:
+            log.info("computing with %d threads: %s", chosen.number, chosen.reason)
+        self.number = chosen.number

@@ -1,0 +1,167 @@
+"""A daemon's status as text for a person: a page for `swarm status`, a live one for `swarm top`."""
+
+import sys
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from swarm.core.owner.limits import NONE
+from swarm.proto import daemon_pb2 as pb
+
+STYLES = {"working": "bold green", "paused": "bold yellow", "away": "bold yellow", "leaving": "bold yellow"}
+BAR = 20
+"""Characters."""
+
+
+def show_status(told: pb.Status) -> None:
+    """Print the page once."""
+    Console(highlight=False, soft_wrap=False).print(page(told))
+
+
+def show_top(statuses: Iterator[pb.Status]) -> None:
+    """Show each status in place of the one before, until there are no more."""
+    console = Console(highlight=False)
+    with Live(console=console, screen=sys.stdout.isatty(), auto_refresh=False) as live:
+        for told in statuses:
+            live.update(Group(page(told), Text("Ctrl-C ends this view, not the daemon", style="dim")), refresh=True)
+
+
+def page(told: pb.Status) -> RenderableType:
+    """All of a status, at 80 columns."""
+    parts: list[RenderableType] = [_headline(told)]
+    if told.HasField("work"):
+        parts.append(_rows(_place(told) + _work(told)))
+    parts.append(_rows(_machine(told)))
+    held = [limit for limit in told.limits if limit.value != NONE]
+    if held:
+        parts += [Text("limits in force", style="bold"), _rows([(one.name, _limit(one)) for one in held])]
+    return Group(*parts)
+
+
+def _headline(told: pb.Status) -> Text:
+    text = Text.assemble((told.state.upper(), STYLES.get(told.state, "bold cyan")), "  ")
+    if told.run_name:
+        text.append(f"{told.run_name} ", style="bold")
+        text.append(f"({told.run_id[:12]})  ", style="dim")
+    text.append(f"up {_time(told.uptime_s)}", style="dim")
+    if told.reason:
+        text.append(f"\n{told.reason}")
+    elif told.state == "working":
+        text.append(f"\n{_verdict(told)}")
+    return text
+
+
+def _verdict(told: pb.Status) -> str:
+    """The answer to "is my machine useful?"."""
+    work = told.work
+    if work.since_last_s < 0:
+        return "Useful from the next certified step on: nothing of its work is certified yet."
+    return f"Useful: its neighbours signed for work it did {_time(work.since_last_s)} ago."
+
+
+def _place(told: pb.Status) -> list[tuple[str, RenderableType]]:
+    place = told.place
+    members = f"one of {place.num_members} members" if place.is_member else f"{place.num_members} members, not yet one"
+    return [
+        ("stage", Text(f"{place.stage} of {place.num_stages} (counted from 0), {members}")),
+        ("step", _bar(place.version, place.total_steps, f"{place.version} of {place.total_steps}")),
+        ("standing", Text(place.standing)),
+    ]
+
+
+def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
+    work, audits = told.work, told.audits
+    share = f"{100 * work.last_step_tokens / work.last_step_all_tokens:.0f} %" if work.last_step_all_tokens else "-"
+    certified = f"{work.certified_microbatches:,} microbatches, {_count(work.certified_tokens)} tokens"
+    rank = f"{_ordinal(work.rank)} of {work.num_ranked} in its stage" if work.rank else "none yet"
+    rows: list[tuple[str, RenderableType]] = [
+        ("certified work", Text(f"{certified}, {_count(work.tokens_per_s)} tokens/s")),
+        ("last step", _bar(work.last_step_tokens, work.last_step_all_tokens, f"{share} of step {work.last_step}")),
+        ("rank", Text(f"{rank}, since it was started")),
+        ("audits", Text(f"{audits.passed} of its work passed; {audits.made} made, {audits.frauds_found} frauds found")),
+    ]
+    if told.HasField("credit"):
+        credit = told.credit
+        place = f", {_ordinal(credit.rank)} of {credit.num_ranked} in the run" if credit.rank else ""
+        done = f"{_count(credit.tokens)} tokens in {credit.steps:,} steps{place} (host's ledger)"
+        rows.insert(2, ("credit", Text(done)))
+    return rows
+
+
+def _machine(told: pb.Status) -> list[tuple[str, RenderableType]]:
+    traffic, machine = told.traffic, told.machine
+    rows: list[tuple[str, RenderableType]] = [
+        ("traffic", Text(f"{traffic.up_mbit:.1f} Mbit/s up, {traffic.down_mbit:.1f} down, "
+                         f"{_size(traffic.month_bytes)} this month")),
+        ("machine", Text(f"{machine.cpu_cores:.1f} cores, {_size(machine.memory_bytes)} memory, "
+                         f"{_size(machine.disk_bytes)} disk{machine.device and f', on {machine.device}'}")),
+        ("neighbours", Text(f"{told.num_neighbours} peers answer")),
+        ("reach", Text(f"{told.reach.kind}: {told.reach.why}")),
+        ("peer", Text(told.peer_id, style="dim")),
+    ]  # fmt: skip
+    hidden = {title for title, field in (("neighbours", "work"), ("reach", "reach")) if not told.HasField(field)}
+    return [row for row in rows if row[0] not in hidden]
+
+
+def _limit(limit: pb.Limit) -> Text:
+    text = Text(limit.value)
+    if limit.used:
+        text.append(f"   now {limit.used}", style="dim")
+    return text
+
+
+def _rows(rows: list[tuple[str, RenderableType]]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", min_width=14, no_wrap=True)
+    table.add_column()
+    for title, value in rows:
+        table.add_row(title, value)
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _bar(part: int, whole: int, text: str) -> Text:
+    full = round(BAR * min(1.0, part / whole)) if whole else 0
+    return Text.assemble(("█" * full, "green"), ("░" * (BAR - full), "dim"), f"  {text}")
+
+
+def limits_table(told: pb.Limits) -> str:
+    """All limits for `swarm config`, as lines."""
+    names = max(len(limit.name) for limit in told.limits)
+    values = max(len(limit.value) for limit in told.limits)
+    lines = []
+    for limit in told.limits:
+        notes = [f"now {limit.used}"] if limit.used else []
+        notes += ["a change holds from the next start"] if limit.at_next_start else []
+        lines.append(f"{limit.name:<{names}}  {limit.value:<{values}}  {limit.meaning}")
+        lines += [f"{'':<{names}}  {'':<{values}}    {'; '.join(notes)}"] if notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _count(number: float) -> str:
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def _size(size_bytes: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes / 1e3:.0f} kB"
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

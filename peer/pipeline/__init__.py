@@ -1,0 +1,1 @@
+"""A microbatch at a peer: born, computed, sent on, and brought home."""

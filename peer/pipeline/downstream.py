@@ -1,0 +1,235 @@
+"""A microbatch's way to the next stage: to the peer expected to finish it soonest, or to another.
+
+Whoever sends work keeps it until it is answered.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from peer.pipeline.compute import Urgency, WorkThread
+from peer.pipeline.stage_pass import Activation, StagePass
+from swarm.core.deadlines import AdaptiveDeadline
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex
+from swarm.core.pipeline.wiring import EarliestFinishWiring, NoPeerAvailable
+from swarm.network.loop import happened
+from swarm.network.transport import Message, Transport
+from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
+from verification.pipeline.exchanges import Exchange
+from verification.pipeline.headers import HopHeader, check_hop, gradient_parents
+
+log = logging.getLogger(__name__)
+
+METHOD = "forward"
+ROOM = "room"
+"""{birth, step | None} -> {waits_s, is_held}: how long a microbatch would wait, of the step if it is to train."""
+ASK_S = 0.5
+"""Whoever has not said by then how long work would wait there is not waited for."""
+MAX_HOP_ATTEMPTS = 12
+
+
+class Refused(TransientError):
+    """The peer is well but does not take the microbatch now. `status` is busy, behind, or closed (the step is over)."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass
+class HopCounters:
+    """What happened at this peer; for status and reports."""
+
+    microbatches: int = 0
+    evaluated: int = 0
+    reassigned: int = 0
+    refused: int = 0
+    stragglers: int = 0
+    adopted: int = 0
+    """Answers to one who brought what another had brought before."""
+    bad_messages: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for an activation."""
+
+    loss_sum: float
+    """NaN if it was not finite: then the gradient is zero."""
+    num_targets: int
+    grad_y: torch.Tensor | None
+    header: HopHeader | None
+    """Of the gradient."""
+
+
+class Downstream:
+    """Sends activations to the next stage, wherever they finish soonest, and brings their gradients back."""
+
+    def __init__(
+        self,
+        stage_pass: StagePass,
+        transport: Transport,
+        compute: WorkThread,
+        wiring: EarliestFinishWiring,
+        counters: HopCounters,
+        era: Callable[[], int],
+        keep: Callable[[Exchange], bool],
+        on_violation: Callable[[ProtocolViolation], None],
+    ) -> None:
+        """`era`: of this peer's stage now. What was born in an earlier one is sent to nobody any more.
+
+        `keep` is told of each training microbatch before it goes to a peer, and again with the answer: whether it may
+        go. `on_violation` is told of answers that no honest program gives.
+        """
+        self._settings = settings = stage_pass.settings
+        self._pass = stage_pass
+        self._era = era
+        self._transport = transport
+        self._compute = compute
+        self._wiring = wiring
+        self._counters = counters
+        self._keep = keep
+        self._on_violation = on_violation
+        self._deadline = AdaptiveDeadline(limit_s=settings.deadlines.hop_s, floor_s=3.0, factor=10.0)
+        self._routes_changed = asyncio.Event()
+
+    def update_peers(self, peers: set[PeerId]) -> None:
+        """The next stage's live peers."""
+        self._wiring.update(peers)
+        self._routes_changed.set()
+
+    async def send(self, activation: Activation) -> Answer:
+        """The answer to an activation, from whichever peer gives it.
+
+        Raises Refused: "closed" when the step is over downstream, "behind" when the stages have begun again;
+        TransientError when nobody answers.
+        """
+        birth, birth_digest = activation.birth, activation.birth.digest()
+        birth_is_training = birth.kind == "train"
+        request = Message({"birth": birth_digest, "step": birth.step if birth_is_training else None})
+        last = "no attempt"
+        give_up_at = time.monotonic() + self._settings.deadlines.hop_s
+        attempts = 0
+        while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
+            if birth.era != self._era():
+                raise Refused("behind", f"microbatch of era {birth.era}, this is {self._era()}")
+            asked = self._wiring.worth_asking(birth_digest, now=time.monotonic())
+            await asyncio.gather(*(self._ask(peer, request, birth_digest) for peer in asked))
+            try:
+                route = self._wiring.choose(birth_digest, now=time.monotonic())
+            except NoPeerAvailable as missing:
+                last = str(missing)
+                retry_at = missing.retry_at
+                wait_s = 0.25 if retry_at is None else max(0.005, min(0.5, retry_at - time.monotonic()))
+                self._routes_changed.clear()
+                await happened(self._routes_changed, within_s=wait_s)
+                continue
+            started, waited_s = time.monotonic(), self._deadline.seconds
+            try:
+                answer = await self._send_to(route.peer_id, activation)
+            except Refused as refusal:
+                self._wiring.refused(route.peer_id, now=time.monotonic())
+                if refusal.status == "closed":
+                    raise
+                last = str(refusal)
+            except (UnreachableError, RemoteError) as failure:
+                attempts += 1
+                if birth_is_training and time.monotonic() - started >= waited_s:
+                    self._deadline.missed()
+                self._wiring.failed(route.peer_id, now=time.monotonic())
+                self._counters.reassigned += 1
+                if isinstance(failure, RemoteError):
+                    self._counters.bad_messages[failure.kind] = self._counters.bad_messages.get(failure.kind, 0) + 1
+                    if isinstance(failure, ViolationError):
+                        self._on_violation(failure.case)
+                last = f"{route.peer_id[-6:]}: {failure}"
+                log.info("microbatch %d leaves %s: %s", activation.birth.microbatch_id, route.peer_id[-6:], failure)
+            except TransientError as not_now:
+                self._wiring.refused(route.peer_id, now=time.monotonic())
+                last = str(not_now)
+            except BaseException:
+                self._wiring.cancelled(route.peer_id)
+                raise
+            else:
+                if birth_is_training:
+                    self._wiring.finished(route.peer_id, time.monotonic() - started, was_held=route.is_held)
+                    if not route.is_held:
+                        self._deadline.observe(time.monotonic() - started)
+                else:  # forward only: says nothing of how long training takes
+                    self._wiring.cancelled(route.peer_id)
+                return answer
+        raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
+
+    async def _ask(self, peer: PeerId, request: Message, birth_digest: bytes) -> None:
+        """How long the microbatch would wait there; who does not say so now is not chosen while others do."""
+        with contextlib.suppress(TransientError, RemoteError):
+            reply = await self._transport.call(peer, ROOM, request, timeout_s=ASK_S, max_body_bytes=0)
+            fields = Fields("room answer", reply.meta)
+            waits_s, is_held = fields.number("waits_s"), fields.boolean("is_held")
+            fields.done()
+            self._wiring.told(peer, waits_s, holds=birth_digest if is_held else b"", now=time.monotonic())
+
+    async def _send_to(self, peer: PeerId, activation: Activation) -> Answer:
+        birth, tensors = activation.birth, self._pass.tensors
+        header = self._pass.forward_header(activation, peer)
+        exchange = Exchange(
+            birth=birth,
+            forward=header,
+            gradient=None,
+            activation=activation.y,
+            targets=activation.targets,
+            answer=b"",
+        )
+        if birth.kind == "train" and not self._keep(exchange):
+            raise TransientError(f"microbatch {birth.microbatch_id} was sent on more often than can be shown")
+        request = Message({"birth": birth.to_value(), "header": header.to_value()}, activation.body)
+        reply = await self._transport.call(
+            peer,
+            METHOD,
+            request,
+            timeout_s=self._deadline.seconds if birth.kind == "train" else self._settings.deadlines.hop_s,
+            max_body_bytes=tensors.gradient_codec.encoded_bytes(tensors.shape),
+        )
+        fields = Fields("hop answer", reply.meta)
+        status = fields.text("status")
+        if status != "ok":
+            raise Refused(status, f"{peer[-6:]} is {status}: {fields.text('reason')}")
+        loss_sum = fields.number("loss_sum") if fields.optional("loss_sum") else math.nan
+        num_targets = fields.integer("num_targets")
+        if birth.kind != "train":
+            return Answer(loss_sum, num_targets, None, None)
+        answer_header = HopHeader.from_value(fields.message("header"))
+        forward_digest = header.digest()
+
+        def check_and_decode() -> torch.Tensor:
+            check_hop(
+                answer_header,
+                birth,
+                reply.body,
+                sender=peer,
+                consumer=self._pass.identity.peer_id,
+                stage=StageIndex(self._pass.replica.stage + 1),
+                direction="gradient",
+                shape=tensors.shape,
+                codec=tensors.gradient_codec.name,
+                parents=gradient_parents(forward_digest, self._pass.replica.stage + 1, self._settings.model.num_stages),
+                delay=self._settings.delay_at(birth.step),
+            )
+            try:
+                return tensors.gradient(reply.body)
+            except RemoteError as error:
+                raise ViolationError(
+                    ProtocolViolation(message=answer_header, part=0, body=reply.body), error
+                ) from error
+
+        grad_y = await self._compute.run(Urgency.CODEC, check_and_decode, step=birth.step)
+        self._keep(replace(exchange, gradient=answer_header, answer=reply.body))
+        return Answer(loss_sum, num_targets, grad_y, answer_header)

@@ -1,0 +1,121 @@
+"""A peer's calls with the stages beside it, kept until nobody can draw them any more.
+
+It keeps each from the moment that somebody may hold a header over it: what counted, what came late, what was sent
+twice. So an honest peer can always show what it signed for and what its contributions were made from, and a neighbour
+what a liar sent it.
+"""
+
+from collections.abc import Callable
+
+from swarm.core.ids import MicrobatchId, PeerId, Step
+from swarm.core.round.contribution import Work
+from swarm.core.settings import RunSettings
+from swarm.data.batches import Batch
+from verification.pipeline.exchanges import MAX_EXCHANGES, Exchange, exhibit_of
+from verification.pipeline.headers import HopHeader, ids_bytes
+from verification.round.papers import Exhibit
+
+MAX_CALLS = 2 * MAX_EXCHANGES
+"""Of one microbatch, that came and that went."""
+
+
+class ExchangeStore:
+    """The exchanges of the last steps."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        *,
+        retained_versions: int,
+        max_microbatches: int,
+        batch: Callable[[MicrobatchId], Batch] | None = None,
+    ) -> None:
+        """`batch`: at stage 0, where nothing comes in, what a microbatch is made from instead."""
+        self._me = me
+        self._batch = batch
+        self._retained = retained_versions
+        self._max_microbatches = max_microbatches
+        self._held: dict[Step, dict[MicrobatchId, dict[bytes, Exchange]]] = {}
+        """Of a microbatch, by the digest of the activation's header; an answer after the first, by that of its own."""
+
+    @classmethod
+    def of_run(
+        cls, settings: RunSettings, me: PeerId, batch: Callable[[MicrobatchId], Batch] | None = None
+    ) -> "ExchangeStore":
+        """Large enough for a peer that does all of its stage's work, twice; for nothing where nothing is replayed."""
+        kept = settings.audits.retained_versions
+        most = 2 * settings.microbatches_per_step * (kept + 2) if settings.replays else 0
+        return cls(me, retained_versions=kept, max_microbatches=most, batch=batch)
+
+    def has_room(self, step: Step, microbatch_id: MicrobatchId, *, coming: int = 0, calls: int = 0) -> bool:
+        """Whether a call of the microbatch, which may be sent on and on, could be shown when others are kept that are
+        under way: of so many microbatches, and so many of this one."""
+        if not self._max_microbatches:
+            return True  # nobody asks
+        held = self._held.get(step, {}).get(microbatch_id)
+        if held is not None:
+            return len(held) + calls < MAX_CALLS
+        return sum(map(len, self._held.values())) + coming < self._max_microbatches and calls < MAX_CALLS
+
+    def keep(self, exchange: Exchange) -> bool:
+        """A call that was made or came, or its answer. False if it cannot be shown: then nobody may get a header."""
+        birth = exchange.birth
+        key = exchange.forward.digest()
+        known = self._held.get(birth.step, {}).get(birth.microbatch_id, {}).get(key)
+        if known is None and not self.has_room(birth.step, birth.microbatch_id):
+            return False
+        if known is not None and known.gradient is not None:  # perhaps what was contributed: another is kept beside it
+            if exchange.gradient is None:
+                return True
+            key = key if exchange.gradient == known.gradient else exchange.gradient.digest()
+        if self._max_microbatches:
+            self._held.setdefault(birth.step, {}).setdefault(birth.microbatch_id, {})[key] = exchange
+        return True
+
+    def partners(self, step: Step, *, came: bool) -> list[tuple[PeerId, MicrobatchId]]:
+        """Whose microbatches of a step came here, or (`came` False) to whom they went: sorted, each once."""
+        return sorted(
+            {
+                (self._partner(exchange), number)
+                for number, calls in self._held.get(step, {}).items()
+                for exchange in calls.values()
+                if self._has_come(exchange) == came
+            }
+        )
+
+    def of(self, step: Step, microbatch_id: MicrobatchId) -> list[Exchange]:
+        """Of a microbatch, all that came and went."""
+        return list(self._held.get(step, {}).get(microbatch_id, {}).values())
+
+    def with_partner(self, step: Step, microbatch_id: MicrobatchId, partner: PeerId) -> list[Exchange]:
+        """Of a microbatch, with a peer of another stage; the first ones."""
+        calls = self.of(step, microbatch_id)
+        return [exchange for exchange in calls if self._partner(exchange) == partner][:MAX_EXCHANGES]
+
+    def exhibit(self, step: Step, work: Work) -> Exhibit | None:
+        """What an entry of this peer's contribution to a step was made from; None if not all of it is here."""
+        calls = self.of(step, work.microbatch_id)
+        ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None else b""
+        return exhibit_of(work, calls, calls, ids=ids)
+
+    def own(self, microbatch_id: MicrobatchId, header: bytes) -> list[Exchange]:
+        """What a header of this peer's is over, and what that was made from; whatever the step it was born for."""
+        found = [exchange for held in self._held.values() for exchange in held.get(microbatch_id, {}).values()]
+        signed = {one.digest(): one for exchange in found for one in _headers(exchange)}
+        wanted = {header, *signed[header].parents} if header in signed else set()
+        return [one for one in found if wanted & {header.digest() for header in _headers(one)}][:MAX_EXCHANGES]
+
+    def forget(self, version: int) -> None:
+        """The stage is at `version`: what is too old to be asked for goes."""
+        for step in [step for step in self._held if int(step) < version - 1 - self._retained]:
+            del self._held[step]
+
+    def _has_come(self, exchange: Exchange) -> bool:
+        return exchange.forward.consumer == self._me
+
+    def _partner(self, exchange: Exchange) -> PeerId:
+        return exchange.forward.producer if self._has_come(exchange) else exchange.forward.consumer
+
+
+def _headers(exchange: Exchange) -> tuple[HopHeader, ...]:
+    return (exchange.forward,) if exchange.gradient is None else (exchange.forward, exchange.gradient)

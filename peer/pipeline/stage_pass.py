@@ -1,0 +1,291 @@
+"""One peer's passes of microbatches through its stage: what it computes, adds to a step's sum, encodes and signs.
+
+The daemon and the virtual swarm call the same methods in the same order; only what lies between two peers differs.
+Methods marked (compute) run on the compute thread.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from peer.state.replica import StageReplica
+from swarm.bulk_digest import bulk_digest
+from swarm.core.errors import LocalError, TransientError
+from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.core.round.contribution import Work
+from swarm.core.settings import RunSettings
+from swarm.identity.key import Identity
+from swarm.model.stage import Saved, SavedLoss, Weights
+from swarm.model.tensor_pass import TensorPass
+from verification.pipeline.headers import BirthRecord, Direction, HopHeader, Kind, ids_bytes
+from verification.round.papers import NO_HEADER, Bytes
+
+log = logging.getLogger(__name__)
+
+Ids = NDArray[np.int64]
+
+
+class Born(NamedTuple):
+    """A microbatch as its source sends it on its way."""
+
+    birth: BirthRecord
+    tokens_BL: Ids
+    targets_BL: Ids
+
+    @property
+    def targets(self) -> bytes:
+        """As they are hashed and sent."""
+        return ids_bytes(self.targets_BL)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation on its way, kept until the gradient is back."""
+
+    birth: BirthRecord
+    version: Version
+    parents: tuple[bytes, ...]
+    body: memoryview
+    """Encoded activation, then the targets."""
+    num_activation_bytes: int
+    body_digest: bytes
+
+    @property
+    def y(self) -> memoryview:
+        """Encoded."""
+        return self.body[: self.num_activation_bytes]
+
+    @property
+    def targets(self) -> memoryview:
+        return self.body[self.num_activation_bytes :]
+
+
+class LossPass(NamedTuple):
+    """What the last stage makes of a microbatch: it turns back there."""
+
+    loss_sum: float
+    gradient: memoryview
+    """Of x, encoded."""
+    version: Version
+    """Computed on."""
+
+
+class StagePass:
+    """What a peer makes of microbatches at its stage."""
+
+    def __init__(self, settings: RunSettings, run_id: str, identity: Identity, replica: StageReplica) -> None:
+        self.settings = settings
+        self.run_id = run_id
+        self.identity = identity
+        self.replica = replica
+        self.tensors = TensorPass(settings, replica.model)
+        self.shape = self.tensors.shape
+        self._numeric_class = numeric_class(str(replica.model.device), settings.model.compute_dtype)
+
+    # -- birth --------------------------------------------------------------------------------------------
+
+    def born(
+        self,
+        kind: Kind,
+        microbatch_id: MicrobatchId,
+        *,
+        attempt: int,
+        step: Step,
+        era: int,
+        tokens_BL: Ids,
+        targets_BL: Ids,
+    ) -> Born:
+        """At a source: the microbatch that was read, with its signed birth record."""
+        unsigned = BirthRecord.of_batch(
+            self.run_id,
+            self.identity.peer_id,
+            kind,
+            microbatch_id,
+            attempt=attempt,
+            step=step,
+            era=era,
+            tokens_BL=tokens_BL,
+            targets_BL=targets_BL,
+        )
+        return Born(unsigned.signed_by(self.identity), tokens_BL, targets_BL)
+
+    # -- there --------------------------------------------------------------------------------------------
+
+    def forward(
+        self, birth: BirthRecord, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+    ) -> tuple[Activation, Saved]:
+        """(compute) The activation that goes to the next stage, and what its gradient is taken back through.
+
+        Raises TransientError if it is not finite.
+        """
+        version, y_BLD, saved = self.output(birth, x)
+        return self._packed(birth, version, y_BLD, targets, input_header), saved
+
+    def forward_only(
+        self, birth: BirthRecord, weights: Weights, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+    ) -> Activation:
+        """(compute) As `forward`, to evaluate the version that the record names."""
+        y_BLD, _ = self.tensors.model.forward(weights, x, keep=False)
+        return self._packed(birth, Version(int(birth.step)), y_BLD, targets, input_header)
+
+    def loss(self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader) -> LossPass:
+        """(compute) At the last stage: the loss and the gradient of x; the parameters' is added to the step's sum.
+
+        Raises RemoteError for targets that the birth record does not count, TransientError if the gradient is not
+        finite.
+        """
+        replica, step = self.replica, birth.step
+        version, loss_sum, saved = self.outcome(birth, x, targets_BL)
+        counted, grad_x = self.counts(birth), self.loss_gradient(birth, saved)
+        assert grad_x is not None
+        if counted:
+            replica.record(step, _work(birth, version, input_header.digest(), NO_HEADER))
+        if not saved.is_finite:
+            log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
+            replica.sum_of(step).not_finite.add(birth.microbatch_id)
+        return LossPass(loss_sum, self.answered(grad_x), version)
+
+    # -- back ---------------------------------------------------------------------------------------------
+
+    def backward(
+        self, activation: Activation, saved: Saved, grad_y_BLD: torch.Tensor, answer: HopHeader
+    ) -> torch.Tensor | None:
+        """(compute) The gradient of x, from the one that came back under `answer`; the parameters' is added to the
+        step's sum, unless the microbatch is in it."""
+        birth = activation.birth
+        counted, grad_x = self.counts(birth), self.gradient(birth, saved, grad_y_BLD)
+        if counted:
+            work = _work(birth, activation.version, activation.parents[-1], answer.digest())
+            self.replica.record(birth.step, work)
+        return grad_x
+
+    def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
+        """(compute) The gradient of x as it goes to whoever sent x. Raises TransientError if it is not finite."""
+        with _must_be_finite():
+            return self.tensors.answered(grad_x_BLD)
+
+    # -- step by step -------------------------------------------------------------------------------------
+
+    def weights_for(self, birth: BirthRecord) -> tuple[Version, Weights]:
+        """What a microbatch is computed on now: the newest version that its step allows."""
+        return self.replica.weights_for(birth.step)
+
+    def output(self, birth: BirthRecord, x: torch.Tensor) -> tuple[Version, torch.Tensor, Saved]:
+        """(compute) The version, y computed on it, and what its gradient is taken back through."""
+        version, weights = self.weights_for(birth)
+        return version, *self.tensors.forward(weights, x)
+
+    def outcome(
+        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor
+    ) -> tuple[Version, float, SavedLoss]:
+        """(compute) The version, the loss on it, and what its gradient is taken back through."""
+        version, weights = self.weights_for(birth)
+        loss_sum, num_targets, saved = self.tensors.loss(weights, x, targets_BL)
+        birth.check_num_targets(num_targets)
+        return version, loss_sum, saved
+
+    def gradient(self, birth: BirthRecord, saved: Saved, grad_y_BLD: torch.Tensor) -> torch.Tensor | None:
+        """(compute) Of x; None at stage 0."""
+        return self.tensors.backward(saved, grad_y_BLD, self.sum_for(birth))
+
+    def loss_gradient(self, birth: BirthRecord, saved: SavedLoss) -> torch.Tensor | None:
+        """(compute) Of x, at the last stage."""
+        return self.tensors.loss_backward(saved, self.sum_for(birth))
+
+    def sum_for(self, birth: BirthRecord) -> torch.Tensor:
+        """(compute) Where the microbatch's gradient of the parameters is added: the step's sum, if it counts."""
+        return self.replica.sum_of(birth.step).gradient.flat if self.counts(birth) else self.replica.scratch()
+
+    def counts(self, birth: BirthRecord) -> bool:
+        """(compute) Whether a microbatch goes into this peer's contribution: what is in it already is only answered."""
+        return not self.replica.has_done(birth.step, birth.microbatch_id)
+
+    # -- papers -------------------------------------------------------------------------------------------
+
+    def forward_header(self, activation: Activation, consumer: PeerId) -> HopHeader:
+        """Of an activation, to the peer of the next stage that it goes to."""
+        birth, version, codec = activation.birth, activation.version, self.tensors.codec.name
+        return self._signed(birth, version, "forward", consumer, activation.parents, codec, activation.body_digest)
+
+    def gradient_header(
+        self,
+        birth: BirthRecord,
+        version: Version,
+        gradient: memoryview,
+        input_header: HopHeader,
+        answer: HopHeader | None = None,
+    ) -> HopHeader:
+        """Of the encoded gradient of x, to whoever sent x; `answer` is that of the gradient of y, if it was made from
+        one."""
+        parents = (input_header.digest(), *(() if answer is None else (answer.digest(),)))
+        codec, digest = self.tensors.gradient_codec.name, bulk_digest(gradient)
+        return self._signed(birth, version, "gradient", input_header.producer, parents, codec, digest)
+
+    def gradient_header_to(self, input_header: HopHeader, made: HopHeader) -> HopHeader:
+        """Of the same gradient, to another peer that sent the same x under this header."""
+        parents = (input_header.digest(), *made.parents[1:])
+        return replace(made, consumer=input_header.producer, parents=parents).signed_by(self.identity)
+
+    def _signed(
+        self,
+        birth: BirthRecord,
+        version: Version,
+        direction: Direction,
+        consumer: PeerId,
+        parents: tuple[bytes, ...],
+        codec: str,
+        body_digest: bytes,
+    ) -> HopHeader:
+        header = HopHeader(
+            run_id=self.run_id,
+            stage=self.replica.stage,
+            version=version,
+            microbatch_id=birth.microbatch_id,
+            attempt=birth.attempt,
+            direction=direction,
+            producer=self.identity.peer_id,
+            consumer=consumer,
+            parents=parents,
+            shape=self.shape,
+            dtype="fp32",
+            codec=codec,
+            numeric_class=self._numeric_class,
+            body_digest=body_digest,
+        )
+        return header.signed_by(self.identity)
+
+    # -- within -------------------------------------------------------------------------------------------
+
+    def _packed(
+        self, birth: BirthRecord, version: Version, y_BLD: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+    ) -> Activation:
+        with _must_be_finite():
+            encoded = self.tensors.sent(y_BLD)
+        parents = (birth.digest(), *(() if input_header is None else (input_header.digest(),)))
+        body = memoryview(b"".join((encoded, targets)))
+        return Activation(birth, version, parents, body, len(encoded), bulk_digest(encoded))
+
+
+@contextmanager
+def _must_be_finite() -> Iterator[None]:
+    """Raises TransientError for a tensor that is not: no codec carries it, and no other peer need be asked."""
+    try:
+        yield
+    except LocalError as error:
+        log.warning("a microbatch ends here: %s", error)
+        raise TransientError(f"what this peer computed is not finite: {error}") from error
+
+
+def numeric_class(device: str, compute_dtype: str) -> str:
+    """What a computation's bits depend on besides its inputs; replays are compared within a class."""
+    return f"torch-{torch.__version__.partition('+')[0]}/{device.partition(':')[0]}/{compute_dtype}"
+
+
+def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:
+    return Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, input_header, output_header)

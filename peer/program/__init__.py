@@ -1,0 +1,1 @@
+"""The volunteer's programs: what is made in which order, and ended."""

@@ -1,0 +1,369 @@
+"""A peer at one stage, put together: everything that lives from when it has joined until it leaves the stage."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from peer.audit.jury import Charges
+from peer.audit.verdicts import Verdicts
+from peer.directory.host import Host
+from peer.directory.limited_transport import LimitedTransport
+from peer.directory.moving import MEASURED_AFTER, Mover
+from peer.directory.neighbours import Neighbours, stage_topic
+from peer.owner.limits import VolunteerSettings
+from peer.owner.permit import Permit
+from peer.owner.tally import WorkTally
+from peer.pipeline.compute import Urgency, WorkThread
+from peer.pipeline.downstream import Downstream, HopCounters
+from peer.pipeline.exchange_store import ExchangeStore
+from peer.pipeline.hops import HopServer
+from peer.pipeline.screens import Screens
+from peer.pipeline.source import Source
+from peer.pipeline.stage_pass import StagePass
+from peer.pipeline.stage_work import StageWork
+from peer.program.composition import Composition
+from peer.program.joining import Joined
+from peer.program.reports import Reports
+from peer.program.verifying import Verifying
+from peer.round.reductions import ReductionStore
+from peer.round.rounds import StageRounds
+from peer.round.signing_log import SigningLog
+from peer.round.stage_steps import StageSteps
+from peer.stage.context import StageContext
+from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault
+from peer.stage.tasks import Tasks
+from peer.state.catch_up import CatchUp, StateDonor
+from peer.state.continuing import Continuing
+from peer.state.handing_over import hand_over
+from peer.state.replica import StageReplica
+from peer.state.rolling_back import RollingBack
+from swarm.checkpoint.kept_past import KeptPast
+from swarm.checkpoint.results import ResultStore
+from swarm.checkpoint.snapshots import SnapshotStore
+from swarm.core.canonical import Value
+from swarm.core.errors import TransientError
+from swarm.core.ids import PeerId, StageIndex
+from swarm.core.pipeline.wiring import EarliestFinishWiring
+from swarm.core.settings import RunSettings
+from swarm.data.batches import BatchReader
+from swarm.identity.key import Identity
+from swarm.network.outcasts import GuardedTransport
+from swarm.network.transport import Directory
+from swarm.optim.stage_step import stage_clip_norm
+from swarm.witness_service import VoteLog, WitnessService
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belongings:
+    """What a peer has whatever stage it serves."""
+
+    volunteer: VolunteerSettings
+    identity: Identity
+    limited: LimitedTransport
+    """The owner's line, whose rate may be limited."""
+    transport: GuardedTransport
+    """Over that line, without those who are shut out."""
+    directory: Directory
+    host: Host
+    permit: Permit
+    """The owner's, to begin."""
+    tally: WorkTally
+    reports: Reports
+    verdicts: Verdicts
+    rng: random.Random
+    composition: Callable[[], Composition]
+    """What to be made of, at each stage anew."""
+    on_step: Callable[[StageSteps, Applied], None] | None
+    """Told of each step that this peer took, after all others; None: nobody looks on."""
+
+
+class PeerAtStage:
+    """Its parts, for those who look at it. `serve` once, then have `works` run until `leave`."""
+
+    def __init__(self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> None:
+        """Whoever hears of anything is there before the first message can bring it."""
+        settings, chain, model, me = joined.settings, joined.chain, joined.model, own.identity.peer_id
+        self._own, self._joined = own, joined
+        self.settings, self.stage, self.device = settings, chain.stage, str(model.device)
+        made = own.composition()
+        self.context = context = _context(own, joined, compute, exact)
+        events = context.events
+        replica = StageReplica(
+            settings, model, joined.state, clip_norm=stage_clip_norm(settings, self.stage), era=chain.era
+        )
+        self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
+        self.counters = HopCounters()
+        self.mover = self._made_mover()
+        self.neighbours = neighbours = Neighbours(
+            context,
+            own.directory,
+            self.stage,
+            version=lambda: steps.version,
+            takes=own.verdicts.is_shown_to_train,
+            more_to_say=self._more_to_say,
+        )
+        screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
+        vote_log = VoteLog(joined.folder / f"voted-{me[-8:]}.log")
+        self.rounds = rounds = StageRounds(
+            context=context,
+            steps=steps,
+            screens=screens,
+            signing_log=SigningLog(joined.folder / f"signed-{me[-8:]}.log"),
+            vote_log=vote_log,
+            neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
+            charges=charges.brought,
+            make_part_exchange=made.part_exchange,
+            make_driver=made.round_driver,
+        )
+        reader = BatchReader(settings, joined.files[0]) if joined.files is not None else None
+        exchanges = ExchangeStore.of_run(settings, me, reader.batch if reader is not None else None)
+        stage_pass = made.stage_pass(settings, joined.run_id, own.identity, replica)
+        downstream = self._made_downstream(stage_pass, exchanges)
+        work = StageWork(
+            stage_pass,
+            compute,
+            steps,
+            self.counters,
+            exchanges,
+            screens,
+            permit=own.permit,
+        )
+        self.server = HopServer(
+            work,
+            downstream,
+            own.limited,
+            is_before=lambda peer: peer in neighbours.of_stage(self.stage - 1),
+            on_violation=events.publish,
+        )
+        self.source: Source | None = None
+        if joined.files is not None and downstream is not None:
+            self.source = Source(work, steps, rounds.turns, downstream, *joined.files)
+        self.catch_up = CatchUp(
+            rounds,
+            own.transport,
+            lambda: neighbours.of_stage(self.stage),
+            joined.ticket,
+            promotion=lambda: own.verdicts.own_promotion,
+            rng=own.rng,
+        )
+        self._name_hearers(work, downstream, screens)
+        self.verifying = Verifying(
+            context=context,
+            steps=steps,
+            neighbours=neighbours,
+            exchanges=exchanges,
+            charges=charges,
+            verdicts=own.verdicts,
+            ticket=joined.ticket,
+            draws=joined.draws,
+            signed_run=joined.signed_run,
+            host=own.host.peer_id,
+            made=made,
+            reader=reader,
+        )
+        if own.on_step is not None:
+            events.hear(Applied, partial(own.on_step, steps))
+        past = KeptPast(joined.snapshots, self.stage, settings, model.layout)
+        self._continuing = Continuing(past, own.host.peer_id, rounds.taking)
+        self._rolling_back = RollingBack(
+            steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings)
+        )
+        self._donor = StateDonor(steps, own.verdicts.take)
+        self._witness = WitnessService(
+            joined.run_id,
+            own.identity,
+            chain.coordinator,
+            chain.run_key,
+            vote_log,
+            self._is_of_stage,
+            own.verdicts.may_train,
+        )
+        self._draining = asyncio.Event()
+        events.seal()
+
+    def _made_downstream(self, stage_pass: StagePass, exchanges: ExchangeStore) -> Downstream | None:
+        """None at the last stage."""
+        own, context, steps = self._own, self.context, self.steps
+        if self._joined.model.is_last:
+            return None
+        return Downstream(
+            stage_pass,
+            own.transport,
+            context.compute,
+            EarliestFinishWiring(StageIndex(self.stage + 1), own.rng),
+            self.counters,
+            era=lambda: steps.era,
+            keep=exchanges.keep,
+            on_violation=context.events.publish,
+        )
+
+    def _name_hearers(self, work: StageWork, downstream: Downstream | None, screens: Screens) -> None:
+        """But for those that look for lies, which are named after these."""
+        own, context, events = self._own, self.context, self.context.events
+        losses = self.source.losses if self.source is not None else {}
+        events.hear(Applied, lambda applied: own.reports.add(applied, context, screens, work, losses))
+        events.hear(Applied, own.tally.applied, self.server.applied)
+        events.hear(Overtaken, self.catch_up.overtaken)
+        events.hear(StateFault, lambda fault: self.catch_up.load_anew())
+        if downstream is not None:
+            events.hear(PeersChanged, partial(_next_changed, downstream, self.stage + 1))
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Begin to answer, first of all those who bring proofs, and say that this peer is there."""
+        own, context, steps = self._own, self.context, self.steps
+        self.verifying.serve()
+        chain = steps.chain
+        await context.snapshots.save(await context.exact.run(Urgency.ROUND, steps.replica.frozen_state), chain)
+        await asyncio.to_thread(context.results.forget_others)
+        self.rounds.start()
+        self._continuing.serve(own.transport)
+        self._rolling_back.serve(own.transport)
+        self.server.serve(own.transport)
+        self._donor.serve(own.transport)
+        self._witness.serve(own.transport)
+        self.neighbours.serve()
+        if self.source is not None:
+            self.source.serve(own.transport)
+        with contextlib.suppress(TransientError):  # announced again soon
+            await self.neighbours.announce_once()
+        which = "one" if steps.is_member else "not one"
+        log.info("stage %d at version %d, %s of %d members", self.stage, chain.version, which, len(chain.members))
+
+    def works(self) -> list[Coroutine[Any, Any, None]]:
+        """What goes on while this peer is at the stage; all of it is to be run."""
+        works = [self.neighbours.run(), self.catch_up.run(), self._own.reports.send(), self._rolling_back.run()]
+        works += [run() for run in self.verifying.services]
+        works.append(self._keep_to_the_permit())
+        if self.source is not None:
+            works.append(self.source.run(self._draining))
+        if self.mover is not None:
+            works.append(self.mover.run())
+        return works
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Begin nothing, finish what is in flight and see its gradients averaged."""
+        give_up_at = time.monotonic() + timeout_s
+        self.neighbours.leaving = self.server.draining = True
+        self._draining.set()
+        while time.monotonic() < give_up_at:
+            if not self.in_flight and not self.steps.owes_work():
+                return
+            await asyncio.sleep(0.05)
+
+    async def hand_over(self, *, timeout_s: float) -> str | None:
+        """What became of the state, in words for the owner; None where there is nothing to say."""
+        return await hand_over(self.rounds, self._own.host, timeout_s=timeout_s)
+
+    def stop_beginning(self) -> None:
+        """Nothing more is started, in whatever state the rest is."""
+        self._draining.set()
+
+    async def leave(self) -> None:
+        """Answer no more, and end what is under way."""
+        self.neighbours.gone.set()
+        if self.source is not None:
+            self.source.leave(self._own.transport)
+        await self.server.stop()
+        await self.rounds.stop()
+
+    # -- looked at, and told ------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches that have begun here and have not ended."""
+        return self.server.in_flight + (self.source.in_flight if self.source is not None else 0)
+
+    @property
+    def target(self) -> StageIndex | None:
+        """Where this peer is to go; None: it stays."""
+        return self.mover.target if self.mover is not None else None
+
+    def lost(self, peer: PeerId) -> None:
+        """The peer may not train any more."""
+        self.neighbours.drop(peer)
+        self.context.events.publish(PeerLost(peer))
+
+    def fault(self) -> None:
+        """The run key says that this peer has computed wrongly."""
+        if self.verifying.mending is not None:
+            self.verifying.mending.fault()
+
+    def pardon(self) -> None:
+        """The run key takes it back: the state is loaded anew."""
+        if self.verifying.mending is not None:
+            self.catch_up.load_anew()
+
+    # -- what its parts ask -------------------------------------------------------------------------------
+
+    def _made_mover(self) -> Mover | None:
+        settings, joined, own = self.settings, self._joined, self._own
+        if not settings.limits.rebalance_s or settings.trust != "friends":
+            return None
+        compute = self.context.compute
+        return Mover(
+            settings,
+            own.directory,
+            own.identity.peer_id,
+            self.stage,
+            lambda of_stage: stage_topic(joined.run_id, of_stage),
+            lambda: compute.visit_s if self.counters.microbatches >= MEASURED_AFTER else 0.0,
+            lambda: self.steps.chain.members,
+        )
+
+    def _more_to_say(self) -> dict[str, Value]:
+        """In the directory."""
+        moving: Mapping[str, Value] = self.mover.said() if self.mover is not None else {}
+        return {**self._own.verdicts.said_of_self(), **moving}
+
+    def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
+        """As far as this peer can know: it knows its own stage."""
+        return stage != self.stage or peer in self.steps.chain.members or peer in self.neighbours.of_stage(stage)
+
+    async def _keep_to_the_permit(self) -> None:
+        """What may begin changes with the owner's permit."""
+        while True:
+            changed = self._own.permit.changed
+            self.context.compute.wake()
+            await changed.wait()
+
+
+def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> StageContext:
+    settings, stage = joined.settings, joined.chain.stage
+    return StageContext(
+        settings=settings,
+        run_id=joined.run_id,
+        identity=own.identity,
+        transport=own.transport,
+        compute=compute,
+        exact=exact,
+        snapshots=SnapshotStore(joined.snapshots),
+        results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
+        reductions=ReductionStore(settings.audits.retained_versions),
+        tasks=Tasks(stage),
+        events=Events(),
+    )
+
+
+def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> None:
+    if event.stage == stage:
+        downstream.update_peers(set(event.peers))
+
+
+def compute_thread(settings: RunSettings, permit: Permit, before_job: Any) -> WorkThread:
+    """A peer's: paused, what is begun is finished, and audits and evaluations wait."""
+    return WorkThread(
+        "compute",
+        before_job=before_job,
+        may_begin=lambda urgency: urgency <= Urgency.BIRTH or not permit.withheld,
+        audits_wait_s=settings.deadlines.step_s,
+    )

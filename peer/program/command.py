@@ -1,0 +1,264 @@
+"""`swarm join`: a volunteer's command line becomes a running daemon."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from peer.program.state_folder import LOG_FORMAT, HeldFolder, StateFolder
+from swarm.core.errors import SettingsError
+from swarm.core.owner.guest import GIB
+from swarm.core.owner.limits import LIMITS, OwnerLimits
+from swarm.network.addresses import beside, listen_multiaddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peer.directory.known_peers import KnownPeers
+    from peer.owner.limits import VolunteerSettings
+    from peer.program.daemon import PeerDaemon
+    from peer.program.joining import OnRun
+    from peer.program.life import Life
+    from swarm.invite import Invite
+
+    MakePeer = Callable[..., PeerDaemon]
+    """Called as `PeerDaemon` is."""
+    LoadPeer = Callable[[], MakePeer]
+    """Imports what a peer is made by. Given as the click context's object by a program that makes another peer than
+    this one does."""
+
+DEFAULT_FOLDER = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "homeswarm"
+
+
+def folder_option(function: "Callable[..., object]") -> "Callable[..., object]":
+    """--dir, the same for every command about a daemon."""
+    return click.option(
+        "--dir",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=DEFAULT_FOLDER,
+        show_default=True,
+        envvar="HOMESWARM_DIR",
+        help="The daemon's folder: identity, limits, state.",
+    )(function)
+
+
+def limit_options(function: "Callable[..., None]") -> "Callable[..., None]":
+    """One option for each of the owner's limits."""
+    for limit in reversed(LIMITS):
+        names = [f"--{limit.name}"] + (["--memory"] if limit.name == "memory-gib" else [])
+        option = click.option(*names, limit.field, metavar=limit.example.upper(), help=limit.meaning)
+        function = option(function)
+    return function
+
+
+@click.command(name="join", short_help="Train with a run, given its address.")
+@click.argument("address", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Join without asking; needed where nobody can be asked.")
+@click.option("--detach", is_flag=True, help="Go on in the background; `swarm status`, `top` and `leave` are for it.")
+@click.option("--stage", type=click.IntRange(min=0), help="Serve this stage. Default: where the run needs a peer most.")
+@click.option("--listen", default="0.0.0.0:0", show_default=True, metavar="HOST:PORT", help="Where others reach you.")
+@folder_option
+@limit_options
+@click.option("--verbose", is_flag=True, help="Log what happens.")
+@click.pass_obj
+def command(
+    load_peer: "LoadPeer | None",
+    /,
+    address: tuple[str, ...],
+    yes: bool,
+    detach: bool,
+    stage: int | None,
+    listen: str,
+    folder: Path,
+    verbose: bool,
+    **given: str | None,
+) -> None:
+    """Train with the run that ADDRESS, an invite or a host's own address, leads to, until it ends or Ctrl-C.
+
+    Limits given here hold for this start; `swarm config` sets them for all. "none" lifts one.
+
+    Exit codes: 0 the run is over or you left; 1 something failed; 2 a setting is wrong, or this machine does not fit;
+    5 the run shut this peer out; 6 this release is too old, or too new; 130 interrupted, or not joined when asked.
+    """
+    state = StateFolder(folder.absolute())
+    limits = state.load_limits().changed(
+        {limit.name: text for limit in LIMITS if (text := given[limit.field]) is not None}
+    )
+    invite, addresses = read_address(address)
+    host = host_of(addresses)
+    if detach:
+        from peer.program.detached import ask_before, start_detached
+
+        if not yes:
+            ask_before(host, addresses, invite, stage, limits)
+        start_detached(state, _rebuilt(address, stage, listen, folder, given, verbose))
+        return
+    from peer.owner.priority import giving_way
+
+    with giving_way(limits.nice):
+        volunteer = replace(_volunteer(state, limits, stage, listen), invite=invite)
+        from peer.owner.consent import ask, silent
+        from swarm.network.loop import run
+
+        on_run = silent if yes else ask(stage, limits)
+        load = load_peer or _load_peer
+        run(lambda stop: _join(volunteer, state, limits, host, addresses, stop, on_run, load, verbose=verbose))
+
+
+def read_address(lines: tuple[str, ...]) -> "tuple[Invite | None, tuple[str, ...]]":
+    """The invite, if one was given, and the host's addresses. Raises SettingsError, or UpgradeNeeded."""
+    from swarm.invite import is_invite, parse_invite
+    from swarm.release import check_protocol
+
+    if not any(is_invite(line) for line in lines):
+        return None, lines
+    if len(lines) != 1:
+        raise SettingsError(f"ADDRESS: {len(lines)} were given; an invite stands alone, in quotes")
+    invite = parse_invite(lines[0])
+    check_protocol(invite.protocol)
+    return invite, invite.addresses
+
+
+def host_of(addresses: tuple[str, ...]) -> str:
+    """The peer id that all the addresses end in. Raises SettingsError."""
+    from swarm.core.ids import PeerId
+    from swarm.identity.key import is_peer_id
+
+    hosts = {address.rpartition("/p2p/")[2] for address in addresses}
+    if len(hosts) != 1 or not all(is_peer_id(PeerId(host)) for host in hosts):
+        raise SettingsError(f"ADDRESS {' '.join(addresses)}: give the line that `swarm host` printed, swarm://...")
+    return hosts.pop()
+
+
+def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, listen: str) -> "VolunteerSettings":
+    from peer.owner.cores import claim_cores, usable_cores
+    from peer.owner.limits import VolunteerSettings
+    from swarm.local.compute_pools import bound_pools, pools_bound_by_owner
+
+    if limits.threads is not None:
+        threads = limits.threads
+        claim_cores(threads)
+    else:
+        cores = len(usable_cores())
+        threads = min(cores, pools_bound_by_owner() or cores)
+    bound_pools(threads)
+    return VolunteerSettings(
+        folder=state.path,
+        threads=threads,
+        memory_bytes=None if limits.memory_gib is None else int(limits.memory_gib * GIB),
+        upload_mbit=limits.upload_mbit,
+        download_mbit=limits.download_mbit,
+        gpu=limits.gpu,
+        gpu_memory_bytes=None if limits.gpu_memory_gib is None else int(limits.gpu_memory_gib * GIB),
+        disk_bytes=None if limits.disk_gib is None else int(limits.disk_gib * GIB),
+        stage=stage,
+        listen=(listen_multiaddress(listen),),
+        relay_listen=None if limits.relay_gb is None else listen_multiaddress(beside(listen, 1)),
+    )
+
+
+def _rebuilt(
+    address: tuple[str, ...],
+    stage: int | None,
+    listen: str,
+    folder: Path,
+    given: "dict[str, str | None]",
+    verbose: bool,
+) -> list[str]:
+    """The command line of the same join in the foreground."""
+    arguments = ["join", *address, "--yes", "--listen", listen, "--dir", str(folder.absolute())]
+    arguments += [] if stage is None else ["--stage", str(stage)]
+    for limit in LIMITS:
+        text = given[limit.field]
+        arguments += [] if text is None else [f"--{limit.name}", text]
+    return [*arguments, *(["--verbose"] if verbose else [])]
+
+
+async def _join(
+    volunteer: "VolunteerSettings",
+    state: StateFolder,
+    limits: OwnerLimits,
+    host: str,
+    addresses: tuple[str, ...],
+    stop: asyncio.Event,
+    on_run: "OnRun",
+    load_peer: "LoadPeer",
+    *,
+    verbose: bool,
+) -> None:
+    """Hold the folder, answer the owner, and live."""
+    from peer.owner.desk import OwnerDesk
+    from peer.owner.log_lines import LogLines
+    from swarm.core.ids import PeerId
+    from swarm.network.identity_file import load_or_create_identity
+    from swarm.network.p2pd.processes import RuntimeFolder
+    from swarm.network.services.daemon_service import serve_owner_of_daemon
+
+    with HeldFolder(state) as held:
+        identity = load_or_create_identity(state.identity)
+        lines = LogLines()
+        with _logging(state, lines, verbose=verbose):
+            desk = OwnerDesk(volunteer, state, limits, identity.peer_id, PeerId(host), lines, stop)
+            runtime = RuntimeFolder()
+            server = await serve_owner_of_daemon(desk, runtime.path)
+            try:
+                held.listens_at(server.path)
+                # Torch takes seconds to import; the owner is answered meanwhile.
+                life, known = await asyncio.to_thread(_imported)
+                make_peer = await asyncio.to_thread(load_peer)
+                await life(
+                    desk,
+                    identity,
+                    PeerId(host),
+                    addresses,
+                    known(state.path / "known-peers.json"),
+                    on_run=on_run,
+                    say=lambda text: click.echo(text, err=True),
+                    rng=random.Random(secrets.randbits(64)),
+                    make_peer=make_peer,
+                ).run(stop)
+            finally:
+                await server.close()
+                runtime.close()
+
+
+def _imported() -> "tuple[type[Life], type[KnownPeers]]":
+    from peer.directory.known_peers import KnownPeers
+    from peer.program.life import Life
+
+    return Life, KnownPeers
+
+
+def _load_peer() -> "MakePeer":
+    from peer.program.daemon import PeerDaemon
+
+    return PeerDaemon
+
+
+@contextlib.contextmanager
+def _logging(state: StateFolder, lines: logging.Handler, *, verbose: bool) -> Iterator[None]:
+    """The log goes to its file and to `swarm logs`; to the terminal what is serious, or all if `verbose`."""
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.INFO if verbose else logging.ERROR)
+    handlers = (terminal, lines, state.log_handler())
+    root = logging.getLogger()
+    root.setLevel(logging.INFO)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()

@@ -1,0 +1,204 @@
+"""What a peer gets before it can take part: the run, its ticket, a model that fits, tokens,
+and a state.
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from peer.audit.verdicts import Verdicts
+from peer.directory.host import Host
+from peer.directory.limited_transport import LimitedTransport
+from peer.directory.neighbours import stage_topic
+from peer.owner.limits import VolunteerSettings, first_that_fits
+from peer.owner.machine import folder_bytes
+from peer.pipeline.compute import Urgency, WorkThread
+from peer.state.donors import donors_of
+from peer.state.first_state import FirstState
+from peer.state.replica import stage_device
+from peer.state.run_files import RunFiles
+from swarm.checkpoint.state import StageState
+from swarm.core.canonical import Value, signed_bytes
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, RunId, StageIndex
+from swarm.core.pipeline.compute_mode import ComputeMode, modes
+from swarm.core.plan import stage_memory_bytes
+from swarm.core.settings import RunSettings
+from swarm.core.state.stage_chain import StageChain
+from swarm.data.token_file import TokenFile
+from swarm.host_protocol import ADMIT, SignedRun
+from swarm.identity.key import Identity
+from swarm.local.rehearsal import rehearse
+from swarm.model.families import stage_layout, validate_config
+from swarm.model.layout import ParameterLayout
+from swarm.model.stage import StageModel
+from swarm.network.transport import Directory, Transport
+from swarm.release import check_release
+from verification.audit.draws import HashChain
+from verification.pipeline.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
+"""Told of the run before anything of it is joined; what it raises ends the peer."""
+
+
+class Joined(NamedTuple):
+    """What a peer has when it has joined."""
+
+    settings: RunSettings
+    run_id: RunId
+    signed_run: SignedRun
+    ticket: Ticket
+    draws: HashChain
+    model: StageModel
+    state: StageState
+    chain: StageChain
+    folder: Path
+    """Of the run."""
+    snapshots: Path
+    files: tuple[TokenFile, TokenFile] | None
+    """Training and held-out tokens, at stage 0."""
+
+
+class Joining:
+    """How one peer joins a stage: `join`, as often as it goes to another."""
+
+    def __init__(
+        self,
+        volunteer: VolunteerSettings,
+        identity: Identity,
+        transport: Transport,
+        limited: LimitedTransport,
+        directory: Directory,
+        host: Host,
+        verdicts: Verdicts,
+        rng: random.Random,
+        say: Callable[[str], None],
+    ) -> None:
+        """`say` is told in words what is waited for."""
+        self._say = say
+        self._volunteer = volunteer
+        self._identity = identity
+        self._transport = transport
+        self._limited = limited
+        self._directory = directory
+        self._host = host
+        self._verdicts = verdicts
+        self._rng = rng
+
+    async def join(self, wish: int | None, on_run: OnRun | None) -> Joined:
+        """Everything this peer needs to take part in the stage it wishes for; None: wherever the host sends it.
+
+        Raises SettingsError where nothing fits this machine, TransientError, RemoteError.
+        """
+        signed_run, settings, name = await self._host.run()
+        if on_run is not None:
+            await on_run(signed_run, settings)
+        run_key = signed_run.run_key
+        self._verdicts.serve(name, run_key)
+        draws = await asyncio.to_thread(HashChain.of_run, self._draw_seed(name), settings.optimizer.total_steps)
+        ticket = await self._admitted(wish, draws.end, name, run_key)
+        stage = ticket.stage
+        layout = stage_layout(settings.model, stage)
+        device = stage_device(self._volunteer.gpu)
+        await self._rehearse(settings)
+        model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
+        folder = self._volunteer.folder / "runs" / name[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        # All libraries are loaded, and nothing else is.
+        model = model.computing(self._mode_that_fits(settings, stage, layout, device, folder))
+        snapshots = folder / f"snapshots-{self._identity.peer_id[-8:]}"
+        files = None
+        if stage == 0:
+            ours = RunFiles(
+                settings=settings,
+                run_key=run_key,
+                host=self._host,
+                transport=self._transport,
+                limited=self._limited,
+                folder=folder,
+            )
+            files = await ours.get(partial(self._donors, name, stage))
+        wanted = FirstState(
+            settings=settings,
+            run_id=name,
+            run_key=run_key,
+            stage=stage,
+            layout=layout,
+            me=self._identity.peer_id,
+            host=self._host,
+            transport=self._transport,
+            directory=self._directory,
+            kept=snapshots,
+            on_begun=partial(self._verdicts.begin, settings),
+            say=self._say,
+            rng=self._rng,
+        )
+        state, chain = await wanted.get()
+        return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, snapshots, files)
+
+    def _draw_seed(self, name: RunId) -> bytes:
+        """Secret, and the same whenever this identity joins the run."""
+        return hashlib.sha256(self._identity.sign(signed_bytes("draw-seed", [name]))).digest()
+
+    async def _admitted(self, wish: int | None, chain_end: bytes, name: RunId, run_key: PeerId) -> Ticket:
+        """This peer's ticket; who is banned by now is shut out."""
+        invite = self._volunteer.invite
+        voucher = invite.voucher if invite is not None else ""
+        meta: dict[str, Value] = {"stage": wish, "chain_end": chain_end, "voucher": voucher}
+        about = f"admit {name} {wish}"
+        answer = await self._host.answer(about, ADMIT, meta)
+        fields = Fields("admission", answer)
+        ticket = Ticket.from_value(fields.message("ticket"))
+        ticket.check(run_id=name, run_key=run_key)
+        check_release(fields.text("minimum_release", max_length=32))
+        if (ticket.peer_id, ticket.chain_end) != (self._identity.peer_id, chain_end):
+            raise RemoteError(
+                "ticket", f"the host's ticket is for {ticket.peer_id}, not for this peer", self._host.peer_id
+            )
+        self._verdicts.take_all(fields)
+        self._host.kept.keep(about, answer)
+        return ticket
+
+    def _mode_that_fits(
+        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str, folder: Path
+    ) -> ComputeMode:
+        """How much of a microbatch this peer computes at once. Raises SettingsError if the stage fits in no way."""
+        hidden_size = validate_config(settings.model.config_json).hidden_size
+        num_tokens = settings.data.num_train_tokens + settings.data.num_held_out_tokens if stage == 0 else 0
+
+        def items(mode: ComputeMode) -> dict[str, int]:
+            found = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage, mode=mode)
+            return found | {"disk.the run's tokens": num_tokens * settings.data.token_bytes}
+
+        mode = first_that_fits(modes(settings), items, self._volunteer, held_bytes=folder_bytes(folder))
+        if mode != ComputeMode.of_run(settings):
+            log.info(
+                "to fit into memory, %d of a microbatch's %d samples are computed at once, and forward twice",
+                mode.samples_at_once,
+                settings.batch.microbatch_size,
+            )
+        return mode
+
+    async def _donors(self, name: RunId, stage: StageIndex) -> Sequence[PeerId]:
+        """Who serves the stage by now, if the directory tells."""
+        try:
+            return await donors_of(self._directory, self._transport, stage_topic(name, stage), self._rng)
+        except TransientError as error:
+            log.info("the directory: %s", error)
+            return []
+
+    async def _rehearse(self, settings: RunSettings) -> None:
+        """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
+        thread = WorkThread("rehearsal")
+        try:
+            await thread.run(Urgency.ROUND, lambda: rehearse(settings))
+        finally:
+            thread.close(timeout_s=0.0)

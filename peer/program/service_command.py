@@ -1,0 +1,98 @@
+"""`swarm install-service`: a systemd unit is written that runs the peer of a user, hardened."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from peer.program.command import folder_option, host_of, read_address
+from peer.program.state_folder import StateFolder
+from swarm.core.errors import SettingsError
+from swarm.disk.durable_lines import replace_lines
+
+UNIT = """\
+[Unit]
+Description=homeswarm: trains a shared model within its owner's limits (swarm status, swarm config)
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={command}
+# SIGTERM: what is in flight is finished and handed over, 30 s at most.
+TimeoutStopSec=40
+KillMode=mixed
+Restart=on-failure
+RestartSec=30
+# Wrong settings (2) and a ban (5) are not mended by starting again.
+RestartPreventExitStatus=2 5
+Nice={nice}
+IOSchedulingClass=idle
+CPUWeight=20
+{limits}\
+UMask=0077
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictNamespaces=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths={folder} %t
+# Compiled kernels are kept there.
+Environment=NUMBA_CACHE_DIR={folder}/numba
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
+
+[Install]
+WantedBy=default.target
+"""
+
+
+@click.command()
+@click.argument("address", nargs=-1, required=True)
+@folder_option
+@click.option("--print", "only_print", is_flag=True, help="Print the unit instead of writing it.")
+def command(address: tuple[str, ...], folder: Path, only_print: bool) -> None:
+    """Write a systemd user unit that joins the run at ADDRESS whenever this machine runs.
+
+    Limits are those of `swarm config`; see what you agree to with `swarm join ADDRESS` first.
+    """
+    host_of(read_address(address)[1])
+    state = StateFolder(folder.absolute())
+    unit = unit_of(address, state)
+    if only_print:
+        click.echo(unit, nl=False)
+        return
+    path = Path.home() / ".config" / "systemd" / "user" / "homeswarm.service"
+    state.make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_lines(path, unit.splitlines())
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written ({error.strerror}); see the unit with --print") from error
+    click.echo(
+        f"{path} is written; now\n"
+        "    systemctl --user daemon-reload\n"
+        "    systemctl --user enable --now homeswarm\n"
+        "    loginctl enable-linger        # so that it runs while you are logged out"
+    )
+
+
+def unit_of(addresses: tuple[str, ...], state: StateFolder) -> str:
+    """The unit's text. The kernel keeps the limits that it can keep as well."""
+    limits = state.load_limits()
+    held = [] if limits.threads is None else [f"CPUQuota={100 * limits.threads}%"]
+    held += [] if limits.memory_gib is None else [f"MemoryMax={int(limits.memory_gib * (1 << 30))}"]
+    program = [sys.executable, "-m", "swarm", "join", *addresses, "--yes", "--dir", str(state.path)]
+    return UNIT.format(
+        command=" ".join(shlex.quote(word).replace("%", "%%") for word in program),
+        nice=limits.nice,
+        limits="".join(f"{line}\n" for line in held),
+        folder=str(state.path).replace(" ", "\\x20").replace("%", "%%"),
+    )

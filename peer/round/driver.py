@@ -1,0 +1,308 @@
+"""A step's averaging round carried out on this peer: messages, votes, encoding, aggregation.
+
+`swarm.core.round.averaging_round` decides; this does what it says. Heavy work runs on the exact thread. Handlers and
+tasks all run on one event loop, so decisions never interleave.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from peer.pipeline.compute import Urgency
+from peer.round.mail import RESEND_S, ROUND, RoundMail
+from peer.round.part_exchange import Heard, PartExchange
+from peer.round.signing_log import SigningLog
+from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepState
+from peer.round.taking import StepTaking
+from peer.stage.events import MemberGone
+from swarm.averaging.seeds import part_seeds
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields, packed_or_none, value_or_none
+from swarm.core.ids import PeerId, Step
+from swarm.core.round import averaging_round as act
+from swarm.core.round.averaging_round import Instruction
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.contribution import MAX_CHARGES, Contribution, Result, Roster
+from swarm.core.round.facts import EquivocationError
+from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
+from swarm.identity.key import verify
+from swarm.network.transport import Message
+from swarm.witness_service import VoteLog, ask_witness, check_joins
+from verification.kinds.equivocation import CastVote, Equivocation, Statement
+
+log = logging.getLogger(__name__)
+
+MAX_VOTES = MAX_VOTERS * len(PHASES)
+"""Kept of a step to be compared with what else their voters sign."""
+
+
+class RoundDriver:
+    """What the stage's rounds send, receive and compute here."""
+
+    def __init__(
+        self,
+        steps: StageSteps,
+        mail: RoundMail,
+        parts: PartExchange,
+        taking: StepTaking,
+        *,
+        signing_log: SigningLog,
+        vote_log: VoteLog,
+        neighbours: Callable[[], set[PeerId]],
+        charges: Callable[[], tuple[bytes, ...]],
+    ) -> None:
+        """`neighbours`: live peers of the stages beside this one; `charges`: what this peer brings before juries with
+        its next contribution."""
+        self._steps = steps
+        self._context = steps.context
+        self._mail = mail
+        self._parts = parts
+        self._taking = taking
+        self._signing_log = signing_log
+        self._vote_log = vote_log
+        self._neighbours = neighbours
+        self._charges = charges
+
+    def serve(self) -> None:
+        """Begin to answer."""
+        self._context.transport.serve(ROUND, self._on_round, max_body_bytes=self._parts.max_message_bytes)
+        self._parts.serve()
+
+    async def _on_round(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("round message", request.meta)
+        self._steps.check_stage(sender, fields.integer("stage"))
+        kind, step = fields.text("kind"), Step(fields.integer("step"))
+        if int(step) < self._steps.chain.version:
+            return Message({"status": "over"})
+        state = await self._steps.step_state(step, with_round=True)
+        machine = state.round
+        assert machine is not None
+        now, heard = time.monotonic(), Heard([])
+        if kind == "close":
+            out = machine.on_close(sender, fields.integer("view", high=1 << 20), now=now)
+        elif kind == "commit":
+            view = fields.integer("view", high=1 << 20)
+            contribution = fields.maybe("contribution", Contribution.from_value)
+            roster = fields.maybe("roster", Roster.from_value)
+            result = fields.maybe("result", Result.from_value)
+            promise = fields.maybe("promise", Promise.from_value)
+            try:
+                out = machine.on_commit(sender, view, contribution, promise, roster, result, now=now)
+            except EquivocationError as error:
+                self._suspect(error.one, error.other)
+                raise
+        elif kind == "ballot":
+            proposal = Proposal.from_value(fields.message("proposal"))
+            self._check_neighbours(proposal)
+            check_joins(proposal, self._steps.may_join)
+            out = machine.on_ballot(sender, proposal, now=now)
+        elif kind == "vote":
+            view, phase, value = (
+                fields.integer("view", high=1 << 20),
+                fields.text("phase"),
+                fields.octets("value", length=32),
+            )
+            vote = Vote.from_value(fields.message("vote"))
+            self._compare_votes(state, view, phase_of(phase), value, vote)
+            out = machine.on_vote(sender, view, phase, value, vote, now=now)
+        elif kind == "roster":
+            out = machine.on_roster(sender, Roster.from_value(fields.message("roster")), now=now)
+            state.notify()
+        elif kind == "parts":
+            heard = await self._parts.receive(state, machine, sender, fields, memoryview(request.body))
+            out = heard.instructions
+        elif kind == "made":
+            part, cohort = fields.integer("part", high=1 << 20), fields.integer("cohort", high=1 << 10)
+            out = machine.on_announced(sender, part, cohort, now=now)
+        elif kind == "result":
+            out = machine.on_result(Result.from_value(fields.message("result")), now=now)
+            state.notify()
+        else:
+            raise RemoteError("protocol", f"round message of kind {kind[:20]!r}", sender)
+        self.carry_out(state, out)
+        if heard.failure is not None:
+            raise heard.failure
+        return Message({"status": "ok"})
+
+    def _compare_votes(self, state: StepState, view: int, phase: Phase, value: bytes, vote: Vote) -> None:
+        """Accuse a voter of two votes in one phase. Those of a reconfigured round are not compared."""
+        assert state.round is not None
+        election = state.round.facts.election
+        if vote.voter not in election.voters or view != state.round.view:
+            return
+        if len(state.votes) >= MAX_VOTES:
+            state.votes.clear()
+        earlier, earlier_vote = state.votes.setdefault((vote.voter, phase, view), (value, vote))
+        if earlier == value:
+            return
+        one = CastVote.of(election, phase, view, earlier, earlier_vote, None)
+        other = CastVote.of(election, phase, view, value, vote, None)
+        if all(verify(vote.voter, cast.signed_bytes(), cast.vote.signature) for cast in (one, other)):
+            self._suspect(one, other)
+
+    def _suspect(self, one: Statement, other: Statement) -> None:
+        """Two statements that one peer has signed may contradict each other."""
+        self._context.events.publish(Equivocation(one=one, other=other))
+
+    def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
+        """Do what the step's round says."""
+        if state.round is not None and state.round.changed is not state.logged_under:
+            self.log_round(state)
+        if state.round is not None and state.round.roster is not None:
+            self._parts.rates.begin(state.round.roster, now=time.monotonic())
+        to_aggregate: list[act.AggregatePart | act.CombineShares] = []
+        for instruction in instructions:
+            match instruction:
+                case act.MakeContribution():
+                    if state.closed_at is None:
+                        state.closed_at, state.busy_s_at_close = time.monotonic(), self._context.compute.busy_s
+                    self._context.tasks.spawn(self._contribute(state))
+                case act.SendClose(to, view, reason):
+                    self._mail.send_all(state, to, {"kind": "close", "view": view, "reason": reason[:200]})
+                case act.SendCommit(leader, view, contribution, promise, roster, result):
+                    meta: dict[str, Value] = {
+                        "kind": "commit",
+                        "view": view,
+                        "contribution": packed_or_none(contribution),
+                        "promise": value_or_none(promise),
+                        "roster": packed_or_none(roster),
+                        "result": packed_or_none(result),
+                    }
+                    self._mail.send_all(state, (leader,), meta)
+                case act.AskPromise(to, view):
+                    for peer in to:
+                        self._ask_outside(state, peer, instruction, (peer, "promise", view))
+                case act.SendBallot(to, proposal):
+                    inside = [peer for peer in to if peer in self._steps.chain.members]
+                    if inside:
+                        self._mail.send_all(state, inside, {"kind": "ballot", "proposal": proposal.packed})
+                    for peer in to:
+                        if peer not in inside:
+                            self._ask_outside(state, peer, instruction, (peer, proposal.phase, proposal.view))
+                case act.SendVote(leader, proposal, vote):
+                    asked: dict[str, Value] = {
+                        "kind": "vote",
+                        "view": proposal.view,
+                        "phase": proposal.phase,
+                        "value": proposal.value,
+                        "vote": vote.to_value(),
+                    }
+                    self._mail.send_all(state, (leader,), asked)
+                case act.SendRoster(to, roster):
+                    state.notify()
+                    self._mail.send_all(state, to, {"kind": "roster", "roster": roster.packed})
+                case act.SendPart(reducer, part, view):
+                    self._parts.send_part(state, reducer, part, view)
+                case act.AggregatePart() | act.CombineShares():
+                    to_aggregate.append(instruction)
+                case act.AnnounceShare(leader, part, cohort):
+                    self._mail.send_all(state, (leader,), {"kind": "made", "part": part, "cohort": cohort})
+                case act.SendReduced(to, reduced):
+                    self._parts.send_reduced(state, to, reduced)
+                case act.SendResult(to, result):
+                    state.notify()
+                    inside = [peer for peer in to if peer in self._steps.chain.members]
+                    self._mail.send_all(state, inside, {"kind": "result", "result": result.packed})
+                case act.FetchPart():
+                    self._context.tasks.spawn(self._fetch(state, instruction))
+                case act.Accuse(one, other):
+                    self._suspect(one, other)
+                case act.Finish(result):
+                    self._context.tasks.spawn(self._taking.finish(state, result))
+        if to_aggregate:
+            assert state.round is not None
+            assert state.round.roster is not None
+            self._context.tasks.spawn(self._aggregate(state, state.round.roster, to_aggregate))
+
+    async def _fetch(self, state: StepState, asked: act.FetchPart) -> None:
+        self.carry_out(state, await self._parts.fetch(state, asked))
+
+    async def _aggregate(
+        self, state: StepState, roster: Roster, asked: list[act.AggregatePart | act.CombineShares]
+    ) -> None:
+        self.carry_out(state, await self._parts.aggregate(state, roster, asked))
+
+    def member_gone(self, event: MemberGone) -> None:
+        """An open step's round goes on without the member."""
+        state = self._steps.open_step(event.step)
+        if state is not None and state.round is not None:
+            self.carry_out(state, state.round.unreachable(event.peer, now=time.monotonic()))
+
+    def log_round(self, state: StepState) -> None:
+        """Nothing that is signed from now on leaves before the round and its reconfiguration are on disk."""
+        machine = state.round
+        assert machine is not None
+        state.logged, state.logged_under = asyncio.get_running_loop().create_future(), machine.changed
+        self._context.tasks.spawn(self._log_round(machine.facts.previous_name, machine.changed, state.logged))
+
+    async def _log_round(self, name: bytes, changed: Reconfiguration | None, logged: asyncio.Future[None]) -> None:
+        await self._vote_log.begin(name, changed)
+        logged.set_result(None)
+
+    def _check_neighbours(self, proposal: Proposal) -> None:
+        """A leader must not make up voters: whom it names as a neighbour is known here, or not yet voted for."""
+        if proposal.roster is not None:
+            known = {*self._neighbours(), *self._steps.chain.basis.neighbours}
+            strange = [peer for peer in proposal.roster.neighbours if peer not in known]
+            if strange:
+                raise TransientError(f"{strange[0][-6:]} is not known here as a neighbour")
+
+    def _ask_outside(
+        self, state: StepState, peer: PeerId, what: act.AskPromise | act.SendBallot, key: tuple[PeerId, str, int]
+    ) -> None:
+        if key not in state.asking:
+            state.asking.add(key)
+            self._context.tasks.spawn(self._until_answered(state, peer, what, key))
+
+    async def _until_answered(
+        self, state: StepState, peer: PeerId, what: act.AskPromise | act.SendBallot, key: tuple[PeerId, str, int]
+    ) -> None:
+        """Ask a voter outside the stage until it answers or nobody wants to know any more."""
+        machine, facts = state.round, state.facts
+        assert machine is not None
+        assert facts is not None
+        await asyncio.shield(state.logged)
+        basis, call_s = self._steps.chain.basis, self._context.settings.deadlines.call_s
+        try:
+            while self._steps.is_open(state) and machine.wants(what):
+                try:
+                    answer = await ask_witness(self._context.transport, peer, facts, basis, what, timeout_s=call_s)
+                except TransientError as error:
+                    log.debug("stage %d step %d: voter %s: %s", facts.stage, state.step, peer[-6:], error)
+                    await asyncio.sleep(RESEND_S)
+                    continue
+                now = time.monotonic()
+                if isinstance(answer, Vote) and isinstance(what, act.SendBallot):
+                    asked = what.proposal
+                    out = machine.on_vote(peer, asked.view, asked.phase, asked.value, answer, now=now)
+                    self.carry_out(state, out)
+                elif isinstance(answer, tuple):
+                    self.carry_out(state, machine.on_promise(peer, *answer, now=now))
+                return
+        finally:
+            state.asking.discard(key)
+
+    async def _contribute(self, state: StepState) -> None:
+        context, step = self._context, state.step
+        replica, chain = self._steps.replica, self._steps.chain
+        assert state.round is not None
+        accumulation = await context.compute.run(Urgency.ROUND, lambda: replica.close(step))
+        state.accumulation = accumulation
+        if not self._signing_log.may_sign(chain.lineage, step):
+            log.warning("step %d: this peer may have contributed before it was restarted, and does not again", step)
+            self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
+            return
+        seeds = part_seeds(context.run_id, chain.stage, chain.version, context.me, num_parts=replica.num_parts)
+        parts, digests = await self._parts.encoded(step, accumulation, seeds)
+        work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
+        rates = self._parts.rates.of(chain.members, me=context.me)
+        unsigned = Contribution(context.run_id, chain.stage, step, chain.name, context.me, work, tuple(digests), rates)
+        unsigned = replace(unsigned, charges=self._charges()[:MAX_CHARGES] if work else ())
+        await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
+        self._parts.commit(state, parts, digests)
+        contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))
+        self.carry_out(state, state.round.contributed(contribution, now=time.monotonic()))

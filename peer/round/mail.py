@@ -1,0 +1,70 @@
+"""Messages of an open step's round to its members, brought however often it takes."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from peer.round.presence import Presence
+from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepState
+from peer.stage.events import Overtaken
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
+from swarm.core.ids import PeerId
+from swarm.network.transport import Message
+from verification.round.papers import Bytes
+
+log = logging.getLogger(__name__)
+
+ROUND = "round"
+RESEND_S = 0.2
+
+
+class RoundMail:
+    """What this peer's rounds send."""
+
+    def __init__(self, steps: StageSteps, presence: Presence) -> None:
+        self._steps = steps
+        self._context = steps.context
+        self._presence = presence
+
+    def send_all(self, state: StepState, to: Iterable[PeerId], meta: dict[str, Value]) -> None:
+        """Begin to bring each of them the message."""
+        for peer in to:
+            self._context.tasks.spawn(self.send(state, peer, meta))
+
+    async def send(
+        self, state: StepState, peer: PeerId, meta: dict[str, Value], bodies: tuple[Bytes, ...] = ()
+    ) -> None:
+        """Bring a member a message of the open step, however often it takes, or find it gone."""
+        context, stage = self._context, self._steps.chain.stage
+        deadlines = context.settings.deadlines
+        what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
+        await asyncio.shield(state.logged)
+        while self._steps.is_open(state):
+            try:
+                reply = await context.transport.call(
+                    peer,
+                    ROUND,
+                    Message({**meta, "stage": stage, "step": state.step}, more=bodies),
+                    timeout_s=max(deadlines.call_s, deadlines.round_phase_s),
+                    max_body_bytes=0,
+                )
+            except RemoteError as error:
+                log.warning("%s: refused: %s", what, error)
+                if await self._presence.is_gone(peer):
+                    self._presence.unreachable(state, peer)
+            except UnreachableError as error:
+                log.info("%s: %s", what, error)
+                if not await self._presence.is_gone(peer):
+                    continue
+                self._presence.unreachable(state, peer)
+            except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
+                log.debug("%s: %s", what, error)
+                await asyncio.sleep(RESEND_S)
+                continue
+            else:
+                state.sent_bytes += sum(map(len, bodies))
+                if reply.meta.get("status") == "over":
+                    context.events.publish(Overtaken(peer))
+            return

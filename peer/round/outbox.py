@@ -1,0 +1,166 @@
+"""Bulk messages that wait for their turn: a few to each peer are under way at a time, in order.
+
+What waits for one peer together goes together. On a fast line messages are long, for each costs as much as carrying
+100 KB; on a slow one short and many, so that the line is never idle while one is acknowledged. There they become
+shorter the less is left, and parcels are cut into fragments: so those under way end at about the same time (guided
+self-scheduling, Polychronopoulos and Kuck 1987), and no line stands nearly empty behind the last of them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from peer.round.fragments import MOST_FRAGMENTS, Fragment
+from peer.round.step_state import StepState
+from swarm.core.canonical import Value
+from swarm.core.ids import PeerId
+from verification.round.papers import Bytes
+
+MESSAGE_BYTES = 4352 << 10
+"""A message of several parcels is no longer: four parts of 2^20 values in int8, two in bf16."""
+SHORTEST_BYTES = 256 << 10
+MESSAGE_S = 0.1
+"""How long a message should take."""
+UNDER_WAY_BYTES = 4 << 20
+"""Of all messages to one peer together, about: more than 20 Mbit/s carry in the 100 ms that an answer may take."""
+LEAST_LANES, MOST_LANES = 2, 16
+CUT_BELOW_BYTES = 2 * SHORTEST_BYTES
+"""Only shorter messages become shorter still: on lines of more than 42 Mbit/s each costs more than an idle end."""
+LEAST_SHARE = 8
+"""A message keeps an eighth of its length, however little is left: each has a head and an answer."""
+SMOOTHING = 0.5
+"""Share of the newest rate in the average."""
+MIN_MEASURED_BYTES = 1 << 20
+"""Less than this, sent in one go, measures nothing but delays."""
+
+
+class Pace(NamedTuple):
+    """How long messages to a peer are, and how many are under way at a time."""
+
+    message_bytes: int
+    lanes: int
+    cuts: bool
+    """Whether messages become shorter towards the end, and parcels are cut."""
+
+    @classmethod
+    def of(cls, bytes_per_s: float) -> "Pace":
+        """For a line of that rate."""
+        size = min(MESSAGE_BYTES, max(SHORTEST_BYTES, int(bytes_per_s * MESSAGE_S)))
+        return cls(size, max(LEAST_LANES, min(MOST_LANES, UNDER_WAY_BYTES // size)), cuts=size < CUT_BELOW_BYTES)
+
+    def next_bytes(self, waiting_bytes: int) -> int:
+        """Of the next message, while so many wait: all lanes together take half of them."""
+        if not self.cuts:
+            return self.message_bytes
+        return min(self.message_bytes, max(self.message_bytes // LEAST_SHARE, waiting_bytes // (2 * self.lanes)))
+
+
+FIRST_PACE = Pace(512 << 10, 8, cuts=False)
+"""While nothing has been measured."""
+
+
+@dataclass
+class _Line:
+    """To one peer."""
+
+    waiting: deque["Parcel"] = field(default_factory=deque)
+    waiting_bytes: int = 0
+    pace: Pace = FIRST_PACE
+    bytes_per_s: float | None = None
+    busy: int = 0
+    busy_since: float = 0.0
+    sent_bytes: int = 0
+    """Since it is busy."""
+
+    def measure(self, now: float) -> None:
+        """It has nothing to send any more."""
+        if self.sent_bytes >= MIN_MEASURED_BYTES and now > self.busy_since:
+            rate = self.sent_bytes / (now - self.busy_since)
+            self.bytes_per_s = (
+                rate if self.bytes_per_s is None else self.bytes_per_s + SMOOTHING * (rate - self.bytes_per_s)
+            )
+            self.pace = Pace.of(self.bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Something for one peer, in one step's round."""
+
+    state: StepState
+    kind: str
+    head: dict[str, Value]
+    body: Bytes
+    fragment: Fragment | None = None
+    """Which fragment of it the body is; None: it is whole."""
+
+    def goes_with(self, other: "Parcel") -> bool:
+        is_whole = self.fragment is None and other.fragment is None
+        return is_whole and self.state is other.state and self.kind == other.kind
+
+    def cut(self, at_most_bytes: int) -> list["Parcel"]:
+        """Fragments of equal length. Those of a very long body may be longer."""
+        body = memoryview(self.body)
+        size = -(-len(body) // min(MOST_FRAGMENTS, -(-len(body) // at_most_bytes)))
+        bodies = [body[start : start + size] for start in range(0, len(body), size)]
+        return [replace(self, body=one, fragment=Fragment(at, len(bodies))) for at, one in enumerate(bodies)]
+
+
+Send = Callable[[PeerId, list[Parcel]], Awaitable[None]]
+
+
+class Outbox:
+    """Parcels for several peers. `spawn` runs what it is given as a task; `send` brings a peer parcels that go
+    together."""
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], send: Send) -> None:
+        self._spawn = spawn
+        self._send = send
+        self._lines: dict[PeerId, _Line] = {}
+
+    def put(self, peer: PeerId, parcel: Parcel) -> None:
+        """Send this once what was put before is sent or under way."""
+        line = self._lines.setdefault(peer, _Line())
+        line.waiting.append(parcel)
+        line.waiting_bytes += len(parcel.body)
+        self._begin(peer, line)
+
+    def keep(self, peers: Container[PeerId]) -> None:
+        """Forget the lines to anyone else that have nothing to carry."""
+        for peer in [peer for peer, line in self._lines.items() if peer not in peers and not line.busy]:
+            del self._lines[peer]
+
+    def _begin(self, peer: PeerId, line: _Line) -> None:
+        """One lane more, if there is one left and something for it."""
+        if line.waiting and line.busy < line.pace.lanes:
+            if not line.busy:
+                line.busy_since, line.sent_bytes = time.monotonic(), 0
+            line.busy += 1
+            self._spawn(self._send_waiting(peer, line))
+
+    async def _send_waiting(self, peer: PeerId, line: _Line) -> None:
+        try:
+            while together := _take(line):
+                self._begin(peer, line)  # of what was cut, the other fragments go beside the first
+                await self._send(peer, together)
+                line.sent_bytes += sum(len(parcel.body) for parcel in together)
+        finally:
+            line.busy -= 1
+            if not line.busy:
+                line.measure(time.monotonic())
+
+
+def _take(line: _Line) -> list[Parcel]:
+    """The next parcels that go together, or a fragment of one that is too long; none if nothing waits."""
+    waiting = line.waiting
+    at_most = line.pace.next_bytes(line.waiting_bytes)
+    if waiting and line.pace.cuts and waiting[0].fragment is None and len(waiting[0].body) > at_most:
+        waiting.extendleft(reversed(waiting.popleft().cut(at_most)))
+    taken: list[Parcel] = []
+    num_bytes = 0
+    while waiting and (not taken or (waiting[0].goes_with(taken[0]) and num_bytes + len(waiting[0].body) <= at_most)):
+        num_bytes += len(waiting[0].body)
+        taken.append(waiting.popleft())
+    line.waiting_bytes -= num_bytes
+    return taken

@@ -1,0 +1,500 @@
+"""The parts of a round on the move: contributions to their reducers, reduced parts to everyone.
+
+Parts travel several to a message; all of a message are hashed, checked and decoded in one job of the exact thread. A
+reduced part goes with the signature of whoever reduced it, whoever hands it on: nobody votes for a part without.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate, repeat
+from typing import TypeAlias
+
+from peer.pipeline.compute import Urgency
+from peer.pipeline.screens import Screens
+from peer.round.fragments import Fragment
+from peer.round.mail import RoundMail
+from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel
+from peer.round.receive_rates import ReceiveRates
+from peer.round.reductions import SignedPart
+from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepState
+from peer.round.work import ContributionEncoder, PartReducer
+from peer.stage.events import Overtaken, VersionTurned
+from peer.state.replica import Accumulation
+from swarm.averaging.encoded import VectorCodec
+from swarm.averaging.encoded_mean import check_encoded
+from swarm.averaging.reduce import read_and_written
+from swarm.averaging.seeds import reduced_seed
+from swarm.bulk_digest import bulk_digest
+from swarm.core.canonical import Value, pack
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields, integer_item, value_or_none
+from swarm.core.ids import PeerId, Step
+from swarm.core.round import averaging_round as act
+from swarm.core.round.averaging_round import AveragingRound, Instruction
+from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
+from swarm.network.loop import happened
+from swarm.network.transport import Message
+from verification.kinds.equivocation import Equivocation
+from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
+from verification.round.papers import Bytes
+from verification.round.reduction import Reduction
+
+log = logging.getLogger(__name__)
+
+PART_BYTES = "part_bytes"
+MAX_PARCELS = 1 << 12
+
+Taken: TypeAlias = dict[ReducedPart, Reduction]
+"""What was signed for a part that came, and for the shares in it."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What parts that came lead to: to be carried out together, before who sent them is told what was wrong."""
+
+    instructions: list[Instruction]
+    failure: RemoteError | None = None
+    """Of the parts that were no good, the first's."""
+
+
+class PartExchange:
+    """What the stage's rounds send, receive and compute of parts on this peer."""
+
+    def __init__(self, steps: StageSteps, mail: RoundMail, screens: Screens) -> None:
+        """`screening` is of the norms of what comes."""
+        self._steps = steps
+        self._context = steps.context
+        self._replica = steps.replica
+        self._mail = mail
+        self.encoder = ContributionEncoder(steps.replica)
+        self.reducer = PartReducer(steps.replica)
+        self._screens = screens
+        self._reductions = steps.context.reductions
+        self._outbox = Outbox(self._context.tasks.spawn, self._send)
+        self._counted: tuple[Roster, dict[PeerId, int]] | None = None
+        self.rates = ReceiveRates()
+
+    @cached_property
+    def max_message_bytes(self) -> int:
+        return max(MESSAGE_BYTES, *(self._encoded_bytes(part) for part in range(self._replica.num_parts)))
+
+    def serve(self) -> None:
+        """Begin to answer who asks for parts."""
+        self._context.transport.serve(PART_BYTES, self._on_part_bytes, max_body_bytes=0)
+
+    # -- the own contribution -----------------------------------------------------------------------------
+
+    async def encoded(
+        self, step: Step, accumulation: Accumulation, seeds: Sequence[bytes]
+    ) -> tuple[list[memoryview], list[bytes]]:
+        """As `ContributionEncoder.encode`."""
+        return await self._context.exact.run(Urgency.ROUND, lambda: self.encoder.encode(step, accumulation, seeds))
+
+    def commit(self, state: StepState, parts: list[memoryview], digests: list[bytes]) -> None:
+        """This is what this peer contributes."""
+        state.parts.own = parts
+        self._reductions.contributed(state.step, parts, digests)
+        for index, part in enumerate(parts):
+            state.parts.received[index, self._context.me] = part
+
+    def take_results(self, state: StepState, result: Result, bodies: Sequence[Bytes]) -> None:
+        """The bytes of a step's result, from another peer's store. Raises RemoteError if one is not the part's."""
+        for reduced, body in zip(result.parts, bodies, strict=True):
+            if not reduced.is_empty and bulk_digest(body) != reduced.digest:
+                raise RemoteError("digest", f"part {reduced.part} of step {state.step} differs from its digest")
+            state.parts.reduced[reduced.part, reduced.digest] = body
+
+    # -- out ----------------------------------------------------------------------------------------------
+
+    def send_part(self, state: StepState, reducer: PeerId, part: int, view: int) -> None:
+        """The own contribution's part."""
+        head: dict[str, Value] = {"part": part, "view": view}
+        self._outbox.put(reducer, Parcel(state, "contributed", head, state.parts.own[part]))
+
+    def send_reduced(self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart) -> None:
+        """A part or share that was aggregated here, or that is handed on."""
+        assert state.round is not None
+        roster = state.round.roster_of(reduced)
+        assert roster is not None, f"part {reduced.part} of step {state.step} is of no roster"
+        head = SignedPart.of(reduced, roster, state.parts.reductions).to_value()
+        for peer in to:
+            self._outbox.put(peer, Parcel(state, "reduced", head, state.parts.reduced[reduced.part, reduced.digest]))
+
+    async def _send(self, peer: PeerId, parcels: list[Parcel]) -> None:
+        meta: dict[str, Value] = {
+            "kind": "parts",
+            "of": parcels[0].kind,
+            "heads": [parcel.head for parcel in parcels],
+            "sizes": [len(parcel.body) for parcel in parcels],
+            "fragment": value_or_none(parcels[0].fragment),
+        }
+        await self._mail.send(parcels[0].state, peer, meta, tuple(parcel.body for parcel in parcels))
+
+    # -- in -----------------------------------------------------------------------------------------------
+
+    async def receive(
+        self, state: StepState, machine: AveragingRound, sender: PeerId, fields: Fields, body: memoryview
+    ) -> Heard:
+        """Parts that came in one message, or a fragment of one. One that is no good does not keep the others out.
+
+        Raises RemoteError if the message as a whole is no good, TransientError if it is too early or too late.
+        """
+        kind = fields.text("of")
+        heads = fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
+        bodies = _cut(body, fields.items("sizes", integer_item, max_items=MAX_PARCELS), sender)
+        fragment = fields.maybe("fragment", Fragment.from_value)
+        if len(heads) != len(bodies) or (fragment is not None and len(heads) != 1):
+            of_what = "a fragment of " if fragment is not None else ""
+            raise RemoteError("malformed", f"{of_what}{len(heads)} heads of {len(bodies)} parts", sender)
+        if fragment is None:
+            return await self._receive_whole(state, machine, sender, kind, heads, bodies)
+        machine.facts.check_member(sender)
+        part = bulk_digest(pack([kind, heads[0]]))
+        whole = state.parts.fragments.put(sender, part, fragment, bodies[0], max_bytes=self.max_message_bytes)
+        if whole is None:
+            return Heard([])
+        try:
+            heard = await self._receive_whole(state, machine, sender, kind, heads, [whole])
+        except RemoteError:
+            state.parts.fragments.drop(sender, part, fragment)
+            raise
+        state.parts.fragments.drop(sender, part, fragment)
+        return heard
+
+    async def _receive_whole(
+        self,
+        state: StepState,
+        machine: AveragingRound,
+        sender: PeerId,
+        kind: str,
+        said: Sequence[Value],
+        bodies: list[memoryview],
+    ) -> Heard:
+        heads = [Fields("head of a part", head) for head in said]
+        if kind == "contributed":
+            parts = [(head.integer("part", high=1 << 20), head.integer("view", high=1 << 20)) for head in heads]
+            return await self._receive_contributed(state, machine, sender, parts, bodies)
+        if kind == "reduced":
+            made = list(map(SignedPart.from_fields, heads))
+            return await self._receive_reduced(state, machine, sender, made, bodies)
+        raise RemoteError("protocol", f"parts of kind {kind[:20]!r}", sender)
+
+    async def _receive_contributed(
+        self,
+        state: StepState,
+        machine: AveragingRound,
+        sender: PeerId,
+        parts: list[tuple[int, int]],
+        bodies: list[memoryview],
+    ) -> Heard:
+        view = max((view for _, view in parts), default=0)
+        await self._roster_known(state, machine, lambda: machine.roster is not None and machine.roster.view >= view)
+        if machine.result is None and (machine.roster is None or machine.roster.view < view):
+            raise TransientError(f"no roster of step {state.step} here yet")
+        expected = [machine.expected_digest(part, sender) for part, _ in parts]
+        wrong = await self._context.exact.run(
+            Urgency.ROUND,
+            lambda: [
+                self._what_is_wrong(sender, part, body, wanted)
+                for (part, _), body, wanted in zip(parts, bodies, expected, strict=True)
+            ],
+        )
+        now = time.monotonic()
+        self.rates.arrived(sender, sum(map(len, bodies)), now=now)
+
+        def came(part: int, body: memoryview, error: RemoteError | None) -> Heard:
+            if error is None:
+                state.parts.received[part, sender] = body
+                return Heard(machine.on_part(sender, part))
+            log.warning("stage %d part %d of %s: %s", self._steps.chain.stage, part, sender[-6:], error)
+            contribution = machine.roster.contribution_of(sender) if machine.roster is not None else None
+            if error.kind != "digest" and contribution is not None:
+                self._context.events.publish(ProtocolViolation(message=contribution, part=part, body=body))
+            out = machine.on_bad_part(sender, part)
+            return Heard(out, RemoteError(error.kind, f"part {part}: {error}", sender))
+
+        numbers = [part for part, _ in parts]
+        return _together(map(partial, repeat(came), numbers, bodies, wrong))
+
+    def _what_is_wrong(self, sender: PeerId, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
+        """(exact) With a contribution's part."""
+        if bulk_digest(body) != expected:
+            return RemoteError("digest", "its bytes differ from its commitment")
+        where, codec = self._replica.parts()[part], self._replica.contribution_codec
+        try:
+            check_encoded(codec, body, num_values=where.stop - where.start)
+        except RemoteError as error:
+            return error
+        self._screens.check_part(sender, part, codec, body, num_values=where.stop - where.start)
+        return None
+
+    async def _receive_reduced(
+        self,
+        state: StepState,
+        machine: AveragingRound,
+        sender: PeerId,
+        said: list[SignedPart],
+        bodies: list[memoryview],
+    ) -> Heard:
+        machine.facts.check_member(sender)
+        await self._roster_known(state, machine, lambda: all(machine.roster_of(one.reduced) for one in said))
+        if machine.result is None and machine.roster is None:
+            raise TransientError(f"no roster of step {state.step} here yet")
+        rosters = [machine.roster_of(one.reduced) for one in said]
+        taken = await self._take_signed(state, said, rosters, bodies)
+
+        def came(reduced: ReducedPart, body: memoryview, found: Taken | RemoteError) -> Heard:
+            if isinstance(found, RemoteError):
+                self._accuse_if_proved(found)
+                raise RemoteError(found.kind, f"reduced part {reduced.part} from {sender}: {found}", sender)
+            out = machine.on_reduced(sender, reduced, now=time.monotonic())
+            state.parts.reduced[reduced.part, reduced.digest] = body
+            self._keep_words(state, found)
+            return Heard(out)
+
+        return _together(map(partial, repeat(came), [one.reduced for one in said], bodies, taken))
+
+    async def _take_signed(
+        self,
+        state: StepState,
+        said: Sequence[SignedPart],
+        rosters: Sequence[Roster | None],
+        bodies: Sequence[Bytes],
+    ) -> list[Taken | RemoteError]:
+        """What was signed for each part, or what is wrong with it; each good one is decoded while it is in cache."""
+        self._check_open(state)
+        weights = [self._weights(roster) if roster is not None else {} for roster in rosters]
+        cap = self._replica.norm_cap()
+
+        def take() -> list[Taken | RemoteError]:
+            found: list[Taken | RemoteError] = []
+            for one, roster, counted, body in zip(said, rosters, weights, bodies, strict=True):
+                try:
+                    made = one.checked(roster, counted, body, norm_cap=cap)
+                    squares = self._read(state, one.reduced, body)
+                    found.append(self._violation(made[one.reduced], squares, body) or made)
+                except RemoteError as error:
+                    found.append(error)
+            return found
+
+        return await self._context.exact.run(Urgency.ROUND, take)
+
+    def _read(self, state: StepState, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
+        """(exact) The sum of squares of a part, which is decoded; 0 of a cohort's share; or what is wrong with it."""
+        if reduced.cohort is None:
+            return state.parts.decoded(self._replica).take(reduced.part, reduced.digest, body)
+        where, codec = self._replica.parts()[reduced.part], self._share_codec
+        try:
+            if not reduced.is_empty:
+                check_encoded(codec, body, num_values=where.stop - where.start)
+        except RemoteError as error:
+            return error
+        return 0.0
+
+    @property
+    def _share_codec(self) -> VectorCodec:
+        return read_and_written("cohort", self._context.settings.codecs.averaging)[1]
+
+    def _violation(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> ViolationError | None:
+        """(exact) What is wrong with a part that its reducer signed, seen from its bytes alone."""
+        if squares == made.squares:
+            return None
+        reason = f"squares sum to {squares}, not {made.squares}" if isinstance(squares, float) else str(squares)
+        error = RemoteError("malformed", f"part {made.part}: {reason}", made.reducer)
+        return ViolationError(ProtocolViolation(message=made, part=0, body=body), error)
+
+    def _accuse_if_proved(self, error: RemoteError) -> None:
+        if isinstance(error, ViolationError):
+            self._context.events.publish(error.case)
+
+    def _keep_words(self, state: StepState, found: Taken) -> None:
+        """What reducers signed: for the auditors, and in case one of them has signed something else."""
+        for reduced, made in found.items():
+            for known, held in state.parts.reductions.items():
+                if known.part == reduced.part and held.reducer == made.reducer and held.digest != made.digest:
+                    self._context.events.publish(Equivocation(one=held, other=made))
+            state.parts.reductions.setdefault(reduced, made)
+
+    async def _take_certified(self, state: StepState, part: int, wanted: bytes, body: Bytes) -> bool:
+        """Whether these are the bytes of the outcome's part, which are decoded, whoever reduced it."""
+        self._check_open(state)
+
+        def take() -> bool:
+            if bulk_digest(body) != wanted:
+                return False
+            state.parts.decoded(self._replica).take(part, wanted, body)
+            return True
+
+        return await self._context.exact.run(Urgency.ROUND, take)
+
+    def _check_open(self, state: StepState) -> None:
+        if not self._steps.is_open(state) or int(self._steps.version) != int(state.step):
+            raise TransientError(f"step {state.step} is over")
+
+    async def _roster_known(self, state: StepState, machine: AveragingRound, is_known: Callable[[], bool]) -> None:
+        """Wait for a roster for some time: what was sent under it may be ahead of it."""
+        give_up_at = time.monotonic() + self._context.settings.deadlines.call_s / 2
+        while machine.result is None and not is_known() and (left_s := give_up_at - time.monotonic()) > 0:
+            await happened(state.changed, within_s=left_s)
+
+    # -- computed -----------------------------------------------------------------------------------------
+
+    async def aggregate(
+        self, state: StepState, roster: Roster, asked: list[act.AggregatePart | act.CombineShares]
+    ) -> list[Instruction]:
+        """Aggregate and encode these parts, of which this peer is the roster's reducer; what the round says to it."""
+        context, chain, machine = self._context, self._steps.chain, state.round
+        assert machine is not None
+        self._check_open(state)  # of a step that is over, it would be signed by the wrong seed
+        counted = self._weights(roster)
+        wanted = [_wanted(one) for one in asked]
+        bodies = [self._inputs(state, roster, one) for one in wanted]
+        cap = self._replica.norm_cap()
+
+        def reduce() -> list[tuple[ReducedPart, Reduction, Bytes]]:
+            made: list[tuple[ReducedPart, Reduction, Bytes]] = []
+            for one, held in zip(wanted, bodies, strict=True):
+                reduced, encoded = one, memoryview(b"")
+                if one.contributors:
+                    seed = reduced_seed(context.run_id, chain.stage, chain.version, one.part)
+                    encoded, found = self.reducer.reduce(one.part, held, norm_cap=cap, seed=seed, level=one.level)
+                    reduced = replace(one, digest=found)
+                    squares = self._read(state, reduced, encoded)
+                    reduced = replace(reduced, squares=squares if isinstance(squares, float) else 0.0)
+                reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=context.me)
+                made.append((reduced, reduction.signed_by(context.identity), encoded))
+            return made
+
+        out: list[Instruction] = []
+        made = await context.exact.run(Urgency.ROUND, reduce)
+        for reduced, reduction, encoded in made:
+            state.parts.reduced[reduced.part, reduced.digest] = encoded
+            state.parts.reductions[reduced] = reduction
+            out += machine.aggregated(reduced, now=time.monotonic())
+        return out
+
+    def _inputs(self, state: StepState, roster: Roster, one: ReducedPart) -> list[tuple[int, Bytes]]:
+        """Weight and bytes of what goes into a part or a share."""
+        counted = self._weights(roster)
+        if one.shares:
+            heard = [(sum(counted[peer] for peer in share.contributors), share) for share in one.shares_of(roster)]
+            return [(tokens, state.parts.reduced[one.part, share.digest]) for tokens, share in heard if tokens > 0]
+        return [(counted[peer], state.parts.received[one.part, peer]) for peer in one.contributors if counted[peer] > 0]
+
+    def _weights(self, roster: Roster) -> Mapping[PeerId, int]:
+        """Of the contributions to the present step."""
+        if self._counted is None or self._counted[0] is not roster:
+            self._counted = (roster, self._steps.chain.weights_of(Result(roster, (), self._context.me)))
+        return self._counted[1]
+
+    def turned(self, event: VersionTurned) -> None:
+        """The round is over."""
+        if event.is_next:
+            self.rates.end_round()
+            self._outbox.keep(event.chain.members)
+
+    # -- fetched ------------------------------------------------------------------------------------------
+
+    async def fetch(self, state: StepState, asked: act.FetchPart) -> list[Instruction]:
+        """Get a part of the result from whoever holds it; what the round says to it."""
+        part, wanted, holders = asked.part, asked.digest, asked.holders
+        if (part, wanted) in state.parts.fetching:
+            return []
+        state.parts.fetching.add((part, wanted))
+        meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
+        call_s = self._context.settings.deadlines.call_s
+        for holder in holders:
+            try:
+                reply = await self._context.transport.call(
+                    holder, PART_BYTES, Message(meta), timeout_s=call_s, max_body_bytes=self._encoded_bytes(part)
+                )
+            except (TransientError, RemoteError) as error:
+                log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
+                continue
+            if await self._is_fetched(state, asked, holder, reply):
+                state.parts.reduced[part, wanted] = reply.body
+                assert state.round is not None
+                return state.round.part_fetched(asked.reduced, now=time.monotonic())
+        state.parts.fetching.discard((part, wanted))
+        log.warning("step %d: nobody has part %d of the result", state.step, part)
+        for holder in holders[:1]:
+            self._context.events.publish(Overtaken(holder))
+        return []
+
+    async def _is_fetched(self, state: StepState, asked: act.FetchPart, holder: PeerId, reply: Message) -> bool:
+        """Whether a part came that counts. Before the outcome is certified it must come with its reducer's word."""
+        try:
+            said = SignedPart.from_answer(asked.reduced, reply.meta)
+        except RemoteError as error:
+            log.info("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], error)
+            return False
+        if said is not None:
+            (found,) = await self._take_signed(state, [said], [asked.roster], [reply.body])
+            if not isinstance(found, RemoteError):
+                self._keep_words(state, found)
+                return True
+            self._accuse_if_proved(found)
+            log.warning("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], found)
+        is_certified = state.round is not None and state.round.result is not None
+        return is_certified and await self._take_certified(state, asked.part, asked.digest, reply.body)
+
+    async def _on_part_bytes(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("part request", request.meta)
+        step, part = fields.integer("step"), fields.integer("part", high=1 << 20)
+        wanted = fields.octets("digest", length=32)
+        state = self._steps.open_step(Step(step))
+        if state is not None and (part, wanted) in state.parts.reduced:
+            known = (made for made in state.parts.reductions if (made.slot, made.digest) == ((part, None), wanted))
+            said = self._said(state, next(known, None))
+            return Message(said.answer() if said is not None else {}, state.parts.reduced[part, wanted])
+        held = self._context.results.get(step)
+        if held is not None and part < len(held[1]) and held[0].parts[part].digest == wanted:
+            said = self._reductions.said(Step(step), held[0].parts[part], held[0].roster)
+            return Message(said.answer() if said is not None else {}, held[1][part])
+        raise TransientError(f"part {part} of step {step} is not here")
+
+    def _said(self, state: StepState, reduced: ReducedPart | None) -> SignedPart | None:
+        roster = state.round.roster_of(reduced) if state.round is not None and reduced is not None else None
+        return (
+            SignedPart.of(reduced, roster, state.parts.reductions)
+            if reduced is not None and roster is not None
+            else None
+        )
+
+    def _encoded_bytes(self, part: int) -> int:
+        """Of the longest a part can be: no contribution is longer than the longest result."""
+        where = self._replica.parts()[part]
+        return self._replica.codec.encoded_bytes(where.stop - where.start)
+
+
+def _together(stimuli: Iterable[Callable[[], Heard]]) -> Heard:
+    """What all of them lead to."""
+    out: list[Instruction] = []
+    failure: RemoteError | None = None
+    for stimulus in stimuli:
+        try:
+            heard = stimulus()
+        except RemoteError as error:
+            heard = Heard([], error)
+        out += heard.instructions
+        failure = failure or heard.failure
+    return Heard(out, failure)
+
+
+def _wanted(asked: act.AggregatePart | act.CombineShares) -> ReducedPart:
+    """What is to be made, without its digest."""
+    named = (asked.part, EMPTY_DIGEST, asked.contributors, asked.excluded)
+    if isinstance(asked, act.CombineShares):
+        return ReducedPart(*named, shares=asked.shares)
+    return ReducedPart(*named, cohort=asked.cohort)
+
+
+def _cut(body: memoryview, sizes: Sequence[int], sender: PeerId) -> list[memoryview]:
+    """The bodies of several parts. Raises RemoteError if they do not make up the whole."""
+    if sum(sizes) != len(body):
+        raise RemoteError("malformed", f"parts of {sum(sizes)} bytes in a message of {len(body)}", sender)
+    return [body[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]

@@ -1,0 +1,196 @@
+"""A stage's steps on this peer: they open, are averaged, and make the new version.
+
+`swarm.core` decides (StepProgress, AveragingRound, StageChain); this room carries out: messages, encoding on the exact
+thread, deadlines on the event loop. Handlers and tasks all run on one event loop, so decisions never interleave.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from peer.pipeline.screens import Screens
+from peer.pipeline.turns import Turns
+from peer.round.driver import RoundDriver
+from peer.round.mail import RoundMail
+from peer.round.part_exchange import PartExchange
+from peer.round.presence import Presence
+from peer.round.signing_log import SigningLog
+from peer.round.stage_steps import StageSteps
+from peer.round.step_progress import ProgressCalls
+from peer.round.step_state import StepState
+from peer.round.taking import StepTaking
+from peer.stage.context import StageContext
+from peer.stage.events import MemberGone, PeerLost, VersionTurned
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, Step
+from swarm.core.round import averaging_round as act
+from swarm.core.round.averaging_round import AveragingRound
+from swarm.core.round.contribution import Result
+from swarm.core.round.voting import Reconfiguration
+from swarm.host_protocol import RECONFIGURE, STANDING
+from swarm.identity.key import verify
+from swarm.network.loop import happened
+from swarm.network.transport import Message
+from swarm.witness_service import VoteLog
+from verification.round.papers import Bytes
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+
+
+@dataclass(kw_only=True)
+class StageRounds:
+    """The stage's steps as one of its peers takes part in them: put together, opened one after another, and ended."""
+
+    context: StageContext
+    steps: StageSteps
+    screens: Screens
+    """Of the norms of what others contribute."""
+    signing_log: SigningLog
+    """In which steps this identity has contributed."""
+    vote_log: VoteLog
+    """In which rounds this identity has signed."""
+    neighbours: Callable[[], set[PeerId]]
+    """Live peers of the stages beside this one."""
+    charges: Callable[[], tuple[bytes, ...]]
+    """What this peer brings before juries with its next contribution."""
+    make_part_exchange: Callable[[StageSteps, RoundMail, Screens], PartExchange] = PartExchange
+    make_driver: Callable[..., RoundDriver] = RoundDriver
+    """Called as `RoundDriver` is."""
+
+    def __post_init__(self) -> None:
+        steps, events = self.steps, self.context.events
+        replica = steps.replica
+        self.turns = Turns(steps.open, steps.leased, lambda step: replica.accepts(step, steps.era))
+        self.presence = Presence(steps)
+        mail = RoundMail(steps, self.presence)
+        self._parts = parts = self.make_part_exchange(steps, mail, self.screens)
+        self.taking = StepTaking(steps, self.presence, self.turns)
+        self._driver = self.make_driver(
+            steps,
+            mail,
+            parts,
+            self.taking,
+            signing_log=self.signing_log,
+            vote_log=self.vote_log,
+            neighbours=self.neighbours,
+            charges=self.charges,
+        )
+        self._reports = ProgressCalls(steps, self.presence, self._driver, self.turns, self.neighbours)
+        events.hear(PeerLost, self.presence.lost)
+        events.hear(MemberGone, self._driver.member_gone)
+        events.hear(VersionTurned, parts.turned, self._turned)
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Serve the stage's rounds from the chain's version on."""
+        transport = self.context.transport
+        self._reports.serve()
+        transport.serve(STANDING, self._on_standing, max_body_bytes=0)
+        transport.serve(RECONFIGURE, self._on_reconfigure, max_body_bytes=0)
+        self._driver.serve()
+        self._open_steps()
+
+    async def stop(self) -> None:
+        """End all work; nothing is begun after it."""
+        await self.context.tasks.stop()
+
+    # -- steps --------------------------------------------------------------------------------------------
+
+    def _turned(self, event: VersionTurned) -> None:
+        """Open the steps of the version."""
+        self._open_steps()
+        self.steps.announce_version()
+        self.turns.look_again()
+
+    def _open_steps(self) -> None:
+        steps = self.steps
+        for over in steps.close_those_over():
+            self.turns.step_is_over(over.grants)
+        for state in steps.open_those_due():
+            state.progress.reserve(self.presence.present(), now=time.monotonic())
+            self.context.tasks.spawn(self._reports.report_while_open(state))
+        if not steps.is_over:
+            self._begin_round(steps.open[Step(steps.version)])
+
+    def _begin_round(self, state: StepState) -> None:
+        steps, settings, me = self.steps, self.context.settings, self.context.me
+        state.facts = steps.chain.facts(
+            settings,
+            num_parts=steps.replica.num_parts,
+            phase_s=self.taking.phase.seconds,
+        )
+        if steps.is_member:
+            name = steps.chain.name
+            # Whoever votes alone cannot contradict another.
+            votes = self.vote_log.may_vote(name) or state.facts.voters == (me,)
+            state.round = AveragingRound(
+                state.facts,
+                me,
+                self.context.identity.sign,
+                verify,
+                view=state.view,
+                votes=votes,
+                signed_under=self.vote_log.signed_under(name),
+            )
+            self._driver.log_round(state)
+            state.notify()
+            state.dirty.set()
+            self.context.tasks.spawn(self._watch_deadlines(state))
+
+    async def _watch_deadlines(self, state: StepState) -> None:
+        while self.steps.is_open(state) and state.round is not None:
+            now = time.monotonic()
+            times = [t for t in (state.round.deadline, state.progress.next_deadline()) if t is not None and t > now]
+            await happened(state.changed, within_s=max(0.01, min([LOOK_EVERY_S, *(t - now for t in times)])))
+            if not self.steps.is_open(state):
+                return
+            self._reports.close_if_due(state)
+            self._reports.look_for_the_silent(state)
+            self._driver.carry_out(state, state.round.tick(now=time.monotonic()))
+
+    async def adopt(self, result: Result, bodies: Sequence[Bytes]) -> None:
+        """Take the present step's result from another peer's store. Raises RemoteError if it is not genuine."""
+        version = self.steps.version
+        state = self.steps.open_step(Step(version))
+        if state is None or state.facts is None or int(result.roster.step) != version:
+            return
+        if state.round is None:
+            state.facts.check_result(result, verify, certified=True)
+        self._parts.take_results(state, result, bodies)
+        if state.round is None:
+            self.context.tasks.spawn(self.taking.finish(state, result))
+        else:
+            out = state.round.on_result(result, now=time.monotonic())
+            out = [instruction for instruction in out if not isinstance(instruction, act.FetchPart)]
+            for reduced in result.parts:
+                out += state.round.part_fetched(reduced, now=time.monotonic())
+            self._driver.carry_out(state, out)
+        await self.steps.wait_for_version(version + 1, timeout_s=self.context.settings.deadlines.round_phase_s)
+
+    # -- what others ask ----------------------------------------------------------------------------------
+
+    async def _on_standing(self, sender: PeerId, request: Message) -> Message:
+        """Where the stage is, for whoever finds it silent; `stage`, if given: the one that is meant."""
+        steps, fields = self.steps, Fields("standing request", request.meta)
+        if fields.optional("stage"):
+            steps.check_stage(sender, fields.integer("stage"))
+        fields.done()
+        state = steps.open_step(Step(steps.version))
+        # A reconfiguration under which this identity has voted is over: the next must begin past it.
+        view = max(state.leading_view if state is not None else 0, self.vote_log.signed_under(steps.chain.name))
+        closing = state is not None and state.round is not None and state.round.is_closing
+        basis = steps.chain.basis.to_value()
+        return Message({"version": steps.version, "view": view, "closing": closing, "basis": basis})
+
+    async def _on_reconfigure(self, sender: PeerId, request: Message) -> Message:
+        """The run key names other voters for the present round. Whoever brings its word does not matter."""
+        changed = Reconfiguration.from_value(Fields("reconfiguration call", request.meta).message("reconfiguration"))
+        state = await self.steps.step_state(changed.step, with_round=True)
+        assert state.round is not None
+        log.warning("stage %d step %d: %d voters decide from now on", changed.stage, changed.step, len(changed.voters))
+        self._driver.carry_out(state, state.round.reconfigure(changed, now=time.monotonic()))
+        return Message()

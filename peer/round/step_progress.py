@@ -1,0 +1,207 @@
+"""How far members are in a step, told to its leader, which grants more or closes the step.
+
+`swarm.core.round.step_progress` counts; this carries messages and sees who has fallen silent. All of it runs on the
+event loop.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from peer.pipeline.turns import Turns
+from peer.round.driver import RoundDriver
+from peer.round.presence import Presence
+from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepState
+from peer.stage.events import Overtaken, PeerLost
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
+from swarm.core.fields import Fields, peer_item
+from swarm.core.ids import PeerId, Step
+from swarm.core.ranking import rank
+from swarm.core.round.averaging_round import AveragingRound, Instruction
+from swarm.core.round.step_progress import MemberReport
+from swarm.network.loop import happened
+from swarm.network.transport import Message
+
+log = logging.getLogger(__name__)
+
+PROGRESS = "progress"
+MAX_NEIGHBOURS_NAMED = 6
+"""Voters a stage of few members takes from its neighbours."""
+MAX_JOINS_TOLD = 64
+"""Peers that want to join, in one report to the leader: the others are in a later one."""
+REPORT_EVERY_S = 0.25
+
+
+class ProgressCalls:
+    """The reports of this stage's open steps: those that this peer makes, and those it gets where it leads."""
+
+    def __init__(
+        self,
+        steps: StageSteps,
+        presence: Presence,
+        driver: RoundDriver,
+        turns: Turns,
+        neighbours: Callable[[], set[PeerId]],
+    ) -> None:
+        """`neighbours`: live peers of the stages beside this one."""
+        self._steps = steps
+        self._context = steps.context
+        self._presence = presence
+        self._driver = driver
+        self._turns = turns
+        self._neighbours = neighbours
+
+    def serve(self) -> None:
+        """Begin to answer."""
+        self._context.transport.serve(PROGRESS, self._on_progress, max_body_bytes=0)
+
+    async def report_while_open(self, state: StepState) -> None:
+        """Tell the step's leader, whoever that is, until the step has a roster or is over."""
+        steps = self._steps
+        while steps.is_open(state):
+            if steps.is_member and (state.round is None or state.round.roster is None):
+                await self._report(state)
+            await happened(state.dirty, within_s=REPORT_EVERY_S)
+            state.dirty.clear()
+
+    async def _report(self, state: StepState) -> None:
+        steps, context = self._steps, self._context
+        is_source = steps.chain.stage == 0
+        num_done, grants = steps.replica.num_done(state.step), state.grants
+        # A gradient is in the sum a moment before its turn is done: counted once, or one too many is granted.
+        num_in_flight = max(0, grants.started - num_done) if is_source else 0
+        report = MemberReport(
+            num_done=num_done,
+            num_in_flight=num_in_flight,
+            num_wanted=self._turns.wanted if is_source else 0,
+            num_passed_on=min(len(grants.passed_on), num_in_flight),
+            saw_next=state.saw_next,
+        )
+        leader = state.leader
+        if leader == context.me:
+            granted, exhausted = self._take_report(state, context.me, report)
+        else:
+            meta: dict[str, Value] = {
+                "stage": steps.chain.stage,
+                "step": state.step,
+                "view": state.round.view if state.round is not None else state.view,
+                "done": report.num_done,
+                "in_flight": report.num_in_flight,
+                "wanted": report.num_wanted,
+                "passed_on": report.num_passed_on,
+                "saw_next": report.saw_next,
+                "joins": [*sorted(steps.joining)[:MAX_JOINS_TOLD]],
+            }
+            try:
+                reply = await context.transport.call(
+                    leader, PROGRESS, Message(meta), timeout_s=context.settings.deadlines.call_s, max_body_bytes=0
+                )
+                fields = Fields("progress answer", reply.meta)
+                granted, exhausted = fields.integer("granted"), fields.boolean("exhausted")
+                if fields.boolean("over"):
+                    context.events.publish(Overtaken(leader))
+                    return
+            except (UnreachableError, RemoteError) as error:
+                log.info("stage %d step %d: leader %s: %s", steps.chain.stage, state.step, leader[-6:], error)
+                if await self._presence.is_gone(leader):
+                    self._presence.unreachable(state, leader)
+                return
+            except TransientError as error:  # alive, but not ready for this step yet: report again
+                log.debug("stage %d step %d: leader %s: %s", steps.chain.stage, state.step, leader[-6:], error)
+                return
+        if (granted, exhausted) != (grants.granted, grants.exhausted):
+            grants.granted, grants.exhausted = granted, exhausted
+            self._turns.look_again()
+
+    def _take_report(self, state: StepState, member: PeerId, report: MemberReport) -> tuple[int, bool]:
+        now = state.heard_at[member] = time.monotonic()
+        granted = state.progress.report(member, report, now=now)
+        self.close_if_due(state)
+        return granted, state.progress.is_exhausted
+
+    async def _on_progress(self, sender: PeerId, request: Message) -> Message:
+        steps, context = self._steps, self._context
+        fields = Fields("progress", request.meta)
+        steps.check_stage(sender, fields.integer("stage"))
+        step, view = Step(fields.integer("step")), fields.integer("view", high=1 << 20)
+        report = MemberReport(
+            num_done=fields.integer("done", high=1 << 20),
+            num_in_flight=fields.integer("in_flight", high=1 << 20),
+            num_wanted=fields.integer("wanted", high=1 << 10),
+            num_passed_on=fields.integer("passed_on", high=1 << 20),
+            saw_next=fields.boolean("saw_next"),
+        )
+        joins = fields.items("joins", peer_item, max_items=MAX_JOINS_TOLD)
+        fields.done()
+        if int(step) < steps.chain.version:
+            return Message({"granted": 0, "exhausted": True, "over": True})
+        state = await steps.step_state(step)
+        if sender not in steps.chain.members and int(step) == steps.chain.version:
+            raise RemoteError("standing", f"{sender} is no member of stage {steps.chain.stage}", sender)
+        if sender not in steps.chain.members and sender not in steps.joining:
+            raise TransientError(f"{sender[-6:]} is not known here as a member after step {steps.chain.version}")
+        if state.leader != context.me:
+            await self._take_over(state, view)
+        # Whom nobody may let in takes no place of those who may.
+        told = [peer for peer in joins if steps.may_join(peer)]
+        for peer in told[: max(0, context.settings.limits.max_peers_per_stage - len(steps.joining))]:
+            steps.asks_to_join(peer)
+        self._presence.heard_of(sender)
+        granted, exhausted = self._take_report(state, sender, report)
+        return Message({"granted": granted, "exhausted": exhausted, "over": False})
+
+    async def _take_over(self, state: StepState, view: int) -> None:
+        """A member takes this peer for the leader of a later view: true only if the present leader is gone."""
+        context = self._context
+        mine = state.round.view if state.round is not None else state.view
+        if view <= mine or state.leaders[view % len(state.leaders)] != context.me:
+            raise TransientError(f"{state.leader[-6:]} leads step {state.step}, not this peer")
+        leader = state.leader
+        if not await self._presence.is_gone(leader):
+            raise TransientError(f"leader {leader[-6:]} of step {state.step} is alive")
+        self._presence.unreachable(state, leader)
+        if state.leader != context.me:
+            raise TransientError(f"{state.leader[-6:]} leads step {state.step} now")
+
+    def close_if_due(self, state: StepState) -> None:
+        """Begin the round, where this peer leads the step and nothing more can come."""
+        steps, context = self._steps, self._context
+        if state.round is None or state.leader != context.me or state.closed_at is not None:
+            return
+        now = time.monotonic()
+        synchronous = context.settings.delay_at(state.step + 1) == 0
+        closing = state.progress.closing(now=now, synchronous=synchronous)
+        if closing is None:
+            return
+        log.debug("stage %d step %d closes: %s", steps.chain.stage, state.step, closing.reason)
+        view = state.round.view
+        self._driver.carry_out(state, self._closed(state.round, closing.reason, view, now))
+
+    def look_for_the_silent(self, state: StepState) -> None:
+        """Members report several times a second: who does not for long may be stopped, and what it was granted waits.
+
+        Its open calls say so much later: nothing breaks.
+        """
+        context = self._context
+        if state.leader != context.me or state.closed_at is not None:
+            return
+        now = time.monotonic()
+        for member in self._presence.present():
+            if (
+                member != context.me
+                and now > state.heard_at.setdefault(member, now) + context.settings.deadlines.call_s
+            ):
+                state.heard_at[member] = now
+                self._presence.lost(PeerLost(member))
+
+    def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
+        steps, context = self._steps, self._context
+        free = max(0, context.settings.limits.max_peers_per_stage - len(steps.chain.members))
+        joins = [peer for peer in sorted(steps.joining) if peer not in steps.chain.members and steps.may_join(peer)][
+            :free
+        ]
+        # Drawn, so that no neighbour can make sure of being asked.
+        drawn = rank(self._neighbours(), "neighbour", steps.chain.name)[:MAX_NEIGHBOURS_NAMED]
+        return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)

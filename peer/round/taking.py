@@ -1,0 +1,123 @@
+"""How a peer takes a step that is certified: the state that it makes, and what is written down of it."""
+
+import asyncio
+import time
+
+from peer.pipeline.compute import Urgency
+from peer.pipeline.turns import Turns
+from peer.round.presence import Presence
+from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepState
+from peer.stage.events import Applied, VersionTurned
+from peer.state.replica import NewVersion
+from swarm.checkpoint.state import StageState
+from swarm.core.deadlines import AdaptiveDeadline
+from swarm.core.ids import Version
+from swarm.core.round.contribution import Result
+from swarm.core.settings import RunSettings
+from swarm.core.state.stage_chain import StageChain
+from verification.round.papers import Bytes
+
+SHORTEST_PHASE_S, PHASE_FACTOR, PHASE_WINDOW = 1.0, 2.0, 16
+"""A phase of a round is waited for twice as long as whole rounds lately took: a second at least."""
+
+
+class StepTaking:
+    """Brings a stage's peer from one version to the next, or back to an earlier one; never two at once."""
+
+    def __init__(self, steps: StageSteps, presence: Presence, turns: Turns) -> None:
+        self._steps = steps
+        self._context = steps.context
+        self._presence = presence
+        self._turns = turns
+        self.phase = _phase(self._context.settings)
+        """How long a phase of a round is waited for."""
+        self._stands_until = 0.0
+        """No step is taken before."""
+        self._turning = asyncio.Lock()
+        """Held while a version takes the place of another."""
+
+    async def finish(self, state: StepState, result: Result) -> None:
+        """Take the step that this certified result ends; its bytes are here."""
+        steps, context = self._steps, self._context
+        while (left_s := self._stands_until - time.monotonic()) > 0 and steps.is_open(state):
+            await steps.turned(within_s=left_s)
+        async with self._turning:
+            if not steps.is_open(state) or int(state.step) != steps.version:
+                return
+            applied, frozen = await self._apply(state, result)
+        await asyncio.to_thread(context.results.write, int(state.step))
+        if frozen is not None:
+            await context.snapshots.save(frozen, applied.chain)
+        context.events.publish(applied)
+
+    async def _apply(self, state: StepState, result: Result) -> tuple[Applied, StageState | None]:
+        """Take the step; what was done, and the new state where a snapshot is due."""
+        steps, context, chain = self._steps, self._context, self._steps.chain
+        bodies = state.parts.of_result(result)
+        closed = state.accumulation  # else the compute thread is waited for, which may be at a microbatch
+        if closed is None:
+            closed = await context.compute.run(Urgency.ROUND, lambda: steps.replica.close(state.step))
+        next_chain = chain.advance(result, context.settings)
+        new = await self._made(state, result, bodies, next_chain.name)
+        steps.turn(new, next_chain)
+        context.results.keep(result, bodies)
+        self._presence.step_taken(result)
+        seconds = time.monotonic() - (state.closed_at or time.monotonic())
+        if state.closed_at is not None and state.round is not None:
+            if result.roster.view > state.round.facts.first_view or result.roster.leaves:
+                self.phase.missed()
+            else:
+                self.phase.observe(seconds)
+        worked_s = context.compute.busy_s - state.busy_s_at_close
+        applied = Applied(
+            result=result,
+            chain=next_chain,
+            gradient_norm=new.gradient_norm,
+            seconds=seconds,
+            overlap=min(1.0, worked_s / seconds) if state.closed_at is not None and seconds > 0 else 0.0,
+            sent_bytes=state.sent_bytes,
+            stale=closed.stale,
+            counted=len(closed.work),
+            not_finite=tuple(sorted(closed.not_finite)),
+        )
+        due = next_chain.version % context.settings.checkpoint.snapshot_every == 0 or steps.is_over
+        frozen = await context.exact.run(Urgency.ROUND, steps.replica.frozen_state) if due else None
+        context.events.publish(VersionTurned(next_chain, is_next=True))
+        return applied, frozen
+
+    async def _made(self, state: StepState, result: Result, bodies: list[Bytes], name: bytes) -> NewVersion:
+        """The version that this certified result makes; what reducers signed for it is kept."""
+        replica, context = self._steps.replica, self._context
+        weights, cap = self._steps.chain.weights_of(Result(result.roster, (), context.me)), replica.norm_cap()
+
+        def make() -> NewVersion:
+            context.reductions.keep(state, result, weights, norm_cap=cap, me=context.me)
+            found = state.parts.decoded(replica).gradient(result.parts, bodies)
+            gradient, norm = found if found is not None else (None, None)
+            return replica.next_version(gradient, name, gradient_norm=norm)
+
+        return await context.exact.run(Urgency.ROUND, make)
+
+    async def begin_again(self, state: StageState, chain: StageChain) -> None:
+        """Leave what is in flight, and go on from this state, at `chain.version`, whatever the version was here."""
+        async with self._turning:
+            await self._steps.turn_back(state, chain)
+            self._turns.begin_again()
+            self._context.results.begin_again(chain)
+            self._stands_until = 0.0
+            self._context.events.publish(VersionTurned(chain, is_next=False))
+            self._context.snapshots.begin_anew()
+
+    async def stand_still(self, *, for_s: float) -> Version:
+        """Take no step for so long, unless the stage begins again before; the version at which it stands."""
+        self._stands_until = time.monotonic() + for_s
+        async with self._turning:  # a step that is being taken is taken
+            return self._steps.version
+
+
+def _phase(settings: RunSettings) -> AdaptiveDeadline:
+    limit_s = settings.deadlines.round_phase_s
+    assert limit_s > 0
+    floor_s = min(limit_s, SHORTEST_PHASE_S)
+    return AdaptiveDeadline(limit_s=limit_s, floor_s=floor_s, factor=PHASE_FACTOR, window=PHASE_WINDOW)

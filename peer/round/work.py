@@ -1,0 +1,95 @@
+"""A round's heavy work, on the exact thread: encode and reduce.
+
+A part goes through all that is done to it while it is in cache.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.state.replica import Accumulation, StageReplica
+from swarm.averaging.reduce import reduce_part as reduction
+from swarm.bulk_digest import bulk_digest
+from swarm.core.errors import LocalError
+from swarm.core.ids import Step
+from swarm.core.round.contribution import Level
+from verification.round.papers import Bytes
+
+log = logging.getLogger(__name__)
+
+
+class ContributionEncoder:
+    """Makes a step's mean gradient the parts of a contribution."""
+
+    def __init__(self, replica: StageReplica) -> None:
+        self.replica = replica
+
+    def encode(
+        self, step: Step, accumulation: Accumulation, seeds: Sequence[bytes]
+    ) -> tuple[list[memoryview], list[bytes]]:
+        """The mean gradient in encoded parts, and their BLAKE3; nothing if there is no work or it is not finite.
+
+        `seeds` are `swarm.averaging.seeds.part_seeds`. Where the codec leaves a residual, the replica's is said along
+        with it and becomes what is left now.
+        """
+        if not accumulation.work:
+            return [], []
+        replica = self.replica
+        parts, codec, residual = replica.parts(), replica.contribution_codec, replica.residual
+
+        def encode(index: int) -> tuple[memoryview, bytes]:
+            encoded = self.part(accumulation, parts[index], seeds[index])
+            return encoded, bulk_digest(encoded)
+
+        try:
+            if residual is None:
+                made = replica.threads.map(encode, range(len(parts)))
+                return [encoded for encoded, _ in made], [found for _, found in made]
+            whole = residual.encode(self.mean(accumulation), codec, parts=parts, seeds=seeds)
+            return whole, replica.threads.map(bulk_digest, whole)
+        except LocalError as error:
+            log.warning("stage %d step %d: this peer's gradient is left out: %s", replica.stage, step, error)
+            accumulation.not_finite.update(accumulation.work)
+            return [], []
+
+    def part(self, accumulation: Accumulation, where: slice, seed: bytes) -> memoryview:
+        """One part, encoded."""
+        return self.replica.contribution_codec.encode_quotients(*accumulation.gradient.quotient_of(where), seed=seed)
+
+    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
+        """All of it, for a codec that leaves a residual."""
+        return self.replica.mean(accumulation)
+
+
+class PartReducer:
+    """Makes contributions to a part, or cohorts' shares of it, what all are to have."""
+
+    def __init__(self, replica: StageReplica) -> None:
+        self.replica = replica
+
+    def reduce(
+        self,
+        part: int,
+        bodies: Sequence[tuple[int, Bytes]],
+        *,
+        norm_cap: float | None,
+        seed: bytes,
+        level: Level = "all",
+    ) -> tuple[memoryview, bytes]:
+        """The aggregate of (tokens, encoded part) in the order of peers or cohorts, encoded once, and its BLAKE3."""
+        replica = self.replica
+        where, settings = replica.parts()[part], replica.settings
+        made = reduction(
+            level,
+            settings.codecs.averaging,
+            where.stop - where.start,
+            bodies,
+            rule=settings.averaging.rule,
+            norm_cap=norm_cap,
+            seed=seed,
+        )
+        for error in made.left_out.values():
+            log.warning("stage %d part %d: a contribution is left out: %s", replica.stage, part, error)
+        return made.body, made.digest

@@ -1,0 +1,1 @@
+"""What all parts of a peer at one stage share: their context, what they tell each other, what runs beside them."""

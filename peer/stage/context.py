@@ -1,0 +1,47 @@
+"""What every part of a peer at one stage is made with, and nobody changes."""
+
+from dataclasses import dataclass
+
+from peer.pipeline.compute import WorkThread
+from peer.round.reductions import ReductionStore
+from peer.stage.events import Events
+from peer.stage.tasks import Tasks
+from swarm.checkpoint.results import ResultStore
+from swarm.checkpoint.snapshots import SnapshotStore
+from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
+from swarm.identity.key import Identity
+from swarm.network.transport import Transport
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """Of one peer, from when it has joined a stage until it leaves it."""
+
+    settings: RunSettings
+    """Everyone's."""
+    run_id: str
+    """The manifest's hash, which all that is signed names."""
+    identity: Identity
+    """This peer's, whose id its transport has."""
+    transport: Transport
+    """To all others, the host among them."""
+    compute: WorkThread
+    """Forward and backward, and what must not come between them: the closing of a step's sum."""
+    exact: WorkThread
+    """Encoding, hashing, aggregation, the optimizer's step."""
+    snapshots: SnapshotStore
+    """The stage's states on disk."""
+    results: ResultStore
+    """The stage's certified results with their bytes."""
+    reductions: ReductionStore
+    """What reducers signed for in the last steps, and what this peer put into them."""
+    tasks: Tasks
+    """What runs until this peer leaves the stage."""
+    events: Events
+    """What the parts tell each other."""
+
+    @property
+    def me(self) -> PeerId:
+        """This peer."""
+        return self.identity.peer_id

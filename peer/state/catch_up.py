@@ -1,0 +1,279 @@
+"""How a peer that is behind, or new, comes to its stage's present version and becomes a member.
+
+From the stage's other peers: signed results one after another, or a snapshot in checked chunks first; then it asks
+to be put on the next roster.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from peer.round.rounds import StageRounds
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import Overtaken
+from peer.state.joining_state import JoiningState
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_results
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.fields import Fields, value_or_none
+from swarm.core.ids import PeerId, Step, Version
+from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS, STANDING
+from swarm.network.loop import happened
+from swarm.network.transport import Message, Transport
+from verification.audit.verdicts import Promotion
+from verification.pipeline.ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+JOIN = "join"
+"""{ticket, promotion | None} -> {version}: a peer that has caught up asks to be put on the next roster of its stage.
+With that version it will be a member, or is one."""
+LONGEST_WAIT_S = 5.0
+
+
+class StateDonor:
+    """Serves the stage's results and snapshots to whoever asks."""
+
+    def __init__(self, steps: StageSteps, heard_of: Callable[[Promotion], None]) -> None:
+        """`heard_of` checks a promotion that its peer shows, and remembers it. It raises RemoteError."""
+        self._steps = steps
+        self._heard_of = heard_of
+
+    def serve(self, transport: Transport) -> None:
+        for method, handler in (
+            (RESULTS, self._on_results),
+            (SNAPSHOT, self._on_snapshot),
+            (CHUNK, self._on_chunk),
+            (JOIN, self._on_join),
+        ):
+            transport.serve(method, handler, max_body_bytes=0)
+
+    async def _on_results(self, sender: PeerId, request: Message) -> Message:
+        """Results from a version on, at most a few; waits for the next one if the caller is up to date."""
+        fields = Fields("results request", request.meta)
+        start, wait_s = fields.integer("from"), min(fields.number("wait_s"), LONGEST_WAIT_S)
+        with_bodies = fields.boolean("bodies")
+        steps = self._steps
+        if start >= steps.version and not steps.is_over:
+            await steps.wait_for_version(start + 1, timeout_s=wait_s)
+        if not with_bodies:
+            bare = await asyncio.to_thread(steps.context.results.signed_since, start, at_most=MAX_BARE_RESULTS_PER_CALL)
+            return Message({"version": steps.version, "oldest": start, "results": [*bare], "sizes": []})
+        values: list[Value] = []
+        sizes: list[Value] = []
+        bodies: list[bytes | bytearray | memoryview] = []
+        for version in range(start, min(steps.version, start + MAX_RESULTS_PER_CALL)):
+            held = steps.context.results.get(version)
+            if held is None:
+                break
+            values.append(held[0].packed)
+            sizes.append([len(body) for body in held[1]])
+            bodies += held[1]
+        oldest = min(steps.context.results, default=int(steps.version))
+        meta: dict[str, Value] = {"version": steps.version, "oldest": oldest, "results": values, "sizes": sizes}
+        return Message(meta, b"".join(bodies))
+
+    async def _on_snapshot(self, sender: PeerId, request: Message) -> Message:
+        """The latest snapshot, or that of one version: see `swarm.checkpoint.transfer`."""
+        fields = Fields("snapshot request", request.meta)
+        version = fields.integer("version") if fields.optional("version") else None
+        stage = self._steps.chain.stage
+        if fields.integer("stage") != stage:
+            raise RemoteError("protocol", f"this peer serves stage {stage}", sender)
+        store = self._steps.context.snapshots
+        held = store.latest() if version is None else store.get(version)
+        if held is None:
+            raise TransientError(f"no snapshot {'yet' if version is None else f'of version {version}'} here")
+        return Offer(stage, held.chain.version, held.digest, held.hashes, held.total_bytes, held.chain).to_message()
+
+    async def _on_chunk(self, sender: PeerId, request: Message) -> Message:
+        fields = Fields("chunk request", request.meta)
+        version, index = fields.integer("version"), fields.integer("index", high=1 << 32)
+        snapshot = self._steps.context.snapshots.get(version)
+        if snapshot is None or index >= len(snapshot.hashes):
+            raise TransientError(f"no chunk {index} of version {version} here")
+        return Message({}, await asyncio.to_thread(snapshot.chunk, index))
+
+    async def _on_join(self, sender: PeerId, request: Message) -> Message:
+        steps, fields = self._steps, Fields("join request", request.meta)
+        ticket = Ticket.from_value(fields.message("ticket"))
+        promotion = fields.maybe("promotion", Promotion.from_value)
+        fields.done()
+        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key)
+        if ticket.peer_id != sender or ticket.stage != steps.chain.stage:
+            raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
+        limit = steps.context.settings.limits.max_peers_per_stage
+        if promotion is not None and promotion.peer_id == sender:
+            self._heard_of(promotion)
+        if sender in steps.chain.members:
+            return Message({"version": steps.version})
+        if not steps.may_join(sender):
+            raise TransientError(f"{sender} is not known here to be past its probation")
+        if len(steps.chain.members) + len(steps.joining - {sender}) >= limit:
+            raise TransientError(f"stage {steps.chain.stage} has its {limit} peers")
+        steps.asks_to_join(sender)
+        return Message({"version": steps.next_to_join()})
+
+
+class CatchUp:
+    """Brings `rounds` to the stage's present, and this peer onto the roster."""
+
+    def __init__(
+        self,
+        rounds: StageRounds,
+        transport: Transport,
+        peers_of_stage: Callable[[], set[PeerId]],
+        ticket: Ticket,
+        promotion: Callable[[], Promotion | None],
+        rng: random.Random,
+    ) -> None:
+        """`promotion`: what this peer may show now, if it was no founder."""
+        self._rounds = rounds
+        self._steps = steps = rounds.steps
+        self._promotion = promotion
+        self._ticket = ticket
+        self._transport = transport
+        self._peers_of_stage = peers_of_stage
+        self._rng = rng
+        self._behind: set[PeerId] = set()
+        self._is_wrong = False
+        """This peer's own state is not the stage's."""
+        self._version = steps.version
+        self._look_at = 0.0
+        """When to look where the stage is, unless a step is taken before."""
+        self._overtaken_at = steps.version
+        """The version at which another peer was last found ahead. At first this one's: its state may be an old one."""
+        self._wake = asyncio.Event()
+
+    def overtaken(self, event: Overtaken) -> None:
+        """Another peer is ahead of this one."""
+        self.behind(event.peer)
+
+    def behind(self, peer: PeerId) -> None:
+        """`peer` is ahead of this one."""
+        self._behind.add(peer)
+        self._wake.set()
+
+    def load_anew(self) -> None:
+        """The state that this peer has is wrong, whatever its version."""
+        self._is_wrong = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Watch for falling behind or off the roster, and mend it, for ever."""
+        while True:
+            steps = self._steps
+            if steps.is_over or (self._takes_part and not self._behind and not self._is_wrong):
+                self._wake.clear()
+                await happened(self._wake, within_s=0.5)
+                await self._look_around()
+                continue
+            donors = sorted(self._behind - {self._me}) or self._others()
+            self._behind.clear()
+            if not donors:
+                await asyncio.sleep(0.25)
+                continue
+            donor = self._rng.choice(donors)
+            try:
+                if self._is_wrong:
+                    await self._load_snapshot(donor)
+                else:
+                    await self._advance(donor)
+            except (TransientError, RemoteError, TimeoutError, LocalError) as error:
+                log.info("catching up from %s: %s", donor[-6:], error)
+                await asyncio.sleep(0.25)
+
+    @property
+    def _me(self) -> PeerId:
+        return self._transport.peer_id
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether the stage's rounds reach this peer: not while it is on probation, whatever the last roster says."""
+        return self._steps.is_member and self._steps.may_join(self._me)
+
+    def _others(self) -> list[PeerId]:
+        return sorted((self._peers_of_stage() | set(self._steps.chain.members)) - {self._me})
+
+    async def _look_around(self) -> None:
+        """Where no step is taken for a call's time, ask a peer where the stage is.
+
+        Members hear from a step's leader that it is over. Whoever leads the step itself hears from nobody.
+        """
+        steps, others = self._steps, self._others()
+        call_s, own = steps.context.settings.deadlines.call_s, steps.version
+        if own != self._version:
+            self._version, self._look_at = own, time.monotonic() + call_s
+        if steps.is_over or not others or time.monotonic() < self._look_at:
+            return
+        asked = self._rng.choice(others)
+        try:
+            meant: dict[str, Value] = {"stage": steps.chain.stage}
+            reply = await self._transport.call(asked, STANDING, Message(meant), timeout_s=call_s, max_body_bytes=0)
+            version = Fields("standing", reply.meta).integer("version")
+        except (TransientError, RemoteError) as error:
+            log.debug("where the stage is, from %s: %s", asked[-6:], error)
+            return
+        self._look_at = time.monotonic() + call_s
+        # One step ahead it may just have ended that which is under way here, too.
+        if version > own + 1 or (version > own and self._overtaken_at == own):
+            self.behind(asked)
+        if version > own:
+            self._overtaken_at = own
+
+    async def _advance(self, donor: PeerId) -> None:
+        steps = self._steps
+        if not steps.is_member and steps.may_join(self._me):
+            await self._ask_to_join()
+        started_at = steps.version
+        wait_s = 0.0 if self._takes_part else 2.0
+        layout, settings = steps.replica.layout, steps.context.settings
+        offered = await fetch_results(self._transport, donor, int(started_at), layout, settings, wait_s=wait_s)
+        if offered.version > steps.version and not offered.results:
+            if offered.oldest <= steps.version:
+                raise TransientError(f"{donor[-6:]} is at {offered.version} but sent no results")
+            await self._load_snapshot(donor)
+            return
+        for result, bodies in offered.results:
+            await self._rounds.adopt(result, bodies)
+        if offered.version > steps.version:
+            self._behind.add(donor)
+
+    async def _load_snapshot(self, donor: PeerId) -> None:
+        steps = self._steps
+        started = time.monotonic()
+        replica = steps.replica
+        own = steps.chain
+        wanted = JoiningState(
+            self._transport, steps.context.settings, own.run_id, own.run_key, own.coordinator, own.stage, replica.layout
+        )
+        others = [peer for peer in self._others() if peer != donor]
+        self._rng.shuffle(others)
+        # Anybody can be in the directory of a public run: there, without an anchor, only certified members count.
+        members = own.members if steps.context.settings.trust == "public" else self._peers_of_stage() or own.members
+        newer_than = -1 if self._is_wrong else int(steps.version)
+        state, chain = await wanted.fetch([donor, *others], members, newer_than=newer_than)
+        if chain.version <= steps.version and not self._is_wrong:  # meanwhile
+            return
+        self._is_wrong = False
+        await self._rounds.taking.begin_again(state, chain)
+        log.info("took version %d in %.1f s", chain.version, time.monotonic() - started)
+        self._behind.add(donor)
+
+    async def _ask_to_join(self) -> None:
+        steps, call_s = self._steps, self._steps.context.settings.deadlines.call_s
+        state = steps.open_step(Step(steps.version))
+        leader = state.leader if state is not None else None
+        request = Message({"ticket": self._ticket.to_value(), "promotion": value_or_none(self._promotion())})
+
+        async def ask(peer: PeerId) -> None:
+            with contextlib.suppress(TransientError, RemoteError):
+                reply = await self._transport.call(peer, JOIN, request, timeout_s=call_s, max_body_bytes=0)
+                version = Version(Fields("join answer", reply.meta).integer("version"))
+                if peer == leader:  # who makes the roster
+                    steps.joins_at(version)
+
+        await asyncio.gather(*(ask(peer) for peer in self._others()))

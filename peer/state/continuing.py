@@ -1,0 +1,144 @@
+"""One peer's side of a run that goes on from an earlier state: what it holds, and the state that the run key names."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from peer.round.taking import StepTaking
+from peer.state.joining_state import JoiningState
+from swarm.checkpoint.kept_past import KeptPast
+from swarm.checkpoint.results import ResultStore
+from swarm.checkpoint.snapshots import kept_states
+from swarm.checkpoint.state import UNNAMED, StageState, chunk_hash, merkle_root, state_chunks, state_digest
+from swarm.checkpoint.transfer import fetch_offer, fetch_state
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.core.state.stage_chain import Genesis, StageChain
+from swarm.host_protocol import HOLDINGS, MAX_BARE_RESULTS_PER_CALL, PREPARE, RESULTS
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+STANDS_S = 20.0
+"""After it was asked for a state a peer takes no step for so long, unless the stage begins again before."""
+PREPARED_S = 120.0
+"""What was prepared is dropped after so long."""
+WAIT_S = 2.0
+"""For a state that is being made; then the host asks again."""
+
+
+@dataclass(frozen=True)
+class _Wish:
+    lineage: bytes
+    version: int
+    number: int
+
+
+class Continuing:
+    """Answers the host: of a peer that trains, `taking` its steps, or of one that has found nobody who does."""
+
+    def __init__(self, past: KeptPast, host: PeerId, taking: StepTaking | None = None) -> None:
+        self._past = past
+        self._host = host
+        self._taking = taking
+        self._wish: _Wish | None = None
+        self._making: asyncio.Future[tuple[StageState, StageChain] | None] | None = None
+        self._asked_at = 0.0
+
+    def serve(self, transport: Transport) -> None:
+        transport.serve(HOLDINGS, self._on_holdings, max_body_bytes=0)
+        transport.serve(PREPARE, self._on_prepare, max_body_bytes=0)
+        if self._taking is None:
+            transport.serve(RESULTS, self._on_results, max_body_bytes=0)
+
+    async def _on_holdings(self, sender: PeerId, request: Message) -> Message:
+        Fields("holdings request", request.meta).done()
+        held = await asyncio.to_thread(self._past.holdings)
+        return Message({"held": [[one.lineage, one.oldest, one.newest] for one in held]})
+
+    async def _on_results(self, sender: PeerId, request: Message) -> Message:
+        """What is signed of the newest lineage here, for a host that was away."""
+        fields = Fields("results request", request.meta)
+        start = fields.integer("from")
+
+        def read() -> dict[str, Value]:
+            kept = kept_states(self._past.folder, self._past.stage)
+            if not kept:
+                return {"version": start, "oldest": start, "results": [], "sizes": []}
+            store = ResultStore(self._past.folder, kept[0].chain, kept=self._past.settings.retained_results)
+            found = store.signed_since(start, at_most=MAX_BARE_RESULTS_PER_CALL)
+            return {"version": start + len(found), "oldest": start, "results": [*found], "sizes": []}
+
+        return Message(await asyncio.to_thread(read))
+
+    async def _on_prepare(self, sender: PeerId, request: Message) -> Message:
+        """Make the state that is asked for, and stand still."""
+        if sender != self._host:
+            raise RemoteError("standing", "only the host has a state prepared", sender)
+        fields = Fields("prepare request", request.meta)
+        wish = _Wish(fields.octets("lineage", length=32), fields.integer("version"), fields.integer("number"))
+        fields.done()
+        stands_at = None if self._taking is None else int(await self._taking.stand_still(for_s=STANDS_S))
+        if wish != self._wish or self._making is None:
+            self._wish = wish
+            made = asyncio.to_thread(self._past.made_again, wish.lineage, wish.version)
+            self._making = asyncio.ensure_future(made)
+        self._asked_at = time.monotonic()
+        done, _ = await asyncio.wait({self._making}, timeout=WAIT_S)
+        newest = await asyncio.to_thread(self._past.newest, wish.lineage) if stands_at is None else stands_at
+        if not done:
+            return Message({"newest": newest, "state": None})
+        found = self._making.result()
+        if found is None:
+            raise RemoteError("gone", f"version {wish.version} cannot be made again here", sender)
+        state, chain = self._numbered(found[0], wish.number), found[1]
+        return await asyncio.to_thread(_stated, state, chain, newest)
+
+    @staticmethod
+    def _numbered(state: StageState, number: int) -> StageState:
+        return replace(state, version=number, name=UNNAMED)
+
+    async def state_of(self, genesis: Genesis, to_version: int) -> StageState | None:
+        """The state that the genesis names, if it is on this machine."""
+        if self._making is not None and time.monotonic() < self._asked_at + PREPARED_S:
+            found = await self._making
+            if found is not None and await self._is_meant(found[0], genesis):
+                self._making = None
+                return self._numbered(found[0], int(genesis.version))
+        self._making = None
+        for held in await asyncio.to_thread(self._past.holdings):
+            if held.oldest <= to_version <= held.newest:
+                made = await asyncio.to_thread(self._past.made_again, held.lineage, to_version)
+                if made is not None and await self._is_meant(made[0], genesis):
+                    return self._numbered(made[0], int(genesis.version))
+        return None
+
+    async def _is_meant(self, state: StageState, genesis: Genesis) -> bool:
+        numbered = self._numbered(state, int(genesis.version))
+        return await asyncio.to_thread(state_digest, numbered) == genesis.state_digest
+
+
+def _stated(state: StageState, chain: StageChain, newest: int) -> Message:
+    chunks = state_chunks(state)
+    hashes, total_bytes = [chunk_hash(chunk) for chunk in chunks], sum(len(chunk) for chunk in chunks)
+    said: dict[str, Value] = {
+        "digest": merkle_root(hashes, total_bytes),
+        "total_bytes": total_bytes,
+        "chain": chain.to_value(),
+    }
+    return Message({"newest": newest, "state": said}, b"".join([*hashes, chunks[0]]))
+
+
+async def from_elsewhere(genesis: Genesis, wanted: JoiningState) -> StageState:
+    """The state that the genesis names, from the host or from its members. Raises TransientError or RemoteError."""
+    transport, settings, stage = wanted.transport, wanted.settings, int(genesis.stage)
+    offer = await fetch_offer(transport, wanted.host, stage, wanted.layout, settings)
+    if offer.digest == genesis.state_digest:
+        return (await fetch_state(transport, wanted.host, stage, wanted.layout, settings))[0]
+    state, chain = await wanted.fetch(genesis.members, genesis.members)
+    if chain.lineage != genesis.name or chain.version != genesis.version:
+        raise TransientError(f"version {chain.version} was found, not that at which the stage begins again")
+    return state

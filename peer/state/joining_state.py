@@ -1,0 +1,158 @@
+"""The state of its stage for a peer that joins, or fell far behind: no donor is believed by itself.
+
+The run key's latest anchor says which state it is. While the host does not say, it is the newest one that more than two
+thirds of the stage's members state. Its chunks come from all donors that hold it, each checked against its digest.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.checkpoint.state import StageState, state_from_chunks
+from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_offer
+from swarm.core.canonical import digest
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.settings import RunSettings
+from swarm.core.state.stage_chain import StageChain
+from swarm.host_protocol import ANCHOR
+from swarm.model.layout import ParameterLayout
+from swarm.network.transport import Message, Transport
+from verification.state.anchor import Anchor
+
+log = logging.getLogger(__name__)
+
+LATEST = (1 << 63) - 1
+"""The version up to which the host's latest anchor is asked for."""
+MOST_DONORS = 8
+"""Asked for one state's chunks."""
+
+
+@dataclass(frozen=True)
+class ChosenState:
+    """Which state to begin from, and what is certified of its version."""
+
+    digest: bytes
+    chain: StageChain
+    reason: str
+
+    @property
+    def version(self) -> Version:
+        return self.chain.version
+
+
+def agreed(members: Collection[PeerId], offers: Mapping[PeerId, Offer]) -> ChosenState | None:
+    """The newest state that more than two thirds of the members offer, with the same certified facts; None if none."""
+    named: dict[bytes, Offer] = {}
+    stated_by: defaultdict[bytes, set[PeerId]] = defaultdict(set)
+    for peer in sorted(set(members) & set(offers)):
+        offer = offers[peer]
+        if offer.chain is not None:
+            name = digest("offered-state", [offer.version, offer.digest, offer.chain.to_value()])
+            named[name] = offer
+            stated_by[name].add(peer)
+    chosen: ChosenState | None = None
+    for name, offer in named.items():
+        num, chain = len(stated_by[name]), offer.chain
+        if 3 * num > 2 * len(set(members)) and chain is not None and (chosen is None or chain.version > chosen.version):
+            chosen = ChosenState(offer.digest, chain, f"stated by {num} of {len(set(members))} members")
+    return chosen
+
+
+@dataclass(frozen=True)
+class JoiningState:
+    """Chooses and fetches the state of one stage."""
+
+    transport: Transport
+    settings: RunSettings
+    run_id: str
+    run_key: PeerId
+    host: PeerId
+    stage: StageIndex
+    layout: ParameterLayout
+
+    async def fetch(
+        self, donors: Sequence[PeerId], members: Collection[PeerId], *, newer_than: int = -1
+    ) -> tuple[StageState, StageChain]:
+        """The state, and the chain of its version, which is above `newer_than`.
+
+        `donors` are asked for chunks, the first of them first; `members` are those whose word counts without the
+        host. Raises TransientError when there is no such state, or nobody gives it.
+        """
+        chosen = await self._choose(set(members) - {self.transport.peer_id}, newer_than)
+        if chosen.version <= newer_than:
+            raise TransientError(f"version {chosen.version} is {chosen.reason}, and {newer_than} is here already")
+        offers = await self._offers(list(donors)[:MOST_DONORS], int(chosen.version))
+        holders = {donor: offer for donor, offer in offers.items() if offer.digest == chosen.digest}
+        for donor in sorted(set(offers) - set(holders)):
+            log.warning("%s states another digest of version %d than is %s", donor, chosen.version, chosen.reason)
+        if not holders:
+            raise TransientError(
+                f"version {chosen.version} of stage {self.stage} is {chosen.reason}; no donor of {len(donors)} has it"
+            )
+        offer = next(iter(holders.values()))  # the hashes are those under the digest, whoever sent them
+        try:
+            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings)
+            state = await asyncio.to_thread(state_from_chunks, self.layout, chunks, chosen.digest)
+        except (RemoteError, TimeoutError) as error:
+            raise TransientError(f"version {chosen.version} from {len(holders)} donors: {error}") from error
+        if (state.version, state.name) != (chosen.version, chosen.chain.name):
+            raise TransientError(f"the state that is {chosen.reason} is of {state.version}, not of {chosen.version}")
+        log.info("version %d of stage %d: %s, %d donors", chosen.version, self.stage, chosen.reason, len(holders))
+        return state, chosen.chain
+
+    async def _choose(self, members: set[PeerId], newer_than: int) -> ChosenState:
+        try:
+            anchor = await self._anchor()
+            return ChosenState(anchor.state_digest, anchor.chain, "anchored by the run key")
+        except (TransientError, RemoteError) as error:
+            log.info("no anchor of stage %d: %s", self.stage, error)
+        latest = await self._offers(sorted(members), None)
+        for version in sorted({offer.version for offer in latest.values()}, reverse=True):
+            if version <= newer_than:
+                break
+            # Members take their snapshots at slightly different times, and hold the one before.
+            ahead = sorted(peer for peer, offer in latest.items() if offer.version > version)
+            stated = {peer: offer for peer, offer in latest.items() if offer.version == version}
+            chosen = agreed(members, stated | await self._offers(ahead, version))
+            if chosen is not None:
+                return chosen
+        raise TransientError(
+            f"no state of stage {self.stage} above version {newer_than} is stated by more than two thirds of its "
+            f"{len(members)} members, {len(latest)} of which answered; the host does not say either"
+        )
+
+    async def _anchor(self) -> Anchor:
+        """The run key's last word on the stage."""
+        request, call_s = Message({"stage": int(self.stage), "version": LATEST}), self.settings.deadlines.call_s
+        reply = await self.transport.call(self.host, ANCHOR, request, timeout_s=call_s, max_body_bytes=0)
+        anchor = Anchor.from_value(Fields("anchor answer", reply.meta).message("anchor"))
+        anchor.check(run_id=self.run_id, run_key=self.run_key)
+        if anchor.stage != self.stage:
+            raise RemoteError("anchor", f"anchor of stage {anchor.stage}, not of {self.stage}", self.host)
+        return anchor
+
+    async def _offers(self, peers: Iterable[PeerId], version: int | None) -> dict[PeerId, Offer]:
+        """What each of them says it holds, if it is well-formed and of this stage of this run; in their order."""
+
+        async def ask(peer: PeerId) -> Offer | None:
+            try:
+                offer = await fetch_offer(self.transport, peer, self.stage, self.layout, self.settings, version=version)
+            except (TransientError, RemoteError) as error:
+                log.info("donor %s: %s", peer, error)
+                return None
+            chain = offer.chain
+            is_ours = chain is not None and (chain.run_id, chain.stage, chain.run_key, chain.version) == (
+                self.run_id,
+                self.stage,
+                self.run_key,
+                offer.version,
+            )
+            return offer if is_ours else None
+
+        asked = [peer for peer in peers if peer != self.transport.peer_id]
+        found = await asyncio.gather(*(ask(peer) for peer in asked))
+        return {peer: offer for peer, offer in zip(asked, found, strict=True) if offer is not None}

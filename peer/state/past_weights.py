@@ -1,0 +1,92 @@
+"""The weights that audits of the last steps are computed on.
+
+They were in use a moment ago and nothing writes to them again: keeping a version costs its memory and no work, where
+building it again would cost all steps since the last snapshot.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.core.errors import LocalError
+from swarm.core.ids import Version
+from swarm.core.settings import RunSettings
+from verification.replay.stage_replay import StageReplay
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PastVersion:
+    """A version that the stage has left behind."""
+
+    weights: Floats
+    """Flat and read-only."""
+    ahead: Floats | None
+    """What the step after the version's was computed on, if that was not `weights`."""
+    ahead_is_known: bool
+    """Not if the state was loaded in an extrapolating run: it also needs the version before."""
+
+
+@contextmanager
+def standing_on(replay: StageReplay, kept: Mapping[Version, PastVersion]) -> Iterator[None]:
+    """The replay holds these versions, and lets go of them in the end: it keeps no weights between audits."""
+    try:
+        for version, past in kept.items():
+            replay.hold(version, past.weights, past.ahead, ahead_is_known=past.ahead_is_known)
+        yield
+    finally:
+        replay.release()
+
+
+class PastWeights:
+    """The last `recent` versions before the present one, and those that are wanted longer.
+
+    What is audited belongs to a step that has just ended, so its versions are here when it is drawn; `want` keeps them
+    until the audit is made. An audit is left out after `retained_versions`, so at most that many and two are held.
+    """
+
+    def __init__(self, recent: int) -> None:
+        self._recent = recent
+        self._held: dict[int, PastVersion] = {}
+        self._wanted: dict[str, frozenset[int]] = {}
+        """By who wants them."""
+
+    @classmethod
+    def of_run(cls, settings: RunSettings) -> "PastWeights":
+        """For audits of the step that has just ended; nothing where nothing is replayed."""
+        return cls(1 + (settings.averaging.delay > 0) if settings.replays else 0)
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted(self._held)
+
+    def remember(self, version: int, past: PastVersion) -> None:
+        """The stage has left `version`."""
+        self._held[version] = past
+        self._forget(version)
+
+    def want(self, versions: Iterable[int], *, by: str) -> None:
+        """Of those held now, audits that are due need these; earlier wishes of the same are over."""
+        self._wanted[by] = frozenset(versions)
+        self._forget(max(self._held, default=0))
+
+    def get(self, version: int) -> PastVersion:
+        """Raises LocalError if it is not held: the peer joined after it, or it was not wanted in time."""
+        held = self._held.get(version)
+        if held is None:
+            raise LocalError(f"weights of version {version} are not held any more, those of {self.versions} are")
+        return held
+
+    def clear(self) -> None:
+        """What was held may be wrong: another state has been loaded."""
+        self._held.clear()
+
+    def _forget(self, last: int) -> None:
+        wanted = frozenset[int]().union(*self._wanted.values())
+        for version in self.versions:
+            if version <= last - self._recent and version not in wanted:
+                del self._held[version]

@@ -1,0 +1,252 @@
+"""A peer's replica of its stage: weights by version, gradient sums by step, and the exact step between them.
+
+Methods marked (compute) run on the compute thread, (exact) on the exact thread; the rest on the event loop.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.cache_hints import zeros_on_lines
+from kernels.threads import ONE_THREAD, Threads
+from peer.state.past_weights import PastVersion, PastWeights
+from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.averaging.encoded import VectorCodec
+from swarm.averaging.error_feedback import Residual
+from swarm.averaging.parts import Parts
+from swarm.averaging.reduce import norm_cap
+from swarm.averaging.result_decoder import ResultDecoder
+from swarm.checkpoint.state import StageState
+from swarm.core.errors import LocalError
+from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
+from swarm.core.round.contribution import Work
+from swarm.core.settings import RunSettings, leaves_residual
+from swarm.memory.kept_buffers import empty_floats
+from swarm.model.stage import StageModel, Weights
+from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.stage_step import StageStep, extrapolates, weights_ahead
+
+log = logging.getLogger(__name__)
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Accumulation:
+    """A step's gradient sum and the work in it. Once closed it takes no more."""
+
+    gradient: GradientSum
+    work: dict[MicrobatchId, Work] = field(default_factory=dict)
+    stale: int = 0
+    """Microbatches computed on the version before the step's."""
+    not_finite: set[MicrobatchId] = field(default_factory=set)
+    """Of the work, what added nothing here because its loss or the whole sum was not finite."""
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """What a step made, ready to be swapped in."""
+
+    state: StageState
+    weights: Weights
+    ahead: Floats | None
+    """What the step after the version's is computed on, if that is not `weights`; and the same as a module."""
+    extrapolated: Weights | None
+    gradient_norm: float
+
+
+class StageReplica:
+    """One stage of the run, as this peer holds it.
+
+    `state.weights` of a version is never written again: work in flight keeps the version it began with.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: StageModel,
+        state: StageState,
+        *,
+        clip_norm: float,
+        threads: Threads = ONE_THREAD,
+        era: int = 0,
+    ) -> None:
+        """`clip_norm` is `stage_clip_norm`, `era` as in `restore`. `threads` share the exact work, not its bits."""
+        self.settings = settings
+        self.threads = threads
+        self.stage = StageIndex(model.stage)
+        self.model = model
+        self.layout = model.layout
+        self.contribution_codec: VectorCodec = vector_codec(settings.codecs.averaging)
+        self.codec: VectorCodec = result_codec(settings.codecs.averaging)
+        """Of results; no contribution is longer than a result."""
+        self._parts = Parts.of(settings, self.layout.num_values)
+        self.num_parts = len(self._parts)
+        self.stale_share: dict[Step, tuple[int, int]] = {}
+        self._sums: dict[Step, Accumulation] = {}
+        self._spare: list[GradientSum] = []
+        self._scratch: torch.Tensor | None = None
+        self._step = StageStep(settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads)
+        self._mean: NDArray[np.float32] | None = None
+        self._gradient: NDArray[np.float32] | None = None
+        self.past = PastWeights.of_run(settings)
+        self.restore(state, era=era)
+
+    @property
+    def version(self) -> Version:
+        return Version(self.state.version)
+
+    def restore(self, state: StageState, *, era: int) -> None:
+        """(compute) Continue from this state; what was accumulated, and what is owed from before, is dropped.
+
+        `era`: of the stage's chain. Work of another one counts no more, though its step may have the same number.
+        """
+        self.state, self.era = state, era
+        self._step.restore(state)
+        self.past.clear()
+        self._weights = self.model.weights(state.weights)
+        self._ahead: Floats | None = None
+        self._extrapolated: Weights | None = None
+        self._sums.clear()
+        feeds_back = leaves_residual(self.settings.codecs.averaging)
+        self.residual = Residual(self.layout.num_values) if feeds_back else None
+        """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
+
+    # -- microbatches -------------------------------------------------------------------------------------
+
+    def weights_for(self, step: Step) -> tuple[Version, Weights]:
+        """The version a microbatch of `step` is computed on now, and its weights."""
+        if self._extrapolated is not None and int(step) > self.version:
+            return self.version, self._extrapolated
+        return self.version, self._weights
+
+    def can_compute(self, step: Step) -> bool:
+        """Whether the weights that every replica computes the step on are known here.
+
+        An extrapolating run's are not where a state was loaded: they also need the version before.
+        """
+        if int(step) <= self.version or not extrapolates(self.settings, self.version):
+            return True
+        return self._extrapolated is not None
+
+    def has_done(self, step: Step, microbatch_id: MicrobatchId) -> bool:
+        held = self._sums.get(step)
+        return held is not None and microbatch_id in held.work
+
+    def accepts(self, step: Step, era: int) -> bool:
+        """Whether the step's sum is still open here, for work of this era."""
+        held = self._sums.get(step)
+        return era == self.era and int(step) >= self.version and (held is None or not held.closed)
+
+    def sum_of(self, step: Step) -> Accumulation:
+        """(compute) The open sum that the step's microbatches go into."""
+        held = self._sums.get(step)
+        if held is None:
+            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.device)
+            gradient.zero()
+            held = self._sums[step] = Accumulation(gradient)
+        return held
+
+    def record(self, step: Step, work: Work) -> None:
+        """(compute) The microbatch's gradient is in the step's sum."""
+        held = self.sum_of(step)
+        assert not held.closed
+        held.work[work.microbatch_id] = work
+        held.gradient.add_tokens(work.num_tokens)
+        held.stale += int(work.version) < int(step)
+
+    def scratch(self) -> torch.Tensor:
+        """(compute) Where the gradient of a microbatch goes that is answered but not counted again."""
+        if self._scratch is None:
+            self._scratch = torch.zeros(self.layout.num_values, dtype=torch.float32, device=self.model.device)
+        return self._scratch
+
+    def num_done(self, step: Step) -> int:
+        held = self._sums.get(step)
+        return len(held.work) if held is not None else 0
+
+    # -- the step -----------------------------------------------------------------------------------------
+
+    def close(self, step: Step) -> Accumulation:
+        """(compute) Close the step's sum: nothing is added to it any more."""
+        held = self.sum_of(step)
+        held.closed = True
+        self.stale_share[step] = (held.stale, len(held.work))
+        return held
+
+    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
+        """(exact) The contribution, gradient sum over its target tokens, of a sum of some work; in memory kept."""
+        if self._mean is None:
+            self._mean = np.empty(self.layout.num_values, dtype=np.float32)
+        for where in self.parts():
+            self._mean[where] = self.mean_part(accumulation, where)
+        return self._mean
+
+    def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
+        """(exact, its threads) That part of the contribution."""
+        mean = empty_floats(where.stop - where.start)
+        accumulation.gradient.mean_of(where, mean)
+        return mean
+
+    def result_decoder(self) -> ResultDecoder:
+        """(exact) For the coming round's result. Its memory is the last one's: new pages cost more than what is done
+        with them."""
+        if self._gradient is None:
+            self._gradient = zeros_on_lines(self.layout.num_values, np.float32)
+        return ResultDecoder(self.codec, self.parts(), self._gradient)
+
+    def next_version(
+        self, gradient: NDArray[np.float32] | None, name: bytes, *, gradient_norm: float | None = None
+    ) -> NewVersion:
+        """(exact) The version that this certified gradient makes. Moments move on: call it once, then `swap`.
+
+        `gradient_norm` as in `ExactOptimizer.step`.
+        """
+        made = self._step.next(self.state, gradient, name, gradient_norm=gradient_norm)
+        if made.skipped is not None:
+            log.warning("stage %d skips step %d: %s", self.stage, self.version, made.skipped)
+        ahead = weights_ahead(self.settings, self.state, made.state)
+        extrapolated = self.model.weights(ahead) if ahead is not None else None
+        return NewVersion(made.state, self.model.weights(made.state.weights), ahead, extrapolated, made.gradient_norm)
+
+    def swap(self, new: NewVersion) -> None:
+        """The new version is the stage's from now on."""
+        if new.state.version != self.state.version + 1:
+            raise LocalError(f"version {new.state.version} does not follow {self.state.version}")
+        left, known = self.state, self.can_compute(Step(self.version + 1))
+        self.past.remember(left.version, PastVersion(left.weights, self._ahead, ahead_is_known=known))
+        self.state, self._weights = new.state, new.weights
+        self._ahead, self._extrapolated = new.ahead, new.extrapolated
+        for step in [step for step in self._sums if int(step) < self.version]:
+            self._spare.append(self._sums.pop(step).gradient)
+        del self._spare[2:]
+
+    def frozen_state(self) -> StageState:
+        """(exact) A copy of the state that later steps leave alone: weights are shared, moments copied."""
+        state = self.state
+        return StageState(
+            version=state.version,
+            layout=state.layout,
+            weights=state.weights,
+            moments={name: array.copy() for name, array in state.moments.items()},
+            scalars=dict(state.scalars),
+            certified_norms=list(state.certified_norms),
+            name=state.name,
+        )
+
+    def norm_cap(self) -> float | None:
+        """As `swarm.averaging.reduce.norm_cap` has it, at this version."""
+        return norm_cap(self.state.certified_norms)
+
+    def parts(self) -> Parts:
+        """Where each part lies among the stage's values."""
+        return self._parts
+
+
+def stage_device(gpu: int | None) -> str:
+    """PyTorch's name of the device a volunteer allows."""
+    return "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"

@@ -1,0 +1,145 @@
+"""How a peer hears that the run goes on from an earlier state, and goes there.
+
+The run key's word is a genesis of a later era: it names members, version and data, and the digest of the state, which
+is that of an earlier version under the new one's number. Whoever keeps a snapshot of that earlier version has it on
+disk; the others get it from the host. A peer that did not hear finds itself behind, as one that slept does.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from peer.directory.host import Host
+from peer.round.stage_steps import StageSteps
+from peer.round.taking import StepTaking
+from peer.state.continuing import Continuing, from_elsewhere
+from peer.state.joining_state import JoiningState
+from swarm.checkpoint.state import StageState
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.core.state.stage_chain import Genesis, StageChain
+from swarm.host_protocol import GENESIS, ROLLBACK
+from swarm.identity.key import verify
+from swarm.network.loop import happened
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+ASK_EVERY_S = 5.0
+
+
+class RollingBack:
+    """Takes the run key's geneses while the run goes on."""
+
+    def __init__(
+        self,
+        steps: StageSteps,
+        taking: StepTaking,
+        host: Host,
+        continuing: Continuing,
+        on_geneses: Callable[[Sequence[Genesis]], None],
+    ) -> None:
+        """`on_geneses` is told the stage's new genesis and those beside it, all of them signed by the run key."""
+        self._steps = steps
+        self._taking = taking
+        self._host = host
+        self._continuing = continuing
+        self._on_geneses = on_geneses
+        self._newest: Genesis | None = None
+        self._to_version = -1
+        self._heard = asyncio.Event()
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to listen."""
+        transport.serve(ROLLBACK, self._on_rollback, max_body_bytes=0)
+
+    async def _on_rollback(self, sender: PeerId, request: Message) -> Message:
+        """Whoever brings the run key's word does not matter; an old word changes nothing."""
+        fields = Fields("rollback call", request.meta)
+        genesis, to_version = Genesis.from_value(fields.message("genesis")), fields.integer("to_version")
+        beside = fields.items("beside", Genesis.from_value, max_items=2)
+        fields.done()
+        self._take(genesis, to_version, beside, sender)
+        return Message()
+
+    def _take(self, genesis: Genesis, to_version: int, beside: Sequence[Genesis], sender: PeerId) -> None:
+        """The run key's word; an old one changes nothing. Raises RemoteError if it is none for this stage."""
+        chain = self._steps.chain
+        for one in (genesis, *beside):
+            is_ours = (one.run_id, one.run_key, one.era) == (chain.run_id, chain.run_key, genesis.era)
+            if not is_ours or not verify(chain.run_key, one.signed_bytes(), one.signature):
+                raise RemoteError("signature", "the genesis of a rollback is not signed by the run key", sender)
+        if genesis.stage != chain.stage:
+            raise RemoteError("protocol", f"a rollback of stage {genesis.stage}, this is {chain.stage}", sender)
+        if genesis.era > max(chain.era, self._newest.era if self._newest is not None else 0):
+            self._newest, self._to_version = genesis, to_version
+            self._on_geneses([genesis, *beside])
+            self._heard.set()
+
+    async def _ask(self) -> None:
+        """Where no step is taken the stages may have begun again, and nobody could tell this peer."""
+        steps = self._steps
+        meta: dict[str, Value] = {"stage": int(steps.chain.stage), "ready": False, "wait_s": 0.0}
+        try:
+            reply = await self._host.call(GENESIS, meta, timeout_s=steps.context.settings.deadlines.call_s)
+            fields = Fields("genesis answer", reply.meta)
+            genesis = Genesis.from_value(fields.message("genesis"))
+            beside = fields.items("beside", Genesis.from_value, max_items=2)
+            self._take(genesis, fields.integer("to_version"), beside, self._host.peer_id)
+        except (TransientError, RemoteError) as error:
+            log.debug("whether the stages began again: %s", error)
+
+    async def run(self) -> None:
+        """Go where the run key says, for ever."""
+        version = self._steps.version
+        while True:
+            if not await happened(self._heard, within_s=ASK_EVERY_S):
+                if version == self._steps.version and not self._steps.is_over:
+                    await self._ask()
+                version = self._steps.version
+                continue
+            self._heard.clear()
+            genesis = self._newest
+            assert genesis is not None
+            try:
+                state = await self._state_of(genesis, self._to_version)
+            except (TransientError, RemoteError, TimeoutError) as error:
+                log.info("the state to go on from: %s", error)
+                await asyncio.sleep(RETRY_S)
+                if genesis.era > self._steps.era:  # it may have come from a peer meanwhile
+                    self._heard.set()
+                continue
+            if genesis.era > self._steps.era:
+                await self._go_to(genesis, state)
+
+    async def _state_of(self, genesis: Genesis, to_version: int) -> StageState:
+        """The state that the genesis names. Raises TransientError or RemoteError."""
+        state = await self._continuing.state_of(genesis, to_version)
+        if state is not None:
+            return state
+        steps, own = self._steps, self._steps.chain
+        wanted = JoiningState(
+            steps.context.transport,
+            steps.context.settings,
+            own.run_id,
+            own.run_key,
+            self._host.peer_id,
+            own.stage,
+            steps.replica.layout,
+        )
+        return await from_elsewhere(genesis, wanted)
+
+    async def _go_to(self, genesis: Genesis, state: StageState) -> None:
+        steps = self._steps
+        chain, before = StageChain.begin(genesis, steps.context.settings), steps.version
+        named = replace(state, name=genesis.name)
+        await self._taking.begin_again(named, chain)
+        log.warning(
+            "the run goes on from version %d as version %d; %d was here", self._to_version, chain.version, before
+        )
+        await steps.context.snapshots.save(named, chain)  # steps change neither its weights nor its moments
+        await asyncio.to_thread(steps.context.results.forget_others)

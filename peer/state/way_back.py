@@ -1,0 +1,63 @@
+"""How a peer that comes back takes the cheaper way: from what is on its disk, or from the others' newest state.
+
+From its own it needs the results since, about a byte a parameter each under int8; a state is twelve.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from peer.state.joining_state import MOST_DONORS
+from swarm.averaging.codecs import result_codec
+from swarm.checkpoint.kept_past import KeptPast
+from swarm.checkpoint.state import StageState
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.core.plan import FLOAT_BYTES
+from swarm.core.settings import RunSettings
+from swarm.core.state.stage_chain import StageChain
+from swarm.host_protocol import STANDING
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+
+async def state_to_go_on_from(
+    past: KeptPast, beginning: StageChain, transport: Transport, donors: Sequence[PeerId]
+) -> tuple[StageState, StageChain] | None:
+    """The newest state that `past` makes again, if `donors` have all results since and these are less than a state.
+
+    A donor's word for where the stage is decides no more than where to begin: what follows is certified.
+    """
+    settings, layout = past.settings, past.layout
+    newest = await asyncio.to_thread(past.newest, beginning.lineage)
+    if newest < 0:
+        return None
+    standings = await asyncio.gather(*(_version_of(donor, transport, settings) for donor in donors[:MOST_DONORS]))
+    if max(standings, default=-1) < 0:
+        return None
+    behind = max(0, max(standings) - newest)
+    result_bytes = result_codec(settings.codecs.averaging).encoded_bytes(layout.num_values)
+    state_bytes = (FLOAT_BYTES + settings.optimizer.moment_bytes) * layout.num_values
+    is_worth_it = behind <= settings.retained_results and behind * result_bytes < state_bytes
+    log.info(
+        "stage %d: version %d is on disk here, %d versions ago, %.1f MB of results; a state is %.1f MB: %s",
+        past.stage,
+        newest,
+        behind,
+        behind * result_bytes / 1e6,
+        state_bytes / 1e6,
+        "they are replayed" if is_worth_it else "a state is fetched",
+    )
+    return await asyncio.to_thread(past.made_again, beginning.lineage, newest) if is_worth_it else None
+
+
+async def _version_of(donor: PeerId, transport: Transport, settings: RunSettings) -> int:
+    """Where the stage is, by its word; -1 if it does not say."""
+    call_s = settings.deadlines.call_s
+    try:
+        reply = await transport.call(donor, STANDING, Message(), timeout_s=call_s, max_body_bytes=0)
+        return Fields("standing", reply.meta).integer("version")
+    except (TransientError, RemoteError):
+        return -1

@@ -1,0 +1,1 @@
+"""Who serves which stage, and how fast strangers may ask."""

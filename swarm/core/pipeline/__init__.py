@@ -1,0 +1,1 @@
+"""A microbatch's decisions: which data, which peer, how much at once."""

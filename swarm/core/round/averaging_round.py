@@ -1,0 +1,606 @@
+"""One member's part in one averaging round, decided; `peer.round.driver` carries the decisions out.
+
+Led by the leader of the view: close and commit, votes on the roster, reduce, votes on the result, votes to commit to
+it. A stimulus (a message, a death, a deadline) returns the instructions it leads to. Nothing here waits, encodes or
+sends. What may be proposed, and what is certain, is decided by `swarm.core.round.voting`: a round has one outcome
+whoever is suspected, cut off or late. Without a quorum it pauses, and goes on where it was when there is one again.
+
+What this member sends and reduces under a certified roster is `swarm.core.round.reduction`; what it does as the leader
+of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patience`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.round.facts import MAX_VIEWS_AHEAD, EquivocationError, RoundFacts, is_of
+from swarm.core.round.instructions import (
+    Accuse,
+    AggregatePart,
+    AnnounceShare,
+    AskPromise,
+    CombineShares,
+    FetchPart,
+    Finish,
+    Instruction,
+    Instructions,
+    MakeContribution,
+    SendBallot,
+    SendClose,
+    SendCommit,
+    SendPart,
+    SendReduced,
+    SendResult,
+    SendRoster,
+    SendVote,
+)
+from swarm.core.round.lead import RoundLead
+from swarm.core.round.patience import Patience
+from swarm.core.round.proposal import left_by
+from swarm.core.round.reduction import RoundReduction
+from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
+from swarm.core.round.voting import Promise, Reconfiguration, Sign, Verify, Vote
+
+__all__ = [
+    "Accuse",
+    "AggregatePart",
+    "AnnounceShare",
+    "AskPromise",
+    "AveragingRound",
+    "CombineShares",
+    "FetchPart",
+    "Finish",
+    "Instruction",
+    "Instructions",
+    "MakeContribution",
+    "RoundFacts",
+    "SendBallot",
+    "SendClose",
+    "SendCommit",
+    "SendPart",
+    "SendReduced",
+    "SendResult",
+    "SendRoster",
+    "SendVote",
+]
+
+
+@dataclass
+class AveragingRound:
+    """One member's side of round `facts.step`.
+
+    `sign` makes the own signature, `verify(peer, data, signature)` checks another's; both are pure. A member that may
+    have voted in this round before its process was started again does not vote (`votes` is False), but under a
+    reconfiguration that begins past the view `signed_under`.
+    """
+
+    facts: RoundFacts
+    me: PeerId
+    sign: Sign
+    verify: Verify
+    view: int = 0
+    """Whose leader this peer reports to. It may be given up for a lower one until something is promised."""
+    votes: bool = True
+    signed_under: int = NOT_RECONFIGURED
+    result: Result | None = None
+    """The outcome."""
+    finished: bool = False
+    _promised: int = -1  # highest view entered: nothing of a lower one is followed
+    _closing: bool = False  # a leader has closed the step
+    _contribution_asked: bool = False
+    _contributed: bool = False
+    _commit_owed: bool = False
+    _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
+    _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
+    _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
+    _voter: RoundVoter = field(init=False)
+    _reduction: RoundReduction = field(init=False)
+    _patience: Patience = field(init=False)
+    _lead: RoundLead = field(init=False)
+
+    def __post_init__(self) -> None:
+        facts, me = self.facts, self.me
+        assert me in facts.members
+        assert set(facts.members) <= set(facts.leaders)
+        may_vote = self.votes and me in facts.voters
+        self._voter = RoundVoter(facts, me, self.sign, self.verify, may_vote, self._knows, self.signed_under)
+        self._reduction = RoundReduction(facts, me, self._gone)
+        self._patience = Patience(facts.phase_s)
+        self._lead = RoundLead(
+            facts, me, self.sign, self._voter, self._reduction, self._patience, self._gone, self._follow, self._accept
+        )
+        while self.leader not in facts.members:
+            self.view += 1
+
+    @property
+    def leader(self) -> PeerId:
+        return self.facts.leader_of(self.view)
+
+    @property
+    def leads(self) -> bool:
+        return self.leader == self.me
+
+    @property
+    def changed(self) -> Reconfiguration | None:
+        """The reconfiguration under which it signs."""
+        return self._voter.changed
+
+    @property
+    def is_closing(self) -> bool:
+        """A leader has closed the step: the round has begun."""
+        return self._closing
+
+    @property
+    def roster(self) -> Roster | None:
+        """The certified roster that is followed."""
+        return self._reduction.roster
+
+    @property
+    def left(self) -> bool:
+        """The roster that is followed puts this peer off: it is no member of the next version."""
+        roster = self.result.roster if self.result is not None else self.roster
+        return roster is not None and self.me in left_by(roster)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` wants to be called next."""
+        if self.finished:
+            return None
+        return min((due for due in (self._patience.due, self._reduction.due) if due is not None), default=None)
+
+    # -- close and commit ---------------------------------------------------------------------------------
+
+    def close(
+        self, *, reason: str, joins: Iterable[PeerId], neighbours: Iterable[PeerId] = (), view: int, now: float
+    ) -> Instructions:
+        """The leader of `view` (this peer) closes the step."""
+        assert self.facts.leader_of(view) == self.me
+        assert view >= self.view
+        if self.result is not None or (self._lead.is_on and view == self.view):
+            return []
+        self._lead.joins, self._lead.neighbours = tuple(sorted(set(joins))), tuple(sorted(set(neighbours)))
+        return self._begin(view, reason, now)
+
+    def _begin(self, view: int, reason: str, now: float) -> Instructions:
+        self._enter(view)
+        # Whoever was thought gone is asked too: a broken stream must not make a member leave.
+        self._gone.clear()
+        return self._lead.begin(view, reason, now) + self._commit(now)
+
+    def _begin_instead(self, view: int, now: float) -> Instructions:
+        """`view` is this peer's to lead, after another's."""
+        return self._begin(view, self._lead.reason or "the leader is gone", now)
+
+    def on_close(self, sender: PeerId, view: int, *, now: float) -> Instructions:
+        """The view's leader wants this member's contribution."""
+        self.facts.check_view(sender, view)
+        self._check_not_far(sender, view)
+        self._gone.pop(sender, None)
+        if self.result is not None:
+            return [SendResult((sender,), self.result)]
+        if view < self._promised:
+            return self._news_for(sender, view)
+        waited_for = self._patience.due if view == self._promised else None
+        self._enter(view)
+        self._commit_owed = True
+        if waited_for is None:
+            self._patience.heard()
+            return self._commit(now)
+        out = self._commit(now)
+        self._patience.due = waited_for  # a leader that asks once more, for what it cannot use, buys no time
+        return out
+
+    def contributed(self, contribution: Contribution | None, *, now: float) -> Instructions:
+        """The own commitment is made. It is made once, whatever view asks for it.
+
+        None: a process of this peer before this one may have made another.
+        """
+        assert not self._contributed
+        self._contributed = True
+        if contribution is not None:
+            self._reduction.contribution = contribution
+            self._seen[self.me] = contribution
+        return self._commit(now)
+
+    def on_commit(
+        self,
+        sender: PeerId,
+        view: int,
+        contribution: Contribution | None,
+        promise: Promise | None,
+        roster: Roster | None,
+        result: Result | None,
+        *,
+        now: float,
+    ) -> Instructions:
+        """A member's commitment reaches the leader, with its promise and what it knows to be certified.
+
+        Sent unasked, it tells this peer that the sender found all leaders before it gone.
+        """
+        facts = self.facts
+        facts.check_member(sender)
+        self._check_not_far(sender, view)
+        if facts.leader_of(view) != self.me:
+            raise RemoteError("protocol", f"commitment to view {view}, which is not led here", sender)
+        if contribution is not None:
+            if contribution.peer_id != sender:
+                raise RemoteError("protocol", f"contribution of {contribution.peer_id} sent by {sender}", sender)
+            if not self._knows(contribution):
+                facts.check_contribution(contribution, self.verify)
+            if self._seen.get(sender, contribution) != contribution:
+                raise EquivocationError(self._seen[sender], contribution)
+        if promise is not None and promise.voter != sender:
+            raise RemoteError("protocol", f"promise of {promise.voter} sent by {sender}", sender)
+        if sender not in facts.election.voters_in(view, self._voter.changed):
+            promise = None  # the run key has left it out, of which it may not know: it contributes all the same
+        if promise is not None:
+            facts.election.check_promise(promise, view, self.verify, self._voter.changed)
+        out = self._learn(roster, result, now)
+        if contribution is not None:
+            self._seen[sender] = contribution
+        self._gone.pop(sender, None)
+        if self.result is not None:
+            return [*out, SendResult((sender,), self.result)]
+        if view < self._promised:
+            return out + self._news_for(sender, view)
+        if view > self.view or not self._lead.is_on:
+            out = out + self._begin_instead(view, now)
+        return out + self._committed(sender, contribution, promise, now)
+
+    def _committed(
+        self, sender: PeerId, made: Contribution | None, promise: Promise | None, now: float
+    ) -> Instructions:
+        """To the view that this peer leads."""
+        lead = self._lead
+        if promise is not None:
+            lead.ballots.promised(promise)
+        lead.committed[sender] = made
+        lead.late.pop(sender, None)
+        proposal = lead.ballots.proposal
+        if proposal is not None:  # it came after the proposal: it votes all the same
+            return [SendBallot((sender,), proposal)]
+        if lead.has_roster:
+            return self._news_for(sender, lead.view)
+        return lead.propose(now)
+
+    def on_promise(
+        self, voter: PeerId, promise: Promise, roster: Roster | None, result: Result | None, *, now: float
+    ) -> Instructions:
+        """A voter outside the stage promises, and shows what it knows to be certified."""
+        if promise.voter != voter:
+            raise RemoteError("protocol", f"promise of {promise.voter} sent by {voter}", voter)
+        out = self._learn(roster, result, now)
+        if self.result is not None or not self._lead.is_on or promise.view != self.view:
+            return out
+        self._lead.ballots.promised(promise)
+        return out + self._lead.propose(now)
+
+    def _learn(self, roster: Roster | None, result: Result | None, now: float) -> Instructions:
+        """Take what is certified from whoever shows it. Raises RemoteError if it is not genuine."""
+        self._voter.learn(roster, result)
+        shown = self._voter.roster
+        out = self._see(shown.contributions if shown is not None else ())
+        outcome = self._voter.outcome
+        return out + (self._accept(outcome, now) if outcome is not None and self.result is None else [])
+
+    def _see(self, contributions: Iterable[Contribution]) -> Instructions:
+        """They were checked: they need not be again. Whoever is known to have signed another is accused."""
+        out: Instructions = []
+        for made in contributions:
+            known = self._seen.setdefault(made.peer_id, made)
+            if known != made and known.signed_bytes() != made.signed_bytes():
+                out.append(Accuse(known, made))
+        return out
+
+    def _commit(self, now: float) -> Instructions:
+        made = self._reduction.contribution
+        if not self._contributed:
+            if self._contribution_asked:
+                return []
+            self._contribution_asked = True
+            return [MakeContribution()]
+        if self.result is not None:
+            return []
+        if self._lead.is_on:
+            self._lead.committed[self.me] = made
+            return self._lead.propose(now)
+        if self._commit_owed:
+            self._commit_owed = False
+            self._wait_for_leader(now)
+            promise = self._voter.promise(self.view)
+            return [SendCommit(self.leader, self.view, made, promise, self._voter.roster, self._voter.result)]
+        return []
+
+    def _news_for(self, sender: PeerId, view: int) -> Instructions:
+        """What the sender of a message of `view` has missed, if it matters."""
+        if sender == self.me:
+            return []
+        if self.result is not None:
+            return [SendResult((sender,), self.result)]
+        if self.roster is not None and self.roster.view >= view:
+            return [SendRoster((sender,), self.roster)]
+        return []
+
+    # -- votes --------------------------------------------------------------------------------------------
+
+    def on_ballot(self, sender: PeerId, proposal: Proposal, *, now: float) -> Instructions:
+        """A leader asks for this member's vote."""
+        self.facts.check_view(sender, proposal.view)
+        self._check_not_far(sender, proposal.view)
+        self._voter.check(proposal)
+        roster = proposal.roster or (proposal.result.roster if proposal.result is not None else None)
+        accused = self._see(roster.contributions if roster is not None else ())
+        self._gone.pop(sender, None)
+        if self.result is not None or proposal.view < self._promised:
+            return accused + self._news_for(sender, proposal.view)
+        self._enter(proposal.view)
+        out: Instructions = []
+        owes = False
+        if proposal.result is not None:
+            self._voter.remember(proposal.result.roster)
+            owes = bool(self._reduction.parts.unproved(proposal.result))
+            out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None)
+        if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
+            self._owed = (sender, proposal)
+        else:
+            out = self._cast(sender, proposal)
+        # A leader that asks and asks for what it cannot have must not hold up the round.
+        if out or owes or not self._voter.votes or self._patience.due is None:
+            self._patience.heard()
+            self._wait_for_leader(now)
+        return accused + out
+
+    def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
+        self._owed = None
+        vote = self._voter.cast(proposal)
+        return [SendVote(leader, proposal, vote)] if vote is not None else []
+
+    def on_vote(self, voter: PeerId, view: int, phase: str, value: bytes, vote: Vote, *, now: float) -> Instructions:
+        """A vote reaches the leader."""
+        if vote.voter != voter:
+            raise RemoteError("protocol", f"vote of {vote.voter} sent by {voter}", voter)
+        asked = self._lead.ballots.proposal
+        if asked is None or view != self.view or not self._lead.asks(phase):
+            return []
+        if not self._lead.ballots.count(vote, asked.phase, view, value):
+            return []
+        self._gone.pop(voter, None)
+        return self._lead.count(now)
+
+    def wants(self, asked: AskPromise | SendBallot) -> bool:
+        """Whether an answer would still be counted."""
+        if self.result is not None or not self._lead.is_on:
+            return False
+        proposal = self._lead.ballots.proposal
+        if isinstance(asked, AskPromise):
+            return asked.view == self.view and proposal is None
+        return proposal is not None and asked.proposal.view == self.view
+
+    def reconfigure(self, changed: Reconfiguration, *, now: float) -> Instructions:
+        """The run key has named other voters for this round. Raises RemoteError if it is not genuine."""
+        if self.result is not None or self._voter.changed == changed:
+            return []
+        self._voter.reconfigure(changed)
+        view = changed.first_view
+        if view <= self._promised:
+            if self.me not in changed.voters:
+                return []
+            return self._begin(self._own_view_after(self.view), self._lead.reason, now)
+        if self.facts.leader_of(view) == self.me:
+            return self._begin(view, self._lead.reason or "the round was reconfigured", now)
+        self._enter(view)
+        self._commit_owed = True
+        return self._commit(now)
+
+    def _own_view_after(self, view: int) -> int:
+        view += 1
+        while self.facts.leader_of(view) != self.me:
+            view += 1
+        return view
+
+    # -- roster and parts ---------------------------------------------------------------------------------
+
+    def on_roster(self, sender: PeerId, roster: Roster, *, now: float) -> Instructions:
+        """A certified roster, from its leader or from whoever has it: the highest (view, revision) is followed."""
+        self.facts.check_roster(roster, self.verify, certified=True, known=self._knows)
+        self._check_not_far(roster.leader, roster.view)
+        self._gone.pop(sender, None)
+        if self.result is not None or roster.view < self._promised:
+            self._voter.remember(roster)
+            return self._news_for(sender, roster.view) if sender == roster.leader else []
+        held = self.roster
+        if held is not None and roster.rank <= held.rank:
+            if roster.rank == held.rank and roster.signed_value() != held.signed_value():
+                raise RemoteError(
+                    "equivocation", f"two rosters of view {roster.view} of {roster.leader}", roster.leader
+                )
+            return []
+        self._enter(roster.view)
+        self._patience.heard()
+        return self._follow(roster, now)
+
+    def _follow(self, roster: Roster, now: float) -> Instructions:
+        self._closing = True
+        self._voter.remember(roster)
+        accused = self._see(roster.contributions)
+        out = self._reduction.follow(roster, leads=self.leads, now=now)
+        self._wait_for_leader(now)
+        return accused + out + self._lead.conclude(now)
+
+    def expected_digest(self, part: int, sender: PeerId) -> bytes:
+        """Digest that `sender` committed to for `part`. Raises RemoteError if its part is not wanted."""
+        return self._reduction.expected_digest(part, sender)
+
+    def roster_of(self, reduced: ReducedPart) -> Roster | None:
+        """The certified roster that a part was made under; None if none that is known here fits."""
+        if (reduced.cohort is None and reduced.is_empty) or not 0 <= reduced.part < self.facts.num_parts:
+            return None
+        outcome = self.result.roster if self.result is not None else None
+        known = (self.roster, outcome, *self._voter.rosters.values())
+        return next((roster for roster in known if roster is not None and is_of(reduced, roster)), None)
+
+    def on_part(self, sender: PeerId, part: int) -> Instructions:
+        """A contributor's part is here and matches its committed digest."""
+        self.expected_digest(part, sender)
+        self._gone.pop(sender, None)
+        return self._reduction.on_part(sender, part)
+
+    def on_bad_part(self, sender: PeerId, part: int) -> Instructions:
+        """A contributor's part is here and matches its committed digest, but holds nonsense: it is left out."""
+        self.expected_digest(part, sender)
+        return self._reduction.on_bad_part(sender, part)
+
+    def aggregated(self, reduced: ReducedPart, *, now: float) -> Instructions:
+        """The own part is aggregated and encoded."""
+        out, is_new = self._reduction.aggregated(reduced)
+        return out + (self._part_is_reduced(now) if is_new else [])
+
+    def on_reduced(self, sender: PeerId, reduced: ReducedPart, *, now: float) -> Instructions:
+        """A reducer's part, or a cohort's share of one, is here; its bytes match its digest."""
+        self.facts.check_member(sender)
+        self._reduction.offer(sender, reduced)
+        self._gone.pop(sender, None)
+        relayed = self._reduction.relay(sender, reduced)
+        if self.result is not None:
+            return relayed + self._finish_if_complete()
+        if self._owed is not None or self._lead.asks("result"):
+            return relayed + self._bytes_came(now)
+        out, is_new = self._reduction.take(sender, reduced)
+        return relayed + out + (self._part_is_reduced(now) if is_new else [])
+
+    def on_announced(self, sender: PeerId, part: int, cohort: int, *, now: float) -> Instructions:
+        """The reducer of a cohort's share says that it is made, and has gone to who combines the shares."""
+        self.facts.check_member(sender)
+        self._gone.pop(sender, None)
+        if self._reduction.announced(sender, (part, cohort)):
+            self._wait_for_leader(now)
+        return []
+
+    def _part_is_reduced(self, now: float) -> Instructions:
+        self._wait_for_leader(now)
+        return self._lead.conclude(now)
+
+    # -- result -------------------------------------------------------------------------------------------
+
+    def check_result(self, result: Result) -> None:
+        """Raises RemoteError unless the result is this round's outcome."""
+        self.facts.check_result(result, self.verify, certified=True, known=self._knows)
+
+    def on_result(self, result: Result, *, now: float) -> Instructions:
+        """The round's outcome, from whoever has it."""
+        if self.result is not None and self.result.root() == result.root():
+            return []
+        self.check_result(result)
+        if self.result is not None:
+            raise RemoteError("fork", f"step {self.facts.step} has two certified outcomes: a third of its voters lie")
+        return self._accept(result, now)
+
+    def _accept(self, result: Result, now: float) -> Instructions:
+        self.result = self._voter.outcome = result
+        self._closing = True
+        self._owed = None
+        self._reduction.is_over, self._reduction.due = True, None
+        self._patience.wait(1, now=now)
+        away = left_by(result.roster) & set(self._gone)
+        everyone = sorted({*self.facts.voters, *self.facts.members})
+        others = [peer for peer in everyone if peer != self.me and peer not in away]
+        out: Instructions = [SendResult(tuple(others), result)] if others and self._lead.is_on else []
+        return out + self._reduction.fetch_missing(result) + self._finish_if_complete()
+
+    def part_fetched(self, reduced: ReducedPart, *, now: float) -> Instructions:
+        """Bytes of a part of the result were fetched and match; its reducer's word too, if it is not certified yet."""
+        self._reduction.parts.fetched(reduced)
+        return self._finish_if_complete() if self.result is not None else self._bytes_came(now)
+
+    def _bytes_came(self, now: float) -> Instructions:
+        """A result that is voted on may now have all its bytes here."""
+        owed = self._owed
+        if owed is not None and owed[1].result is not None and not self._reduction.parts.unproved(owed[1].result):
+            return self._cast(*owed)
+        return self._lead.count(now) if self._lead.asks("result") else []
+
+    def _finish_if_complete(self) -> Instructions:
+        if self.result is None or self.finished or self._reduction.parts.lacking(self.result):
+            return []
+        self.finished = True
+        return [Finish(self.result)]
+
+    # -- deaths and deadlines -----------------------------------------------------------------------------
+
+    def unreachable(self, peer: PeerId, *, now: float) -> Instructions:
+        """A peer is gone: its stream broke or its lease ran out."""
+        if self.finished or peer == self.me or peer not in self.facts.members:
+            return []
+        self._gone.setdefault(peer, "unreachable")
+        if self.result is not None:
+            return self._reduction.fetch_missing(self.result)
+        if peer == self.leader:
+            return self._next_view(now)
+        if self._lead.asks("result"):
+            return self._lead.count(now)
+        if not self._lead.has_roster and (self.roster is None or self.roster.view < self.view):
+            return self._lead.propose(now)
+        return self._reduction.someone_is_gone() + self._lead.reassign(now)
+
+    def tick(self, *, now: float) -> Instructions:
+        """The deadline passed."""
+        if self.deadline is None or now < self.deadline:
+            return []
+        out: Instructions = []
+        if self._reduction.due is not None and now >= self._reduction.due:
+            out += self._reduction.is_late(now=now)
+        due = self._patience.due
+        if due is None or now < due:
+            return out
+        if now > due + self.facts.phase_s:  # this process stood still: first hear what has come meanwhile
+            self._patience.wait(1, now=now)
+            return out
+        if self.result is not None:
+            self._patience.wait(1, now=now)
+            return out + self._reduction.fetch_missing(self.result)
+        return out + (self._lead.is_due(now) if self._lead.is_on else self._next_view(now))
+
+    def _next_view(self, now: float) -> Instructions:
+        facts, left = self.facts, left_by(self.roster) if self.roster is not None else set()
+        others = [peer for peer in facts.members if peer not in left and peer not in self._gone and peer != self.me]
+        view = self.view + 1
+        # Whoever was put off leads only if nobody else is there.
+        while facts.leader_of(view) not in others and (facts.leader_of(view) != self.me or (self.left and others)):
+            view += 1
+        if not self._closing:  # nothing has been asked yet: only whom to report to changes
+            self.view = view
+            return []
+        self._patience.given_up()
+        if facts.leader_of(view) == self.me:
+            return self._begin_instead(view, now)
+        self._enter(view)
+        self._commit_owed = True  # sent unasked, it tells the new leader that its view has begun
+        return self._commit(now)
+
+    def _enter(self, view: int) -> None:
+        """Follow nothing of a lower view any more."""
+        if view > self._promised:
+            self._lead.end()
+            self._owed = None
+            self._reduction.parts.forget_empty()
+            self._patience.due = self._reduction.due = None
+        self.view = self._promised = view
+        self._closing = True
+
+    def _wait_for_leader(self, now: float) -> None:
+        if self.result is None:
+            # Who has no vote is asked for none: it hears less, and nobody needs it to turn to another leader.
+            calm = 1 if self.me in self.facts.voters else 2
+            self._patience.wait_for_leader(leads=self._lead.is_on, calm=calm, now=now)
+
+    # -- who ----------------------------------------------------------------------------------------------
+
+    def _knows(self, made: Contribution) -> bool:
+        return self._seen.get(made.peer_id) == made
+
+    def _check_not_far(self, sender: PeerId, view: int) -> None:
+        if view > self.view + MAX_VIEWS_AHEAD:
+            raise RemoteError("protocol", f"view {view} is far ahead of view {self.view}", sender)

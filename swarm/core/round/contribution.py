@@ -1,0 +1,405 @@
+"""The messages of an averaging round: contribution, roster, reduced part, result.
+
+Each is signed by its maker under its domain.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from swarm.core.canonical import Packed, Value, digest
+from swarm.core.errors import RemoteError
+from swarm.core.forms import Digest, Integer, Items, Nested, Writer
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.layout import AtMost, Beside
+from swarm.core.record import PackedOnce, Record, Row, Signed, SignedOnce
+from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
+from swarm.core.round.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
+from swarm.core.round.voting import Certificate
+
+MAX_WORK = 1 << 16
+MAX_PARTS = 1 << 16
+MAX_RATES = 16
+MAX_CHARGES = 4
+EMPTY_DIGEST = bytes(32)
+"""Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
+
+
+@dataclass(frozen=True)
+class Work(Row):
+    """One microbatch in a contribution: which attempt, on which weights, between which signed headers."""
+
+    microbatch_id: MicrobatchId
+    attempt: Annotated[int, Integer(high=1 << 20)]
+    version: Version
+    num_tokens: Annotated[int, Integer(low=1, high=1 << 32)]
+    input_header: Digest
+    """Digest of upstream's forward header naming this peer (stage 0: of the birth record)."""
+    output_header: Digest
+    """Digest of downstream's gradient header (last stage: 32 zero bytes)."""
+
+
+@dataclass(frozen=True)
+class Rate(Row):
+    """How fast a peer's parts came in here lately, in octaves: 2^octave bytes a second, rounded down."""
+
+    peer_id: PeerId
+    octave: Annotated[int, Integer(high=63)]
+
+
+@dataclass(frozen=True)
+class Contribution(SignedOnce):
+    """A member's commitment to its mean gradient: made and signed before any part moves."""
+
+    DOMAIN: ClassVar[str] = "contribution"
+    run_id: str
+    stage: StageIndex
+    step: Step
+    previous_name: Digest
+    """Name of the version the round starts from: a stage that begins again elsewhere is another chain."""
+    peer_id: PeerId
+    work: Annotated[tuple[Work, ...], AtMost(MAX_WORK)]
+    part_digests: Annotated[tuple[Digest, ...], AtMost(MAX_PARTS)]
+    """BLAKE3 of each encoded part; empty if the member did no work."""
+    rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
+    """Of other members, as measured here: they decide who reduces how much."""
+    charges: Annotated[tuple[Digest, ...], AtMost(MAX_CHARGES)] = ()
+    """Digests of what the member brings before a jury: by this they are certified before the jurors are drawn."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.work)
+
+    def digest(self) -> bytes:
+        """What an audit's draw on the contribution is made from: digest of all that its maker signed."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return digest(self.DOMAIN, self.packed_value)
+
+    def _check_fields(self) -> None:
+        if len({item.microbatch_id for item in self.work}) != len(self.work):
+            raise RemoteError("malformed", "contribution lists a microbatch twice")
+        rated = [rate.peer_id for rate in self.rates]
+        if rated != sorted(set(rated)) or self.peer_id in rated:
+            raise RemoteError("malformed", "contribution's rates are not of other peers, each once, in order")
+
+
+@dataclass(frozen=True)
+class Departure(Record):
+    """A member that is put off the roster, and why."""
+
+    peer_id: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Roster(SignedOnce):
+    """What a round is made of: its leader's proposal, signed, then certified by the voters.
+
+    Of two that are certified, the higher (view, revision) counts.
+    """
+
+    DOMAIN: ClassVar[str] = "roster"
+    run_id: str
+    stage: StageIndex
+    step: Step
+    view: int
+    revision: int
+    """Counts reassignments of parts within the view; contributions never change with it."""
+    leader: PeerId
+    previous_name: Digest
+    """Name of the version the round starts from."""
+    members: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
+    """Of that version, sorted."""
+    contributions: Annotated[tuple[Contribution, ...], AtMost(MAX_MEMBERS)]
+    """In the order of peer ids, with work only."""
+    reducers: Annotated[tuple[PeerId, ...], AtMost(MAX_PARTS * MAX_COHORTS)]
+    """Of each part in the first cohort, then in the next; a stage of 64 members or fewer is one cohort."""
+    joins: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
+    leaves: Annotated[tuple[Departure, ...], AtMost(MAX_MEMBERS)]
+    reason: str
+    """Why the round was closed."""
+    neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)] = ()
+    """Members of the neighbouring stages: they vote on the next round if this stage has few members."""
+    certificate: Annotated[Certificate | None, Beside()] = None
+    """Of the facts; none yet while it is being voted on. No part moves without it."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (self.view, self.revision)
+
+    @property
+    def members_after(self) -> tuple[PeerId, ...]:
+        """Members of the version that the round makes, sorted."""
+        return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
+
+    @cached_property
+    def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Of the members (`swarm.core.round.cohorts`)."""
+        return cohorts(self.members, self.previous_name)
+
+    @cached_property
+    def contributors(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Whose contributions are on the roster, of each cohort."""
+        made = {contribution.peer_id for contribution in self.contributions}
+        return tuple(tuple(peer for peer in cohort if peer in made) for cohort in self.cohorts)
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.reducers) // len(self.cohorts)
+
+    @cached_property
+    def cohort_of(self) -> dict[PeerId, int]:
+        """Number of each member's cohort."""
+        return {peer: number for number, cohort in enumerate(self.cohorts) for peer in cohort}
+
+    def reducer_of(self, part: int, cohort: int) -> PeerId:
+        return self.reducers[cohort * self.num_parts + part]
+
+    def reducers_of(self, part: int) -> tuple[PeerId, ...]:
+        """In the order of cohorts."""
+        return self.reducers[part :: self.num_parts]
+
+    def combiner_of(self, part: int) -> PeerId:
+        """Who makes one part of the cohorts' shares: the reducer of one of the cohorts, in turn."""
+        return self.reducer_of(part, part % len(self.cohorts))
+
+    def contribution_of(self, peer_id: PeerId) -> Contribution | None:
+        return next((c for c in self.contributions if c.peer_id == peer_id), None)
+
+    def facts_digest(self) -> bytes:
+        """Digest of what the round was made of, whoever proposed it and however parts were reassigned."""
+        return self._facts_digest
+
+    @cached_property
+    def _facts_digest(self) -> bytes:
+        return digest(
+            "roster-facts",
+            [
+                self.run_id,
+                self.stage,
+                self.step,
+                self.previous_name,
+                list(self.members),
+                [c.packed for c in self.contributions],
+                list(self.joins),
+                [d.peer_id for d in self.leaves],
+                list(self.neighbours),
+            ],
+        )
+
+    def _check_fields(self) -> None:
+        names = [c.peer_id for c in self.contributions]
+        if names != sorted(set(names)):
+            raise RemoteError("malformed", "roster's contributions are not in the order of peer ids")
+
+
+Why: TypeAlias = Literal["missing", "malformed"]
+"""It did not come, or it came as committed to and stands for no values."""
+
+
+@dataclass(frozen=True)
+class Exclusion(Row):
+    """Whose contribution to a part was left out, and why: in no words of whoever left it out."""
+
+    peer_id: PeerId
+    why: Why
+
+
+Level: TypeAlias = Literal["all", "cohort", "shares"]
+"""What is reduced: all contributions to a part, those of one cohort, or the cohorts' shares."""
+
+
+@dataclass(frozen=True)
+class Share(Row):
+    """What one cohort brought to a part: the digest of its contributions' aggregate in fp32, and who made it."""
+
+    cohort: Annotated[int, Integer(high=MAX_COHORTS - 1)]
+    reducer: PeerId
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class Outcome(Row, kind="part of a result"):
+    """What a result says of a part: its place there and the roster say the rest."""
+
+    digest: Digest
+    excluded: Annotated[tuple[Exclusion, ...], AtMost(MAX_MEMBERS)]
+    squares: float
+    shares: Annotated[tuple[Share, ...], AtMost(MAX_COHORTS)]
+
+
+@dataclass(frozen=True)
+class ReducedPart(Record):
+    """One aggregated part: which contributions are in it, and the digest of the one encoding everyone gets.
+
+    Without contributors it stands for zeros and has no bytes. With a `cohort` it is only what that cohort brings.
+    """
+
+    part: Annotated[int, Integer(high=MAX_PARTS - 1)]
+    digest: Digest
+    contributors: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
+    excluded: Annotated[tuple[Exclusion, ...], AtMost(MAX_MEMBERS)] = ()
+    """Whose contributions to the part were left out, and why; in the order of peer ids."""
+    squares: float = 0.0
+    """Sum of squares of the values that the encoding stands for: the gradient's norm follows from the result alone."""
+    shares: Annotated[tuple[Share, ...], AtMost(MAX_COHORTS)] = ()
+    """What it was combined from, in the order of cohorts; empty where the stage is one cohort."""
+    cohort: int | None = None
+    """Whose share it is; None: it is the whole part."""
+
+    @classmethod
+    def empty(cls, part: int) -> "ReducedPart":
+        """The part that nobody's contribution reached."""
+        return cls(part, EMPTY_DIGEST, ())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.contributors
+
+    @property
+    def slot(self) -> tuple[int, int | None]:
+        """Which part it is of, and which cohort's share."""
+        return (self.part, self.cohort)
+
+    @property
+    def level(self) -> Level:
+        """Of the reduction that made it."""
+        if self.shares:
+            return "shares"
+        return "all" if self.cohort is None else "cohort"
+
+    def shares_of(self, roster: Roster) -> tuple["ReducedPart", ...]:
+        """The shares it was combined from, as their reducers made them under the roster."""
+        return tuple(
+            ReducedPart(
+                self.part,
+                share.digest,
+                tuple(peer for peer in self.contributors if roster.cohort_of[peer] == share.cohort),
+                tuple(left_out for left_out in self.excluded if roster.cohort_of[left_out.peer_id] == share.cohort),
+                cohort=share.cohort,
+            )
+            for share in self.shares
+        )
+
+    @property
+    def outcome(self) -> Outcome:
+        """What a result says of it."""
+        return Outcome(self.digest, self.excluded, self.squares, self.shares)
+
+    @cached_property
+    def packed_outcome(self) -> Packed:
+        """What a result says of it, packed once."""
+        return Packed(self.outcome.to_value())
+
+    @classmethod
+    def of_outcome(cls, part: int, said: Outcome, on_roster: Sequence[PeerId]) -> "ReducedPart":
+        """The part of this number in a result; `on_roster` are all whose contributions are on its roster."""
+        left_out = {departure.peer_id for departure in said.excluded}
+        contributors = tuple(peer for peer in on_roster if peer not in left_out) if said.digest != EMPTY_DIGEST else ()
+        made = cls(part, said.digest, contributors, said.excluded, said.squares, said.shares)
+        made._check_fields()
+        return made
+
+    def _check_fields(self) -> None:
+        if self.cohort is not None and (self.shares or self.squares):
+            raise RemoteError("malformed", f"cohort {self.cohort}'s share of part {self.part} is itself combined")
+        if self.squares < 0 or (self.is_empty and self.squares):
+            raise RemoteError("malformed", f"part {self.part} has a sum of squares of {self.squares}")
+        listed = [left_out.peer_id for left_out in self.excluded]
+        if listed != sorted(set(listed)) or set(listed) & set(self.contributors):
+            raise RemoteError("malformed", f"part {self.part} excludes peers out of order, or contributors")
+        if list(self.contributors) != sorted(set(self.contributors)):
+            raise RemoteError("malformed", f"contributors of part {self.part} are not in the order of peer ids")
+        if self.is_empty != (self.digest == EMPTY_DIGEST):
+            raise RemoteError("malformed", f"part {self.part} has a digest but no contributors, or the other way round")
+
+
+class _Outcomes(Items):
+    """A result's parts."""
+
+    def __init__(self) -> None:
+        super().__init__(Nested(Outcome), MAX_PARTS)
+
+    def writer(self, *, shallow: bool) -> Writer | None:
+        if shallow:
+            return lambda parts: [part.packed_outcome for part in parts]
+        return lambda parts: [part.outcome.to_value() for part in parts]
+
+
+@dataclass(frozen=True)
+class Result(Signed, PackedOnce):
+    """The outcome of a round: nothing is applied without it and its certificate."""
+
+    DOMAIN: ClassVar[str] = "result"
+    roster: Roster
+    parts: Annotated[tuple[ReducedPart, ...], _Outcomes()]
+    leader: PeerId
+    """Who signs: the leader of the view that proposes it."""
+    certificate: Certificate | None = None
+    """Of phase "commit"; none yet while it is being voted on. Whoever has it applies the result."""
+
+    def root(self) -> bytes:
+        """Digest of the outcome, the same whoever signed it."""
+        return self._root
+
+    @cached_property
+    def _root(self) -> bytes:
+        return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
+
+    @property
+    def basis(self) -> RoundBasis:
+        """What the version that this result makes is known by."""
+        roster = self.roster
+        return RoundBasis(roster.previous_name, self.root(), roster.members, roster.members_after, roster.neighbours)
+
+    @property
+    def new_name(self) -> bytes:
+        """Name of the version this result makes: a hash over the previous name and the result's root."""
+        return self.basis.name
+
+    def signed_value(self) -> Value:
+        return [self.root(), self.leader]
+
+    @classmethod
+    def _made(cls, *, roster: Roster, parts: Sequence[Outcome], **others: Any) -> Self:
+        on_roster = [made.peer_id for made in roster.contributions]
+        found = tuple(ReducedPart.of_outcome(part, said, on_roster) for part, said in enumerate(parts))
+        return super()._made(roster=roster, parts=found, **others)
+
+    def work_done(self) -> tuple[Work, ...]:
+        """The work whose gradients are in the result, by microbatch: one entry for each id.
+
+        Whoever died before any of its parts arrived is in no part: its microbatches are not trained on yet.
+        """
+        heard = {peer for part in self.parts for peer in part.contributors}
+        found = {item.microbatch_id: item for c in self.roster.contributions if c.peer_id in heard for item in c.work}
+        return tuple(found[number] for number in sorted(found))
+
+
+def counted_work(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, tuple[Work, ...]]:
+    """Of each contribution, its microbatches that count.
+
+    Of one id at several members the highest attempt counts (then the lowest peer id); an id of the last two
+    rosters does not count.
+    """
+    best: dict[int, tuple[int, PeerId]] = {}
+    ordered = sorted(contributions, key=lambda c: c.peer_id)
+    for contribution in ordered:
+        for item in contribution.work:
+            held = best.get(item.microbatch_id)
+            if item.microbatch_id not in recent_ids and (held is None or item.attempt > held[0]):
+                best[item.microbatch_id] = (item.attempt, contribution.peer_id)
+    return {
+        c.peer_id: tuple(item for item in c.work if best.get(item.microbatch_id, (0, ""))[1] == c.peer_id)
+        for c in ordered
+    }
+
+
+def counted_tokens(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, int]:
+    """The weight of each contribution: tokens of its microbatches that count (see `counted_work`)."""
+    counted = counted_work(contributions, recent_ids)
+    return {peer: sum(item.num_tokens for item in work) for peer, work in counted.items()}

@@ -1,0 +1,223 @@
+"""What an averaging round starts from, and its messages held against that.
+
+Every check raises RemoteError naming who is to blame and changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.round.basis import RoundBasis
+from swarm.core.round.cohorts import MAX_MEMBERS, cohorts
+from swarm.core.round.contribution import MAX_WORK, Contribution, ReducedPart, Result, Roster
+from swarm.core.round.voting import Election, Verify, electorate
+
+MAX_VIEWS_AHEAD = 1024
+"""A message of a view further ahead than this is refused, so that one member cannot use up all views."""
+
+
+class EquivocationError(RemoteError):
+    """A member signed two contributions to one round, of which it commits to one."""
+
+    def __init__(self, one: Contribution, other: Contribution) -> None:
+        super().__init__("equivocation", f"two contributions of {one.peer_id} in step {one.step}", one.peer_id)
+        self.one = one
+        self.other = other
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """What a round starts from: the same at every member."""
+
+    run_id: str
+    stage: StageIndex
+    step: Step
+    members: tuple[PeerId, ...]
+    """Sorted; those of the last certificate."""
+    leaders: tuple[PeerId, ...]
+    """Peers in the order in which they lead: view k is led by number k modulo their count. The order is drawn from
+    the certificate before the last, so that it is known while the last round still runs; whoever left since is
+    passed over, whoever joined comes last."""
+    voters: tuple[PeerId, ...]
+    """Sorted: who certifies the round: members, drawn ones where they are many, and others."""
+    run_key: PeerId
+    """It may name other voters for a round that has lost its quorum."""
+    previous_name: bytes
+    num_parts: int
+    phase_s: float
+    """What the deadlines of the phases are multiples of."""
+    max_tokens: int = 1 << 32
+    """Target tokens a microbatch can have: nobody's weight grows by a number it states."""
+    max_work: int = MAX_WORK
+    """Microbatches that one contribution may list (`swarm.core.result_size`): so a roster of all that members commit to
+    fits into a message, whatever they commit to."""
+
+    @classmethod
+    def of_basis(
+        cls,
+        basis: RoundBasis,
+        *,
+        run_id: str,
+        stage: StageIndex,
+        step: Step,
+        coordinator: PeerId,
+        run_key: PeerId,
+        num_parts: int,
+        phase_s: float,
+        max_tokens: int = 1 << 32,
+        max_work: int = MAX_WORK,
+    ) -> "RoundFacts":
+        """Facts of the round that starts from the version with this basis."""
+        return cls(
+            run_id=run_id,
+            stage=stage,
+            step=step,
+            members=basis.members,
+            leaders=basis.leaders(stage, step),
+            voters=electorate(basis.members, basis.neighbours, coordinator, basis.name),
+            run_key=run_key,
+            previous_name=basis.name,
+            num_parts=num_parts,
+            phase_s=phase_s,
+            max_tokens=max_tokens,
+            max_work=max_work,
+        )
+
+    @cached_property
+    def first_view(self) -> int:
+        """The first view that a member leads."""
+        return next(view for view in range(len(self.leaders)) if self.leaders[view] in self.members)
+
+    @cached_property
+    def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
+        """What the members are split into where they are many."""
+        return cohorts(self.members, self.previous_name)
+
+    @cached_property
+    def election(self) -> Election:
+        return Election(
+            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters, self.run_key
+        )
+
+    def leader_of(self, view: int) -> PeerId:
+        return self.leaders[view % len(self.leaders)]
+
+    def check_view(self, leader: PeerId, view: int) -> None:
+        """`leader` is a member and leads `view`."""
+        if view < 0 or self.leader_of(view) != leader:
+            raise RemoteError("protocol", f"{leader} does not lead view {view} of step {self.step}", leader)
+        self.check_member(leader)
+
+    def check_member(self, peer: PeerId) -> None:
+        if peer not in self.members:
+            raise RemoteError("standing", f"{peer} is no member of stage {self.stage}", peer)
+
+    def check_contribution(self, made: Contribution, verify: Verify) -> None:
+        """The contribution belongs to this round, commits to all parts (none without work), and is signed."""
+        peer = made.peer_id
+        if (made.run_id, made.stage, made.step) != (self.run_id, self.stage, self.step):
+            raise RemoteError("protocol", f"contribution of {peer} names another run, stage or step", peer)
+        if made.previous_name != self.previous_name:
+            raise RemoteError("fork", f"contribution of {peer} starts from another version", peer)
+        self.check_member(peer)
+        if len(made.part_digests) != (self.num_parts if made.work else 0):
+            raise RemoteError("protocol", f"{len(made.part_digests)} part digests for {self.num_parts} parts", peer)
+        if len(made.work) > self.max_work:
+            listed = f"{len(made.work)} microbatches, where {self.max_work} are the most"
+            raise RemoteError("protocol", f"contribution of {peer} lists {listed}", peer)
+        if any(item.num_tokens > self.max_tokens for item in made.work):
+            raise RemoteError("protocol", f"contribution of {peer} has more than {self.max_tokens} tokens in one", peer)
+        if not verify(peer, made.signed_bytes(), made.signature):
+            raise RemoteError("signature", f"contribution of {peer} is not signed by it", peer)
+
+    def check_roster(
+        self,
+        roster: Roster,
+        verify: Verify,
+        *,
+        certified: bool,
+        known: Callable[[Contribution], bool] = lambda made: False,
+    ) -> None:
+        """The roster starts from this round's version, is consistent, and is signed by the leader of its view.
+
+        If `certified`, its facts have a certificate of that view. Contributions that are `known` were checked before.
+        """
+        leader = roster.leader
+        if (roster.run_id, roster.stage, roster.step) != (self.run_id, self.stage, self.step):
+            raise RemoteError("protocol", "roster names another run, stage or step", leader)
+        if roster.previous_name != self.previous_name:
+            raise RemoteError("fork", f"roster of step {self.step} starts from another version", leader)
+        self.check_view(leader, roster.view)
+        if roster.members != self.members:
+            raise RemoteError("fork", f"roster of step {self.step} is of other members", leader)
+        num_reducers = self.num_parts * len(self.cohorts) if roster.contributions else 0
+        if len(roster.reducers) != num_reducers:
+            raise RemoteError("protocol", f"{len(roster.reducers)} reducers for {num_reducers} places", leader)
+        members, left, joins = set(self.members), {departure.peer_id for departure in roster.leaves}, set(roster.joins)
+        if len(left) != len(roster.leaves) or not left < members:
+            raise RemoteError("protocol", "roster's leaves are not some of the members, each once", leader)
+        if len(joins) != len(roster.joins) or joins & members or len(members - left | joins) > MAX_MEMBERS:
+            raise RemoteError("protocol", f"roster's {len(roster.joins)} joins are not new peers, each once", leader)
+        if not set(roster.reducers) <= members - left:
+            raise RemoteError("standing", "a reducer is no member, or leaves", leader)
+        for contribution in roster.contributions:
+            if contribution.peer_id in left or not contribution.work:
+                raise RemoteError("protocol", f"{contribution.peer_id} leaves or has no work, but contributes", leader)
+            if not known(contribution):
+                self.check_contribution(contribution, verify)
+        if not verify(leader, roster.signed_bytes(), roster.signature):
+            raise RemoteError("signature", f"roster is not signed by {leader}", leader)
+        if certified:
+            certificate = roster.certificate
+            if certificate is None or certificate.view != roster.view:
+                raise RemoteError("certificate", f"roster of view {roster.view} is not certified", leader)
+            self.election.check_certificate(certificate, "roster", roster.facts_digest(), verify)
+
+    def check_result(
+        self,
+        result: Result,
+        verify: Verify,
+        *,
+        certified: bool,
+        known: Callable[[Contribution], bool] = lambda made: False,
+    ) -> None:
+        """The result belongs to this round, is of a certified roster, has every part, and is signed by a member.
+
+        If `certified`, it is the round's outcome.
+        """
+        self.check_roster(result.roster, verify, certified=True, known=known)
+        leader = result.leader
+        num_parts = self.num_parts if result.roster.contributions else 0
+        if len(result.parts) != num_parts:
+            raise RemoteError("protocol", f"result of {len(result.parts)} parts, not {num_parts}", leader)
+        for reduced in result.parts:
+            if reduced.cohort is not None or not (reduced.is_empty or is_of(reduced, result.roster)):
+                raise RemoteError("protocol", f"part {reduced.part} names contributors not on the roster", leader)
+        self.check_member(leader)
+        if not verify(leader, result.signed_bytes(), result.signature):
+            raise RemoteError("signature", f"result is not signed by {leader}", leader)
+        if certified:
+            if result.certificate is None:
+                raise RemoteError("certificate", f"result of step {self.step} is not certified", leader)
+            self.election.check_certificate(result.certificate, "commit", result.root(), verify)
+
+
+def is_of(reduced: ReducedPart, roster: Roster) -> bool:
+    """Whether the part was made of contributions on the roster, at least one, and says why of the others.
+
+    A cohort's share is of that cohort's contributions, of which there may be none.
+    """
+    contributors, excluded = set(reduced.contributors), {left_out.peer_id for left_out in reduced.excluded}
+    wanted, number = roster.contributors, reduced.cohort
+    if number is not None:
+        is_share = len(wanted) > 1 and number < len(wanted) and not reduced.shares
+        return is_share and bool(wanted[number]) and contributors | excluded == set(wanted[number])
+    if not contributors or contributors | excluded != {made.peer_id for made in roster.contributions}:
+        return False
+    if len(wanted) == 1:
+        return not reduced.shares
+    heard = [number for number, of in enumerate(wanted) if not contributors.isdisjoint(of)]
+    are_members = all(share.reducer in roster.cohort_of for share in reduced.shares)
+    return are_members and [share.cohort for share in reduced.shares] == heard

@@ -1,0 +1,279 @@
+"""A member as leader of a view of a round: what it has heard, what it proposes, whom it relieves.
+
+What a quorum makes certain is handed back to the member's own side of the round, `swarm.core.round.averaging_round`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from swarm.core.ids import PeerId
+from swarm.core.round.ballots import Ballots, Proposal
+from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.round.facts import RoundFacts
+from swarm.core.round.instructions import AskPromise, Instructions, SendBallot, SendClose, SendRoster
+from swarm.core.round.patience import Patience
+from swarm.core.round.proposal import fresh_roster, left_by
+from swarm.core.round.reduction import RoundReduction
+from swarm.core.round.voter import RoundVoter
+from swarm.core.round.voting import Proof, Sign
+
+MAX_RELIEFS = 3
+"""Times parts are given to other reducers before those that nobody can bring are left empty."""
+
+
+@dataclass
+class RoundLead:
+    """The leader's side of the view that one member leads, if it leads one.
+
+    `follow(roster, now)` and `accept(result, now)` take what was certified.
+    """
+
+    facts: RoundFacts
+    me: PeerId
+    sign: Sign
+    voter: RoundVoter
+    reduction: RoundReduction
+    patience: Patience
+    gone: Mapping[PeerId, str]
+    """Unreachable and not heard of since, and why."""
+    follow: Callable[[Roster, float], Instructions]
+    accept: Callable[[Result, float], Instructions]
+    is_on: bool = False
+    """This peer leads the member's view and has asked for commitments."""
+    view: int = 0
+    ballots: Ballots = field(init=False)
+    committed: dict[PeerId, Contribution | None] = field(default_factory=dict)
+    """To this view; None of members that may not contribute."""
+    late: dict[PeerId, str] = field(default_factory=dict)
+    """Silent in this view, and why."""
+    reason: str = ""
+    joins: tuple[PeerId, ...] = ()
+    neighbours: tuple[PeerId, ...] = ()
+    _asked_again: bool = False
+    _num_reliefs: int = 0
+
+    def __post_init__(self) -> None:
+        self.ballots = Ballots(self.facts.election, self.voter.verify, self.view)
+
+    # -- commitments --------------------------------------------------------------------------------------
+
+    def begin(self, view: int, reason: str, now: float) -> Instructions:
+        """Ask everyone for commitments to `view`, which this peer has entered."""
+        self.view, self.reason, self.is_on, self._asked_again = view, reason, True, False
+        self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
+        self.patience.wait(2, now=now)
+        promise = self.voter.promise(view)
+        if promise is not None and self.me in self.ballots.voters:
+            self.ballots.promised(promise)
+        others = tuple(peer for peer in self.facts.members if peer != self.me)
+        out: Instructions = [SendClose(others, view, reason)] if others else []
+        return out + self._ask_promises()
+
+    def end(self) -> None:
+        """A higher view begins."""
+        self.is_on = False
+        self.committed.clear()
+        self.late.clear()
+        self._num_reliefs = 0
+
+    def _ask_promises(self) -> Instructions:
+        if self.view == self.facts.first_view:
+            return []
+        silent = tuple(peer for peer in self._outsiders() if peer not in self.ballots.promises)
+        return [AskPromise(silent, self.view, self.voter.changed)] if silent else []
+
+    def _outsiders(self) -> tuple[PeerId, ...]:
+        """Voters that are no members."""
+        return tuple(peer for peer in self.ballots.voters if peer not in self.facts.members)
+
+    def _missing(self) -> tuple[PeerId, ...]:
+        heard = {self.me, *self.committed, *self.gone}
+        return tuple(peer for peer in self.facts.members if peer not in heard)
+
+    @property
+    def has_roster(self) -> bool:
+        """Whether the roster that is followed is of the view that is led."""
+        roster = self.reduction.roster
+        return self.is_on and roster is not None and roster.view == self.view
+
+    # -- the roster ---------------------------------------------------------------------------------------
+
+    def propose(self, now: float, *, late: bool = False) -> Instructions:
+        """Ask for votes on the view's roster, or on the result that must be proposed again, once that is possible."""
+        if not self.is_on or self.me not in self.committed or self.ballots.proposal is not None:
+            return []
+        missing = self._missing()
+        if missing and not late:
+            return []
+        led = self.voter.rosters.get(self.view)
+        if led is not None:  # certified before this process was started again: the view has no other
+            return self._send(led) + self.follow(led, now)
+        proof = self.ballots.proof(self.voter.certificates()) if self.view != self.facts.first_view else None
+        if proof is None and self.view != self.facts.first_view:
+            return []  # promises of a quorum are awaited
+        bound = proof.certificate if proof is not None else None
+        for peer in missing:
+            self.late[peer] = f"no commitment within {3 * self.facts.phase_s:.1f} s"
+        if bound is not None and bound.phase == "result":
+            assert proof is not None
+            likely = self.voter.likely[bound.view]
+            unsigned = replace(likely, leader=self.me, certificate=None)
+            return self._ask(Proposal.of_result(self._signed_result(unsigned), self.view, proof), now)
+        earlier = self.voter.roster
+        if bound is not None:
+            # It may already have been acted on: parts that moved need not move again.
+            earlier = self.voter.rosters[bound.view]
+            proposal = replace(earlier, view=self.view, revision=0, leader=self.me, certificate=None)
+        else:
+            proposal = fresh_roster(
+                self.facts,
+                view=self.view,
+                leader=self.me,
+                committed=self.committed,
+                silent={**self.late, **self.gone},
+                joins=self.joins,
+                neighbours=self.neighbours,
+                reason=self.reason,
+            )
+        roster = self._signed(proposal, earlier.reducers if earlier is not None else ())
+        return self._ask(Proposal.of_roster(roster, proof or Proof()), now)
+
+    def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
+        """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
+        made = self.reduction.with_reducers(roster, held, {*self.gone, *self.late})
+        return replace(made, signature=self.sign(made.signed_bytes()))
+
+    def _signed_result(self, result: Result) -> Result:
+        return replace(result, signature=self.sign(result.signed_bytes()))
+
+    def _send(self, roster: Roster) -> Instructions:
+        to = self.reduction.audience(roster)
+        return [SendRoster(to, roster)] if to else []
+
+    # -- votes --------------------------------------------------------------------------------------------
+
+    def asks(self, phase: str) -> bool:
+        """Whether votes of this phase are being asked for."""
+        asked = self.ballots.proposal
+        return self.is_on and asked is not None and asked.phase == phase
+
+    def _ask(self, proposal: Proposal, now: float) -> Instructions:
+        """Ask everyone for their votes, oneself first."""
+        self.ballots.ask(proposal)
+        self.patience.wait(2, now=now)
+        others = tuple(peer for peer in self.ballots.voters if peer != self.me)
+        out: Instructions = [SendBallot(others, proposal)] if others else []
+        if proposal.result is not None:
+            out += self.reduction.fetch_missing(proposal.result)
+        vote = self.voter.cast(proposal)
+        if vote is not None and self.me in self.ballots.voters:
+            self.ballots.votes[self.me] = vote
+        return out + self.count(now)
+
+    def count(self, now: float, *, late: bool = False) -> Instructions:
+        """Go on to the next phase if enough have voted."""
+        asked, certificate = self.ballots.proposal, self.ballots.certificate()
+        if asked is None or certificate is None or self.reduction.is_over:
+            return []
+        if asked.roster is not None:
+            roster = replace(asked.roster, certificate=certificate)
+            self.ballots.ask_nothing()
+            return self._send(roster) + self.follow(roster, now)
+        if asked.result is not None:
+            away = {*self.ballots.votes, *self.gone, *self.late, *left_by(asked.result.roster), self.me}
+            living = {*self.facts.members} & {*self.ballots.voters} - away
+            if (living and not late) or self.reduction.parts.lacking(asked.result):
+                return []  # the bytes should be with everyone who lives before they are needed
+            self.voter.remember_result(replace(asked.result, certificate=certificate))
+            return self._ask(Proposal.of_commit(certificate), now)
+        return self.accept(replace(self.voter.likely[asked.view], certificate=certificate), now)
+
+    def _ask_again(self, now: float) -> Instructions:
+        """Votes are late: go on with a quorum, or ask again whoever has not voted, for ever."""
+        proposal = self.ballots.proposal
+        assert proposal is not None
+        self.patience.wait(2, now=now)
+        out = self.count(now, late=True)
+        if out or self.ballots.proposal is not proposal:
+            return out
+        if proposal.result is not None:
+            out = self.reduction.fetch_missing(proposal.result)
+        silent = tuple(peer for peer in self.ballots.voters if peer != self.me and peer not in self.ballots.votes)
+        before = self.ballots.before if proposal.phase == "commit" else None
+        again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
+        return [*out, *again]
+
+    # -- the result ---------------------------------------------------------------------------------------
+
+    def conclude(self, now: float) -> Instructions:
+        """Ask for votes on the result once every part of the own roster is reduced."""
+        roster, parts = self.reduction.roster, self.reduction.parts
+        if roster is None or not self.has_roster or self.reduction.is_over:
+            return []
+        if self.ballots.proposal is not None or parts.unreduced(roster):
+            return []
+        unsigned = Result(roster, tuple(parts.reduced[part] for part in range(roster.num_parts)), self.me)
+        proof = Proof((), roster.certificate)
+        return self._ask(Proposal.of_result(self._signed_result(unsigned), self.view, proof), now)
+
+    def reassign(self, now: float) -> Instructions:
+        """Give parts whose reducer is away to others."""
+        roster = self.reduction.roster
+        if roster is None or not self.has_roster or self.ballots.proposal is not None:
+            return []
+        away = {*self.gone, *self.late}
+        if not any(away.intersection(roster.reducers_of(part)) for part in self.reduction.parts.unreduced(roster)):
+            return []
+        changed = self._signed(replace(roster, revision=roster.revision + 1), roster.reducers)
+        return self._send(changed) + self.follow(changed, now)
+
+    def _relieve_late_reducers(self, now: float) -> Instructions:
+        roster, parts = self.reduction.roster, self.reduction.parts
+        assert roster is not None
+        self.patience.wait(2, now=now)
+        self._num_reliefs += 1
+        missing = parts.unreduced(roster)
+        for part in missing:
+            for reducer in self._holding_up(part, roster):
+                self.late[reducer] = f"part {part} not reduced within {2 * self.facts.phase_s:.1f} s"
+        out = self.reassign(now)
+        if out or any(part in missing for part, _ in parts.aggregating) or self._num_reliefs < MAX_RELIEFS:
+            return out
+        for part in missing:  # nobody can bring them: the facts are certified and stay
+            parts.reduced.setdefault(part, ReducedPart.empty(part))
+        return self.conclude(now)
+
+    def _holding_up(self, part: int, roster: Roster) -> set[PeerId]:
+        """Which reducers the part waits for, as far as is known here.
+
+        Who has not said that its cohort's share is made; if all have, who combines them; the next time all of them,
+        for one may say so and send nothing.
+        """
+        found = {roster.combiner_of(part)}
+        if len(roster.cohorts) > 1 and self._num_reliefs > 1:
+            found = {*roster.reducers_of(part)}
+        elif len(roster.cohorts) > 1:
+            wanted = [number for number, contributors in enumerate(roster.contributors) if contributors]
+            unmade = [number for number in wanted if not self.reduction.parts.is_made((part, number))]
+            found = {roster.reducer_of(part, number) for number in unmade} or found
+        return found - {self.me}
+
+    # -- the deadline -------------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> Instructions:
+        """What is awaited took too long."""
+        if self.ballots.proposal is not None:
+            return self._ask_again(now)
+        if self.has_roster:
+            return self._relieve_late_reducers(now)
+        self.patience.wait(1, now=now)
+        missing = self._missing()
+        out = self._ask_promises()
+        if missing and not self._asked_again:
+            self._asked_again = True
+            return [*out, SendClose(missing, self.view, self.reason)]
+        proposed = self.propose(now, late=True)
+        if not proposed:  # too few promises: whoever comes back is needed
+            silent = tuple(peer for peer in self.facts.members if peer != self.me and peer not in self.committed)
+            out += [SendClose(silent, self.view, self.reason)] if silent else []
+        return out + proposed

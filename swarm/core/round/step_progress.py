@@ -1,0 +1,185 @@
+"""A step's leader's count of its stage's microbatches: who may start how many, and when the round closes.
+
+The counts come from the members themselves and only pace the step; what weighs is certified in the round.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarm.core.ids import PeerId, Step
+
+
+@dataclass(frozen=True)
+class MemberReport:
+    """What a member has done in a step so far; it replaces the member's earlier report."""
+
+    num_done: int
+    """Microbatches accumulated."""
+    num_in_flight: int = 0
+    """Stage 0: granted and started, not yet done."""
+    num_wanted: int = 0
+    """Stage 0: more that the member would start now."""
+    num_passed_on: int = 0
+    """Stage 0: of those in flight, how many have left for the next stage."""
+    saw_next: bool = False
+    """The step is ending around the member: a microbatch of the next step has reached it or, at stage 0, the next
+    stage has closed the step."""
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The round is to close, and why."""
+
+    reason: str
+
+
+RESERVED_S = 0.5
+"""How long a step keeps a share for a member that has not reported."""
+
+
+@dataclass
+class StepProgress:
+    """One step of one stage as its leader sees it. Times are seconds of the caller's clock.
+
+    Grants are absolute (how many in all) and only grow, so a lost or repeated answer does no harm. Together they never
+    exceed the target. What a lost source had passed on is done without it, and counts in the later stages: the step
+    does with so many less at stage 0. What else it held is granted again.
+    """
+
+    step: Step
+    is_source: bool
+    target_microbatches: int
+    step_s: float
+    straggler_s: float
+    _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
+    _granted: dict[PeerId, int] = field(default_factory=dict)
+    _void: dict[PeerId, int] = field(default_factory=dict)
+    """Stage 0: of lost members, what others do not begin again."""
+    _awaited: set[PeerId] = field(default_factory=set)
+    _grants_from: float | None = None
+    _reserved: set[PeerId] = field(default_factory=set)
+    _reserved_each: int = 0
+    _reserved_until: float = 0.0
+    _first_at: float | None = None
+    _next_seen_at: float | None = None
+    _full_at: float | None = None
+
+    def reserve(self, members: Iterable[PeerId], *, now: float) -> None:
+        """The step opens for these: an equal share is kept for each until it has reported, for a moment at most.
+
+        Without it the first to report would take all of a small step.
+        """
+        self._reserved = set(members)
+        self._reserved_each = self.target_microbatches // max(1, len(self._reserved))
+        self._reserved_until = now + RESERVED_S
+
+    def expect(self, members: Iterable[PeerId], *, now: float) -> None:
+        """This peer leads from now on, after another: it grants nothing before all have reported what they hold.
+
+        Whoever has not within `straggler_s` is not waited for.
+        """
+        self._awaited = set(members) - set(self._reports)
+        self._grants_from = now + self.straggler_s
+
+    def report(self, peer_id: PeerId, report: MemberReport, *, now: float) -> int:
+        """Take a member's report; at stage 0, the number of microbatches it may have started in all."""
+        self._reports[peer_id] = report
+        self._awaited.discard(peer_id)
+        self._reserved.discard(peer_id)
+        self._void.pop(peer_id, None)
+        started = report.num_done + report.num_in_flight
+        if started and self._first_at is None:
+            self._first_at = now
+        if report.saw_next and self._next_seen_at is None:
+            self._next_seen_at = now
+        granted = max(started, self._granted.get(peer_id, 0))
+        if not report.num_in_flight and not report.num_wanted:
+            granted = started  # it has room and wants nothing: it is pausing, and what it left is for others
+        self._granted[peer_id] = granted
+        if self.is_source:
+            free = self._to_do - sum(self._granted.values())
+            if now < self._reserved_until:
+                free -= self._reserved_each * len(self._reserved)
+            if free > 0 and self._may_grant(now):
+                self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
+            if self._first_at is None and self._granted[peer_id]:
+                self._first_at = now
+        if self.num_done < self._to_do:
+            self._full_at = None
+        elif self._full_at is None:
+            self._full_at = now
+        return self._granted[peer_id]
+
+    def lost(self, peer_id: PeerId) -> None:
+        """The member is gone with its sum. At most half of a step is given up with lost members."""
+        report = self._reports.pop(peer_id, None)
+        self._granted.pop(peer_id, None)
+        self._awaited.discard(peer_id)
+        self._reserved.discard(peer_id)
+        if self.is_source and report is not None:
+            void = report.num_done + min(report.num_passed_on, report.num_in_flight)
+            if sum(self._void.values()) + void <= self.target_microbatches // 2:
+                self._void[peer_id] = void
+        if self.num_done < self._to_do:
+            self._full_at = None
+
+    def _may_grant(self, now: float) -> bool:
+        if self._next_seen_at is not None:
+            return False
+        return not self._awaited or self._grants_from is None or now >= self._grants_from
+
+    @property
+    def _to_do(self) -> int:
+        """Microbatches that are to come home."""
+        return self.target_microbatches - sum(self._void.values())
+
+    @property
+    def num_done(self) -> int:
+        return sum(report.num_done for report in self._reports.values())
+
+    @property
+    def num_open(self) -> int:
+        """Granted microbatches that are not done."""
+        return sum(self._granted.values()) - self.num_done
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Stage 0: every microbatch of the step is granted; whoever wants more goes on with the next step."""
+        return self._next_seen_at is not None or sum(self._granted.values()) >= self._to_do
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(report.num_in_flight for report in self._reports.values())
+
+    def closing(self, *, now: float, synchronous: bool) -> Closing | None:
+        """The reason to close the round now, if there is one."""
+        if self.num_done >= self._to_do:
+            if not self.is_source or self.num_open <= 0:
+                return Closing(f"all of {self._to_do} microbatches are in")
+            if self._full_at is not None and now >= self._full_at + self.straggler_s:
+                return Closing(f"{self.num_open} stragglers are late by {self.straggler_s:.1f} s")
+        if self._next_seen_at is not None and self.is_source:
+            # Downstream takes no more of this step: what is in flight is all that can still come.
+            if not (self.num_in_flight or self._awaited) or now >= self._next_seen_at + self.straggler_s:
+                return Closing(f"the next stage has closed step {self.step} with {self.num_done} microbatches in")
+        elif self._next_seen_at is not None:
+            # Synchronous sources start a step only when the one before is closed: nothing more can come.
+            wait_s = 0.0 if synchronous else self.straggler_s
+            if now >= self._next_seen_at + wait_s:
+                return Closing(f"step {self.step + 1} has begun with {self.num_done} microbatches in")
+        if self._first_at is not None and now >= self._first_at + self.step_s and self.num_done:
+            return Closing(f"{self.num_done} microbatches after {self.step_s:.0f} s")
+        return None
+
+    def next_deadline(self) -> float | None:
+        """When `closing` may change without a report."""
+        times = [
+            start + wait
+            for start, wait in (
+                (self._first_at if self.num_done else None, self.step_s),
+                (self._next_seen_at, self.straggler_s),
+                (self._full_at, self.straggler_s),
+            )
+            if start is not None
+        ]
+        return min(times, default=None)

@@ -1,0 +1,175 @@
+"""One voter of an averaging round, member or not: what is certified, and its vote.
+
+Beside the voter's own rules (`swarm.core.round.voting`) it holds the rosters and results themselves: whoever commits to
+a result must be able to show it to the leader of a later view.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.contribution import Contribution, Result, Roster
+from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
+from swarm.core.round.voting import Certificate, Promise, Reconfiguration, Sign, Verify, Vote, Voter
+
+Shown = TypeVar("Shown")
+
+NOT_RECONFIGURED = -1
+"""Below the first view of any reconfiguration."""
+
+
+@dataclass
+class RoundVoter:
+    """What one voter knows and has signed in the round `facts.step`.
+
+    `votes` is False for one that may have voted in this round before its process was started again, and `signed_under`
+    the first view of the last reconfiguration under which it may have.
+    """
+
+    facts: RoundFacts
+    me: PeerId
+    sign: Sign
+    verify: Verify
+    votes: bool = True
+    known: Callable[[Contribution], bool] = lambda made: False
+    """Whether a contribution was checked before."""
+    signed_under: int = NOT_RECONFIGURED
+    rosters: dict[int, Roster] = field(default_factory=dict)
+    """Certified ones, by view."""
+    likely: dict[int, Result] = field(default_factory=dict)
+    """Results with the certificate of their phase, by view."""
+    outcome: Result | None = None
+    _voter: Voter = field(init=False)
+    _voted_for: Result | None = None
+
+    def __post_init__(self) -> None:
+        self._voter = Voter(self.facts.election, self.me, self.sign, self.verify)
+
+    @property
+    def roster(self) -> Roster | None:
+        """The highest certified one: its facts are proposed again."""
+        return _highest(self.rosters)
+
+    @property
+    def result(self) -> Result | None:
+        """The outcome, or the highest that may be it."""
+        return self.outcome or _highest(self.likely)
+
+    @property
+    def changed(self) -> Reconfiguration | None:
+        return self._voter.changed
+
+    def reconfigure(self, changed: Reconfiguration) -> None:
+        """Vote under it from now on. Raises RemoteError if it is not genuine.
+
+        Whom it names may vote again, if whatever an earlier process signed was signed under other voters.
+        """
+        self._voter.reconfigure(changed)
+        if changed.first_view > self.signed_under:
+            self.votes = self.votes or self.me in changed.voters
+
+    @property
+    def highest_view(self) -> int:
+        """Of those it has signed anything in; -1 before."""
+        return self._voter.promised
+
+    def promise(self, view: int) -> Promise | None:
+        """For the view's leader; none for the first view, which needs none, or if a higher one has begun."""
+        return self._voter.promise(view) if self.votes and view != self.facts.first_view else None
+
+    def certificates(self) -> tuple[Certificate, ...]:
+        """Those that can be shown with what they certify."""
+        held: list[Roster | Result] = [*self.rosters.values(), *self.likely.values()]
+        return tuple(shown.certificate for shown in held if shown.certificate is not None)
+
+    def learn(self, roster: Roster | None, result: Result | None) -> None:
+        """Take what is certified from whoever shows it. Raises RemoteError if it is not genuine."""
+        if roster is not None and self.rosters.get(roster.view) != roster:
+            self.facts.check_roster(roster, self.verify, certified=True, known=self.known)
+            self.remember(roster)
+        if result is None or self.outcome is not None:
+            return
+        certificate = result.certificate
+        if certificate is not None and certificate.phase == "commit":
+            self.facts.check_result(result, self.verify, certified=True, known=self.known)
+            self.outcome = result
+        elif certificate is None or certificate.phase != "result":
+            raise RemoteError("certificate", "a result is shown without its certificate", result.leader)
+        elif certificate.view not in self.likely:
+            self.facts.check_result(result, self.verify, certified=False, known=self.known)
+            self.facts.election.check_certificate(certificate, "result", result.root(), self.verify)
+            self.remember_result(result)
+
+    def remember(self, roster: Roster) -> None:
+        """The roster is certified and checked."""
+        certificate = roster.certificate
+        assert certificate is not None
+        held = self.rosters.get(certificate.view)
+        if held is None or roster.rank > held.rank:
+            self.rosters[certificate.view] = roster
+        if self.votes:
+            self._voter.learn(certificate, certificate.value)
+
+    def remember_result(self, result: Result) -> None:
+        """The result has the certificate of its phase and is checked."""
+        certificate = result.certificate
+        assert certificate is not None
+        self.likely.setdefault(certificate.view, result)
+        self.remember(result.roster)
+        if self.votes:
+            self._voter.learn(certificate, certificate.value)
+
+    def check(self, proposal: Proposal) -> None:
+        """Raises RemoteError unless what is proposed fits the round and its proof allows it."""
+        if proposal.roster is not None:
+            self.facts.check_roster(proposal.roster, self.verify, certified=False, known=self.known)
+        if proposal.result is not None:
+            self.facts.check_result(proposal.result, self.verify, certified=False, known=self.known)
+        proposal.check_proof(self.facts.election, self.verify)
+        shown = proposal.proof.shown_reconfiguration
+        if shown is not None:
+            self.reconfigure(shown)
+
+    def cast(self, proposal: Proposal) -> Vote | None:
+        """The vote for a proposal that was checked; None if something else was promised or voted for."""
+        certificate = proposal.proof.certificate
+        if proposal.result is not None:
+            self.remember(proposal.result.roster)
+        if certificate is not None and certificate.phase == "result":
+            known = proposal.result or self._voted_for
+            if known is None or known.root() != certificate.value:
+                return None
+            self.remember_result(replace(known, certificate=certificate))
+        vote = proposal.vote_of(self._voter) if self.votes else None
+        if proposal.result is not None and vote is not None:
+            self._voted_for = proposal.result
+        return vote
+
+
+@dataclass
+class Witness:
+    """A voter that is no member: it votes on what leaders ask, and never on anything of its own accord."""
+
+    voter: RoundVoter
+
+    def on_ask(self, sender: PeerId, view: int, changed: Reconfiguration | None = None) -> Promise | None:
+        """The leader of a view wants a promise. Raises RemoteError if it does not lead it."""
+        self.voter.facts.check_view(sender, view)
+        if changed is not None:
+            self.voter.reconfigure(changed)
+        if view > max(self.voter.highest_view, self.voter.facts.first_view) + MAX_VIEWS_AHEAD:
+            raise RemoteError("protocol", f"view {view} is far ahead of view {self.voter.highest_view}", sender)
+        return self.voter.promise(view)
+
+    def on_ballot(self, sender: PeerId, proposal: Proposal) -> Vote | None:
+        """The leader of a view wants a vote. Raises RemoteError if it does not lead it, or may not propose this."""
+        self.voter.facts.check_view(sender, proposal.view)
+        self.voter.check(proposal)
+        return self.voter.cast(proposal)
+
+
+def _highest(by_view: dict[int, Shown]) -> Shown | None:
+    return by_view[max(by_view)] if by_view else None

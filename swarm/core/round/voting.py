@@ -1,0 +1,348 @@
+"""How voters certify a round's outcome, so that it has only one: votes, certificates, promises.
+
+Practical Byzantine fault tolerance (Castro and Liskov, 1999), for one value a round. A view's leader asks for votes in
+three phases: "roster" (who contributes what), "result" (what came of it), "commit" (that a quorum knows the result).
+Each voter votes once in a (view, phase). A leader of a later view first needs promises of a quorum: each says which
+certificates its voter holds and refuses all lower views. What the highest certificate says must be proposed again, and
+voters check that it is. Fewer than a third of the voters may lie; any number may be silent, which only stops the round.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
+
+from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.errors import RemoteError
+from swarm.core.forms import SIGNATURE, Digest, Integer
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.layout import AtMost, Named
+from swarm.core.record import Record, Row, Signed
+from swarm.core.round.cohorts import committee
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+"""Whether the signature (last) is the peer's over the data; pure."""
+Sign: TypeAlias = Callable[[bytes], bytes]
+Phase = Literal["roster", "result", "commit"]
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+FEW_MEMBERS = 4
+"""A stage with fewer members has its neighbours' votes too: two voters certify nothing when one is gone."""
+MAX_VOTERS = 256
+
+
+def quorum(num_voters: int) -> int:
+    """Votes that certify: any two quorums share an honest voter if fewer than a third of all lie.
+
+    With f = (n - 1) // 3 liars, the smallest q with 2q - n > f.
+    """
+    num_liars = (num_voters - 1) // 3
+    return (num_voters + num_liars) // 2 + 1
+
+
+def electorate(
+    members: Sequence[PeerId], neighbours: Iterable[PeerId], coordinator: PeerId | None, name: bytes
+) -> tuple[PeerId, ...]:
+    """Who votes on the round that starts from the version of this name: the stage's members and the host.
+
+    Where members are few, its neighbours vote too; where they are many, those who are drawn. A member all alone needs
+    nobody's vote: it cannot disagree with itself.
+    """
+    own = set(committee(members, name))
+    if len(own) < FEW_MEMBERS:
+        own |= set(neighbours)
+    if len(own) > 1 and coordinator is not None:
+        own.add(coordinator)
+    return tuple(sorted(own))
+
+
+@dataclass(frozen=True)
+class Vote(Row):
+    """One voter's signature on a ballot."""
+
+    voter: PeerId
+    signature: Annotated[bytes, SIGNATURE]
+
+
+@dataclass(frozen=True)
+class Reconfiguration(Signed):
+    """The run key's word that other voters decide a round that has lost its quorum, from a view on.
+
+    They are some of those who voted before; whoever follows it signs nothing for the others any more.
+    """
+
+    DOMAIN: ClassVar[str] = "reconfiguration"
+    stage: StageIndex
+    step: Step
+    previous_name: Digest
+    first_view: Annotated[int, Integer(high=1 << 20)]
+    voters: Annotated[tuple[PeerId, ...], AtMost(MAX_VOTERS)]
+    """Sorted."""
+
+    def signed_value(self) -> Value:
+        return [self.stage, self.step, self.previous_name, self.first_view, list(self.voters)]
+
+    def digest(self) -> bytes:
+        return digest(self.DOMAIN, self.signed_bytes())
+
+
+@dataclass(frozen=True)
+class Certificate(Record):
+    """A quorum's votes for one value in one phase of one view."""
+
+    phase: Phase
+    view: int
+    value: Digest
+    """Phase "roster": digest of the roster's facts; else the root of the result."""
+    votes: Annotated[tuple[Vote, ...], AtMost(MAX_VOTERS)]
+    reconfiguration: Annotated[Reconfiguration | None, Named("changed")] = None
+    """What made its voters the voters, if they are not those the round began with."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of two certificates the one of the higher view, then of the later phase, binds."""
+        return (self.view, PHASES.index(self.phase))
+
+
+@dataclass(frozen=True)
+class Promise(Record):
+    """A voter's word to sign nothing of a view below `view`, and the highest certificates it holds."""
+
+    DOMAIN: ClassVar[str] = "promise"
+    voter: PeerId
+    view: int
+    roster: tuple[int, Digest] | None
+    """View and value of its highest "roster" certificate."""
+    result: tuple[int, Digest] | None
+    """View and value of its highest "result" certificate."""
+    signature: Annotated[bytes, SIGNATURE] = b""
+    """Over it and what its election is about."""
+
+    @property
+    def binds(self) -> tuple[tuple[int, int], bytes] | None:
+        """Rank and value of the higher of the two."""
+        held = [((view, 0), value) for view, value in [self.roster or (-1, b"")] if view >= 0]
+        held += [((view, 1), value) for view, value in [self.result or (-1, b"")] if view >= 0]
+        return max(held, default=None)
+
+
+@dataclass(frozen=True)
+class Election:
+    """What is voted on, and by whom: the same at every voter of the round."""
+
+    run_id: str
+    stage: StageIndex
+    step: Step
+    previous_name: bytes
+    """Name of the version that the round starts from; votes of another chain never count here."""
+    first_view: int
+    """The first view, which needs no promises."""
+    voters: tuple[PeerId, ...]
+    run_key: PeerId
+
+    def voters_in(self, view: int, changed: Reconfiguration | None) -> tuple[PeerId, ...]:
+        """Who votes in a view under a reconfiguration that was checked."""
+        return self.voters if changed is None or view < changed.first_view else changed.voters
+
+    def check_reconfiguration(self, changed: Reconfiguration, verify: Verify) -> None:
+        """Raises RemoteError unless the run key signed it for this round."""
+        if (changed.stage, changed.step, changed.previous_name) != (self.stage, self.step, self.previous_name):
+            raise RemoteError("protocol", "a reconfiguration of another round")
+        if not set(changed.voters) <= set(self.voters) or not changed.voters or changed.first_view <= self.first_view:
+            raise RemoteError("protocol", "a reconfiguration names voters or a view that it cannot")
+        if not verify(self.run_key, changed.signed_bytes(), changed.signature):
+            raise RemoteError("signature", "a reconfiguration is not signed by the run key")
+
+    def ballot(self, phase: Phase, view: int, value: bytes, changed: Reconfiguration | None = None) -> bytes:
+        """What a vote signs."""
+        return signed_bytes("ballot", [*self._signs(view, changed), phase, view, value])
+
+    def promised(self, promise: Promise, changed: Reconfiguration | None = None) -> bytes:
+        """What a promise signs."""
+        unsigned = promise.to_value()
+        del unsigned["signature"]
+        return signed_bytes(Promise.DOMAIN, [*self._signs(promise.view, changed), unsigned])
+
+    def _signs(self, view: int, changed: Reconfiguration | None) -> list[Value]:
+        applies = changed is not None and view >= changed.first_view
+        under = changed.digest() if applies and changed is not None else b""
+        return [self.run_id, self.stage, self.step, self.previous_name, under]
+
+    def check_certificate(self, certificate: Certificate, phase: Phase, value: bytes, verify: Verify) -> None:
+        """Raises RemoteError unless a quorum of the voters signed this value in this phase."""
+        if certificate.phase != phase or certificate.value != value:
+            raise RemoteError("certificate", f"certificate is for another {phase} or phase ({certificate.phase})")
+        changed = certificate.reconfiguration
+        if changed is not None:
+            self.check_reconfiguration(changed, verify)
+        voters = self.voters_in(certificate.view, changed)
+        names = [vote.voter for vote in certificate.votes]
+        if names != sorted(set(names)) or not set(names) <= set(voters):
+            raise RemoteError("certificate", "a certificate's votes are not of voters, each once, in order")
+        if len(names) < quorum(len(voters)):
+            raise RemoteError("certificate", f"{len(names)} votes of {len(voters)}; {quorum(len(voters))} certify")
+        ballot = self.ballot(phase, certificate.view, value, changed)
+        for vote in certificate.votes:
+            if not verify(vote.voter, ballot, vote.signature):
+                raise RemoteError("certificate", f"a vote is not signed by {vote.voter}", vote.voter)
+
+    def check_promise(
+        self, promise: Promise, view: int, verify: Verify, changed: Reconfiguration | None = None
+    ) -> None:
+        """Raises RemoteError unless it is a voter's promise for this view."""
+        if promise.voter not in self.voters_in(view, changed) or promise.view != view:
+            raise RemoteError("certificate", f"a promise for view {promise.view} by {promise.voter}, not {view}")
+        if any(held is not None and held[0] >= view for held in (promise.roster, promise.result)):
+            raise RemoteError("certificate", "a promise names a certificate of a view that has not begun")
+        if not verify(promise.voter, self.promised(promise, changed), promise.signature):
+            raise RemoteError("signature", f"a promise is not signed by {promise.voter}", promise.voter)
+
+    def bound(self, view: int, proof: "Proof", verify: Verify) -> Certificate | None:
+        """The certificate whose value must be proposed in `view`; None if a leader may propose what it likes.
+
+        Raises RemoteError unless the proof holds promises of a quorum and the highest certificate they name.
+        """
+        if view == self.first_view:
+            return None
+        changed = proof.reconfiguration
+        if changed is not None:
+            self.check_reconfiguration(changed, verify)
+        names = [promise.voter for promise in proof.promises]
+        needed = quorum(len(self.voters_in(view, changed)))
+        if names != sorted(set(names)) or len(names) < needed:
+            raise RemoteError("certificate", f"promises of {len(set(names))} voters; {needed} begin a view")
+        for promise in proof.promises:
+            self.check_promise(promise, view, verify, changed)
+        highest = max((p.binds for p in proof.promises if p.binds is not None), default=None)
+        if highest is None:
+            return None
+        if proof.certificate is None or proof.certificate.rank != highest[0]:
+            raise RemoteError("certificate", "the highest certificate that was promised is not shown")
+        self.check_certificate(proof.certificate, PHASES[highest[0][1]], highest[1], verify)
+        return proof.certificate
+
+
+@dataclass(frozen=True)
+class Proof(Record):
+    """Why a leader may propose what it proposes."""
+
+    promises: Annotated[tuple[Promise, ...], AtMost(MAX_VOTERS)] = ()
+    certificate: Certificate | None = None
+    """The highest one named in the promises."""
+    reconfiguration: Annotated[Reconfiguration | None, Named("changed")] = None
+    """What made those who promise the voters."""
+
+    @property
+    def shown_reconfiguration(self) -> Reconfiguration | None:
+        """The one under which whoever votes on it is asked to vote."""
+        if self.reconfiguration is None and self.certificate is not None:
+            return self.certificate.reconfiguration
+        return self.reconfiguration
+
+
+@dataclass
+class Voter:
+    """What one voter has promised and signed in one round, and what it knows to be certified.
+
+    It forgets nothing while its process lives; a process that is started again votes in no round in which an earlier
+    one of its may have.
+    """
+
+    election: Election
+    me: PeerId
+    sign: Sign
+    verify: Verify
+    promised: int = -1
+    """Nothing of a lower view is signed."""
+    roster: Certificate | None = None
+    """The highest of its phase that this voter knows."""
+    result: Certificate | None = None
+    changed: Reconfiguration | None = None
+    _promise: Promise | None = None
+    _cast: dict[tuple[int, Phase], bytes] = field(default_factory=dict)
+
+    def reconfigure(self, changed: Reconfiguration) -> None:
+        """Vote under it from its view on, and in no lower one. Raises RemoteError if it is not genuine."""
+        if self.changed is None or changed.first_view > self.changed.first_view:
+            self.election.check_reconfiguration(changed, self.verify)
+            self.changed = changed
+            self.promised = max(self.promised, changed.first_view - 1)
+
+    def promise(self, view: int) -> Promise | None:
+        """For the leader of `view`; the same again if it is asked again. None once that or a higher view has begun."""
+        if self._promise is not None and self._promise.view == view:
+            return self._promise
+        if view <= self.promised:
+            return None
+        self.promised = view
+        held = [(made.view, made.value) if made is not None else None for made in (self.roster, self.result)]
+        unsigned = Promise(self.me, view, held[0], held[1])
+        self._promise = replace(unsigned, signature=self.sign(self.election.promised(unsigned, self.changed)))
+        return self._promise
+
+    def vote_roster(self, view: int, facts: bytes, proof: Proof) -> Vote | None:
+        """Raises RemoteError if the proof does not allow these facts."""
+        bound = self.election.bound(view, proof, self.verify)
+        if bound is not None and (bound.phase, bound.value) != ("roster", facts):
+            raise RemoteError("equivocation", f"view {view} proposes other facts than view {bound.view} certified")
+        return self._vote("roster", view, facts)
+
+    def vote_result(self, view: int, facts: bytes, root: bytes, proof: Proof) -> Vote | None:
+        """`root` is of a result made of `facts`. They are certified in this view, or the result was in an earlier one.
+
+        Raises RemoteError if the proof does not show either.
+        """
+        certificate = proof.certificate
+        if certificate is not None and (certificate.phase, certificate.view) == ("roster", view):
+            self.learn(certificate, facts)
+        else:
+            bound = self.election.bound(view, proof, self.verify)
+            if bound is None or (bound.phase, bound.value) != ("result", root):
+                raise RemoteError("equivocation", f"view {view} proposes a result whose roster is not certified")
+            self.learn(bound, root)
+        return self._vote("result", view, root)
+
+    def vote_commit(self, certificate: Certificate, root: bytes) -> Vote | None:
+        """Raises RemoteError unless the certificate is for the result `root`."""
+        if certificate.phase != "result":
+            raise RemoteError("certificate", "a commit needs the certificate of the result")
+        self.learn(certificate, root)
+        return self._vote("commit", certificate.view, root)
+
+    def learn(self, certificate: Certificate, value: bytes) -> None:
+        """Remember the certificate if it is the highest of its phase. Raises RemoteError if it is not genuine."""
+        if certificate.value == value and certificate in (self.roster, self.result):
+            return
+        self.election.check_certificate(certificate, certificate.phase, value, self.verify)
+        self.promised = max(self.promised, certificate.view)
+        if certificate.phase == "roster" and (self.roster is None or certificate.view > self.roster.view):
+            self.roster = certificate
+        if certificate.phase == "result" and (self.result is None or certificate.view > self.result.view):
+            self.result = certificate
+
+    def _vote(self, phase: Phase, view: int, value: bytes) -> Vote | None:
+        if view < self.promised or self._cast.setdefault((view, phase), value) != value:
+            return None
+        self.promised = view
+        return Vote(self.me, self.sign(self.election.ballot(phase, view, value, self.changed)))
+
+
+def certificate_of(
+    election: Election,
+    phase: Phase,
+    view: int,
+    value: bytes,
+    votes: Sequence[Vote],
+    changed: Reconfiguration | None = None,
+) -> Certificate | None:
+    """The certificate these votes make; None while they are too few."""
+    if len(votes) < quorum(len(election.voters_in(view, changed))):
+        return None
+    return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)), changed)
+
+
+def phase_of(text: str) -> Phase:
+    """The phase of that name. Raises RemoteError("malformed")."""
+    for phase in PHASES:
+        if phase == text:
+            return phase
+    raise RemoteError("malformed", f"phase is {text[:20]!r}, not one of {', '.join(PHASES)}")

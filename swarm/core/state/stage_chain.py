@@ -1,0 +1,179 @@
+"""A stage's certified past, folded: from its genesis through each result to who leads next.
+
+Every member folds the same results and so knows the same members, leaders, data leases and recent ids.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, ClassVar, cast
+
+from swarm.core.canonical import digest
+from swarm.core.errors import RemoteError
+from swarm.core.forms import Digest
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.layout import AtMost
+from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.ranking import rank
+from swarm.core.record import Record, SignedValue
+from swarm.core.result_size import most_work
+from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
+from swarm.core.round.cohorts import MAX_MEMBERS
+from swarm.core.round.contribution import MAX_WORK, Result, counted_tokens
+from swarm.core.round.facts import RoundFacts
+from swarm.core.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Genesis(SignedValue):
+    """Where a stage begins or, after a loss, begins again: signed by the run key."""
+
+    DOMAIN: ClassVar[str] = "genesis"
+    run_id: str
+    stage: StageIndex
+    version: Version
+    state_digest: Digest
+    members: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
+    leases: LeaseTable
+    """The data position; it matters at stage 0 only."""
+    coordinator: PeerId
+    """It votes on every round; without it a quorum goes on."""
+    run_key: PeerId
+    neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
+    """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
+    era: int = 0
+    """The same in the geneses of all stages that begin together, another whenever they begin again."""
+
+    @property
+    def basis(self) -> RoundBasis:
+        """What the version the stage begins at is known by."""
+        found = digest("genesis-name", self.signed_value())
+        members = tuple(sorted(set(self.members)))
+        return RoundBasis(found, found, members, members, self.neighbours)
+
+    @property
+    def name(self) -> bytes:
+        """Name of the version the stage begins at."""
+        return self.basis.name
+
+    def _check_fields(self) -> None:
+        if not self.members:
+            raise RemoteError("malformed", "genesis without members")
+
+
+@dataclass(frozen=True)
+class StageChain(Record):
+    """What is certified of a stage at `version`."""
+
+    run_id: str
+    lineage: Digest
+    """Name of the genesis that all of this follows from."""
+    stage: StageIndex
+    version: Version
+    basis: RoundBasis
+    """What the version is known by to voters outside the stage."""
+    coordinator: PeerId
+    run_key: PeerId
+    last_ids: Annotated[tuple[int, ...], AtMost(MAX_MEMBERS * MAX_WORK)]
+    """Microbatches of the last roster."""
+    earlier_ids: Annotated[tuple[int, ...], AtMost(MAX_MEMBERS * MAX_WORK)]
+    """And of the one before."""
+    leases: LeaseTable
+    era: int = 0
+    """Of the genesis."""
+
+    @classmethod
+    def begin(cls, genesis: Genesis, settings: RunSettings) -> "StageChain":
+        basis = genesis.basis
+        leases = genesis.leases
+        if genesis.stage == 0:
+            leases = leases.advance(
+                consumed=(), members=basis.members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
+            )
+        return cls(
+            genesis.run_id,
+            genesis.name,
+            genesis.stage,
+            genesis.version,
+            basis,
+            genesis.coordinator,
+            genesis.run_key,
+            (),
+            (),
+            leases,
+            genesis.era,
+        )
+
+    @property
+    def name(self) -> bytes:
+        return self.basis.name
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Sorted."""
+        return self.basis.members
+
+    def leaders(self, step: Step) -> tuple[PeerId, ...]:
+        """Who leads `step` in which view: drawn from the certificate before the step's own (see RoundFacts)."""
+        if int(step) == self.version:
+            return self.basis.leaders(self.stage, step)
+        assert int(step) == self.version + 1
+        return rank(self.members, "leader", self.name, self.stage, step)
+
+    def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
+        """What the round that starts from this version is checked against."""
+        return RoundFacts.of_basis(
+            self.basis,
+            run_id=self.run_id,
+            stage=self.stage,
+            step=Step(self.version),
+            coordinator=self.coordinator,
+            run_key=self.run_key,
+            num_parts=num_parts,
+            phase_s=phase_s,
+            max_tokens=settings.microbatch_tokens,
+            max_work=most_work(settings.microbatches_per_step),
+        )
+
+    def weights_of(self, result: Result) -> dict[PeerId, int]:
+        """Certified token count of each contribution to the round that starts from this version."""
+        recent = frozenset(self.last_ids) | frozenset(self.earlier_ids)
+        return counted_tokens(result.roster.contributions, recent)
+
+    def advance(self, result: Result, settings: RunSettings) -> "StageChain":
+        """The chain one result on. Raises RemoteError("fork") if the result starts elsewhere."""
+        roster = result.roster
+        if roster.previous_name != self.name or int(roster.step) != self.version or roster.members != self.members:
+            raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
+        members = roster.members_after
+        ids = tuple(item.microbatch_id for item in result.work_done())
+        leases = self.leases
+        if self.stage == 0:
+            leases = leases.advance(
+                consumed=ids, members=members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
+            )
+        return StageChain(
+            self.run_id,
+            self.lineage,
+            self.stage,
+            Version(self.version + 1),
+            result.basis,
+            self.coordinator,
+            self.run_key,
+            ids,
+            self.last_ids,
+            leases,
+            self.era,
+        )
+
+    def _check_fields(self) -> None:
+        if not self.members or not self.basis.previous_members:
+            raise RemoteError("malformed", "stage chain without members")
+        for listed in (self.members, self.basis.previous_members, self.last_ids, self.earlier_ids):
+            if any(one >= other for one, other in pairwise(cast(tuple[str, ...], listed))):
+                raise RemoteError("malformed", "stage chain lists members or ids out of order")
+
+
+def _ids_each(settings: RunSettings) -> int:
+    """Ids every member of stage 0 holds: enough to carry a whole step alone, and the next one that has begun."""
+    return 2 * settings.microbatches_per_step

@@ -1,0 +1,1 @@
+"""A swarm on one's own machine, and what its programs need of the machine."""

@@ -1,0 +1,55 @@
+"""A run's kernels called once, before time counts: the first call on a machine compiles them.
+
+That takes seconds for each; in the midst of a step the others would take a peer for dead.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from swarm.averaging.activations import activation_codec
+from swarm.averaging.aggregate import aggregate
+from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.averaging.encoded import SEED_BYTES
+from swarm.averaging.error_feedback import Residual
+from swarm.core.settings import RunSettings, leaves_residual
+from swarm.optim.exact import ExactOptimizer, extrapolated
+from swarm.optim.gradient_sum import GradientSum
+
+NUM_VALUES = 256
+
+
+def rehearse(settings: RunSettings) -> None:
+    """Call every kernel that a peer of this run may call, with arrays of the kinds it will see."""
+    for name in {settings.codecs.activations, settings.codecs.activation_gradients}:
+        activations = activation_codec(name)
+        shape = (1, 2, NUM_VALUES)
+        activations.decode(activations.encode(torch.linspace(-1, 1, 2 * NUM_VALUES).reshape(shape)), shape)
+    gradient = GradientSum(NUM_VALUES)
+    gradient.flat.fill_(1.0)
+    gradient.add_tokens(1)
+    values = gradient.take_mean()
+    averaging = settings.codecs.averaging
+    for codec in (vector_codec(averaging), result_codec(averaging)):
+        codec.decode(codec.encode(values, seed=bytes(SEED_BYTES)), np.empty_like(values))
+    if leaves_residual(averaging):
+        whole, seed = slice(0, values.size), bytes(SEED_BYTES)
+        Residual(values.size).encode(values.copy(), vector_codec(averaging), parts=[whole], seeds=[seed])
+    hostile = values * np.float32(-9.0)
+    for contributions in ([values, values], [values, values * np.float32(0.5), hostile]):
+        aggregate(contributions, [1] * len(contributions), rule=settings.averaging.rule, norm_cap=1.0)
+    _rehearse_steps(settings, values)
+
+
+def _rehearse_steps(settings: RunSettings, gradient: NDArray[np.float32]) -> None:
+    """Two steps: a stage's first weights may be written to, those that a step made may not."""
+    optimizer = ExactOptimizer(settings.optimizer, num_values=NUM_VALUES, decay_ranges=((0, NUM_VALUES // 2),))
+    old = np.ones(NUM_VALUES, dtype=np.float32)
+    new = np.empty_like(old)
+    optimizer.step(old, gradient, step=0, clip_norm=1.0, out=new)
+    new.setflags(write=False)
+    newer = np.empty_like(old)
+    optimizer.step(new, gradient, step=1, clip_norm=1.0, out=newer)
+    if settings.optimizer.correction == "extrapolate":
+        newer.setflags(write=False)
+        extrapolated(newer, new, np.empty_like(old))

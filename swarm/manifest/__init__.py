@@ -1,0 +1,1 @@
+"""A run's TOML file: its tables, checked, written, and frozen into settings."""

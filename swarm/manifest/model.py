@@ -1,0 +1,173 @@
+"""A manifest's [model] as the core's ModelSettings: config, and layers cut into stages.
+
+`swarm.model` is imported only when called: it knows the families, and brings in transformers.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.core.errors import SettingsError
+from swarm.core.pipeline.partition import even_layers
+from swarm.core.settings import ModelSettings
+from swarm.core.tables import show
+from swarm.manifest.tables import ModelTable
+
+if TYPE_CHECKING:
+    from swarm.model.families import ModelShape
+
+MAX_LAYERS = 1024
+
+
+def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) -> ModelSettings:
+    """The model a manifest describes, its paths absolute. Raises SettingsError for one that cannot be trained."""
+    from swarm.model.families import canonical_config_json
+
+    field, config = _config(table, vocab_size)
+    try:
+        config_json = canonical_config_json(config)
+        shape = _checked_shape(config_json)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{field}: {error}") from error
+    settings = ModelSettings(
+        config_json=config_json,
+        stage_layers=_cut(table, shape.num_layers, _head_cost(config_json)),
+        compute_dtype=table.compute_dtype,
+        recompute=table.recompute,
+    )
+    check_model(settings, vocab_size=vocab_size, sequence_length=sequence_length)
+    return settings
+
+
+def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) -> None:
+    """Raises SettingsError unless the config is a tested model in canonical JSON, cut whole, that fits the data."""
+    from swarm.model.families import validate_stage_layers
+
+    try:
+        shape = _checked_shape(model.config_json)
+    except SettingsError as error:
+        raise SettingsError(f"model.config: {error}") from error
+    validate_stage_layers(model)
+    if shape.vocab_size < vocab_size:
+        raise SettingsError(
+            f"model vocab_size = {shape.vocab_size} is less than the {vocab_size} ids of data.tokenizer; "
+            "take the model's own tokenizer, or a model with more"
+        )
+    if shape.max_positions < sequence_length:
+        raise SettingsError(
+            f"data.sequence_length = {sequence_length} is more than the model's "
+            f"max_position_embeddings = {shape.max_positions}; shorten it"
+        )
+
+
+def cuts(model: ModelSettings) -> list[ModelSettings]:
+    """The same model cut evenly into two stages, three, and so on."""
+    num_layers, head_cost = model.stage_layers[-1][1], _head_cost(model.config_json)
+    return [
+        replace(model, stage_layers=even_layers(num_layers, num_stages, last_cost=head_cost))
+        for num_stages in range(2, num_layers + 1)
+    ]
+
+
+def stage_num_parameters(model: ModelSettings) -> list[int]:
+    """Parameters of each stage; nothing is allocated. Raises SettingsError for a model that cannot be cut."""
+    from swarm.model.families import stage_layout
+
+    return [stage_layout(model, stage).num_values for stage in range(model.num_stages)]
+
+
+def hidden_size(model: ModelSettings) -> int:
+    """Values of one token between two stages."""
+    from swarm.model.families import validate_config
+
+    return validate_config(model.config_json).hidden_size
+
+
+def _checked_shape(config_json: str) -> "ModelShape":
+    """Shape of a config that may come from a stranger. Raises SettingsError."""
+    from swarm.model.families import canonical_config_json, validate_config
+
+    try:
+        config = json.loads(config_json)
+        is_canonical = isinstance(config, dict) and canonical_config_json(config) == config_json
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"the config is not JSON: {error}") from error
+    if not is_canonical:
+        raise SettingsError("the config is no canonical JSON object; write it with sorted keys and no spaces")
+    num_layers = config.get("num_hidden_layers")
+    if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
+        raise SettingsError(f"num_hidden_layers = {show(num_layers)}; give 1 to {MAX_LAYERS}")
+    try:
+        return validate_config(config_json)
+    except SettingsError:
+        raise
+    except Exception as error:  # transformers was not written for strangers: it trips over anything
+        raise SettingsError(f"transformers cannot read it ({error!r}); mend the config") from error
+
+
+def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
+    """The field that names the config, as an error shows it, and the config."""
+    from swarm.model.presets import PRESETS, preset_config
+
+    if table.checkpoint is not None:
+        folder = Path(table.checkpoint)
+        if not list(folder.glob("*.safetensors")):
+            raise SettingsError(
+                f'model.checkpoint = "{folder}" holds no safetensors; give a local folder written by save_pretrained()'
+            )
+        return f'model.checkpoint = "{folder}"', _read_config("model.checkpoint", folder / "config.json")
+    if isinstance(table.config, str):
+        return f'model.config = "{table.config}"', _read_config("model.config", Path(table.config))
+    if table.config is not None:
+        return "model.config", {"vocab_size": vocab_size, **table.config}
+    if table.preset not in PRESETS:
+        raise SettingsError(f'model.preset = "{table.preset}" is unknown; choose one of {", ".join(PRESETS)}')
+    return f'model.preset = "{table.preset}"', preset_config(table.preset, vocab_size)
+
+
+def _read_config(field: str, path: Path) -> dict[str, Any]:
+    from swarm.model.families import without_description
+
+    try:
+        config = json.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f'{field} = "{path}" cannot be read ({error.strerror}); correct the path') from error
+    except ValueError as error:
+        raise SettingsError(f'{field} = "{path}" is not JSON ({error}); give a Hugging Face config.json') from error
+    if not isinstance(config, dict):
+        raise SettingsError(f'{field} = "{path}" is no JSON object; give a Hugging Face config.json')
+    return without_description(config)
+
+
+def _cut(table: ModelTable, num_layers: int, head_cost: float) -> tuple[tuple[int, int], ...]:
+    if not table.stage_layers:
+        if table.stages > num_layers:
+            raise SettingsError(
+                f"model.stages = {table.stages} is more than the model's {num_layers} layers; "
+                f"set it to {num_layers} or fewer"
+            )
+        return even_layers(num_layers, table.stages, last_cost=head_cost)
+    if sum(table.stage_layers) != num_layers:
+        raise SettingsError(
+            f"model.stage_layers = {list(table.stage_layers)} adds up to {sum(table.stage_layers)} layers, the model "
+            f"has {num_layers}; change the counts"
+        )
+    return _ranges(table.stage_layers)
+
+
+def _ranges(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    starts = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
+    return tuple(pairwise(starts))
+
+
+def _head_cost(config_json: str) -> float:
+    """Multiplications of the output head in units of a decoder layer (attention projections and gated MLP)."""
+    from swarm.model.families import whole_config
+
+    config = whole_config(config_json)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = 2 * head_dim * (config.num_attention_heads + config.num_key_value_heads)
+    return float(config.vocab_size / (attention + 3 * config.intermediate_size))

@@ -1,0 +1,125 @@
+"""The tables of a run's TOML. `[run]`, `[model]` and `[data]` are what a person writes instead of digests and JSON."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from swarm.core.settings import (
+    ComputeDtype,
+    Licence,
+    ModelSettings,
+    NumTokens,
+    RunName,
+    RunSettings,
+    Seed,
+    SequenceLength,
+    TrainingSettings,
+    Trust,
+)
+from swarm.core.tables import Bounds, Table, show
+
+
+@dataclass(frozen=True)
+class Example:
+    """A value that the default manifest shows, commented out, for a field that it leaves out."""
+
+    value: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTable(Table):
+    name: Annotated[RunName, "What people call the run: letters, digits, dot, dash, underscore."] = "my-run"
+    trust: Annotated[
+        Trust,
+        'How much peers are audited. "friends": all is signed and screened, reducers are recomputed. '
+        '"public": replicas also replay each other\'s work (see [audits]).',
+    ] = RunSettings.trust
+    model_licence: Annotated[Licence, "Licence of the weights; volunteers see it before they join."] = (
+        RunSettings.model_licence
+    )
+    data_licence: Annotated[Licence, "Licence of the text; they see it too."] = RunSettings.data_licence
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTable(Table):
+    """One of preset, config and checkpoint."""
+
+    preset: Annotated[
+        str, 'A model to begin with from random weights: "tiny" (0.8 M parameters), "small" (23 M), "medium" (202 M).'
+    ] = "tiny"
+    config: Annotated[
+        str | dict[str, Any] | None,
+        Example("config.json"),
+        "Or a Hugging Face config of your own, as a path or as a table:",
+    ] = None
+    checkpoint: Annotated[
+        str | None,
+        Example("model-folder"),
+        "Or a local Hugging Face folder (config.json, *.safetensors) whose weights the run starts from:",
+    ] = None
+    stages: Annotated[
+        int, Bounds(least=1, most=1024), "Pieces the layers are cut into, balanced by cost; each peer holds one."
+    ] = 2
+    stage_layers: Annotated[
+        tuple[Annotated[int, Bounds(least=1, most=4096)], ...],
+        Example((2, 2)),
+        "Or the number of layers of each stage, in order:",
+    ] = ()
+    compute_dtype: Annotated[
+        ComputeDtype, '"fp32", or "bf16": faster on GPUs; weights and gradients stay fp32 either way.'
+    ] = ModelSettings.compute_dtype
+    recompute: Annotated[bool, "Run forward again at backward time: less memory, a third more compute."] = (
+        ModelSettings.recompute
+    )
+
+    def disagreement(self, given: Collection[str]) -> str | None:
+        origins = [name for name in ("preset", "config", "checkpoint") if name in given]
+        if len(origins) > 1:
+            first, second = origins[:2]
+            return f"{second} = {show(vars(self)[second])} and model.{first} are both given; keep one of them"
+        if "stages" in given and self.stage_layers:
+            return f"stages = {self.stages} and model.stage_layers are both given; keep one of them"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataTable(Table):
+    text: Annotated[
+        tuple[str, ...],
+        "Text files, jsonl files, and folders of them, in this order. Empty: the source code of Python's standard "
+        "library.",
+    ] = ()
+    tokenizer: Annotated[str, Bounds(least=1), '"bytes", or the path of a tokenizer.json or of a folder with one.'] = (
+        "bytes"
+    )
+    jsonl_field: Annotated[str, Bounds(least=1), "The field of each jsonl line that holds its text."] = "text"
+    max_text_mb: Annotated[int, Bounds(least=1, most=1 << 24), "Reading stops after this many megabytes of text."] = (
+        1024
+    )
+    held_out_share: Annotated[
+        float,
+        Bounds(above=0, below=0.5),
+        "Share of the documents that nobody trains on: the run's loss is measured on them.",
+    ] = 0.05
+    sequence_length: Annotated[SequenceLength, "Tokens in a sample."] = 128
+    chunk_tokens: Annotated[
+        NumTokens | None,
+        Example(4194304),
+        "Tokens in a chunk, the unit in which peers share out the data. "
+        "By default 16 MiB, less where the text is short.",
+    ] = None
+    seed: Annotated[Seed, "Another number gives another order of the data, and other initial weights."] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OriginTables(Table):
+    """What a run is made from."""
+
+    run: RunTable = field(default_factory=RunTable)
+    model: ModelTable = field(default_factory=ModelTable)
+    data: DataTable = field(default_factory=DataTable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestTables(TrainingSettings, OriginTables):
+    """The whole file: what the run is made from comes first. A table left out has its defaults."""

@@ -1,0 +1,109 @@
+"""A run's settings as canonical bytes, and back, checked, for they also come from strangers.
+
+The run id is a SHA-256 over the settings and the run key, so there is one sequence of bytes for equal settings: every
+field is written, numbers declared float are float64, and bytes that would be written differently are refused.
+"""
+
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+from swarm import PROTOCOL
+from swarm.core.canonical import Value, digest, pack
+from swarm.core.errors import RemoteError, SettingsError
+from swarm.core.ids import PeerId, RunId
+from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.settings import RunSettings
+from swarm.core.tables import read_table
+from swarm.manifest.model import check_model
+
+
+def settings_to_value(settings: RunSettings) -> dict[str, Value]:
+    """Every field by its name; ints given where a float is declared are written as floats."""
+    return _to_value(settings)
+
+
+def settings_bytes(settings: RunSettings) -> bytes:
+    """Canonical bytes of the settings, as they are signed and sent."""
+    return pack(settings_to_value(settings))
+
+
+def run_id(settings: RunSettings, run_key: PeerId) -> RunId:
+    """Hex SHA-256 of the settings and of the key that signs them, under the domain "manifest".
+
+    The same settings under another key are another run: what is signed in one is nothing in the other.
+    """
+    return RunId(digest("manifest", [settings_to_value(settings), run_key]).hex())
+
+
+def settings_from_value(value: Value) -> RunSettings:
+    """Settings a stranger sent, checked as strictly as a user's own file.
+
+    Raises RemoteError("protocol") for another wire protocol, RemoteError("malformed") for anything else wrong.
+    """
+    if isinstance(value, dict) and value.get("protocol") != PROTOCOL:
+        raise RemoteError("protocol", f"the run speaks protocol {value.get('protocol')!r}, this program {PROTOCOL}")
+    try:
+        settings = checked_settings(value)
+    except SettingsError as error:
+        raise RemoteError("malformed", f"run settings: {error}") from error
+    if settings_bytes(settings) != pack(value):
+        raise RemoteError("malformed", "run settings are not in normal form: a field is missing or an int for a float")
+    return settings
+
+
+def checked_settings(value: Value) -> RunSettings:
+    """Settings of a value, every bound and agreement between fields checked. Raises SettingsError."""
+    settings = read_table(RunSettings, value)
+    _check_agreement(settings)
+    return settings
+
+
+def _check_agreement(settings: RunSettings) -> None:
+    data, batch = settings.data, settings.batch
+    check_model(settings.model, vocab_size=data.vocab_size, sequence_length=data.sequence_length)
+    if data.vocab_size > 256**data.token_bytes:
+        raise SettingsError(f"data.vocab_size = {data.vocab_size} does not fit data.token_bytes = {data.token_bytes}")
+    if data.num_held_out_tokens <= data.sequence_length:
+        raise SettingsError(
+            f"data.text is too short: {data.num_held_out_tokens} held-out tokens hold no sample of "
+            f"data.sequence_length = {data.sequence_length}; add text or shorten the sequences"
+        )
+    if batch.target_tokens < settings.microbatch_tokens:
+        raise SettingsError(
+            f"batch.target_tokens = {batch.target_tokens} is less than one microbatch of batch.microbatch_size = "
+            f"{batch.microbatch_size} x data.sequence_length = {data.sequence_length} = {settings.microbatch_tokens} "
+            "tokens; raise it or make microbatches smaller"
+        )
+    if data.chunk_tokens <= settings.microbatch_tokens:
+        raise SettingsError(
+            f"data.chunk_tokens = {data.chunk_tokens} holds no microbatch of {settings.microbatch_tokens} tokens and "
+            f"one more; give at least {settings.microbatch_tokens + 1}"
+        )
+    try:
+        DataOrder.of_run(settings)
+    except ValueError as error:
+        raise SettingsError(f"data.text is too short: {error}") from error
+    if settings.initial_state_digests and len(settings.initial_state_digests) != settings.model.num_stages:
+        raise SettingsError(
+            f"initial_state_digests: {len(settings.initial_state_digests)} digests for {settings.model.num_stages} "
+            "stages; give one for each"
+        )
+
+
+def _to_value(settings: Any) -> dict[str, Value]:
+    hints = get_type_hints(type(settings))
+    out: dict[str, Value] = {}
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if is_dataclass(value):
+            out[entry.name] = _to_value(value)
+        elif hints[entry.name] is float:
+            out[entry.name] = float(value)
+        else:
+            out[entry.name] = _plain(value)
+    return out
+
+
+def _plain(value: Any) -> Value:
+    """Tuples as lists: what unpacking gives back."""
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

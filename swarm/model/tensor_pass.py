@@ -1,0 +1,79 @@
+"""A microbatch's pass through a stage: tensors from the bytes that come, and the bytes that go.
+
+The peer that serves the stage, the simulated one and whoever replays them compute by this and nothing else.
+Shapes: B samples, L tokens, D hidden values.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from swarm.averaging.activations import ActivationCodec, activation_codec
+from swarm.core.errors import RemoteError
+from swarm.core.settings import RunSettings
+from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+class TensorPass:
+    """There: x and weights give y or the loss. Back: the gradient of y gives that of x and is added to a sum.
+
+    It holds no weights and no sums; equal arguments give equal bits on one machine.
+    """
+
+    def __init__(self, settings: RunSettings, model: StageModel) -> None:
+        self.model = model
+        self.shape = (settings.batch.microbatch_size, settings.data.sequence_length, model.hidden_size)
+        self.codec: ActivationCodec = activation_codec(settings.codecs.activations)
+        self.gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
+
+    # -- what comes ---------------------------------------------------------------------------------------
+
+    def ids(self, body: Bytes) -> torch.Tensor:
+        """Little-endian int32 (B, L) as int64. Raises RemoteError("malformed") for another length."""
+        num_samples, num_tokens = self.shape[:2]
+        if len(body) != 4 * num_samples * num_tokens:
+            raise RemoteError("malformed", f"{len(body)} bytes of ids for {num_samples} samples of {num_tokens} tokens")
+        return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.int64).reshape(num_samples, num_tokens))
+
+    def x(self, body: Bytes) -> torch.Tensor:
+        """What the stage computes from: ids at the first, else an activation. Raises RemoteError("malformed")."""
+        return self.ids(body) if self.model.is_first else self.codec.decode(body, self.shape)
+
+    def gradient(self, body: Bytes) -> torch.Tensor:
+        """Of y as it came, or of x as it went. Raises RemoteError("malformed")."""
+        return self.gradient_codec.decode(body, self.shape)
+
+    # -- there and back -----------------------------------------------------------------------------------
+
+    def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Saved]:
+        """y, and what `backward` needs."""
+        y_BLD, saved = self.model.forward(weights, x, keep=True)
+        assert saved is not None
+        return y_BLD, saved
+
+    def loss(self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor) -> tuple[float, int, SavedLoss]:
+        """The sum of token losses in nats, how many tokens it is of, and what `loss_backward` needs."""
+        loss_sum, num_targets, saved = self.model.loss(weights, x, targets_BL, keep=True)
+        assert saved is not None
+        return loss_sum, num_targets, saved
+
+    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
+        """The gradient of x (None at the first stage); parameters' gradients are added to `into`."""
+        return self.model.backward(saved, grad_y_BLD, into)
+
+    def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
+        """As `backward`, from the loss; zero if it is not finite."""
+        return self.model.loss_backward(saved, into)
+
+    # -- what goes ----------------------------------------------------------------------------------------
+
+    def sent(self, y_BLD: torch.Tensor) -> memoryview:
+        """Raises LocalError for what is not finite: no codec carries it."""
+        return self.codec.encode(y_BLD.cpu())
+
+    def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
+        """Raises LocalError for what is not finite."""
+        return self.gradient_codec.encode(grad_x_BLD)

@@ -1,0 +1,1 @@
+"""Many bytes between two peers: frames, sockets, and sealed connections past p2pd."""

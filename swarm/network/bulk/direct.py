@@ -1,0 +1,268 @@
+"""TCP connections past p2pd, for two peers that carry bulk to each other.
+
+p2pd costs more than 4 CPU seconds a GB, with both ends and our reading in pieces of 32 KiB; a sealed socket costs a
+fraction. On a slow or lossy line p2pd's one connection stands still whenever a packet is lost, and all calls wait in it
+behind the bulk; here each call under way has a connection of its own. p2pd stays what finds, names and reaches peers,
+and carries every call to a peer that cannot be dialled so.
+
+A caller asks for an *offer* over p2pd, which has authenticated both ends and keeps what passes secret: a port, a
+session's number and a fresh secret. Whoever opens a connection there and seals under that secret is the peer that
+asked, and only the peer that was asked can answer. Each connection has keys of its own, from the secret, both peers'
+names, the session and a nonce of either end, so that nothing recorded can be played again, nor to anybody else.
+
+    caller: session, 16 bytes | nonce, 32 bytes        callee: nonce, 32 bytes        then sealed records, both ways
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from swarm.core.canonical import Value, digest
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.forms import Integer, Octets
+from swarm.core.ids import PeerId
+from swarm.core.record import Record
+from swarm.network.bulk.sealed_socket import NONCE_BYTES, SECRET_BYTES, SealedSocket, stream_keys
+from swarm.network.bulk.sockets import receive, send_all
+from swarm.network.p2pd.control import ControlClient, ControlError
+from swarm.network.places import Places, network_of
+
+logger = logging.getLogger(__name__)
+
+OFFER = "direct_offer"
+"""The method by which a peer is asked for one."""
+WORTH_BYTES = 64 << 10
+"""A call that brings this much has its peer asked for an offer."""
+CONGESTION = b"bbr"
+"""TCP's congestion control, where the system lets us choose it: it does not take each lost packet for a full line."""
+CONNECT_S = 4.0
+"""Two packets of a handshake may be lost, on a line that loses some."""
+ASK_S = 20.0
+"""An offer and a first connection are there by then: on a slow line the question may wait behind what p2pd carries."""
+WORTH_WAITING_S = 1.0
+"""A call that brings bulk waits so long for the answer: its bytes would be under way for longer by a worse way."""
+_AGAIN_S = 120.0
+"""A peer that could not be dialled is tried again after this long, when it is worth it."""
+_SESSION_BYTES = 16
+_MOST_SESSIONS = 1024
+_UNUSED_S = 120.0
+"""An offer that nobody came for ends then; after a first connection it holds for `_USED_S` past the last one."""
+_USED_S = 3600.0
+_PORT = Integer(low=1, high=65535)
+_BACKLOG = 128
+_USER_TIMEOUT_MS = 30_000
+
+Ask = Callable[[PeerId], Awaitable[dict[str, Value]]]
+"""Calls a peer's `OFFER` over p2pd; raises TransientError or RemoteError."""
+
+
+@dataclass(frozen=True)
+class DirectOffer(Record):
+    """Where a peer takes direct connections of one other peer, and what both alone know."""
+
+    session: Annotated[bytes, Octets(_SESSION_BYTES)]
+    secret: Annotated[bytes, Octets(SECRET_BYTES)]
+    port4: Annotated[int, _PORT] | None
+    port6: Annotated[int, _PORT] | None
+
+
+@dataclass
+class _Session:
+    """An offer that was made."""
+
+    peer_id: PeerId
+    secret: bytes
+    ends_at: float
+
+
+class DirectListener:
+    """The callee's side: who may connect, and as whom."""
+
+    def __init__(self, me: PeerId, hosts: Sequence[tuple[socket.AddressFamily, str]], port: int) -> None:
+        """Listens at once, on `port` or one that the system chooses (0). Raises OSError when the port is taken."""
+        self.sockets: list[socket.socket] = []
+        self._me = me
+        self._sessions: dict[bytes, _Session] = {}
+        self._places: Places[bytes] = Places(_MOST_SESSIONS)
+        """Of sessions, by the address that the offer was asked for from."""
+        try:
+            for family, host in hosts:
+                listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+                listener.setblocking(False)
+                self.sockets.append(listener)
+        except BaseException:
+            self.close()
+            raise
+
+    def offer(self, peer_id: PeerId, host: str | None, *, now: float) -> DirectOffer:
+        """For one peer, seen at this address; its earlier ones end.
+
+        When there are too many, one ends of those from the address that has asked for the most.
+        """
+        for session in [known for known, of in self._sessions.items() if of.peer_id == peer_id or of.ends_at < now]:
+            self._end(session)
+        session, secret = secrets.token_bytes(_SESSION_BYTES), secrets.token_bytes(SECRET_BYTES)
+        self._sessions[session] = _Session(peer_id, secret, now + _UNUSED_S)
+        lost = self._places.take(session, network_of(host))
+        if lost is not None:
+            self._end(lost)
+        return DirectOffer(session, secret, self._port(socket.AF_INET), self._port(socket.AF_INET6))
+
+    async def greet(self, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
+        """Who is at the other end of a connection just accepted. Whether that is true, its first record shows.
+
+        Raises EOFError or OSError for whoever has no offer. The caller sets a deadline.
+        """
+        prepare(connection)
+        session = bytes(await receive(connection, _SESSION_BYTES))
+        caller_nonce = bytes(await receive(connection, NONCE_BYTES))
+        known, now = self._sessions.get(session), asyncio.get_running_loop().time()
+        if known is None or known.ends_at < now:
+            raise ConnectionRefusedError("a direct connection of a session that was not offered, or is over")
+        self._places.use(session)
+        known.ends_at = now + _USED_S
+        callee_nonce = secrets.token_bytes(NONCE_BYTES)
+        await send_all(connection, callee_nonce)
+        binding = _binding(session, caller=known.peer_id, callee=self._me)
+        of_caller, of_callee = stream_keys(known.secret, binding, caller_nonce, callee_nonce)
+        return known.peer_id, SealedSocket(connection, send_key=of_callee, receive_key=of_caller)
+
+    def _end(self, session: bytes) -> None:
+        self._sessions.pop(session, None)
+        self._places.leave(session)
+
+    def close(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+
+    def _port(self, family: socket.AddressFamily) -> int | None:
+        ports = [int(listener.getsockname()[1]) for listener in self.sockets if listener.family == family]
+        return ports[0] if ports else None
+
+
+class DirectDialler:
+    """The caller's side: which peers can be dialled directly, learnt in the background of calls that were worth it."""
+
+    def __init__(self, me: PeerId, control: ControlClient, ask: Ask, on_known: Callable[[PeerId], None]) -> None:
+        self._me = me
+        self._control = control
+        self._on_known = on_known
+        self._ask = ask
+        self._known: OrderedDict[PeerId, tuple[DirectOffer, str]] = OrderedDict()
+        self._again_at: OrderedDict[PeerId, float] = OrderedDict()
+        self._asking: dict[PeerId, asyncio.Task[None]] = {}
+        self._open: weakref.WeakSet[SealedSocket] = weakref.WeakSet()
+
+    def knows(self, peer_id: PeerId) -> bool:
+        """Whether the next stream to the peer will be a direct one."""
+        return peer_id in self._known
+
+    def consider(self, peer_id: PeerId, num_bytes: int) -> None:
+        """A call brings `num_bytes` to or from the peer: see whether there is a way without p2pd."""
+        if num_bytes < WORTH_BYTES:
+            return
+        if peer_id in self._known or peer_id in self._asking:
+            return
+        if self._again_at.get(peer_id, 0.0) > asyncio.get_running_loop().time():
+            return
+        task = asyncio.create_task(self._learn(peer_id), name="direct offer")
+        self._asking[peer_id] = task
+        task.add_done_callback(lambda _: self._asking.pop(peer_id, None))
+
+    async def found_out(self, peer_id: PeerId) -> None:
+        """Wait a moment until it is known whether the peer can be dialled, if that is being found out."""
+        if peer_id in self._asking:
+            await asyncio.wait({self._asking[peer_id]}, timeout=WORTH_WAITING_S)
+
+    async def open(self, peer_id: PeerId) -> SealedSocket | None:
+        """A new direct connection; None where there is no way, or none any more."""
+        known = self._known.get(peer_id)
+        if known is None:
+            return None
+        try:
+            stream = await _dial(*known, caller=self._me, callee=peer_id)
+            self._open.add(stream)
+            return stream
+        except (OSError, EOFError, TimeoutError) as error:
+            self._give_up(peer_id, error)
+            return None
+
+    async def close(self) -> None:
+        """Break what was opened, whoever uses it."""
+        for stream in list(self._open):
+            stream.break_off()
+        self._known.clear()
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _learn(self, peer_id: PeerId) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                host = await self._control.remote_host(peer_id)
+                if host is None:
+                    raise ConnectionRefusedError("it is reached through a relay alone")
+                offer = DirectOffer.from_value(await self._ask(peer_id))
+                (await _dial(offer, host, caller=self._me, callee=peer_id)).close()
+        except (OSError, EOFError, TimeoutError, ControlError, TransientError, RemoteError) as error:
+            self._give_up(peer_id, error)
+            return
+        self._known[peer_id] = (offer, host)
+        self._on_known(peer_id)
+        if len(self._known) > _MOST_SESSIONS:
+            self._known.popitem(last=False)
+
+    def _give_up(self, peer_id: PeerId, error: Exception) -> None:
+        logger.debug("%s is called through p2pd: %s", peer_id, error)
+        self._known.pop(peer_id, None)
+        self._again_at.pop(peer_id, None)
+        self._again_at[peer_id] = asyncio.get_running_loop().time() + _AGAIN_S
+        if len(self._again_at) > _MOST_SESSIONS:
+            self._again_at.popitem(last=False)
+
+
+def prepare(connection: socket.socket) -> None:
+    """Make a TCP socket ready for calls. The kernel sizes its buffers to the link; a dead end is noticed."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_CONGESTION"):  # Linux
+        with contextlib.suppress(OSError):  # not there, or not allowed: the system's own
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+
+
+async def _dial(offer: DirectOffer, host: str, *, caller: PeerId, callee: PeerId) -> SealedSocket:
+    """Raises OSError, EOFError or TimeoutError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    port = offer.port6 if family == socket.AF_INET6 else offer.port4
+    if port is None:
+        raise ConnectionRefusedError("it takes no direct connections at the address it is known by")
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        prepare(connection)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(connection, (host, port))
+            caller_nonce = secrets.token_bytes(NONCE_BYTES)
+            await send_all(connection, offer.session + caller_nonce)
+            callee_nonce = bytes(await receive(connection, NONCE_BYTES))
+        binding = _binding(offer.session, caller=caller, callee=callee)
+        of_caller, of_callee = stream_keys(offer.secret, binding, caller_nonce, callee_nonce)
+        return SealedSocket(connection, send_key=of_caller, receive_key=of_callee)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _binding(session: bytes, *, caller: PeerId, callee: PeerId) -> bytes:
+    """What the keys of a session's streams are bound to."""
+    return digest("direct-stream", [session, caller, callee])

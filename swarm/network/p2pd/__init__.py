@@ -1,0 +1,1 @@
+"""Calls over p2pd: the daemon's process, its control protocol, streams and relays."""

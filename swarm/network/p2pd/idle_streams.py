@@ -1,0 +1,71 @@
+"""Streams at rest between calls: opening one costs p2pd more than a part of a gradient to carry.
+
+A stream that its other end has closed meanwhile is not handed out. The other end keeps idle streams longer than we do
+(`KEPT_BY_CALLEE_S`), so that a call does not meet a stream that is just being closed.
+"""
+
+import asyncio
+
+from swarm.core.ids import PeerId
+from swarm.network.bulk.sockets import Stream, is_quiet
+
+KEPT_S = 20.0
+KEPT_BY_CALLEE_S = 60.0
+MOST_OF_A_PEER = 16
+"""As many as carry a round over a slow line: a new connection would have to learn the line's rate again."""
+MOST_OF_ALL = 128
+
+
+class IdleStreams:
+    """Open streams without a call, by the peer at their other end."""
+
+    def __init__(self) -> None:
+        self._streams: dict[PeerId, list[tuple[Stream, asyncio.TimerHandle]]] = {}
+        self._count = 0
+
+    def take(self, peer_id: PeerId) -> Stream | None:
+        """A stream for the next call; None if one must be opened."""
+        while (stream := self._pop(peer_id, -1)) is not None:
+            if is_quiet(stream):
+                return stream
+            stream.close()
+        return None
+
+    def put(self, peer_id: PeerId, stream: Stream) -> None:
+        """The call on this stream has ended well, to the last byte of its answer."""
+        streams = self._streams.setdefault(peer_id, [])
+        if len(streams) >= MOST_OF_A_PEER or self._count >= MOST_OF_ALL:
+            stream.close()
+            if not streams:
+                del self._streams[peer_id]
+            return
+        # Put at the end and taken from there: the first is the one that has rested longest.
+        timer = asyncio.get_running_loop().call_later(KEPT_S, self._expire, peer_id, stream)
+        streams.append((stream, timer))
+        self._count += 1
+
+    def drop(self, peer_id: PeerId) -> None:
+        """Close those of one peer: there is a better way to it now."""
+        while (stream := self._pop(peer_id, -1)) is not None:
+            stream.close()
+
+    def close(self) -> None:
+        for peer_id in list(self._streams):
+            self.drop(peer_id)
+
+    def _expire(self, peer_id: PeerId, stream: Stream) -> None:
+        held = [known for known, _ in self._streams.get(peer_id, ())]
+        if stream in held:
+            self._pop(peer_id, held.index(stream))
+            stream.close()
+
+    def _pop(self, peer_id: PeerId, index: int) -> Stream | None:
+        streams = self._streams.get(peer_id)
+        if not streams:
+            return None
+        stream, timer = streams.pop(index)
+        timer.cancel()
+        self._count -= 1
+        if not streams:
+            del self._streams[peer_id]
+        return stream

@@ -1,0 +1,321 @@
+"""Peers call each other over the Internet: calls over p2pd, in the caller's event loop.
+
+A call is a request and its answer on a stream, which then waits for the next call. Whoever gives up closes the stream,
+and the other end's work on it is cancelled. Streams are libp2p's, over TCP with TLS or noise, never over QUIC, where
+p2pd loses data; or direct ones (`swarm.network.bulk.direct`), once a call to the peer carried bulk.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from ipaddress import ip_address
+
+from swarm import PROTOCOL
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
+from swarm.core.ids import PeerId
+from swarm.identity.key import Identity, is_peer_id
+from swarm.network.answering import Answering, AnsweringLimits
+from swarm.network.bulk import framing
+from swarm.network.bulk.direct import ASK_S, OFFER, WORTH_BYTES, DirectDialler, DirectListener
+from swarm.network.bulk.framing import ReplyHead, Status
+from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sockets import Sending, Stream, prepare
+from swarm.network.directory.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialledBack
+from swarm.network.p2pd.control import ControlClient, ControlError, read_stream_peer
+from swarm.network.p2pd.idle_streams import IdleStreams
+from swarm.network.p2pd.processes import P2PDaemon
+from swarm.network.p2pd.relay_place import RelayPlace, take_place
+from swarm.network.p2pd.settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
+from swarm.network.service import Services, decode_error
+from swarm.network.transport import Handler, Message
+
+__all__ = ["P2PSettings", "P2PTransport"]
+
+_ITS_TURN_S = 5.0
+"""A peer behind a relay has this long to dial us before we reach it through the relay."""
+_LOOK_AGAIN_S = 0.2
+_STREAM_PROTOCOL = f"/homeswarm/{PROTOCOL}/call"
+
+
+class P2PTransport:
+    """`swarm.network.transport.Transport` over one p2pd. Made by `create`."""
+
+    def __init__(self, identity: Identity, settings: P2PSettings, daemon: P2PDaemon) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._daemon = daemon
+        self._control = ControlClient(daemon.control_path)
+        self._addresses: list[str] = []
+        self.relayed: tuple[str, ...] = ()
+        """Addresses through relays that keep a place for this peer; others are told them too."""
+        self.can_be_dialled: bool | None = None
+        """As others say; None until one has said it."""
+        self._services = Services(settings.limits)
+        self._answering = Answering(
+            self._services,
+            AnsweringLimits(
+                stall_s=settings.stall_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
+            ),
+        )
+        self._idle = IdleStreams()
+        self._direct = DirectDialler(self.peer_id, self._control, self._ask_for_offer, on_known=self._idle.drop)
+        self._direct_listener = DirectListener(self.peer_id, [], 0)
+        self._ending: asyncio.Task[None] | None = None
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._bytes_sent = 0
+        self._bytes_received = 0
+
+    @classmethod
+    async def create(cls, identity: Identity, settings: P2PSettings | None = None) -> "P2PTransport":
+        """Start p2pd and listen; connects to nobody. Raises LocalError when p2pd does not start."""
+        settings = settings or P2PSettings()
+        daemon = await P2PDaemon.start(
+            p2pd_arguments(settings),
+            key_file_bytes=identity.to_key_file_bytes(),
+            timeout_s=settings.start_s,
+            threads=settings.threads,
+        )
+        transport = cls(identity, settings, daemon)
+        try:
+            async with asyncio.timeout(settings.start_s):
+                await transport._listen()
+        except BaseException as error:
+            await transport.close()
+            if isinstance(error, ControlError | TimeoutError):
+                raise LocalError(f"p2pd started but does not answer: {error}") from error
+            raise
+        return transport
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    @property
+    def daemon(self) -> P2PDaemon:
+        """The p2pd behind this transport; the directory speaks to it too."""
+        return self._daemon
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when p2pd has ended: this transport is of no more use, and its owner should stop or make another."""
+        return self._daemon.ended
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        self._services.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        assert peer_id != self.peer_id, f"{method}: a peer does not call itself"
+        if not is_peer_id(peer_id):
+            raise RemoteError("malformed", f"{peer_id[:60]!r} is no peer id", None)
+        phase = "connecting"
+        stream: Stream | None = None
+        self._consider_direct(peer_id, request.num_bytes)
+        try:
+            async with asyncio.timeout(timeout_s):
+                if request.num_bytes >= WORTH_BYTES:
+                    await self._direct.found_out(peer_id)
+                stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
+                phase = "sending and waiting"
+                head = await self._exchange_heads(stream, method, request, timeout_s)
+                phase = "receiving the answer"
+                reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
+            if isinstance(stream, SealedSocket) or not self._direct.knows(peer_id):
+                self._idle.put(peer_id, stream)
+                stream = None
+            self._consider_direct(peer_id, len(reply.body))
+            return reply
+        except TimeoutError as error:
+            raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s ({phase})") from error
+        except (EOFError, OSError, ControlError) as error:
+            raise UnreachableError(f"{peer_id}: {method} broke off while {phase}: {error}") from error
+        except RemoteError as error:
+            error.peer_id = peer_id
+            raise
+        finally:
+            if stream is not None:
+                stream.close()
+
+    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
+        """As in `Transport`. p2pd refuses for 5 s (later longer) to dial an address that failed before: a peer that
+        comes back at its old address is reached at once only if it is the one that dials.
+
+        A peer behind a relay dials whoever can be dialled. We leave it time for that: a connection through the relay
+        would stay, and its bytes with it.
+        """
+        if not is_peer_id(peer_id):
+            raise TransientError(f"{peer_id[:60]!r} is no peer id")
+        dialled = []
+        for address in addresses:
+            with contextlib.suppress(SettingsError):  # a stranger's address of another kind is not for us
+                check_address("address", address)
+                dialled.append(address.removesuffix(f"/p2p/{peer_id}"))
+        if addresses and not dialled:
+            raise TransientError(f"{peer_id}: none of its {len(addresses)} addresses is a TCP multiaddress")
+        if self.can_be_dialled and any(map(is_relayed, dialled)) and await self._is_dialled_by(peer_id):
+            return
+        await self._dial(peer_id, dialled)
+
+    async def _is_dialled_by(self, peer_id: PeerId) -> bool:
+        """Whether the peer connects within a moment."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _ITS_TURN_S
+        while peer_id not in await self.connected_peers():
+            if loop.time() > give_up_at:
+                return False
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return True
+
+    async def _dial(self, peer_id: PeerId, dialled: list[str]) -> None:
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                await self._control.connect(peer_id, dialled)
+        except TimeoutError as error:
+            raise UnreachableError(
+                f"{peer_id}: no connection within {self._settings.connect_s:g} s to {', '.join(dialled)}"
+            ) from error
+        except ControlError as error:
+            raise UnreachableError(f"{peer_id}: {error}") from error
+
+    async def disconnect(self, peer_id: PeerId) -> None:
+        """Close the connections to a peer; open calls to and from it break."""
+        with contextlib.suppress(ControlError, TimeoutError):
+            async with asyncio.timeout(self._settings.connect_s):
+                await self._control.disconnect(peer_id)
+
+    async def connected_peers(self) -> list[PeerId]:
+        """Peers there is a connection to at the moment. Raises TransientError when p2pd does not answer."""
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                return await self._control.connected_peers()
+        except (ControlError, TimeoutError) as error:
+            raise TransientError(f"p2pd does not list its peers: {error}") from error
+
+    def addresses(self) -> list[str]:
+        return [*self.relayed, *self._addresses]
+
+    async def ask_to_be_dialled(self, peer_id: PeerId, addresses: Sequence[str] | None = None) -> DialledBack:
+        """Have a peer that this one is connected to dial it back, where it listens itself or at the ports of others.
+
+        Raises as `call` does.
+        """
+        listened = self._addresses if addresses is None else addresses
+        ports = sorted({int(address.split("/")[4]) for address in listened if address.split("/")[3] == "tcp"})
+        request = Message({"ports": [*ports[:MAX_PORTS]]})
+        timeout_s = self._settings.connect_s
+        answer = await self.call(peer_id, DIAL_BACK, request, timeout_s=timeout_s, max_body_bytes=0)
+        return DialledBack.from_value(answer.meta)
+
+    async def take_place(self, relay: PeerId) -> RelayPlace:
+        """A place at a relay that this peer is connected to. Raises TransientError with the relay's reason."""
+        try:
+            async with asyncio.timeout(self._settings.connect_s):
+                return await take_place(self._control, relay)
+        except TimeoutError as error:
+            raise UnreachableError(f"relay {relay}: no answer within {self._settings.connect_s:g} s") from error
+
+    def traffic(self) -> tuple[int, int]:
+        answering = self._answering
+        return self._bytes_sent + answering.bytes_sent, self._bytes_received + answering.bytes_received
+
+    async def close(self) -> None:
+        """End p2pd, and with it every open call, within 2 s. Handlers still running are cancelled."""
+        # p2pd's end is what breaks our own open calls: their sockets close under them.
+        await asyncio.gather(self._daemon.stop(), self._answering.stop(), return_exceptions=True)
+        if self._ending is not None:
+            await self._ending
+        self._direct_listener.close()
+        self._listener.close()
+
+    # The calling side.
+
+    async def _open_stream(self, peer_id: PeerId) -> Stream:
+        return await self._direct.open(peer_id) or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)
+
+    def _consider_direct(self, peer_id: PeerId, num_bytes: int) -> None:
+        if self._settings.direct_port is not None:
+            self._direct.consider(peer_id, num_bytes)
+
+    async def _ask_for_offer(self, peer_id: PeerId) -> dict[str, Value]:
+        answer = await self.call(peer_id, OFFER, Message(), timeout_s=ASK_S, max_body_bytes=0)
+        return answer.meta
+
+    async def _offer(self, sender: PeerId, _request: Message) -> Message:
+        host = None
+        with contextlib.suppress(ControlError):
+            host = await self._control.remote_host(sender)
+        offer = self._direct_listener.offer(sender, host, now=asyncio.get_running_loop().time())
+        # Whoever is seen in a private network is behind the same router.
+        if self.can_be_dialled is False and (host is None or ip_address(host).is_global):
+            offer = replace(offer, port4=None, port6=None)  # or the caller would dial in vain, again and again
+        return Message(offer.to_value())
+
+    async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
+        """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
+        head, body = framing.encode_request(method, request, timeout_s=timeout_s)
+        sending = Sending(stream, head, *body)
+        try:
+            reply_head = await framing.read_reply_head(stream)
+            if reply_head.status is Status.OK and not sending.is_done:
+                raise RemoteError("malformed", f"{method}: answered before its request was received")
+            if sending.is_done:
+                self._bytes_sent += len(head) + request.num_bytes
+            return reply_head
+        finally:
+            sending.stop()
+
+    async def _read_reply(
+        self, stream: Stream, peer_id: PeerId, method: str, head: ReplyHead, max_body_bytes: int
+    ) -> Message:
+        if head.body_bytes > (max_body_bytes if head.status is Status.OK else 0):
+            raise RemoteError(
+                "too_large", f"{method}: an answer of {head.body_bytes} bytes is over the limit of {max_body_bytes}"
+            )
+        reply = await framing.read_content(stream, head, stall_s=self._settings.stall_s)
+        self._bytes_received += head.meta_bytes + head.body_bytes
+        if head.status is Status.OK:
+            return reply
+        kind, message = decode_error(reply.meta)
+        if head.status is Status.TRANSIENT:
+            raise TransientError(f"{peer_id}: {message}")
+        raise RemoteError(kind, f"{method}: {message}")
+
+    async def _listen(self) -> None:
+        path = self._daemon.folder / "calls.sock"
+        self._listener.setblocking(False)
+        self._listener.bind(str(path))
+        self._listener.listen(512)
+        self._answering.start(self._listener, _greet)
+        await self._control.accept_streams(_STREAM_PROTOCOL, path)
+        peer_id, addresses = await self._control.identify()
+        assert peer_id == self.peer_id, f"p2pd runs as {peer_id}, not as {self.peer_id}"
+        self._addresses = [f"{address}/p2p/{peer_id}" for address in addresses if is_tcp(address)]
+        self.serve(DIAL_BACK, DialBack(self._control).answer, max_body_bytes=0)
+        self._ending = asyncio.create_task(self._end_with_p2pd(), name="end with p2pd")
+        if self._settings.direct_port is not None:
+            self._listen_directly(self._settings.direct_port)
+
+    def _listen_directly(self, port: int) -> None:
+        try:
+            self._direct_listener = DirectListener(self.peer_id, direct_hosts(self._settings), port)
+        except OSError as error:
+            raise LocalError(f"port {port} for direct streams cannot be listened on: {error}") from error
+        for listener in self._direct_listener.sockets:
+            self._answering.start(listener, self._direct_listener.greet)
+        if self._direct_listener.sockets:
+            self.serve(OFFER, self._offer, max_body_bytes=0)
+
+    async def _end_with_p2pd(self) -> None:
+        """Without p2pd nobody finds this peer, and its owner stops: no stream goes on past it."""
+        await self._daemon.ended.wait()
+        await asyncio.gather(self._answering.stop(), self._direct.close())
+        self._idle.close()
+
+
+async def _greet(connection: socket.socket) -> tuple[PeerId, Stream]:
+    prepare(connection)
+    return await read_stream_peer(connection), connection

@@ -1,0 +1,185 @@
+"""A host's web page, served: read-only, without foreign assets, to browsers and to Prometheus.
+
+What it shows is in bootstrap/program/dashboard.py. A page that is open is told of changes by server-sent events.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from swarm.core.directory.address_rates import AddressRates
+from swarm.core.errors import SettingsError
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_WATCHERS = 200
+MAX_WATCHERS_EACH = 8
+"""Pages that one address has open."""
+TICK_S = 1.0
+"""A page hears of changes at most so often."""
+HEARTBEAT_S = 15.0
+WRITE_S = 10.0
+CALLS_PER_S, BURST = 20.0, 100.0
+"""From one address."""
+
+
+class Shown(Protocol):
+    """What there is to see."""
+
+    @property
+    def pages(self) -> Mapping[str, tuple[str, bytes]]:
+        """(content type, body) of each path."""
+
+    def state(self) -> dict[str, Any]:
+        """The run as JSON values; without any volunteer's address."""
+
+    def metrics(self) -> bytes:
+        """In Prometheus' text format."""
+
+    def evidence(self, digest: str) -> Path | None:
+        """File of the evidence whose digest begins so."""
+
+    def checkpoint_file(self, version: int, name: str) -> Path | None: ...
+
+
+class WebSite:
+    """Made by `start`."""
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+        self._rates = AddressRates(calls_per_s=CALLS_PER_S, burst=BURST)
+        self._watchers = Counter[str]()
+        """Open pages of each address."""
+        self._said: tuple[float, str] = (0.0, "")
+        self._closing = asyncio.Event()
+        app = web.Application(middlewares=[self._guard], client_max_size=1024)
+        for path, (kind, body) in shown.pages.items():
+            app.router.add_get(path, _fixed(kind, body))
+        app.router.add_get("/state.json", self._state)
+        app.router.add_get("/events", self._events, allow_head=False)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/evidence/{digest:[0-9a-f]{16,64}}", self._evidence)
+        app.router.add_get("/checkpoints/{version:[0-9]{1,12}}/{name:.{1,128}}", self._checkpoint)
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=30.0, shutdown_timeout=0.5)
+        self.port = 0
+
+    @classmethod
+    async def start(cls, shown: Shown, listen: str) -> "WebSite":
+        """Listen at HOST:PORT, port 0 for any. Raises SettingsError when that cannot be had."""
+        site = cls(shown)
+        host, _, port = listen.rpartition(":")
+        await site._runner.setup()
+        try:
+            await web.TCPSite(site._runner, host.strip("[]"), int(port)).start()
+        except (OSError, ValueError) as error:
+            await site._runner.cleanup()
+            raise SettingsError(f"--web {listen}: cannot listen there ({error}); choose another port") from error
+        site.port = site._runner.addresses[0][1]
+        return site
+
+    async def close(self) -> None:
+        """Within a second; pages that are open are told to look again later."""
+        self._closing.set()
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        wait_s = self._rates.take(request.remote or "", now=time.monotonic())
+        if wait_s:
+            return web.Response(
+                status=429, headers={**HEADERS, "Retry-After": f"{wait_s:.0f}"}, text="too many requests"
+            )
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            error.headers.update(HEADERS)
+            raise
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    def _json(self) -> str:
+        """The state, made at most once a tick however many look."""
+        at, text = self._said
+        if not text or time.monotonic() - at >= TICK_S:
+            text = json.dumps(self._shown.state(), separators=(",", ":"), allow_nan=False)
+            self._said = time.monotonic(), text
+        return text
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._json(), content_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        address = request.remote or ""
+        if self._watchers.total() >= MAX_WATCHERS or self._watchers[address] >= MAX_WATCHERS_EACH:
+            raise web.HTTPServiceUnavailable(text="too many pages are open; look at /state.json")
+        response = web.StreamResponse(
+            headers={**HEADERS, "Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        self._watchers[address] += 1
+        try:
+            await response.prepare(request)
+            await self._tell(response)
+        except (ConnectionError, TimeoutError):
+            pass  # the page was closed, or does not read
+        finally:
+            self._watchers -= Counter([address])  # and forgets an address that has none
+        return response
+
+    async def _tell(self, response: web.StreamResponse) -> None:
+        told, told_at = "", 0.0
+        while not self._closing.is_set():
+            text = self._json()
+            if text != told or time.monotonic() - told_at > HEARTBEAT_S:
+                async with asyncio.timeout(WRITE_S):
+                    await response.write(b": here\n\n" if text == told else f"data: {text}\n\n".encode())
+                told, told_at = text, time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._closing.wait()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._shown.metrics(), headers={"Content-Type": METRICS_TYPE})
+
+    async def _evidence(self, request: web.Request) -> web.StreamResponse:
+        return _attached(self._shown.evidence(request.match_info["digest"]))
+
+    async def _checkpoint(self, request: web.Request) -> web.StreamResponse:
+        return _attached(self._shown.checkpoint_file(int(request.match_info["version"]), request.match_info["name"]))
+
+
+def _fixed(kind: str, body: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=body, headers={"Content-Type": kind, "Cache-Control": "no-cache"})
+
+    return answer
+
+
+def _attached(path: Path | None) -> web.StreamResponse:
+    if path is None:
+        raise web.HTTPNotFound(text="not kept here")
+    return web.FileResponse(
+        path,
+        headers={
+            **HEADERS,
+            "Content-Type": "application/octet-stream",
+            "Content-Disposition": f'attachment; filename="{path.name}"',
+        },
+    )

@@ -1,0 +1,81 @@
+"""The router of emulated home links, on sockets instead of TUN devices."""
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.homes.router import Home, Router
+
+ONE, OTHER = "10.0.0.1", "10.0.0.2"
+LINES = {"up_mbit": 8.0, "down_mbit": 80.0, "round_trip_ms": 40.0, "queue_ms": 200.0}
+PACKET = bytes(10 + 12) + socket.inet_aton(ONE) + socket.inet_aton(OTHER) + bytes(980)
+"""1000 bytes behind the header of virtio: 1 ms of the uplink, a tenth of it of the downlink."""
+
+
+class Pair:
+    """Two homes, and the ends of their devices at which a kernel would be."""
+
+    def __init__(self) -> None:
+        self._ends = {address: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for address in (ONE, OTHER)}
+        for ends in self._ends.values():
+            for end in ends:
+                end.setblocking(False)
+        self.homes = {address: Home(ends[0].fileno()) for address, ends in self._ends.items()}
+        self.router = Router(self.homes, rng=random.Random(1))
+
+    def send(self, *, now: float) -> None:
+        os.write(self._ends[ONE][1].fileno(), PACKET)
+        self.router.receive(self.homes[ONE], now)
+
+    def arrived(self, *, now: float) -> int:
+        """Packets at the other home since it was last asked, at most those that its socket holds."""
+        self.router.carry(now)
+        count = 0
+        with contextlib.suppress(BlockingIOError):
+            while self._ends[OTHER][1].recv(1 << 16) == PACKET:
+                count += 1
+        return count
+
+    def close(self) -> None:
+        for ends in self._ends.values():
+            for end in ends:
+                end.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.closing(Pair()) as made:
+        yield made
+
+
+def test_a_packet_takes_its_uplink_half_a_round_trip_and_a_downlink(pair: Pair) -> None:
+    pair.router.limit(**LINES)
+    for _ in range(7):  # the first leaves 4 ms ago: the bucket was full
+        pair.send(now=10.0)
+    assert pair.arrived(now=10.0159) == 0
+    assert pair.arrived(now=10.0201) == 5
+    assert pair.arrived(now=10.0221) == 2
+
+
+def test_a_full_queue_drops_and_a_lossy_path_loses_what_its_uplink_carried(pair: Pair) -> None:
+    pair.router.limit(**LINES)
+    for _ in range(250):
+        pair.send(now=10.0)
+    assert pair.homes[ONE].up.dropped == 250 - 206  # 200 ms of queue, the bucket's 5 ms, and what is being sent
+
+    pair.router.limit(**LINES, loss=0.05)
+    carried, came = pair.homes[ONE].up.num_bytes, 0
+    pair.router.carry(19.0)
+    pair.arrived(now=19.0)
+    for number in range(1000):
+        pair.send(now=20.0 + number)
+        came += pair.arrived(now=20.5 + number)
+    lost = pair.router.figures()["lost"]
+    assert isinstance(lost, int)
+    assert pair.homes[ONE].up.num_bytes - carried == 1000 * 1000
+    assert came == 1000 - lost
+    assert 30 <= lost <= 70

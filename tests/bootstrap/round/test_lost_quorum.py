@@ -1,0 +1,133 @@
+"""A stage is silent: the host asks who votes, and names who goes on once too few do."""
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from bootstrap.round.lost_quorum import PATIENCE, Follow, LostQuorum, Place
+from swarm.core.ids import PeerId, StageIndex
+from swarm.core.round.basis import RoundBasis
+from swarm.core.round.voting import Reconfiguration
+from swarm.host_protocol import RECONFIGURE, STANDING
+from swarm.identity.key import Identity
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Message
+from swarm.witness_service import VoteLog, WitnessService
+from tests.swarm_in_process import identity_of
+
+HOST, RUN_KEY = identity_of(90), identity_of(91)
+MEMBERS = [identity_of(number) for number in range(6)]
+NAMES = tuple(sorted(member.peer_id for member in MEMBERS))
+BASIS = RoundBasis(bytes(32), bytes(32), NAMES, NAMES, ())
+LEASE_S = 100.0
+TRUE = Place(7, BASIS)
+MADE_UP = Place(1 << 40, RoundBasis(bytes(32), b"l" * 32, NAMES[:1], NAMES[:1], ()))
+
+
+async def certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
+    return TRUE
+
+
+async def not_certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
+    """The last results are gone."""
+    return Place(5, RoundBasis(bytes(32), b"5" * 32, NAMES, NAMES, ()))
+
+
+class SilentStage:
+    """Six members in a round that has begun, and the host that watches it: seven voters, of whom five decide."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dead: Collection[int] = (),
+        started_again: Collection[int] = (),
+        liars: Collection[int] = (),
+        follow: Follow = certified,
+    ) -> None:
+        self._folder, self._liars = folder, liars
+        self._network = MemoryNetwork(random.Random(0), delay_s=0.0, loss=0.0)
+        self.told: dict[PeerId, Reconfiguration] = {}
+        for number, member in enumerate(MEMBERS):
+            if number not in dead:
+                self._serve(member, started_again=number in started_again)
+        log = self._voted(HOST, started_again=False)
+        transport = self._network.transport(HOST)
+        self._watched = LostQuorum(StageIndex(0), transport, HOST.peer_id, RUN_KEY, LEASE_S, log, follow)
+
+    def _voted(self, voter: Identity, *, started_again: bool) -> VoteLog:
+        """The voter's log after it has begun the round, in this process or in one before it."""
+        path = self._folder / voter.peer_id
+        log = VoteLog(path)
+        asyncio.run(log.begin(BASIS.name))
+        return VoteLog(path) if started_again else log
+
+    def _serve(self, member: Identity, *, started_again: bool) -> None:
+        transport, log = self._network.transport(member), self._voted(member, started_again=started_again)
+        WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log).serve(transport)
+
+        async def on_standing(sender: PeerId, request: Message) -> Message:
+            version, basis = MADE_UP if MEMBERS.index(member) in self._liars else TRUE
+            view = 1 << 20 if MEMBERS.index(member) in self._liars else 3
+            return Message({"version": version, "view": view, "closing": True, "basis": basis.to_value()})
+
+        async def on_reconfigure(sender: PeerId, request: Message) -> Message:
+            self.told[member.peer_id] = Reconfiguration.from_value(request.meta["reconfiguration"])
+            return Message()
+
+        transport.serve(STANDING, on_standing, max_body_bytes=0)
+        transport.serve(RECONFIGURE, on_reconfigure, max_body_bytes=0)
+
+    def mended_after(self, *, leases: float) -> Reconfiguration | None:
+        """What the host does when so much time has passed without a result."""
+        self._watched._quiet_since -= leases * LEASE_S
+        return asyncio.run(self._watched.mend(list(NAMES)))
+
+
+def test_nobody_is_named_while_a_quorum_votes(tmp_path: Path) -> None:
+    stage = SilentStage(tmp_path, dead=[0], started_again=[1])
+    assert stage.mended_after(leases=1.1) is None
+    assert not stage.told
+
+
+@pytest.mark.parametrize(("dead", "started_again"), [([0, 1, 2], []), ([0], [1, 2]), ([], [1, 2, 3])])
+def test_those_who_answer_go_on_after_one_lease_if_too_few_vote(
+    tmp_path: Path, dead: list[int], started_again: list[int]
+) -> None:
+    stage = SilentStage(tmp_path, dead=dead, started_again=started_again)
+    assert stage.mended_after(leases=0.9) is None
+    named = stage.mended_after(leases=0.2)
+    assert named is not None
+    living = {member.peer_id for number, member in enumerate(MEMBERS) if number not in dead}
+    assert {*named.voters} == living | {HOST.peer_id}, "who was started again votes under other voters"
+    assert stage.told == dict.fromkeys(living, named)
+    assert BASIS.leaders(StageIndex(0), named.step)[named.first_view % len(NAMES)] in living
+
+
+def test_those_who_were_named_are_given_time(tmp_path: Path) -> None:
+    stage = SilentStage(tmp_path, dead=[0], started_again=[1, 2])
+    first = stage.mended_after(leases=1.1)
+    assert first is not None
+    assert stage.mended_after(leases=1.1) is None, "they vote now, and have not had time yet"
+    again = stage.mended_after(leases=PATIENCE - 1.0)
+    assert again is not None
+    assert again.voters == first.voters
+
+
+@pytest.mark.parametrize("follow", [certified, not_certified])
+@pytest.mark.parametrize("dead", [[2, 3, 4], [3, 4]])
+def test_a_member_that_makes_up_where_the_stage_stands_changes_nothing(
+    tmp_path: Path, dead: list[int], follow: Follow
+) -> None:
+    """Neither by a version of its own, nor by a view so far ahead that nobody would take it."""
+    stage = SilentStage(tmp_path, dead=dead, started_again=[5], liars=[0], follow=follow)
+    named = stage.mended_after(leases=1.1)
+    if follow is not_certified and len(dead) == 3:
+        assert named is None, "two of six say so: a third may lie"
+        return
+    assert named is not None
+    assert (named.step, named.previous_name) == (TRUE.version, BASIS.name)
+    assert named.first_view < 1024

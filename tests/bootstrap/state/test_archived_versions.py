@@ -1,0 +1,50 @@
+"""Which versions a host may still wait for: those that a live peer keeps a snapshot of."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bootstrap.owner.progress import HELD_SNAPSHOTS, PeerFigures, VersionGone, oldest_held
+from swarm.checkpoint.snapshots import KEPT
+from swarm.core.ids import PeerId
+from swarm.core.settings import CheckpointSettings, OptimizerSettings
+from tests.bootstrap.program.test_dashboard import report_of
+from tests.bootstrap.state.hosted import hosted
+from tests.verification.exhibits import small_settings
+
+PEER = PeerId("peer")
+
+
+@pytest.mark.parametrize(("last", "every"), [(18, 4), (20, 4), (12, 4), (7, 1), (9, 10)])
+def test_what_is_held_is_what_a_peer_has_left(last: int, every: int) -> None:
+    settings = small_settings(
+        optimizer=OptimizerSettings(total_steps=last),
+        checkpoint=CheckpointSettings(every_steps=every, snapshot_every=every),
+    )
+    kept: list[int] = []
+    for version in range(1, last + 1):
+        before = list(kept)
+        if version % every == 0 or version == last:
+            kept = [*kept, version][-KEPT:]
+        on_disk = kept if version == last else before  # the newest may still be on its way there
+        assert HELD_SNAPSHOTS == KEPT
+        due = range(every, version, every)
+        gone = [at for at in due if at not in on_disk]
+        assert gone == [at for at in due if at < oldest_held(version, settings)], f"at version {version}"
+
+
+def test_a_version_that_was_reported_to_a_host_that_died_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    async def wait() -> None:
+        async with hosted(tmp_path) as host:
+            settings, progress = host.run.settings, host.itself.progress
+            every = settings.checkpoint.snapshot_every
+            last = replace(report_of(0, 1.0), version=(HELD_SNAPSHOTS + 1) * every + 1)
+            assert oldest_held(last.version, settings) > every
+            progress.peers[PEER] = PeerFigures(0, 0.0, 0.0, last=last)
+            async with asyncio.timeout(10.0):
+                with pytest.raises(VersionGone, match=f"holds version {every}"):
+                    await host.itself._reached(every)
+
+    asyncio.run(wait())

@@ -1,0 +1,181 @@
+"""Every command that stands in README and docs is known here by a small form, and runs.
+
+Benchmarks run with `--smoke`, those of owners and hosts in one small run of real processes (`test_commands_of_a_run`).
+What is known by a test runs there.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+from benchmarks.homes.namespaces import why_not
+from benchmarks.results.entry import object_of
+from swarm.cli import VERBS, group
+from tests import ROOT
+from tests.docs.commands import ALL, COMMANDS, commands_in
+from tests.docs.test_commands_of_a_run import OF_A_RUN, made_folder_of_a_run
+from tests.process_swarm import Zygote
+
+SMOKE_S = 150.0
+
+NEED_NAMESPACES = ("benchmarks.homes.links", "benchmarks.homes.bulk", "benchmarks.owner.limits")
+NEED_SWARMS = (
+    "benchmarks.churn.kills",
+    "benchmarks.homes.links",
+    "benchmarks.owner.leave",
+    "benchmarks.owner.memory",
+    "benchmarks.round.averaging",
+    "benchmarks.training_throughput",
+    "tests.chaos",
+)
+"""A dozen seconds of the processor and more, however small: several processes, each of which imports torch."""
+
+BY_A_TEST = {
+    ".venv/bin/swarm demo --help": "tests/bootstrap/program/test_demo.py",
+    "make demo": "tests/bootstrap/program/test_demo.py::test_short_demo_survives_a_kill_and_reports",
+    'make demo DEMO="--peers 6 --steps 100 --kill 2@40"': "tests/bootstrap/program/test_demo.py",
+    "make results": "tests/benchmarks/results/test_measuring.py",
+    "make test": "tests/docs/test_commands.py",
+    "python -m peer.adversary KIND@STEP join ...": "tests/peer/adversary/test_adversary.py",
+    "pip wheel --no-deps -w . .": "tests/swarm/test_wheel.py",
+    "pipx install ./homeswarm-0.1.0-py3-none-any.whl": "tests/swarm/test_wheel.py",
+    "python -m benchmarks.results --stale": "tests/benchmarks/results/test_staleness.py",
+    "python -m benchmarks.owner.shared_machine": "tests/benchmarks/test_speed_benchmarks.py",
+    "swarm calibrate --audits 10000": "tests/swarm/commands/test_calibrate.py",
+    "swarm demo --peers 8 --attack sign_flip:1@10": "tests/bootstrap/program/test_demo.py",
+    "swarm evidence verify FILE": "tests/verification/audit/test_evidence.py",
+    "swarm evidence verify FILE --data TOKENS --run-key PEER": "tests/verification/audit/test_evidence.py",
+    "swarm evidence verify run/evidence/*": "tests/verification/audit/test_evidence.py",
+    "swarm identity export FILE": "tests/swarm/identity/test_backup.py",
+    "swarm rollback FOLDER --to newest": "tests/bootstrap/state/test_coming_back.py",
+    "swarm rollback FOLDER --to newest --yes": "tests/bootstrap/state/test_coming_back.py",
+}
+"""Commands whose small form is a test of their own."""
+
+BENCHMARKS = [command for command in COMMANDS if re.match(r"python -m (benchmarks|tests)\.", command)]
+TESTS = [command for command in COMMANDS if re.match(r"make (test|soak) TESTS=|python -m pytest ", command)]
+SIMULATIONS = [command for command in COMMANDS if command.startswith("swarm simulate ")]
+
+
+def small(benchmarks: Sequence[str]) -> list[str]:
+    """One of those whose options are the same, and none whose options another has too."""
+    by_words = {
+        frozenset(shlex.split(command)) - {"--json"}: command for command in benchmarks if command not in BY_A_TEST
+    }
+    return [command for words, command in by_words.items() if not any(words < others for others in by_words)]
+
+
+def test_commands_are_found_in_blocks_and_in_sentences() -> None:
+    page = """
+Say
+
+    swarm join 'swarm://x'   # the line
+    swarm pause; swarm resume
+    swarm top | logs      both
+    make test    # all
+
+and `swarm status`, or (`python -m benchmarks.kernels
+--threads 2`), `swarm/cli.py`.
+"""
+    assert list(commands_in(page)) == [
+        *("swarm join 'swarm://x'", "swarm pause", "swarm resume", "swarm top", "swarm logs", "make test"),
+        *("swarm status", "python -m benchmarks.kernels --threads 2"),
+    ]
+    assert list(commands_in("`python -m a.b [--loss 0.01]`")) == ["python -m a.b --loss 0.01"]
+
+
+def test_each_command_has_a_small_form() -> None:
+    known = {*BY_A_TEST, *BENCHMARKS, *TESTS, *SIMULATIONS, *OF_A_RUN}
+    assert not set(COMMANDS) - known
+    assert not {*BY_A_TEST, *OF_A_RUN} - set(ALL), "nobody reads of these any more"
+    for test in BY_A_TEST.values():
+        path, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_verbs_that_are_spoken_of_are_there() -> None:
+    for command in ALL:
+        if command.startswith("swarm "):
+            assert command.split()[1] in VERBS, command
+
+
+@pytest.mark.parametrize("command", TESTS)
+def test_tests_that_are_named_are_there_and_of_their_kind(command: str) -> None:
+    path = ROOT / command.strip('"').rpartition("tests/")[2].join(("tests/", ""))
+    text = path.read_text(encoding="utf-8")
+    assert "def test" in text
+    assert ("pytest.mark.soak" in text) or not command.startswith("make soak")
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("swarm ")])
+def test_options_of_the_commands_are_there(command: str) -> None:
+    words = [word for word in shlex.split(command)[1:] if word not in ("...", "INVITE", "FOLDER")]
+    verb, *options = words
+    found = group.get_command(click.Context(group), verb)
+    while isinstance(found, click.Group) and options and not options[0].startswith("-"):
+        found = found.get_command(click.Context(found), options.pop(0))
+        assert found is not None, command
+    assert found is not None
+    known = {name for one in found.params for name in (*one.opts, *one.secondary_opts)}
+    assert {word for word in options if word.startswith("-")} <= known
+
+
+# -- benchmarks ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """Where commands find what they name, and may write."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "docs").mkdir()
+    return tmp_path
+
+
+def smoke(zygote: Zygote, folder: Path, command: str, *more: str) -> str:
+    """What the command answers; it must end well."""
+    module, *options = shlex.split(command)[2:]
+    log, out = folder / "log", folder / "out"
+    pid = zygote.start(["-m", module, *options, *more], log, cwd=folder, out=out)
+    code = zygote.exit_code(pid, timeout_s=SMOKE_S)
+    assert code == 0, f"{command} ended with {code}: {log.read_text()[-3000:]}"
+    return out.read_text()
+
+
+def quick(command: str) -> bool:
+    return shlex.split(command)[2] not in NEED_SWARMS
+
+
+def check_benchmark(zygote: Zygote, folder: Path, command: str) -> None:
+    module = shlex.split(command)[2]
+    reason = why_not() if module in NEED_NAMESPACES else None
+    if reason is not None:
+        pytest.skip(reason)
+    if "--newest-demo" in command:
+        made_folder_of_a_run(folder / "demo-out" / "one" / "run")
+    more = ["--smoke"] if module.startswith("benchmarks") else ["--minutes", "0.1"]
+    assert object_of(smoke(zygote, folder, command, *more, *([] if "--json" in command else ["--json"])))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(SMOKE_S + 10)
+@pytest.mark.parametrize("command", [command for command in small(BENCHMARKS) if quick(command)])
+def test_a_benchmark_runs_small(zygote: Zygote, workplace: Path, command: str) -> None:
+    check_benchmark(zygote, workplace, command)
+
+
+@pytest.mark.soak
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [command for command in small(BENCHMARKS) if not quick(command)])
+def test_a_benchmark_of_a_swarm_runs_small(zygote: Zygote, workplace: Path, command: str) -> None:
+    check_benchmark(zygote, workplace, command)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", small(SIMULATIONS)[-1:])
+def test_a_fleet_is_simulated(zygote: Zygote, workplace: Path, command: str) -> None:
+    """The smaller of the two that are shown."""
+    assert object_of(smoke(zygote, workplace, command.replace("swarm", "python -m swarm"), "--json"))["peers"] == 500

@@ -1,0 +1,70 @@
+"""What compiled code on disk was made from."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernels import source_stamp as stamps
+from kernels.source_stamp import source_stamp
+
+KERNEL = """
+from kernels.compiled import compiled
+from made_up.sizes import WIDTH
+
+@compiled
+def width():
+    return WIDTH
+"""
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that counts as this project's."""
+    monkeypatch.setattr(stamps, "PACKAGES", ("made_up",))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "made_up"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "sizes.py").write_text("from made_up import units\nWIDTH = 2 * units.UNIT\n")
+    (folder / "units.py").write_text("UNIT = 4\n")
+    (folder / "kernel.py").write_text(KERNEL)
+    return folder
+
+
+def begun_again(name: str) -> ModuleType:
+    """The module as a new process would import it."""
+    for known in [known for known in sys.modules if known.partition(".")[0] == "made_up"]:
+        del sys.modules[known]
+    importlib.invalidate_caches()
+    stamps.source_stamp.cache_clear()
+    stamps._text.cache_clear()
+    return importlib.import_module(name)
+
+
+def test_a_kernel_is_built_again_when_what_it_took_from_elsewhere_has_changed(made_up: Path) -> None:
+    assert begun_again("made_up.kernel").width() == 8
+    kept = begun_again("made_up.kernel")
+    assert kept.width() == 8
+    assert sum(kept.width.stats.cache_hits.values()) == 1
+    (made_up / "units.py").write_text("UNIT = 40\n")
+    assert begun_again("made_up.kernel").width() == 80
+
+
+def test_the_stamp_is_of_all_modules_that_are_imported_and_of_no_others(made_up: Path) -> None:
+    begun_again("made_up.kernel")
+    before = source_stamp("made_up.kernel")
+    (made_up / "unused.py").write_text("UNIT = 5\n")
+    begun_again("made_up.kernel")
+    assert source_stamp("made_up.kernel") == before
+    (made_up / "units.py").write_text("UNIT = 4  # metres\n")
+    begun_again("made_up.kernel")
+    assert source_stamp("made_up.kernel") != before
+
+
+def test_constants_of_other_modules_are_in_the_stamps_of_kernels() -> None:
+    for module in ("kernels.clipping", "peer.fleet.flow"):
+        names = {name for name in stamps._imported(stamps._text(module) or b"") if stamps._text(name) is not None}
+        assert names & {"kernels.norms", "swarm.core.pipeline.wiring"}, module

@@ -1,0 +1,174 @@
+"""Evidence of any size comes to the host in pieces: whole, within bounds, and whatever gets lost on the way."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import bootstrap.audit.accusations
+import peer.audit.accuser
+from bootstrap.audit.accusations import MAX_COMING, IncomingEvidence, largest_evidence_bytes
+from peer.audit.accuser import MAX_TRIES, Accuser
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId
+from swarm.host_protocol import ACCUSE, AccusationPiece, SignedRun
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Message
+from tests.swarm_in_process import identity_of
+from tests.verification.exhibits import small_settings
+from verification.audit.evidence import Evidence
+
+PIECE = 1000
+ACCUSED = PeerId("accused")
+SENDERS = [PeerId(f"sender-{number:02}") for number in range(MAX_COMING + 1)]
+BODY = random.Random(0).randbytes(3 * PIECE + 500)
+LARGEST = len(BODY)
+
+
+def piece(at: int, *, size: int = len(BODY), digest: int = 0) -> AccusationPiece:
+    return AccusationPiece(ACCUSED, bytes([digest]) * 32, size, at)
+
+
+class Case:
+    """Evidence of many blobs, some of them empty."""
+
+    accused = ACCUSED
+
+    def to_evidence(self, run: SignedRun) -> Evidence:
+        blobs = tuple(random.Random(size).randbytes(size) for size in (1, 0, 2 * PIECE, 17, 0, PIECE, 3))
+        return Evidence(
+            kind="data_fraud", accused=ACCUSED, stage=cast(Any, 0), version=cast(Any, 3), run=run, facts={}, blobs=blobs
+        )
+
+
+RUN = SignedRun(b"settings", PeerId("key"), signature=bytes(64))
+
+
+def brought(folder: Path, lose: Callable[[int, IncomingEvidence], IncomingEvidence]) -> tuple[list[bytes], list[int]]:
+    """What comes of an accusation whose calls meet `lose`, before each of them; and where its pieces began."""
+
+    async def main() -> tuple[list[bytes], list[int]]:
+        network = MemoryNetwork(random.Random(0))
+        host, accuser = (network.transport(identity_of(number)) for number in range(2))
+        whole, asked, state = list[bytes](), list[int](), [IncomingEvidence(folder, 1 << 20)]
+
+        async def on_accuse(sender: PeerId, request: Message) -> Message:
+            said = AccusationPiece.from_value(request.meta)
+            asked.append(said.at)
+            state[0] = lose(len(asked), state[0])
+            at, path = await state[0].take(sender, said, request.body)
+            if path is not None:
+                whole.append(path.read_bytes())
+            return Message({"next": at})
+
+        host.serve(ACCUSE, on_accuse, max_body_bytes=PIECE)
+        await Accuser(accuser, host.peer_id, RUN).accuse(cast(Any, Case()))
+        return whole, asked
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer.audit.accuser, "MAX_ACCUSATION_PIECE_BYTES", PIECE)
+    monkeypatch.setattr(peer.audit.accuser, "AGAIN_S", 0.0)
+
+
+def test_evidence_comes_whole_also_through_a_host_that_is_not_there_and_one_that_forgets(tmp_path: Path) -> None:
+    wanted = Case().to_evidence(RUN).to_bytes()
+    starts = list(range(0, len(wanted), PIECE))
+    whole, asked = brought(tmp_path / "a", lambda number, incoming: incoming)
+    assert (whole, asked) == ([wanted], starts)
+
+    def away(number: int, incoming: IncomingEvidence) -> IncomingEvidence:
+        if number in (2, 3):
+            raise TransientError("not now")
+        return incoming
+
+    whole, asked = brought(tmp_path / "b", away)
+    assert (whole, asked) == ([wanted], [0, PIECE, PIECE, *starts[1:]])
+
+    def started_again(number: int, incoming: IncomingEvidence) -> IncomingEvidence:
+        return IncomingEvidence(tmp_path / "c", 1 << 20) if number == 3 else incoming
+
+    whole, asked = brought(tmp_path / "c", started_again)
+    assert (whole, asked) == ([wanted], [0, PIECE, 2 * PIECE, *starts])
+
+    def never(number: int, incoming: IncomingEvidence) -> IncomingEvidence:
+        raise TransientError("not now")
+
+    with pytest.raises(TransientError, match="not now"):
+        brought(tmp_path / "d", never)
+
+    calls = []
+
+    def forgetful(number: int, incoming: IncomingEvidence) -> IncomingEvidence:
+        calls.append(number)
+        return IncomingEvidence(tmp_path / "e", 1 << 20) if number % 3 == 0 else incoming
+
+    with pytest.raises(TransientError, match="takes no more"):
+        brought(tmp_path / "e", forgetful)
+    assert len(calls) <= 3 * MAX_TRIES
+
+
+def test_what_can_be_no_piece_is_refused_and_one_that_came_before_is_told_where_to_go_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        incoming = IncomingEvidence(tmp_path / "coming", LARGEST)
+        for said, body in (
+            (piece(0, size=LARGEST + 1), BODY[:PIECE]),
+            (piece(0, size=1 << 62), BODY[:PIECE]),
+            (piece(0), b""),
+            (piece(0), BODY + b"x"),
+            (piece(LARGEST - 1), b"xx"),
+        ):
+            with pytest.raises(RemoteError):
+                await incoming.take(SENDERS[0], said, body)
+        assert not (tmp_path / "coming").exists()
+        assert await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:]) == (0, None)
+        both = await asyncio.gather(*(incoming.take(SENDERS[0], piece(0), BODY[:PIECE]) for _ in range(2)))
+        assert both == [(PIECE, None)] * 2
+        assert await incoming.take(SENDERS[0], piece(2 * PIECE), BODY[2 * PIECE :]) == (PIECE, None)
+        assert await incoming.take(SENDERS[0], piece(0), BODY[:PIECE]) == (PIECE, None)
+        assert await incoming.take(SENDERS[1], piece(PIECE), BODY[PIECE:]) == (0, None)  # another's is another's
+        at, path = await incoming.take(SENDERS[0], piece(PIECE), BODY[PIECE:])
+        assert path is not None
+        assert (at, path.read_bytes()) == (LARGEST, BODY)
+
+    asyncio.run(main())
+
+
+def test_of_an_accuser_one_file_is_under_way_and_who_stops_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(bootstrap.audit.accusations.time, "monotonic", lambda: now[0])
+
+    async def main() -> None:
+        folder = tmp_path / "coming"
+        incoming = IncomingEvidence(folder, LARGEST)
+        for digest in (1, 2):
+            assert await incoming.take(SENDERS[0], piece(0, digest=digest), BODY[:PIECE]) == (PIECE, None)
+        assert len(list(folder.iterdir())) == 1
+        for number, sender in enumerate(SENDERS[1:MAX_COMING]):
+            now[0] += number
+            assert await incoming.take(sender, piece(0), BODY[:PIECE]) == (PIECE, None)
+        with pytest.raises(TransientError, match="8 accusations"):
+            await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE])
+        now[0] = 100.0 + bootstrap.audit.accusations.IDLE_S
+        assert await incoming.take(SENDERS[-1], piece(0), BODY[:PIECE]) == (PIECE, None)
+        assert await incoming.take(SENDERS[0], piece(PIECE, digest=2), BODY[PIECE:]) == (0, None)
+        assert len(list(folder.iterdir())) == MAX_COMING
+        monkeypatch.setattr(bootstrap.audit.accusations, "LEFT_FREE_BYTES", 1 << 60)
+        with pytest.raises(TransientError, match="no room on disk"):
+            await incoming.take(SENDERS[1], piece(0, digest=3), BODY[:PIECE])
+        assert len(list(folder.iterdir())) == MAX_COMING - 1  # it brings another now
+
+    asyncio.run(main())
+
+
+def test_evidence_may_be_as_large_as_the_run_makes_it() -> None:
+    small = largest_evidence_bytes(small_settings())
+    assert 64 << 20 < small < 128 << 20

@@ -1,0 +1,148 @@
+"""Who does not show what was drawn shows it through the host, or owes it; and what a replay comes to."""
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from peer.audit.inquiry import Inquiry
+from peer.pipeline.screens import KnownStanding
+from swarm.core.canonical import Value
+from swarm.core.errors import LocalError, RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.settings import AuditSettings
+from swarm.host_protocol import EXHIBIT, OWED
+from swarm.identity.key import Identity
+from swarm.network.transport import Message
+from verification.audit.draws import HashChain
+from verification.audit.owed import OwedAudit
+from verification.audit.tolerance import Bounds, compare
+from verification.pipeline.ticket import Ticket
+
+ME, TARGET, HOST = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
+CHAIN = HashChain(bytes(32), 8)
+CHAIN_OF_STAGE = SimpleNamespace(stage=StageIndex(1))
+TICKET = Ticket("run", ME.peer_id, StageIndex(1), CHAIN.end).signed_by(HOST)
+
+
+@dataclass(frozen=True)
+class Due:
+    step: Step
+    reveal: bytes
+
+
+DUE = Due(Step(3), CHAIN.reveal(3))
+
+
+@dataclass
+class Line:
+    """Answers in place of the target and of the host."""
+
+    answers: dict[PeerId, Message | Exception]
+    asked: list[tuple[PeerId, str, dict[str, Value]]] = field(default_factory=list)
+
+    async def call(self, peer: PeerId, method: str, request: Message, **limits: Any) -> Message:
+        self.asked.append((peer, method, cast(dict[str, Value], request.meta)))
+        answer = self.answers[peer]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Here:
+    """A thread that is this one."""
+
+    async def run(self, urgency: object, work: Any) -> Any:
+        return work()
+
+
+def inquiry_of(
+    line: Line,
+    *,
+    accused: bool = False,
+    reader: Any = None,
+    chain: Any = CHAIN_OF_STAGE,
+    replica: Any = None,
+    **others: Any,
+) -> Inquiry:
+    """`others`: of the stage's context."""
+    context: dict[str, Any] = {
+        "settings": SimpleNamespace(deadlines=SimpleNamespace(call_s=1.0), audits=AuditSettings()),
+        "run_id": "run",
+        "identity": ME,
+        "me": ME.peer_id,
+        "transport": line,
+        "exact": Here(),
+    }
+    return Inquiry(
+        steps=cast(Any, SimpleNamespace(context=SimpleNamespace(**context | others), chain=chain, replica=replica)),
+        ticket=TICKET,
+        draws=CHAIN,
+        accuser=cast(Any, SimpleNamespace(has_accused=lambda peer: accused)),
+        host=HOST.peer_id,
+        standing=KnownStanding(),
+        jury=None,
+        reader=reader,
+    )
+
+
+def read(reply: Message) -> bytes:
+    if not reply.body:
+        raise RemoteError("papers", "nothing in it", TARGET.peer_id)
+    return bytes(reply.body)
+
+
+def shown(inquiry: Inquiry) -> bytes:
+    asked = inquiry.shown(
+        *(DUE, TARGET.peer_id, EXHIBIT, {"microbatch_id": 7}, read), what="exhibit", number=7, max_body_bytes=8
+    )
+    return asyncio.run(cast(Any, asked))
+
+
+def test_what_the_target_shows_is_asked_of_nobody_else() -> None:
+    line = Line({TARGET.peer_id: Message({}, b"shown")})
+    inquiry = inquiry_of(line)
+    assert shown(inquiry) == b"shown"
+    asked = {"step": 3, "ticket": TICKET.to_value(), "reveal": DUE.reveal, "microbatch_id": 7}
+    assert line.asked == [(TARGET.peer_id, EXHIBIT, asked)]
+    assert inquiry.counters.bytes == 5
+
+
+@pytest.mark.parametrize("answer", [TransientError("not now"), RemoteError("draw", "no"), Message({}, b"")])
+def test_what_the_target_does_not_show_comes_through_the_host(answer: Message | Exception) -> None:
+    line = Line({TARGET.peer_id: answer, HOST.peer_id: Message({}, b"relayed")})
+    assert shown(inquiry_of(line)) == b"relayed"
+    peer, method, meta = line.asked[-1]
+    owed = OwedAudit.from_value(meta["owed"])
+    owed.check(run_id="run")
+    assert (peer, method, owed.auditor, owed.target) == (HOST.peer_id, OWED, ME.peer_id, TARGET.peer_id)
+    assert (owed.what, owed.number, owed.step, owed.reveal) == ("exhibit", 7, 3, DUE.reveal)
+    assert owed.reason == (str(answer) if isinstance(answer, Exception) else "nothing in it")
+
+
+def test_what_the_host_is_refused_too_is_owed() -> None:
+    with pytest.raises(RemoteError, match="owes it"):
+        shown(inquiry_of(Line({TARGET.peer_id: TransientError("no"), HOST.peer_id: RemoteError("debt", "owes it")})))
+
+
+def test_honest_work_is_measured_and_what_is_short_of_fraud_raises_suspicion() -> None:
+    inquiry, case = inquiry_of(Line({})), cast(Any, SimpleNamespace(accused=TARGET.peer_id))
+    bounds = Bounds(accept=0.1, fraud=0.5, floor=0.1)
+    near = compare(np.float32([1.0, 1.0]), np.float32([1.0, 1.05]), bounds)
+    asyncio.run(inquiry.conclude(Step(3), "contribution", near, case))
+    assert inquiry.counters.largest_honest_share == pytest.approx(near.measured / 0.5)
+    assert inquiry.counters.suspicious == 0
+    before = inquiry.rate(lambda num, budget, *, factor: factor, 3, TARGET.peer_id, 4)
+    far = compare(np.float32([1.0, 1.0]), np.float32([1.0, 1.3]), bounds)
+    asyncio.run(inquiry.conclude(Step(3), "contribution", far, case))
+    assert (inquiry.counters.suspicious, inquiry.counters.frauds) == (1, 0)
+    assert inquiry.rate(lambda num, budget, *, factor: factor, 3, TARGET.peer_id, 4) > before
+
+
+def test_whoever_stands_accused_is_not_audited_on() -> None:
+    inquiry_of(Line({})).check_not_accused(TARGET.peer_id)
+    with pytest.raises(LocalError, match="stands accused"):
+        inquiry_of(Line({}), accused=True).check_not_accused(TARGET.peer_id)

@@ -1,0 +1,146 @@
+"""A jury's votes: who is drawn, what counts in its own stage, and how the other stages hear of it."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peer.audit.jury import Charges, Jury
+from peer.round.stage_steps import StageSteps
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.round.contribution import Result
+from swarm.host_protocol import SignedRun
+from swarm.identity.key import Identity
+from verification.audit.tolerance import Grade
+from verification.audit.verdicts import Accusation, JurorVote, Quarantine, jury_of
+
+RUN_ID = "ab" * 32
+RUN_KEY = Identity.from_seed(b"k" * 32)
+PEERS = {one.peer_id: one for one in (Identity.from_seed(bytes([number]) * 32) for number in range(1, 8))}
+MEMBERS = tuple(sorted(PEERS))
+ACCUSER, ACCUSED = MEMBERS[:2]
+CHARGE = Accusation(RUN_ID, ACCUSED, StageIndex(1), Version(30), "replay_mismatch", bytes(range(32)))
+
+
+def certified(*charges: bytes, members: tuple[PeerId, ...] = MEMBERS) -> Result:
+    """A result of step 33 in which the accuser has committed to these charges."""
+    made = SimpleNamespace(peer_id=ACCUSER, stage=StageIndex(1), charges=charges)
+    roster = SimpleNamespace(
+        step=Step(33), members_after=members, contribution_of=lambda peer: made if peer == ACCUSER else None
+    )
+    return cast(Result, SimpleNamespace(roster=roster, new_name=b"n" * 32))
+
+
+DRAWN = jury_of(certified(CHARGE.digest()), CHARGE, ACCUSER)
+
+
+def found(*grades: Grade, jurors: tuple[PeerId, ...] = DRAWN) -> Quarantine:
+    votes = (
+        JurorVote(*CHARGE.facts, ACCUSER, Step(33), juror, grade).signed_by(PEERS[juror])
+        for juror, grade in zip(jurors, grades, strict=False)
+    )
+    return Quarantine(*CHARGE.facts, tuple(votes))
+
+
+GUILTY = found(Grade.FRAUD, Grade.HONEST, Grade.FRAUD)
+
+
+def jury(
+    stage: int, *, of_stage: set[PeerId] | None = None, charges: Charges | None = None
+) -> tuple[Jury, list[Coroutine[Any, Any, None]]]:
+    """Of a peer of that stage, and what it began to do."""
+    begun: list[Coroutine[Any, Any, None]] = []
+    chain = SimpleNamespace(stage=StageIndex(stage), run_key=RUN_KEY.peer_id, members=MEMBERS)
+    context = SimpleNamespace(
+        run_id=RUN_ID,
+        me=MEMBERS[-1],
+        results={33: (certified(CHARGE.digest()), []), 34: (certified(), [])},
+        tasks=SimpleNamespace(spawn=begun.append),
+    )
+    steps = SimpleNamespace(chain=chain, context=context)
+    made = Jury(
+        cast(StageSteps, steps),
+        charges or Charges(),
+        cast(SignedRun, None),
+        RUN_KEY.peer_id,
+        lambda stage: of_stage or set(),
+        lambda quarantine, sender: None,
+        lambda peer: False,
+    )
+    return made, begun
+
+
+def test_the_jury_is_drawn_when_the_charge_is_certified() -> None:
+    assert len(set(DRAWN)) == 3
+    assert not {ACCUSER, ACCUSED} & set(DRAWN)
+    assert jury_of(certified(bytes(32), CHARGE.digest()), CHARGE, ACCUSER) == DRAWN
+    assert jury_of(certified(CHARGE.digest(), members=MEMBERS[:4]), CHARGE, ACCUSER) == ()
+    for result, accuser in (
+        (certified(), ACCUSER),
+        (certified(bytes(32)), ACCUSER),
+        (certified(CHARGE.digest()), ACCUSED),
+    ):
+        with pytest.raises(RemoteError, match="accused nobody of that"):
+            jury_of(result, CHARGE, accuser)
+
+
+def test_its_own_stage_checks_the_draw_and_tells_the_stages_beside_it() -> None:
+    own, begun = jury(1)
+    assert own.counts(GUILTY, MEMBERS[4])
+    assert len(begun) == 1
+    begun[0].close()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        found(Grade.FRAUD, Grade.HONEST, Grade.HONEST),
+        found(Grade.FRAUD, Grade.FRAUD, jurors=tuple(peer for peer in MEMBERS[2:] if peer not in DRAWN)),
+        replace(GUILTY, peer_id=MEMBERS[5]),
+        replace(GUILTY, evidence_digest=bytes(32)),
+        replace(GUILTY, votes=()),
+        replace(GUILTY, votes=tuple(replace(one, committed_at=Step(34)) for one in GUILTY.votes)),
+    ],
+)
+def test_other_findings_put_nobody_out(made: Quarantine) -> None:
+    own, begun = jury(1)
+    with pytest.raises(RemoteError):
+        own.counts(made, MEMBERS[4])
+    assert begun == []
+
+
+def test_a_finding_about_a_step_that_is_not_here_is_asked_for_again() -> None:
+    own, _ = jury(1)
+    late = replace(GUILTY, votes=tuple(replace(one, committed_at=Step(35)) for one in GUILTY.votes))
+    with pytest.raises(TransientError):
+        own.counts(late, MEMBERS[4])
+
+
+def test_another_stage_acts_when_most_of_that_stages_peers_do() -> None:
+    beside, begun = jury(0, of_stage=set(MEMBERS[:6]))
+    strangers = [PeerId("stranger"), ACCUSED]
+    told = [beside.counts(GUILTY, peer) for peer in (*strangers, *strangers, MEMBERS[0], MEMBERS[0], MEMBERS[2])]
+    assert told == [False] * 7
+    assert beside.counts(GUILTY, MEMBERS[3]), "three of the five others"
+    assert begun == []
+
+
+def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:
+    async def play() -> None:
+        charges = Charges()
+        own, _ = jury(1, charges=charges)
+        assert charges.brought() == ()
+        waiting = charges.bring(CHARGE.digest())
+        assert charges.brought() == (CHARGE.digest(),)
+        made = SimpleNamespace(charges=(CHARGE.digest(),))
+        roster = SimpleNamespace(contribution_of=lambda peer: made)
+        result = SimpleNamespace(roster=roster)
+        own.applied(cast(Any, SimpleNamespace(result=result)))
+        assert charges.brought() == ()
+        assert waiting.result() is result
+
+    asyncio.run(play())

@@ -1,0 +1,60 @@
+"""What a volunteer is told before it joins is all there, and nobody joins who did not say yes."""
+
+import sys
+
+import click
+import pytest
+
+from bootstrap.state.run_folder import PreparedRun
+from peer.owner.consent import DECLINED, offer, show_and_ask
+from swarm.core.owner.limits import OwnerLimits
+from tests.swarm_in_process import manifest_of, prepare
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedRun:
+    licences = {"name": "a-run", "model_licence": "Apache-2.0", "data_licence": "PSF-2.0"}
+    return prepare(manifest_of(run=licences), tmp_path_factory.mktemp("run"))
+
+
+def test_an_offer_tells_the_run_its_key_its_licences_its_costs_and_the_limits(prepared: PreparedRun) -> None:
+    limits = OwnerLimits().changed({"month-gb": "500", "upload-mbit": "10"})
+    told = offer(prepared.signed, prepared.settings, None, limits)
+    assert told["run"] == f"a-run, id {prepared.run_id[:16]}"
+    assert told["host's key"] == prepared.run_key.peer_id
+    assert told["licences"] == "model: Apache-2.0; data: PSF-2.0"
+    for who in ("the host", "other peers of the run", "mirrors", "see this machine's IP address"):
+        assert who in told["your address"]
+    assert "GB a month" in told["traffic"]
+    assert "never more than 500" in told["traffic"]
+    assert "minutes" in told["time to join"]
+    assert "GiB" in told["memory"]
+    assert "upload-mbit 10" in told["limits"]
+    assert "among friends" in told["checks"]
+    assert "one that lies is banned" not in told["checks"]
+    assert "on-battery pause" in told["limits"]
+    assert "one of 2 stages" in told["model"]
+    assert "stage 1" in offer(prepared.signed, prepared.settings, 1, limits)["model"]
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, answer: bool) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal)
+    monkeypatch.setattr(click, "confirm", lambda question: answer)
+
+
+def test_nobody_joins_without_a_yes(
+    prepared: PreparedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = prepared.signed, prepared.settings, None, OwnerLimits()
+    answering(monkeypatch, terminal=True, answer=True)
+    show_and_ask(*asked)
+    said = " ".join(capsys.readouterr().out.split())
+    for text in offer(*asked).values():
+        assert " ".join(text.split())[:40] in said
+    answering(monkeypatch, terminal=True, answer=False)
+    with pytest.raises(click.exceptions.Exit) as declined:
+        show_and_ask(*asked)
+    assert declined.value.exit_code == DECLINED
+    answering(monkeypatch, terminal=False, answer=True)
+    with pytest.raises(click.UsageError, match="give --yes to join"):
+        show_and_ask(*asked)

@@ -1,0 +1,50 @@
+"""A daemon tries for ever without pressing, and remembers whom it met."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from peer.directory.known_peers import MOST_PEERS, KnownPeers
+from peer.owner.tally import WorkTally
+from peer.program.life import FIRST_RETRY_S, LONGEST_RETRY_S, Backoff
+from swarm.core.ids import PeerId
+from swarm.identity.key import Identity
+
+
+def test_waits_double_up_to_the_longest_and_begin_anew() -> None:
+    backoff = Backoff(random.Random(3))
+    waits = [backoff.next_s() for _ in range(20)]
+    assert waits[0] <= FIRST_RETRY_S
+    assert all(LONGEST_RETRY_S / 2 <= wait <= LONGEST_RETRY_S for wait in waits[8:])
+    assert len(set(waits[8:])) > 1
+    backoff.reset()
+    assert backoff.next_s() <= FIRST_RETRY_S
+
+
+def test_the_peers_met_last_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "known-peers.json"
+    known = KnownPeers(path)
+    met = [PeerId(Identity.generate().peer_id) for _ in range(MOST_PEERS + 3)]
+    for peer in met:
+        known.remember({peer: ["/ip4/192.0.2.1/tcp/4001"]})
+    assert list(json.loads(path.read_text())) == met[3:]
+    again = KnownPeers(path)
+    again.remember({met[-1]: []})
+    assert list(json.loads(path.read_text())) == met[3:]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": [1]}', "nonsense"])
+def test_a_damaged_file_is_made_anew(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "known-peers.json"
+    path.write_text(text)
+    known = KnownPeers(path)
+    peer = PeerId(Identity.generate().peer_id)
+    known.remember({peer: ["/ip4/192.0.2.1/tcp/4001"]})
+    assert json.loads(path.read_text()) == {peer: ["/ip4/192.0.2.1/tcp/4001"]}
+
+
+def test_a_tally_without_work_has_no_rank() -> None:
+    tally = WorkTally(Identity.generate().peer_id)
+    assert (tally.rank(), tally.since_last_s, tally.tokens_per_s) == ((0, 0), -1.0, 0.0)

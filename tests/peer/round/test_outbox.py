@@ -1,0 +1,224 @@
+"""Bulk messages wait for their turn: order, what travels together, how much is under way."""
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from peer.round import outbox
+from peer.round.fragments import MOST_FRAGMENTS, Fragment
+from peer.round.outbox import FIRST_PACE, LEAST_SHARE, MESSAGE_BYTES, MOST_LANES, SHORTEST_BYTES, Outbox, Pace, Parcel
+from swarm.core.ids import PeerId
+
+LEAST_BYTES = SHORTEST_BYTES // LEAST_SHARE
+ONE, OTHER = PeerId("one"), PeerId("other")
+STEP: Any = SimpleNamespace()
+
+
+class Wire:
+    """Takes what is sent and holds it until it is let through."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[PeerId, list[Parcel]]] = []
+        self.tasks: list[asyncio.Future[None]] = []
+        self.open = asyncio.Event()
+        self.outbox = Outbox(self.spawn, self.send)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def send(self, peer: PeerId, parcels: list[Parcel]) -> None:
+        self.sent.append((peer, parcels))
+        await self.open.wait()
+
+    async def finished(self) -> None:
+        self.open.set()
+        await asyncio.gather(*self.tasks)
+
+
+def parcel(number: int, num_bytes: int = 10, *, kind: str = "reduced", state: Any = STEP) -> Parcel:
+    return Parcel(state, kind, {"number": number}, bytes(num_bytes))
+
+
+def numbers(parcels: list[Parcel]) -> list[Any]:
+    return [parcel.head["number"] for parcel in parcels]
+
+
+def test_what_waits_together_goes_together_in_order_and_within_the_limit() -> None:
+    async def main() -> None:
+        wire = Wire()
+        for number in range(10):
+            wire.outbox.put(ONE, parcel(number, FIRST_PACE.message_bytes // 4))
+        await wire.finished()
+        assert [numbers(parcels) for _, parcels in wire.sent] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+    asyncio.run(main())
+
+
+def test_parcel_over_the_limit_goes_alone() -> None:
+    async def main() -> None:
+        wire = Wire()
+        for number, size in enumerate((1, MESSAGE_BYTES + 1, 1)):
+            wire.outbox.put(ONE, parcel(number, size))
+        await wire.finished()
+        assert [numbers(parcels) for _, parcels in wire.sent] == [[0], [1], [2]]
+
+    asyncio.run(main())
+
+
+def test_other_kinds_and_other_steps_do_not_share_a_message() -> None:
+    async def main() -> None:
+        wire = Wire()
+        wire.outbox.put(ONE, parcel(0))
+        wire.outbox.put(ONE, parcel(1, kind="contributed"))
+        wire.outbox.put(ONE, parcel(2, kind="contributed", state=SimpleNamespace()))
+        await wire.finished()
+        assert [numbers(parcels) for _, parcels in wire.sent] == [[0], [1], [2]]
+
+    asyncio.run(main())
+
+
+def test_few_are_under_way_to_each_peer_and_none_waits_for_another_peer() -> None:
+    async def main() -> None:
+        wire = Wire()
+        for peer in (ONE, OTHER):
+            for number in range(20):
+                wire.outbox.put(peer, parcel(number, MESSAGE_BYTES))
+        await asyncio.sleep(0)
+        assert [peer for peer, _ in wire.sent] == [ONE] * FIRST_PACE.lanes + [OTHER] * FIRST_PACE.lanes
+        await wire.finished()
+        for peer in (ONE, OTHER):
+            assert [numbers(parcels)[0] for to, parcels in wire.sent if to == peer] == list(range(20))
+
+    asyncio.run(main())
+
+
+def test_lane_that_was_cancelled_is_free_again() -> None:
+    async def main() -> None:
+        wire = Wire()
+        for number in range(FIRST_PACE.lanes + 1):
+            wire.outbox.put(ONE, parcel(number, MESSAGE_BYTES))
+        await asyncio.sleep(0)
+        for task in wire.tasks:
+            task.cancel()
+        await asyncio.gather(*wire.tasks, return_exceptions=True)
+        wire.tasks.clear()
+        wire.outbox.put(ONE, parcel(99))
+        await wire.finished()
+        assert numbers(wire.sent[-1][1]) == [99]
+
+    asyncio.run(main())
+
+
+def test_messages_are_long_on_a_fast_line_and_many_on_a_slow_one() -> None:
+    assert Pace.of(1e9) == (MESSAGE_BYTES, 2, False)
+    assert Pace.of(2.5e6) == (SHORTEST_BYTES, MOST_LANES, True)
+    assert Pace.of(1.0) == (SHORTEST_BYTES, MOST_LANES, True)
+    for rate in (1e5, 1e6, 5e6, 1e7, 2e7, 1e8):
+        size, lanes, _ = Pace.of(rate)
+        assert SHORTEST_BYTES <= size <= MESSAGE_BYTES
+        assert 2 <= lanes <= MOST_LANES
+
+
+def test_a_line_changes_its_pace_once_it_has_been_measured() -> None:
+    async def main() -> None:
+        wire = Wire()
+        for number in range(8):
+            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+        await wire.finished()  # at once: a fast line
+        for number in range(8, 16):
+            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+        await wire.finished()
+        assert [numbers(parcels) for _, parcels in wire.sent[4:]] == [[*range(8, 16)]]
+        wire.outbox.keep(set())
+        wire.outbox.put(ONE, parcel(16, SHORTEST_BYTES))
+        wire.outbox.put(ONE, parcel(17, SHORTEST_BYTES))
+        wire.outbox.put(ONE, parcel(18, SHORTEST_BYTES))
+        await wire.finished()
+        assert [numbers(parcels) for _, parcels in wire.sent[5:]] == [[16, 17], [18]]
+
+    asyncio.run(main())
+
+
+async def measured(wire: Wire, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it find out how fast the line is."""
+    now = 0.0
+    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now))
+    for _ in range(4):
+        wire.outbox.put(ONE, parcel(-1, SHORTEST_BYTES))
+    await asyncio.sleep(0)
+    now = 4 * SHORTEST_BYTES / rate
+    await wire.finished()
+    wire.sent.clear()
+    wire.tasks.clear()
+
+
+def test_on_a_slow_line_messages_get_shorter_until_all_lanes_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = 266_240  # of int8
+
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 2.5e6, monkeypatch)
+        body = bytes(range(256)) * (part // 256)
+        for number in range(23):
+            wire.outbox.put(ONE, Parcel(STEP, "contributed", {"number": number}, body))
+        await wire.finished()
+        assert all(len(parcels) == 1 for _, parcels in wire.sent)
+        sent = [parcels[0] for _, parcels in wire.sent]
+        assert [one.head["number"] for one in sent] == sorted(one.head["number"] for one in sent)
+        cut = [[one for one in sent if one.head["number"] == number] for number in range(23)]
+        for fragments in cut:
+            assert [one.fragment for one in fragments] == [Fragment(at, len(fragments)) for at in range(len(fragments))]
+            assert b"".join(one.body for one in fragments) == body
+        assert [len(fragments) for fragments in cut] == sorted(len(fragments) for fragments in cut)
+        lengths = [len(one.body) for one in sent]
+        assert max(lengths) <= 23 * part / (2 * MOST_LANES)
+        assert all(length <= LEAST_BYTES for length in lengths[-MOST_LANES // 2 :])
+        assert len(sent) < 150
+
+    asyncio.run(main())
+
+
+def test_fragments_of_one_parcel_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        wire = Wire()
+        await measured(wire, 2.5e6, monkeypatch)
+        wire.open.clear()
+        wire.outbox.put(ONE, parcel(0, SHORTEST_BYTES))
+        for _ in range(MOST_LANES):
+            await asyncio.sleep(0)
+        assert len(wire.sent) == SHORTEST_BYTES // LEAST_BYTES, "nobody has been answered yet"
+        await wire.finished()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_cut_on_a_fast_line_nor_what_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(rate: float, sizes: list[int]) -> list[int]:
+        wire = Wire()
+        await measured(wire, rate, monkeypatch)
+        for number, size in enumerate(sizes):
+            wire.outbox.put(ONE, parcel(number, size))
+        await wire.finished()
+        assert all(one.fragment is None for _, parcels in wire.sent for one in parcels)
+        return [len(parcels) for _, parcels in wire.sent]
+
+    assert asyncio.run(main(1e9, [2 * MESSAGE_BYTES, MESSAGE_BYTES, 10, 10])) == [1, 1, 2]
+    assert asyncio.run(main(2.5e6, [LEAST_BYTES // 4] * 10)) == [4, 4, 2]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100, 1000, MOST_FRAGMENTS * 10 + 1])
+@pytest.mark.parametrize("at_most", [1, 3, 10, 99])
+def test_a_parcel_is_cut_into_equal_fragments(size: int, at_most: int) -> None:
+    body = bytes(number % 251 for number in range(size))
+    cut = Parcel(STEP, "reduced", {}, body).cut(at_most)
+    assert b"".join(one.body for one in cut) == body
+    assert len(cut) <= MOST_FRAGMENTS
+    assert [one.fragment for one in cut] == [Fragment(number, len(cut)) for number in range(len(cut))]
+    lengths = [len(one.body) for one in cut]
+    assert set(lengths[:-1]) <= {max(lengths)}
+    assert 0 < lengths[-1] <= max(lengths)
+    assert max(lengths) <= max(at_most, math.ceil(size / MOST_FRAGMENTS))

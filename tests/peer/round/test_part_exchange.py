@@ -1,0 +1,431 @@
+"""Messages of several parts, taken apart: whatever is wrong with one, the others are heard."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer.pipeline.compute import WorkThread
+from peer.round.fragments import MOST_BEGUN, Fragment
+from peer.round.part_exchange import PartExchange
+from peer.round.reductions import ReductionStore, SignedPart
+from peer.round.step_state import StepParts
+from peer.stage.events import Events
+from swarm.averaging.codecs import vector_codec
+from swarm.averaging.result_decoder import ResultDecoder, squares_of
+from swarm.bulk_digest import bulk_digest
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId
+from swarm.core.round import averaging_round as act
+from swarm.core.round.contribution import ReducedPart, Result
+from swarm.network.transport import Message
+from tests.swarm.core.round.round_members import roster_of
+from tests.swarm.core.round.round_world import contribution, facts_of, identity_of
+from verification.kinds.equivocation import Equivocation
+from verification.kinds.protocol_violation import ProtocolViolation
+from verification.round.reduction import Reduction
+
+FACTS = facts_of(3, num_parts=4)
+ROSTER = roster_of(FACTS, commits={peer: contribution(peer, num_parts=4) for peer in FACTS.members})
+SENDER, OTHER, _ = FACTS.members
+CAP = 2.5
+WEIGHTS = {peer: 10 * number for number, peer in enumerate(FACTS.members, 1)}
+SIZE = 300
+CODEC = vector_codec("int8")
+PARTS = [slice(start, start + SIZE) for start in range(0, 4 * SIZE, SIZE)]
+GOOD = [CODEC.encode(np.full(SIZE, part + 1, dtype=np.float32), seed=bytes(32)) for part in range(4)]
+
+
+class Machine:
+    """Takes what it is told, and refuses the part of the number 3."""
+
+    def __init__(self, digests: list[bytes]) -> None:
+        self.roster = ROSTER
+        self.result = None
+        self.facts = SimpleNamespace(check_member=lambda peer: None)
+        self.heard: list[tuple[str, int]] = []
+        self._digests = digests
+
+    def expected_digest(self, part: int, sender: PeerId) -> bytes:
+        if part >= len(self._digests):
+            raise RemoteError("protocol", f"part {part} is not on the roster", sender)
+        return self._digests[part]
+
+    def roster_of(self, reduced: ReducedPart) -> Any:
+        return ROSTER if reduced.part < 4 and reduced.contributors == FACTS.members else None
+
+    def _take(self, what: str, part: int) -> list[Any]:
+        self.heard.append((what, part))
+        if part == 3:
+            raise RemoteError("protocol", "part 3 is not wanted", SENDER)
+        return [f"{what} {part}"]
+
+    def on_part(self, sender: PeerId, part: int) -> list[Any]:
+        return self._take("part", part)
+
+    def on_bad_part(self, sender: PeerId, part: int) -> list[Any]:
+        return self._take("bad", part)
+
+    def on_reduced(self, sender: PeerId, reduced: ReducedPart, *, now: float) -> list[Any]:
+        return self._take("reduced", reduced.part)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.out: list[Any] = []
+        self.violations: list[Any] = []
+        self.equivocations: list[Any] = []
+        self.state: Any = SimpleNamespace(
+            step=FACTS.step, parts=StepParts(own=list(map(memoryview, GOOD))), changed=asyncio.Event()
+        )
+        self.exact = WorkThread("exact")
+        replica = SimpleNamespace(
+            parts=lambda: PARTS,
+            num_parts=len(PARTS),
+            contribution_codec=CODEC,
+            codec=CODEC,
+            norm_cap=lambda: CAP,
+            result_decoder=lambda: ResultDecoder(CODEC, PARTS, np.zeros(4 * SIZE, dtype=np.float32)),
+        )
+        events = Events()
+        events.hear(ProtocolViolation, self.violations.append)
+        events.hear(Equivocation, self.equivocations.append)
+        events.seal()
+        context = SimpleNamespace(
+            exact=self.exact,
+            settings=SimpleNamespace(deadlines=SimpleNamespace(call_s=0.002)),
+            reductions=ReductionStore(2),
+            me=OTHER,
+            events=events,
+            tasks=SimpleNamespace(spawn=lambda work: work.close()),
+        )
+        steps: Any = SimpleNamespace(
+            context=context,
+            replica=replica,
+            chain=SimpleNamespace(stage=0, version=FACTS.step, weights_of=lambda result: WEIGHTS),
+            version=FACTS.step,
+            is_open=lambda state: state is self.state,
+        )
+        self.machine = Machine([bulk_digest(body) for body in GOOD])
+        screens: Any = SimpleNamespace(check_part=lambda *args, **named: None)
+        nothing_is_sent: Any = None
+        self.exchange = PartExchange(steps, nothing_is_sent, screens)
+
+    def receive(self, **meta: Any) -> None:
+        """Take a message, and carry out what it leads to. Raises what was wrong."""
+        body = b"".join(meta.pop("bodies"))
+        machine: Any = self.machine
+        heard = asyncio.run(
+            self.exchange.receive(self.state, machine, SENDER, Fields("message", meta), memoryview(bytearray(body)))
+        )
+        self.out += heard.instructions
+        if heard.failure is not None:
+            raise heard.failure
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.exact.close(timeout_s=5)
+
+
+def contributed(parts: list[int], bodies: list[Any]) -> dict[str, Any]:
+    heads = [{"part": part, "view": 0} for part in parts]
+    return {
+        "of": "contributed",
+        "heads": heads,
+        "sizes": [len(body) for body in bodies],
+        "fragment": None,
+        "bodies": bodies,
+    }
+
+
+def reduced(
+    parts: list[int],
+    bodies: list[Any],
+    digests: list[bytes] | None = None,
+    *,
+    reducer: PeerId = SENDER,
+    cap: float = CAP,
+    signature: bytes | None = None,
+    squares: float | None = None,
+) -> dict[str, Any]:
+    digests = digests or [bulk_digest(body) for body in bodies]
+    heads = []
+    for part, found, body in zip(parts, digests, bodies, strict=True):
+        said = (squares_of(CODEC, body, SIZE) if body in GOOD else 0.0) if squares is None else squares
+        made = ReducedPart(part, found, FACTS.members, squares=said)
+        reduction = Reduction.of(ROSTER, replace(made, part=min(part, 3)), WEIGHTS, norm_cap=cap, reducer=reducer)
+        signed = signature or reduction.signed_by(identity_of(reducer)).signature
+        heads.append(SignedPart(made, reducer, signed, ()).to_value())
+    return {
+        "of": "reduced",
+        "heads": heads,
+        "sizes": [len(body) for body in bodies],
+        "fragment": None,
+        "bodies": bodies,
+    }
+
+
+def test_parts_of_a_message_are_heard_in_order_and_carried_out_together(scene: Scene) -> None:
+    scene.receive(**contributed([2, 0], [GOOD[2], GOOD[0]]))
+    assert scene.out == ["part 2", "part 0"]
+    assert {key: bytes(body) for key, body in scene.state.parts.received.items()} == {
+        (2, SENDER): bytes(GOOD[2]),
+        (0, SENDER): bytes(GOOD[0]),
+    }
+    scene.receive(**reduced([1, 2], GOOD[1:3]))
+    assert scene.out[2:] == ["reduced 1", "reduced 2"]
+    assert sorted(part for part, _ in scene.state.parts.reduced) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [(GOOD[1], "digest"), (b"", "digest"), (bytes(len(GOOD[0])), "digest")],
+)
+def test_bad_part_is_refused_and_the_others_of_its_message_count(scene: Scene, bad: Any, kind: str) -> None:
+    with pytest.raises(RemoteError) as info:
+        scene.receive(**contributed([1, 0, 2], [GOOD[1], bad, GOOD[2]]))
+    assert info.value.kind == kind
+    assert sorted(scene.out) == ["bad 0", "part 1", "part 2"]
+    assert sorted(part for part, _ in scene.state.parts.received) == [1, 2]
+
+
+def test_committed_nonsense_is_refused_by_its_form(scene: Scene) -> None:
+    nonsense = bytes([0x80]) * len(GOOD[0])
+    scene.machine._digests[0] = bulk_digest(nonsense)
+    with pytest.raises(RemoteError, match="part 0") as info:
+        scene.receive(**contributed([0, 1], [nonsense, GOOD[1]]))
+    assert info.value.kind == "malformed"
+    assert sorted(scene.out) == ["bad 0", "part 1"]
+    assert [(case.accused, case.part, bytes(case.body)) for case in scene.violations] == [(SENDER, 0, nonsense)]
+
+
+def test_what_the_round_refuses_costs_nothing_but_itself(scene: Scene) -> None:
+    for message in (contributed([3, 0], [GOOD[3], GOOD[0]]), reduced([3, 0], [GOOD[3], GOOD[0]])):
+        with pytest.raises(RemoteError, match="not wanted"):
+            scene.receive(**message)
+    assert scene.out == ["part 0", "reduced 0"]
+
+
+def test_reduced_part_that_is_not_its_digest_is_not_kept(scene: Scene) -> None:
+    digests = [bulk_digest(GOOD[0]), hashlib.sha256(b"other").digest()]
+    with pytest.raises(RemoteError, match="differs from its digest"):
+        scene.receive(**reduced([0, 1], GOOD[:2], digests))
+    assert [part for part, _ in scene.state.parts.reduced] == [0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": [1]},
+        {"sizes": [len(GOOD[0]), 1]},
+        {"sizes": [-1, len(GOOD[0]) + 1]},
+        {"heads": []},
+        {"heads": [{"part": 0}]},
+        {"heads": [7]},
+        {"heads": [{"part": 99, "view": 0}]},
+        {"of": "other"},
+        {"fragment": 7},
+        {"fragment": {"number": 0}},
+        {"fragment": {"number": 0, "count": 1}},
+        {"fragment": {"number": 2, "count": 2}},
+        {"fragment": {"number": -1, "count": 2}},
+        {"fragment": {"number": 0, "count": 1 << 20}},
+    ],
+)
+def test_message_that_contradicts_itself_is_refused_whole(scene: Scene, change: dict[str, Any]) -> None:
+    with pytest.raises(RemoteError):
+        scene.receive(**{**contributed([0], [GOOD[0]]), **change})
+    assert scene.out == []
+    assert scene.state.parts.received == {}
+
+
+def test_reduced_part_past_the_last_is_refused(scene: Scene) -> None:
+    with pytest.raises(RemoteError, match="no roster"):
+        scene.receive(**reduced([4000], [b"whatever"]))
+    assert scene.machine.heard == []
+
+
+@pytest.mark.parametrize("signed_otherwise", [{"cap": CAP / 2}, {"signature": bytes(64)}, {"reducer": "stranger"}])
+def test_reduced_part_that_its_reducer_did_not_sign_as_it_is_is_refused(
+    scene: Scene, signed_otherwise: dict[str, Any]
+) -> None:
+    if "reducer" in signed_otherwise:
+        good = reduced([0, 1], GOOD[:2])
+        message = {**good, "heads": [{**head, "reducer": identity_of(OTHER).peer_id[::-1]} for head in good["heads"]]}
+    else:
+        message = reduced([0, 1], GOOD[:2], **signed_otherwise)
+    with pytest.raises(RemoteError) as info:
+        scene.receive(**message)
+    assert info.value.kind in ("signature", "standing")
+    assert scene.machine.heard == []
+    assert scene.state.parts.reduced == scene.state.parts.reductions == {}
+
+
+def test_reduced_part_whose_bytes_are_nonsense_or_of_another_length_than_was_signed_is_refused(scene: Scene) -> None:
+    nonsense = bytes([0x80]) * len(GOOD[1])
+    for message in (reduced([0, 1], [GOOD[0], nonsense]), reduced([2], GOOD[2:3], squares=1.0)):
+        with pytest.raises(RemoteError) as info:
+            scene.receive(**message)
+        assert (info.value.kind, info.value.peer_id) == ("malformed", SENDER)
+    assert [part for part, _ in scene.state.parts.reduced] == [0]
+    assert [(case.accused, case.message.part) for case in scene.violations] == [(SENDER, 1), (SENDER, 2)]
+
+
+def test_a_reducer_with_two_words_for_one_part_is_caught_by_whoever_gets_both(scene: Scene) -> None:
+    scene.receive(**reduced([0, 1], GOOD[:2]))
+    scene.receive(**reduced([1], GOOD[1:2]))
+    assert scene.equivocations == []
+    scene.receive(**reduced([1], GOOD[2:3]))
+    (case,) = scene.equivocations
+    one, other = case.one, case.other
+    assert Equivocation(one=one, other=other).contradiction == "two reductions of one part from the same inputs at " + (
+        f"version {FACTS.step} of stage {FACTS.stage}"
+    )
+    scene.receive(**reduced([2], GOOD[2:3]))
+    scene.receive(**reduced([2], GOOD[1:2], reducer=OTHER))
+    assert len(scene.equivocations) == 1, "of two reducers each has its own"
+
+
+def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> None:
+    scene.receive(**reduced([1], GOOD[1:2], reducer=OTHER))
+    ((made, reduction),) = scene.state.parts.reductions.items()
+    assert (made.part, reduction.reducer, reduction.norm_cap) == (1, OTHER, CAP)
+    assert [one.num_tokens for one in reduction.inputs] == [10, 20, 30]
+    reduction.check()
+
+
+def test_part_that_this_peer_reduced_before_it_was_restarted_is_taken_and_what_went_into_it_is_not_here(
+    scene: Scene,
+) -> None:
+    scene.receive(**contributed([1], [GOOD[1]]))
+    scene.receive(**reduced([1], GOOD[1:2], reducer=OTHER))
+    (made,) = scene.state.parts.reductions
+    store = ReductionStore(retained_versions=2)
+    store.keep(scene.state, Result(ROSTER, (made,), OTHER), WEIGHTS, norm_cap=CAP, me=OTHER)
+    reduction = store.reduction(ROSTER.step, (1, None))
+    assert reduction is not None
+    assert reduction.reducer == OTHER
+    held = {one.peer_id: store.input(ROSTER.step, 1, one.digest) for one in reduction.inputs}
+    assert {peer: body if body is None else bytes(body) for peer, body in held.items()} == {
+        peer: bytes(GOOD[1]) if peer == SENDER else None for peer in FACTS.members
+    }
+
+
+def answer(reducer: PeerId = SENDER) -> tuple[act.FetchPart, Message]:
+    """What is fetched, and what a holder answers."""
+    squares = squares_of(CODEC, GOOD[0], SIZE)
+    made = ReducedPart(0, bulk_digest(GOOD[0]), FACTS.members, squares=squares)
+    reduction = Reduction.of(ROSTER, made, WEIGHTS, norm_cap=CAP, reducer=reducer).signed_by(identity_of(reducer))
+    return act.FetchPart(0, made.digest, (OTHER,), made, ROSTER), Message(
+        SignedPart.of(made, ROSTER, {made: reduction}).answer(), GOOD[0]
+    )
+
+
+@pytest.mark.parametrize("certified", [False, True])
+def test_fetched_part_needs_its_reducers_word_until_the_outcome_is_certified(scene: Scene, certified: bool) -> None:
+    asked, signed = answer()
+    scene.state.round = SimpleNamespace(result=object() if certified else None)
+
+    def counts(reply: Message) -> bool:
+        return asyncio.run(scene.exchange._is_fetched(scene.state, asked, OTHER, reply))
+
+    assert not counts(Message(signed.meta, GOOD[1]))
+    assert counts(Message({}, GOOD[0])) is certified
+    assert counts(Message({**signed.meta, "signature": bytes(64)}, GOOD[0])) is certified
+    assert scene.state.parts.reductions == {}
+    assert counts(signed)
+    assert [one.reducer for one in scene.state.parts.reductions.values()] == [SENDER]
+
+
+def fragments_of(message: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """The message of one part, cut."""
+    (body,) = message["bodies"]
+    size = -(-len(body) // count)
+    bodies = [bytes(body)[at * size : (at + 1) * size] for at in range(count)]
+    return [
+        {**message, "sizes": [len(one)], "bodies": [one], "fragment": Fragment(at, count).to_value()}
+        for at, one in enumerate(bodies)
+    ]
+
+
+def test_fragments_make_a_part_in_whatever_order_they_come_and_however_often(scene: Scene) -> None:
+    for whole in (contributed([2], [GOOD[2]]), reduced([1], GOOD[1:2])):
+        one, two, three = fragments_of(whole, 3)
+        for fragment in (three, one, three, one):
+            scene.receive(**fragment)
+        assert "reduced 1" not in scene.out
+        scene.receive(**two)
+    assert scene.out == ["part 2", "reduced 1"]
+    assert bytes(scene.state.parts.received[2, SENDER]) == bytes(GOOD[2])
+    assert [bytes(body) for body in scene.state.parts.reduced.values()] == [bytes(GOOD[1])]
+
+
+def test_part_that_is_sent_again_may_be_cut_otherwise(scene: Scene) -> None:
+    whole = contributed([0], [GOOD[0]])
+    scene.receive(**fragments_of(whole, 2)[0])
+    for fragment in fragments_of(whole, 3):
+        scene.receive(**fragment)
+    assert scene.out == ["part 0"]
+    assert bytes(scene.state.parts.received[0, SENDER]) == bytes(GOOD[0])
+
+
+def test_fragments_are_checked_as_a_whole(scene: Scene) -> None:
+    one, two = fragments_of(contributed([0], [GOOD[0]]), 2)
+    scene.receive(**one)
+    with pytest.raises(RemoteError) as info:
+        scene.receive(**{**two, "bodies": [bytes(len(two["bodies"][0]))]})
+    assert info.value.kind == "digest"
+    assert scene.out == ["bad 0"]
+    scene.receive(**two)
+    assert scene.out == ["bad 0"], "nothing is left of what was refused"
+    scene.receive(**one)
+    assert scene.out == ["bad 0", "part 0"]
+
+
+def test_last_fragment_alone_comes_again_when_the_roster_was_late(scene: Scene) -> None:
+    one, two = fragments_of(contributed([0], [GOOD[0]]), 2)
+    scene.machine.roster = None
+    scene.receive(**one)
+    with pytest.raises(TransientError, match="no roster"):
+        scene.receive(**two)
+    scene.machine.roster = ROSTER
+    scene.receive(**two)
+    assert scene.out == ["part 0"]
+
+
+def test_fragments_that_are_too_long_of_too_many_parts_or_of_a_stranger_are_not_kept(scene: Scene) -> None:
+    one, two = fragments_of(contributed([0], [GOOD[0]]), 2)
+    with pytest.raises(RemoteError, match="a fragment of 2 heads"):
+        scene.receive(**{**contributed([0, 1], GOOD[:2]), "fragment": one["fragment"]})
+    scene.receive(**one)
+    long = bytes(scene.exchange.max_message_bytes)
+    with pytest.raises(RemoteError) as info:
+        scene.receive(**{**two, "bodies": [long], "sizes": [len(long)]})
+    assert info.value.kind == "too_large"
+    scene.receive(**one)
+    for part in range(1, MOST_BEGUN):  # of what is begun and never ended, the oldest makes room
+        scene.receive(**fragments_of(contributed([part], [GOOD[0]]), 2)[0])
+    assert scene.out == []
+    scene.receive(**two)
+    assert scene.out == ["part 0"]
+    scene.receive(**one)
+    for part in range(1, MOST_BEGUN + 1):
+        scene.receive(**fragments_of(contributed([part], [GOOD[0]]), 4)[0])
+    scene.receive(**two)
+    assert scene.out == ["part 0"]
+
+    def refuse(peer: PeerId) -> None:
+        raise RemoteError("standing", "no member", peer)
+
+    scene.machine.facts.check_member = refuse
+    with pytest.raises(RemoteError, match="no member"):
+        scene.receive(**one)

@@ -1,0 +1,176 @@
+"""A round's heavy work held to plain steps over whole vectors, whatever the threads and the order."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kernels.norms import norm_of_parts
+from kernels.threads import Threads
+from peer.round.work import ContributionEncoder
+from swarm.averaging.codecs import vector_codec
+from swarm.averaging.error_feedback import Residual
+from swarm.averaging.parts import Parts
+from swarm.averaging.result_decoder import ResultDecoder, squares_of
+from swarm.averaging.seeds import part_seeds
+from swarm.bulk_digest import bulk_digest
+from swarm.core.errors import LocalError
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.round.contribution import ReducedPart
+from swarm.core.settings import PART_VALUES, AveragingCodecName
+from swarm.optim.gradient_sum import GradientSum
+from tests.kernels.test_golden import exact_floats
+
+NUM_VALUES = 3 * PART_VALUES + 1001
+PARTS = Parts(NUM_VALUES)
+PEERS = (PeerId("a"), PeerId("b"))
+SIZES = [where.stop - where.start for where in PARTS]
+SEEDS = part_seeds("run", StageIndex(0), Version(3), PEERS[0], num_parts=len(PARTS))
+
+
+class Replica:
+    """As much of a StageReplica as encoding needs."""
+
+    def __init__(self, name: AveragingCodecName, threads: int) -> None:
+        self.stage = 0
+        self.contribution_codec = vector_codec(name)
+        self.threads = Threads(threads)
+        self.residual = Residual(NUM_VALUES) if name in ("int4", "topk") else None
+
+    def parts(self) -> list[slice]:
+        return PARTS
+
+    def mean(self, accumulation: Any) -> NDArray[np.float32]:
+        mean: NDArray[np.float32] = accumulation.gradient.take_mean()
+        return mean
+
+    def mean_part(self, accumulation: Any, where: slice) -> NDArray[np.float32]:
+        mean = np.empty(where.stop - where.start, dtype=np.float32)
+        accumulation.gradient.mean_of(where, mean)
+        return mean
+
+
+class Accumulation:
+    def __init__(self, *, bad: float | None = None) -> None:
+        self.gradient = GradientSum(NUM_VALUES)
+        self.gradient.flat.numpy()[:] = exact_floats("sum", NUM_VALUES) * np.float32(100)
+        self.gradient.add_tokens(768)
+        self.work = {0: None}
+        self.not_finite = set[int]()
+        if bad is not None:
+            self.gradient.flat[-1] = bad
+
+
+def encoded(replica: Any, accumulation: Any) -> tuple[list[bytearray], list[bytes]]:
+    return ContributionEncoder(replica).encode(Step(0), accumulation, SEEDS)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "topk"])
+def test_contribution_is_each_part_of_the_mean_encoded_under_any_number_of_threads(name: AveragingCodecName) -> None:
+    mean, codec = Accumulation().gradient.take_mean(), vector_codec(name)
+    wanted = [codec.encode(mean[where], seed=seed) for where, seed in zip(PARTS, SEEDS, strict=True)]
+    for threads in (1, 2, 4):
+        parts, digests = encoded(Replica(name, threads), Accumulation())
+        assert parts == wanted
+        assert digests == [bulk_digest(part) for part in wanted]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradient_that_is_not_finite_is_left_out_whole(threads: int, bad: float) -> None:
+    spoilt = Accumulation(bad=bad)
+    assert encoded(Replica("int8", threads), spoilt) == ([], [])
+    assert spoilt.not_finite == set(spoilt.work)
+
+
+def test_without_work_there_is_nothing_to_contribute() -> None:
+    idle = Accumulation()
+    idle.work.clear()
+    assert encoded(Replica("int8", 1), idle) == ([], [])
+
+
+def test_mean_of_some_values_has_the_bits_of_the_whole_mean() -> None:
+    gradient = Accumulation().gradient
+    out = np.empty(1000, dtype=np.float32)
+    gradient.mean_of(slice(77, 1077), out)
+    assert out.tobytes() == gradient.take_mean()[77:1077].tobytes()
+    with pytest.raises(LocalError, match="no microbatch"):
+        GradientSum(10).mean_of(slice(0, 10), np.empty(10, dtype=np.float32))
+
+
+def result_of(bodies: list[bytes | bytearray]) -> list[ReducedPart]:
+    return [
+        ReducedPart(part, bulk_digest(body), PEERS, (), squares_of(vector_codec("int8"), body, size))
+        if body
+        else ReducedPart.empty(part)
+        for part, (body, size) in enumerate(zip(bodies, SIZES, strict=True))
+    ]
+
+
+def decoder() -> ResultDecoder:
+    return ResultDecoder(vector_codec("int8"), PARTS, np.full(NUM_VALUES, np.nan, dtype=np.float32))
+
+
+def bodies_of(label: str) -> list[bytes | bytearray]:
+    values = exact_floats(label, NUM_VALUES)
+    return [vector_codec("int8").encode(values[where], seed=bytes(32)) for where in PARTS]
+
+
+def whole(bodies: list[bytes | bytearray]) -> NDArray[np.float32]:
+    values = np.zeros(NUM_VALUES, dtype=np.float32)
+    for where, body in zip(PARTS, bodies, strict=True):
+        if body:
+            vector_codec("int8").decode(body, values[where])
+    return values
+
+
+def test_result_is_the_same_in_whatever_order_and_however_often_its_parts_came() -> None:
+    bodies = bodies_of("result")
+    reduced = result_of(bodies)
+    for order in ([], [0, 1, 2, 3], [3, 1], [2, 2, 0]):
+        found = decoder()
+        for part in order:
+            found.take(part, reduced[part].digest, bodies[part])
+        decoded = found.gradient(reduced, bodies)
+        assert decoded is not None
+        gradient, norm = decoded
+        assert gradient.tobytes() == whole(bodies).tobytes()
+        assert norm == norm_of_parts(gradient, part_values=PART_VALUES)
+
+
+def test_part_that_came_otherwise_than_it_was_certified_counts_for_nothing() -> None:
+    bodies, others = bodies_of("result"), bodies_of("another")
+    found = decoder()
+    found.take(1, bulk_digest(others[1]), others[1])
+    found.take(2, bulk_digest(b"nonsense"), b"nonsense")
+    decoded = found.gradient(result_of(bodies), bodies)
+    assert decoded is not None
+    assert decoded[0].tobytes() == whole(bodies).tobytes()
+
+
+def test_part_that_nobody_reached_is_zeros_even_where_something_was_decoded() -> None:
+    bodies = bodies_of("result")
+    found = decoder()
+    found.take(1, bulk_digest(bodies[1]), bodies[1])
+    bodies[1] = b""
+    decoded = found.gradient(result_of(bodies), bodies)
+    assert decoded is not None
+    assert decoded[0].tobytes() == whole(bodies).tobytes()
+    assert not decoded[0][PARTS[1]].any()
+    assert found.gradient(result_of([b"", b"", b"", b""]), [b"", b"", b"", b""]) is None
+
+
+def test_a_part_that_was_certified_but_is_malformed_is_zeros_and_the_norm_is_what_was_certified() -> None:
+    bodies = bodies_of("result")
+    reduced = result_of(bodies)
+    nonsense = bytearray(bodies[2])
+    nonsense[-1] = 0x80  # no encoder writes this code: what is decoded before it must not stay
+    bodies[2] = nonsense
+    reduced[2] = ReducedPart(2, bulk_digest(nonsense), PEERS, (), reduced[2].squares)
+    decoded = decoder().gradient(reduced, bodies)
+    assert decoded is not None
+    gradient, norm = decoded
+    assert not gradient[PARTS[2]].any()
+    assert gradient.tobytes() == whole([*bodies[:2], b"", *bodies[3:]]).tobytes()
+    assert norm == norm_of_parts(whole(bodies_of("result")), part_values=PART_VALUES)

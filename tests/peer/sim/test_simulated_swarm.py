@@ -1,0 +1,235 @@
+"""A simulated swarm: liars are banned and nobody else, never before they lie, and a seed tells all of it."""
+
+from typing import Any
+
+import pytest
+
+from peer.adversary import strengths
+from peer.sim import Outcome, SimulatedSwarm, TinyRun
+from peer.sim.swarm import NOT_SIMULATED
+from swarm.attacks import KINDS, Attack
+from swarm.core.errors import SettingsError
+from swarm.core.ids import Step
+from swarm.core.pipeline.compute_mode import ComputeMode
+from swarm.core.settings import AuditSettings, CodecSettings
+from swarm.model.stage import StageModel
+
+MUCH = AuditSettings(hop_budget=1.0, contribution_budget=1.5)
+"""Each of three auditors draws half of the contributions whole, and a third of the microbatches."""
+ALL = AuditSettings(hop_budget=3.0, contribution_budget=3.0)
+"""Three auditors draw everything."""
+SMALL: dict[str, Any] = {"audits": MUCH, "hidden_size": 16, "num_replicas": 4, "microbatches_per_step": 8}
+
+
+def outcome_of(attacks: dict[tuple[int, int], str], *, steps: int, seed: int = 0, **fields: Any) -> Outcome:
+    tiny = TinyRun(**(SMALL | fields))
+    return SimulatedSwarm(tiny, attacks=attacks, seed=seed).run(steps)
+
+
+def banned(outcome: Outcome) -> list[tuple[int, int]]:
+    return [(ban.stage, ban.index) for ban in outcome.bans]
+
+
+def test_nobody_is_banned_when_all_are_honest_and_everything_is_audited() -> None:
+    outcome = outcome_of({}, steps=30, microbatches_per_step=12, codecs=CodecSettings(averaging="fp32"), audits=ALL)
+    assert outcome.bans == outcome.quarantined == ()
+    audits = outcome.audits
+    assert audits.honest == audits.hops + audits.contributions, audits
+    assert (audits.contributions, audits.hops) == (28 * 2 * 4 * 3, 28 * 2 * 12 * 3), audits
+    assert (audits.suspicious, audits.frauds, audits.debts, audits.skipped) == (0, 0, 0, 0)
+    assert 0 < audits.largest_honest_share <= 0.3, "sums of three microbatches depend on their order"
+    assert outcome.held_out[30] < 0.6 * outcome.held_out[0], outcome.held_out
+
+
+def test_peers_that_compute_sample_by_sample_and_those_that_do_not_agree_in_audits() -> None:
+    by_sample = ComputeMode(1, recompute=True)
+    plain = CodecSettings(activations="fp32", activation_gradients="fp32", averaging="fp32")
+    swarm = SimulatedSwarm(
+        TinyRun(**(SMALL | {"audits": ALL, "codecs": plain})),
+        seed=0,
+        model_of=lambda model, stage, index: StageModel(model, stage).computing(by_sample if index % 2 else None),
+    )
+    outcome = swarm.run(8)
+    assert outcome.bans == outcome.quarantined == ()
+    assert outcome.audits.differing > 0, "whoever computes otherwise has other bits"
+    assert outcome.audits.largest_honest_share <= 0.3
+
+
+@pytest.mark.parametrize(("stage", "attack"), [(1, "sign_flip@4"), (0, "stale_weights@5"), (0, "activation_noise@4")])
+def test_a_liar_is_banned_and_nobody_else_when_replicas_look(stage: int, attack: str) -> None:
+    outcome = outcome_of({(stage, 2): attack}, steps=11)
+    assert banned(outcome) == [(stage, 2)], outcome
+    assert outcome.bans[0].step >= int(attack.partition("@")[2]), outcome.bans
+    assert outcome.audits.acquitted == 0
+    assert outcome.quarantined == ()
+
+
+def test_liars_in_both_stages_are_banned_when_honest_peers_hear_them_whatever_they_plead() -> None:
+    attacks = {
+        (0, 1): "pleading_activation_negate@3",
+        (0, 3): "pleading_zeros@3",
+        (1, 0): "gradient_negate@3",
+        (1, 2): "pleading_label_flip@5",
+    }
+    outcome = outcome_of(attacks, steps=13)
+    assert sorted(banned(outcome)) == sorted(attacks)
+    assert [ban.whole for ban in outcome.bans if (ban.stage, ban.index) == (0, 3)] == [True]
+    assert [ban.whole for ban in outcome.bans if (ban.stage, ban.index) == (0, 1)] == [False]
+
+
+def test_auditors_that_agree_without_a_replay_cost_no_more_than_their_own_audits() -> None:
+    """One honest auditor of a liar, which plain luck would let two others find too: half of what it does is drawn."""
+    attacks = {(1, 2): "sign_flip@4", (1, 0): "lazy_auditor@0", (1, 3): "lazy_auditor@0"}
+    outcome = outcome_of(attacks, steps=16)
+    assert banned(outcome) == [(1, 2)], "who is lazy does its own work, and is not accused"
+    assert outcome.quarantined == ()
+
+
+def test_who_shows_nothing_is_quarantined_after_three_debts() -> None:
+    swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(0, 3): "withholding@3"}, seed=0)
+    outcome = swarm.run(9)
+    assert outcome.bans == ()
+    assert outcome.quarantined == (swarm.peer(0, 3).peer_id,)
+
+
+def test_bits_that_flip_are_a_fault_and_who_has_the_third_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strengths, "BIT_FLIP_SHARE", 1.0)  # in every microbatch: most flips are too small to be found
+    swarm = SimulatedSwarm(TinyRun(**SMALL), attacks={(1, 2): "bit_flips@2"}, seed=0)
+    broken, out_after = swarm.peer(1, 2).peer_id, []
+    for _ in range(24):
+        swarm.step()
+        if swarm.outcome().quarantined:
+            out_after.append(swarm.counts.faults)
+    assert set(out_after) == {3}, (out_after, swarm.counts)
+    assert swarm.outcome().quarantined == (broken,)
+    assert swarm.bans == []
+
+
+def test_outcome_is_the_same_when_the_seed_is() -> None:
+    one, same, other = (outcome_of({(1, 1): "alie@3"}, steps=6, seed=seed) for seed in (7, 7, 8))
+    assert one == same
+    assert one.state_digests != other.state_digests
+
+
+def test_replay_of_a_lie_shows_it_where_it_is_and_nothing_before() -> None:
+    silent = AuditSettings(hop_budget=0.0, contribution_budget=0.0)
+    swarm = SimulatedSwarm(TinyRun(**(SMALL | {"audits": silent})), attacks={(0, 2): "activation_noise@2"}, seed=0)
+    for _ in range(4):
+        swarm.step()
+    assert swarm.bans == []
+    shown = [swarm.shown(0, 2, step) for step in range(4)]
+    assert [one.is_wrong for one in shown] == [False] * 4
+    assert [one.wrong_microbatches for one in shown] == [(False, False)] * 2 + [(True, True)] * 2
+
+
+def test_noise_within_tolerance_is_not_found() -> None:
+    outcome = outcome_of({(0, 2): "in_tolerance_noise@2"}, steps=11)
+    assert outcome.bans == outcome.quarantined == ()
+    assert outcome.audits.frauds == 0
+    assert outcome.audits.hops > 50, outcome.audits
+
+
+def test_an_attack_that_has_no_place_is_refused() -> None:
+    for attack in ("gradient_negate@2", "forged_records@2", "no_such@1"):
+        with pytest.raises(SettingsError):
+            SimulatedSwarm(TinyRun(), attacks={(0, 0): attack}, seed=0)
+
+
+# -- every attack of the kit ----------------------------------------------------------------------------------
+
+EVERYTHING = AuditSettings(hop_budget=3.0, contribution_budget=3.0, reducer_share=1.0)
+BEGINS = 3
+
+FOUND: dict[str, str] = {
+    # kind: what its evidence is called, where all is audited and the liar does not plead
+    **dict.fromkeys(("sign_flip", "sign_flip_1000", "alie", "ipm", "zeros", "copied_gradient"), "replay_mismatch"),
+    **dict.fromkeys(("partial_work", "long_gradient"), "replay_mismatch"),
+    **dict.fromkeys(("activation_noise", "activation_swap", "activation_negate", "activation_zeros"), "hop_mismatch"),
+    **dict.fromkeys(("gradient_noise", "gradient_swap", "gradient_negate", "gradient_zeros"), "hop_mismatch"),
+    "wrong_reducer": "reducer_fraud",
+    "equivocating_reducer": "equivocation",
+    "two_votes": "equivocation",
+    "wrong_state": "step_fraud",
+}
+"""Of the others more than one kind of evidence may come first, or none."""
+LEFT_OUT = {
+    "forged_records": "it lies in the directory, of which the virtual swarm has none: everybody knows who is there",
+    "replayed_records": "it lies in the directory",
+    "inflated_records": "it lies in the directory, and of how long work waits: work is dealt out, and waits for nobody",
+}
+UNHARMFUL = frozenset(
+    {
+        "in_tolerance_noise",  # by its name
+        "bit_flips",  # a fault, and most flips are too small to be found
+        "nan_gradient",  # its maker's own contribution is left out
+        "omitting_reducer",  # a part may not have come, for all that others know
+        "omitting_leader",  # nor a commitment; whom it left out asks to be let in again
+        "equivocating_leader",  # neither roster is voted for, and another leads
+        "sybil_flood",  # nobody votes for a roster that names strangers
+        "lying_juror",  # nobody is accused
+        "lazy_auditor",  # nobody sees that a draw was not followed
+    }
+)
+"""Nobody is banned or kept out for them here."""
+
+
+def stage_for(kind: str) -> int:
+    return 0 if Attack(kind).works_in(0, 2) and not Attack(kind).works_in(1, 2) else 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_peer(kind: str) -> None:
+    stage = stage_for(kind)
+    attacks = {(stage, 2): f"{kind}@{BEGINS}"}
+    if kind in LEFT_OUT:
+        assert kind in NOT_SIMULATED, LEFT_OUT[kind]
+        with pytest.raises(SettingsError):
+            outcome_of(attacks, steps=1)
+        return
+    swarm = SimulatedSwarm(TinyRun(**(SMALL | {"audits": EVERYTHING})), attacks=attacks, seed=0)
+    outcome = swarm.run(20 if "reducer" in kind else 10)  # who reduces is drawn anew for each step
+    liar = swarm.peer(stage, 2).peer_id
+    assert {ban.peer_id for ban in outcome.bans} | {*outcome.quarantined} <= {liar}, outcome
+    assert all(ban.step >= BEGINS for ban in outcome.bans)
+    if kind in UNHARMFUL:
+        assert outcome.bans == outcome.quarantined == ()
+        return
+    assert outcome.bans or outcome.quarantined, f"{kind} does nothing here: {outcome}"
+    if kind in FOUND:
+        assert [ban.kind for ban in outcome.bans] == [FOUND[kind]]
+
+
+def test_leaders_that_omit_or_equivocate_hold_up_no_round_and_change_no_gradient() -> None:
+    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
+    for kind in ("equivocating_leader", "sybil_flood"):
+        swarm = SimulatedSwarm(TinyRun(**quiet), attacks={(1, 2): f"{kind}@0"}, seed=0)
+        views = []
+        for _ in range(6):
+            swarm.step()
+            roster = swarm.stages[1].rounds[Step(swarm.version - 1)].roster
+            views.append(roster.view)
+            assert len(roster.contributions) == 4
+        assert any(views), "the liar led once, and another led after it"
+        assert len(swarm.stages[1].chain.members) == 4
+
+
+def test_whom_an_omitting_leader_leaves_out_is_let_in_again() -> None:
+    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
+    swarm = SimulatedSwarm(TinyRun(**quiet), attacks={(1, 2): "omitting_leader@0"}, seed=0)
+    left_out = []
+    for _ in range(8):
+        swarm.step()
+        roster = swarm.stages[1].rounds[Step(swarm.version - 1)].roster
+        left_out.append(len(roster.members) - len(roster.contributions))
+    assert max(left_out) == 1
+    assert min(left_out) == 0
+
+
+def test_two_lying_jurors_mislead_and_the_run_key_does_not_follow() -> None:
+    attacks = {(1, 0): "false_accuser@2", **{(1, index): "lying_juror@0" for index in (1, 2, 3)}}
+    swarm = SimulatedSwarm(TinyRun(**(SMALL | {"num_replicas": 6, "audits": EVERYTHING})), attacks=attacks, seed=0)
+    outcome = swarm.run(8)
+    assert outcome.bans == ()
+    assert outcome.quarantined == (swarm.peer(1, 0).peer_id,), "three untrue accusations"
+    assert outcome.audits.juries == outcome.audits.acquitted == 3
+    assert outcome.audits.misled >= 1

@@ -1,0 +1,295 @@
+"""A peer's token files come piece by piece from whoever has them: each piece is checked, liars are asked no more."""
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import random
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from peer.directory.host import Host
+from peer.directory.limited_transport import LimitedTransport
+from peer.state.run_files import RunFiles
+from swarm.cli import ExitCode, run
+from swarm.core.errors import TransientError
+from swarm.core.ids import PeerId
+from swarm.core.settings import RunSettings
+from swarm.data.pieces import PIECE_BYTES, PieceList, list_pieces
+from swarm.data.token_file import TokenFile
+from swarm.file_donor import FileDonor
+from swarm.host_protocol import FILE
+from swarm.network.memory import MemoryNetwork, MemoryTransport
+from swarm.network.services.mirror import MirrorClient
+from swarm.network.transport import Handler, Message
+from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
+from tests.verification.exhibits import small_settings
+
+HOST, ME, HONEST, LIAR, RUN = (identity_of(number) for number in range(5))
+NUM_PIECES = 6
+
+
+class Scene:
+    """A host with two token files, and a peer without."""
+
+    def __init__(self, folder: Path, mirrors: Sequence[str] = (), download_mbit: float | None = None) -> None:
+        self.network = MemoryNetwork(random.Random(0))
+        self.served = Counter[PeerId]()
+        self.mirrors = mirrors
+        self.paths: dict[bytes, Path] = {}
+        sizes = {"train": NUM_PIECES * PIECE_BYTES - 1000, "held_out": 5000}
+        for name, size in sizes.items():
+            path = folder / f"{name}.tokens"
+            path.write_bytes(random.Random(name).randbytes(size))
+            self.paths[TokenFile(path, 1).digest()] = path
+        train, held_out = self.paths
+        data = replace(
+            small_settings(2).data,
+            token_bytes=1,
+            num_train_tokens=sizes["train"],
+            num_held_out_tokens=sizes["held_out"],
+            train_digest=train,
+            held_out_digest=held_out,
+        )
+        self.settings: RunSettings = replace(small_settings(2), data=data)
+        self.host = self.network.transport(HOST)
+        self.donate(self.host)
+        (folder / "peer").mkdir()
+        self.own = self.network.transport(ME)
+        self.limited = LimitedTransport(self.own, upload_mbit=None, download_mbit=download_mbit)
+        self.files = RunFiles(
+            settings=self.settings,
+            run_key=RUN.peer_id,
+            host=Host(self.limited, HOST.peer_id),
+            transport=self.limited,
+            limited=self.limited,
+            folder=folder / "peer",
+        )
+
+    def donate(self, transport: MemoryTransport, *, lies: bool = False) -> PeerId:
+        """Have the transport serve the files, in truth or not."""
+
+        async def list_of(digest: bytes) -> PieceList:
+            made = await asyncio.to_thread(list_pieces, self.paths[digest], digest)
+            return made.signed_by(LIAR if lies else RUN)
+
+        donor = FileDonor(self.paths, list_of, self.mirrors)
+        donor.serve(transport)
+
+        async def counted(sender: PeerId, request: Message) -> Message:
+            self.served[transport.peer_id] += 1
+            await asyncio.sleep(0.001)  # so that all have their turn
+            answer = await donor._on_file(sender, request)
+            return Message({}, bytes(len(answer.body))) if lies else answer
+
+        transport.serve(FILE, counted, max_body_bytes=0)
+        return transport.peer_id
+
+    async def get(self, *donors: PeerId) -> None:
+        async def found() -> Sequence[PeerId]:
+            return donors
+
+        files = await self.files.get(found)
+        assert [file.digest() for file in files] == list(self.paths)
+
+
+def test_pieces_come_from_all_who_have_them_and_a_liar_is_asked_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        honest = scene.donate(scene.network.transport(HONEST))
+        liar = scene.donate(scene.network.transport(LIAR), lies=True)
+        await scene.get(liar, honest)
+        assert scene.served[liar] == 2  # once for each file
+        assert scene.served[honest] > 0
+        assert scene.served[HOST.peer_id] > 0
+        assert scene.served.total() == NUM_PIECES + 1 + scene.served[liar]
+        assert [path.suffix for path in (tmp_path / "peer").iterdir()] == [".tokens"] * 2
+        # Whoever has them gives them on.
+        other = await scene.network.transport(LIAR).call(
+            ME.peer_id,
+            FILE,
+            Message({"digest": next(iter(scene.paths)), "offset": PIECE_BYTES}),
+            timeout_s=5,
+            max_body_bytes=PIECE_BYTES,
+        )
+        assert bytes(other.body) == next(iter(scene.paths.values())).read_bytes()[PIECE_BYTES : 2 * PIECE_BYTES]
+
+    asyncio.run(main())
+
+
+def test_what_came_before_a_break_is_kept_and_peers_do_without_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.directory.host.HOST_RETRY_S", 0.0)
+
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        scene.network.kill(HOST.peer_id)
+        with pytest.raises(TransientError):
+            await scene.get()
+        train = next(iter(scene.paths))
+        partial = tmp_path / "peer" / f"train-{train.hex()[:16]}.partial"
+        partial.write_bytes(scene.paths[train].read_bytes()[: 4 * PIECE_BYTES + 7])
+        honest = scene.donate(scene.network.transport(HONEST))
+        await scene.get(honest)
+        assert scene.served == {honest: NUM_PIECES - 4 + 1}
+        scene.network.kill(honest)
+        await scene.get()  # nobody is needed where they are
+
+    asyncio.run(main())
+
+
+def test_without_the_host_a_list_counts_that_the_run_key_has_signed_and_mirrors_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.directory.host.HOST_RETRY_S", 0.0)
+
+    async def main() -> None:
+        scene = Scene(tmp_path, mirrors=["https://127.0.0.1:1/data"])
+        scene.network.kill(HOST.peer_id)
+        liar = scene.donate(scene.network.transport(LIAR), lies=True)
+        with pytest.raises(TransientError):
+            await scene.get(liar)
+        assert not scene.served
+        monkeypatch.setattr(MirrorClient, "read", None)
+        await scene.get(liar, scene.donate(scene.network.transport(HONEST)))
+
+    asyncio.run(main())
+
+
+def test_a_late_peer_takes_its_tokens_from_peers_and_gives_them_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        manifest = manifest_of(optimizer={"total_steps": 500}, checkpoint={"every_steps": 500})
+        async with swarm_in_process(manifest, tmp_path, peers=(1, 1)) as swarm:
+            await swarm.until_version(2)
+            asked = Counter[PeerId]()
+            for peer in (*(peer.transport for peer in swarm.of_stage(0)), swarm._opened[0]):
+                services = peer._services._services  # type: ignore[attr-defined]
+                services[FILE] = replace(services[FILE], handler=counting(asked, peer.peer_id, services[FILE].handler))
+            late = await swarm.add_peer(0)
+            async with asyncio.timeout(60):
+                while late.daemon.at is None:
+                    assert not late.task.done(), late.task.result()
+                    await asyncio.sleep(0.02)
+            assert asked[swarm.of_stage(0)[0].peer_id] > 0
+
+    asyncio.run(main())
+
+
+def counting(asked: Counter[PeerId], peer: PeerId, handler: Handler) -> Handler:
+    async def counted(sender: PeerId, request: Message) -> Message:
+        asked[peer] += 1
+        return await handler(sender, request)
+
+    return counted
+
+
+# -- mirrors ------------------------------------------------------------------------------------------------
+
+
+def trusted_certificate(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of a server at 127.0.0.1, and of a client that trusts it."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mirror")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = folder / "mirror.pem"
+    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    pem.write_bytes(key.private_bytes(*plain) + made.public_bytes(serialization.Encoding.PEM))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(pem)
+    return server, ssl.create_default_context(cafile=str(pem))
+
+
+@contextlib.asynccontextmanager
+async def mirror(folder: Path, context: ssl.SSLContext) -> AsyncIterator[str]:
+    """A web server of the folder, at this URL; /moved/ leads there, /away/ to a server without TLS."""
+
+    async def moved(request: web.Request) -> web.Response:
+        raise web.HTTPFound(f"/{request.match_info['name']}")
+
+    async def away(request: web.Request) -> web.Response:
+        raise web.HTTPFound(f"http://127.0.0.1:1/{request.match_info['name']}")
+
+    async def whole(request: web.Request) -> web.Response:
+        return web.Response(body=await asyncio.to_thread((folder / request.match_info["name"]).read_bytes))
+
+    app = web.Application()
+    app.router.add_get("/moved/{name}", moved)
+    app.router.add_get("/away/{name}", away)
+    app.router.add_get("/whole/{name}", whole)
+    app.router.add_static("/", folder)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    try:
+        yield f"https://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def test_pieces_come_from_a_mirror_and_count_as_traffic(tmp_path: Path) -> None:
+    server, client = trusted_certificate(tmp_path)
+
+    async def main() -> None:
+        async with mirror(tmp_path, server) as url:
+            scene = Scene(tmp_path, [f"{url}/moved/"])
+            scene.files = replace(scene.files, mirrors=MirrorClient(client))
+            await scene.get()
+            from_host = scene.served[HOST.peer_id]
+            assert from_host <= NUM_PIECES
+            by_p2p, counted = scene.own.traffic()[1], scene.limited.traffic()[1]
+            assert counted - by_p2p >= (NUM_PIECES - from_host) * PIECE_BYTES - 1000
+            assert counted > by_p2p
+
+    asyncio.run(main())
+
+
+def test_a_mirror_that_is_none_is_told_why_and_no_other_way_is_gone(tmp_path: Path) -> None:
+    server, client = trusted_certificate(tmp_path)
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+
+    async def main() -> None:
+        async with mirror(tmp_path, server) as url, MirrorClient(client, timeout_s=5.0) as mirrors:
+            assert await mirrors.read(f"{url}/file", 10, 20) == bytes(range(10, 20))
+            for bad, why in (
+                (f"{url}/away/file", "only https"),
+                (f"{url}/whole/file", "status 200, no range"),
+                (f"{url}/nothing", "status 404"),
+                ("http://127.0.0.1:1/file", "only https"),
+            ):
+                with pytest.raises(TransientError, match=why):
+                    await mirrors.read(bad, 10, 20)
+            with pytest.raises(TransientError):
+                await mirrors.read(f"{url}/file", 90, 110)
+            async with MirrorClient(timeout_s=5.0) as strict:
+                with pytest.raises(TransientError, match="certificate"):
+                    await strict.read(f"{url}/file", 10, 20)
+
+    asyncio.run(main())
+
+
+def test_a_host_names_https_mirrors_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["init", str(tmp_path / "run.toml")]) is ExitCode.OK
+    manifest = str(tmp_path / "run.toml")
+    assert run(["host", manifest, "--mirror", "http://example.org/data"]) is ExitCode.BAD_INPUT
+    assert "--mirror http://example.org/data: give the https:// URL" in capsys.readouterr().err

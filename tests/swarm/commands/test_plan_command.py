@@ -1,0 +1,260 @@
+"""The arithmetic of a run, against the numbers of the design and the codecs' own sizes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.averaging.activations import activation_codec
+from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.core.pipeline.compute_mode import modes
+from swarm.core.plan import (
+    CONTRIBUTION_BYTES,
+    EXACT_NS,
+    HEADERS,
+    LINK_SHARE,
+    RESULT_BYTES,
+    ROUND_TRIPS,
+    WITH_RESIDUAL,
+    Assumptions,
+    activation_bytes_per_token,
+    best_cut,
+    plan_cut,
+    plan_run,
+    round_bytes,
+    stage_memory_bytes,
+    total_bytes,
+)
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings, leaves_residual
+from swarm.manifest.file import assumed_data, freeze, parse_manifest
+from swarm.manifest.model import cuts, hidden_size, stage_num_parameters
+from swarm.model.initial import initial_weights
+from swarm.model.stage import StageModel
+
+LINKS = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=8, tflops=1, session_hours=4)
+
+
+def _settings(text: str = "") -> RunSettings:
+    manifest = parse_manifest(text, Path("run.toml"))
+    return freeze(manifest, assumed_data(manifest), ())
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
+def test_bytes_of_rounds_are_those_of_the_codecs(codec: AveragingCodecName) -> None:
+    values = 1 << 18
+    assert CONTRIBUTION_BYTES[codec] * values == vector_codec(codec).encoded_bytes(values)
+    assert RESULT_BYTES[codec] * values == result_codec(codec).encoded_bytes(values)
+    assert (codec in WITH_RESIDUAL) == leaves_residual(codec)
+
+
+def test_low_bit_codecs_need_less_of_the_uplink_and_a_residual() -> None:
+    plain = _settings()
+    for codec, bound in (("int4", 0.53), ("topk", 0.43)):
+        settings = _settings(f"[codecs]\naveraging = '{codec}'")
+        assert round_bytes(codec, 10**6, 8) < bound * round_bytes("int8", 10**6, 8)
+        assert "host.residual" in stage_memory_bytes(settings, 1000, 128, "cpu")
+    assert "host.residual" not in stage_memory_bytes(plain, 1000, 128, "cpu")
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_bytes_of_activations_are_those_of_the_codecs(codec: ActivationCodecName) -> None:
+    for width in (64, 99, 100, 1024, 4096):
+        assert activation_bytes_per_token(codec, width) * 6 == activation_codec(codec).encoded_bytes((2, 3, width))
+
+
+def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> None:
+    num_parameters = 10**9
+    assert round_bytes("int8", num_parameters, 8) == pytest.approx(1.75e9, rel=0.02)
+    settings = _settings("[checkpoint]\nsnapshot_every = 1\n")
+    joined = plan_run(settings, [num_parameters] * 2, 4096, LINKS).stages[0].join_bytes
+    assert joined == pytest.approx(12e9, rel=0.05)
+
+
+def test_memory_is_about_seventy_bytes_a_parameter() -> None:
+    items = stage_memory_bytes(_settings(), 150_000_000, 128, "cpu")
+    without = {name: size for name, size in items.items() if "activations" not in name and "logits" not in name}
+    assert 66 < total_bytes(without, "host") / 150_000_000 < 70
+    assert total_bytes(items, "device") == 0
+
+
+def test_gpu_holds_weights_gradients_and_activations_but_no_moments() -> None:
+    items = stage_memory_bytes(_settings(), 1000, 128, "cuda:0")
+    on_device = {name for name in items if name.startswith("device.")}
+    assert {name.partition(".")[2].split(",")[0] for name in on_device} == {
+        "weights",
+        "gradient sums of two steps",
+        "gradient that does not count",
+        "activations in flight",
+        "gradients of activations",
+        "logits and their gradient",
+    }
+    assert "host.moments" in items
+
+
+def test_memory_follows_the_settings_that_decide_it() -> None:
+    def item(settings: RunSettings, name: str) -> int:
+        return stage_memory_bytes(settings, 1000, 128, "cpu")[name]
+
+    plain = _settings()
+    recompute = replace(plain, model=replace(plain.model, recompute=True))
+    assert item(recompute, "host.activations in flight") < item(plain, "host.activations in flight") / 3
+    *_, least = modes(plain)
+    sliced = stage_memory_bytes(plain, 1000, 128, "cpu", mode=least)["host.activations in flight"]
+    assert sliced < item(recompute, "host.activations in flight")
+    sgd = replace(plain, optimizer=replace(plain.optimizer, name="sgd"))
+    assert item(sgd, "host.moments") * 2 == item(plain, "host.moments")
+    extrapolate = replace(plain, optimizer=replace(plain.optimizer, correction="extrapolate"))
+    assert item(extrapolate, "host.weights, 3 versions") == 12_000
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    settings = _settings("[model]\nstages = 1\n[limits]\nmax_in_flight = 1")
+    model = StageModel(settings.model, 0)
+    weights = model.weights(next(initial_weights(settings.model, 0, None)))
+    own = {parameter.untyped_storage().data_ptr() for parameter in weights.stack.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens_BL = torch.zeros(settings.batch.microbatch_size, settings.data.sequence_length, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.forward(weights, tokens_BL, keep=True)
+    kept_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    planned = stage_memory_bytes(settings, 0, 128, "cpu", stage=0)["host.activations in flight"]
+    assert kept_bytes == pytest.approx(planned, rel=0.15)
+
+
+def test_parameters_are_those_of_the_weights() -> None:
+    settings = _settings("[model]\nstage_layers = [1, 3]")
+    counts = stage_num_parameters(settings.model)
+    assert hidden_size(settings.model) == 128
+    assert counts == [len(flat) for flat in initial_weights(settings.model, 0, None)]
+
+
+def test_step_time_is_the_slowest_of_compute_and_links() -> None:
+    settings = _settings("[averaging]\nrule = 'mean'")
+    slow_links = replace(LINKS, uplink_mbit=0.1)
+    bound = plan_run(settings, [10**6] * 2, 128, slow_links)
+    votes_s = ROUND_TRIPS * LINKS.round_trip_ms / 1000
+    exact_s = 10**6 * EXACT_NS["int8"] * 1e-9
+    lines_s = max(part.uplink_s for part in bound.stages)
+    assert bound.step_s == pytest.approx(lines_s + bound.stages[1].fill_s + votes_s + exact_s)
+    slow_compute = replace(LINKS, tflops=1e-4)
+    computing = plan_run(settings, [10**6] * 2, 128, slow_compute)
+    first, last = computing.stages
+    slowest, other = (first, last) if first.compute_s > last.compute_s else (last, first)
+    assert computing.step_s == pytest.approx(slowest.compute_s + other.fill_s + slowest.round_s)
+    assert computing.tokens_per_s == pytest.approx(settings.batch.target_tokens / computing.step_s)
+
+
+def test_a_synchronous_pipeline_is_filled_anew_in_every_step() -> None:
+    """With s equal stages m microbatches of each peer take the time of m + s - 1, and s - 1 round trips."""
+    slow = replace(LINKS, tflops=1e-4)
+    settings = _settings("[model]\nstage_layers = [1, 1, 1, 1]\n[data]\nsequence_length = 1\n")
+    plan = plan_run(settings, [10**7] * 4, 1, slow)
+    m = settings.microbatches_per_step / LINKS.peers_per_stage
+    work_s = plan.stages[1].work_s
+    waits_s = 3 * LINKS.round_trip_ms / 1000
+    expected = (m + 3) / m * work_s + waits_s + plan.stages[1].round_s
+    assert plan.step_s == pytest.approx(expected, rel=1e-3)
+    delayed = replace(settings, averaging=replace(settings.averaging, delay=1))
+    assert plan_run(delayed, [10**7] * 4, 1, slow).step_s == pytest.approx(work_s + plan.stages[1].exact_s, rel=1e-3)
+
+
+def test_exact_work_is_that_of_the_codec_or_what_was_measured() -> None:
+    for codec in ("int8", "topk"):
+        settings = _settings(f"[codecs]\naveraging = '{codec}'")
+        known = plan_run(settings, [10**6] * 2, 128, LINKS).stages[0]
+        told = plan_run(settings, [10**6] * 2, 128, replace(LINKS, exact_ns=100.0)).stages[0]
+        assert known.exact_s == pytest.approx(EXACT_NS[codec] * 1e-3)
+        assert told.exact_s == pytest.approx(0.1)
+        assert told.round_s - known.round_s == pytest.approx(told.exact_s - known.exact_s)
+
+
+def test_delay_hides_the_round_behind_compute() -> None:
+    settings = _settings()
+    delayed = replace(settings, averaging=replace(settings.averaging, delay=1))
+    slow_compute = replace(LINKS, tflops=1e-3)
+    parts = plan_run(settings, [10**6] * 2, 128, slow_compute).stages
+    hidden_s = plan_run(delayed, [10**6] * 2, 128, slow_compute).step_s
+    assert hidden_s == pytest.approx(max(part.work_s + part.exact_s for part in parts))
+    assert plan_run(settings, [10**6] * 2, 128, slow_compute).step_s > hidden_s
+
+
+def test_ends_of_the_pipeline_send_one_way_only() -> None:
+    settings = _settings("[model]\nstages = 3\n[codecs]\nactivations = 'fp32'\nactivation_gradients = 'bf16'")
+    first, middle, last = plan_run(settings, [10**6] * 3, 100, LINKS).stages
+    tokens = settings.batch.target_tokens / LINKS.peers_per_stage
+    assert [part.activation_up_bytes / tokens for part in (first, middle, last)] == [400, 600, 200]
+    assert [part.activation_down_bytes / tokens for part in (first, middle, last)] == [200, 600, 400]
+
+
+def test_round_longer_than_its_step_is_warned_of_with_the_batch_that_would_do() -> None:
+    settings = _settings()
+    plan = plan_run(settings, [10**7] * 2, 128, LINKS)
+    assert len(plan.warnings) == 2
+    assert "stage 0: a round takes" in plan.warnings[0]
+    enough = int(plan.warnings[0].partition(" to ")[2].partition(",")[0])
+    larger = replace(settings, batch=replace(settings.batch, target_tokens=enough))
+    assert not [text for text in plan_run(larger, [10**7] * 2, 128, LINKS).warnings if "stage 0" in text]
+
+
+@pytest.mark.parametrize(("num_parameters", "refused"), [(20_000_000, False), (2_000_000_000, True)])
+def test_join_longer_than_a_tenth_of_a_session_is_refused(num_parameters: int, refused: bool) -> None:
+    plan = plan_run(_settings(), [10**6, num_parameters], 4096, LINKS)
+    assert bool(plan.refusals) == refused
+    if refused:
+        assert "stage 1: joining moves" in plan.refusals[0]
+        assert "a tenth of the 4 h" in plan.refusals[0]
+
+
+def test_month_is_what_the_steps_of_a_month_move() -> None:
+    plan = plan_run(_settings(), [10**6] * 2, 128, LINKS)
+    part = plan.stages[0]
+    step_bytes = np.sum(
+        [part.round_up_bytes, part.round_down_bytes, part.activation_up_bytes, part.activation_down_bytes]
+    )
+    assert plan.month_bytes[0] == pytest.approx(step_bytes * HEADERS * 30 * 86400 / plan.step_s)
+
+
+def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> None:
+    far = replace(LINKS, round_trip_ms=200.0)
+    near, distant = (plan_run(_settings(), [10**6] * 2, 128, links).stages[0] for links in (LINKS, far))
+    assert distant.round_s - near.round_s == pytest.approx(ROUND_TRIPS * 0.16)
+    line_s = near.round_up_bytes * HEADERS * 8 / (LINKS.uplink_mbit * 1e6) / LINK_SHARE
+    assert near.round_s == pytest.approx(line_s + ROUND_TRIPS * 0.04 + near.exact_s)
+    alone = plan_run(_settings(), [10**6] * 2, 128, replace(far, peers_per_stage=1)).stages[0]
+    assert alone.round_s == alone.exact_s
+
+
+def test_fleet_gets_the_fastest_cut_that_fits_its_memory() -> None:
+    settings = _settings()
+    found = {}
+    for model in cuts(settings.model):
+        cut_settings = replace(settings, model=model)
+        numbers, width = stage_num_parameters(model), hidden_size(model)
+        found[model.num_stages] = plan_cut(cut_settings, numbers, width, LINKS, num_peers=8, memory_bytes=1 << 40)
+        exact = plan_run(cut_settings, numbers, width, replace(LINKS, peers_per_stage=8 // model.num_stages))
+        assert found[model.num_stages].tokens_per_s == exact.tokens_per_s
+    best = best_cut(list(found.values()))
+    assert best is not None
+    assert best.tokens_per_s == max(cut.tokens_per_s for cut in found.values() if not cut.problem)
+    least = min(cut.host_bytes for cut in found.values())
+    poor = [replace(cut, problem="" if cut.host_bytes <= least else "too large") for cut in found.values()]
+    chosen = best_cut(poor)
+    assert chosen is not None
+    assert chosen.host_bytes == least
+    assert best_cut([replace(best, problem="too large")]) is None
+
+
+def test_run_takes_its_steps_and_moves_its_bytes() -> None:
+    settings = _settings()
+    plan = plan_run(settings, stage_num_parameters(settings.model), hidden_size(settings.model), LINKS)
+    assert plan.run_s == pytest.approx(plan.step_s * settings.optimizer.total_steps)
+    for part, month, whole in zip(plan.stages, plan.month_bytes, plan.run_bytes, strict=True):
+        assert whole == pytest.approx(month * plan.run_s / (30 * 24 * 3600) + part.join_bytes)

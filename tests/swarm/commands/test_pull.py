@@ -1,0 +1,72 @@
+"""`swarm pull`: the model as the run key signed it, from a host without peers; anything else is refused."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from swarm.cli import ExitCode, run
+from swarm.model.families import stage_layout
+from tests.bootstrap.state.hosted import Hosted, hosted
+
+
+async def pulled(host: Hosted, folder: Path) -> ExitCode:
+    return await asyncio.to_thread(run, ["pull", host.doors.invite.line(), str(folder)])
+
+
+def test_newest_anchored_checkpoint_becomes_a_model_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def pull() -> None:
+        async with hosted(tmp_path) as host:
+            host.archive(5, seed=1)
+            host.archive(10, seed=2)
+            expected = {}
+            for stage, state in enumerate(host.run.states):
+                layout = stage_layout(host.run.settings.model, stage)
+                expected |= {name: view.copy() for name, view in layout.views(state.weights).items()}
+            host.archive(15, anchored=False, seed=3)  # one donor's word: nobody takes that away
+            assert await pulled(host, tmp_path / "model") is ExitCode.OK
+            found = load_file(tmp_path / "model" / "model.safetensors")
+            assert found.keys() == expected.keys()
+            assert all((found[name] == expected[name]).all() for name in expected)
+            assert (tmp_path / "model" / "tokenizer.json").is_file()
+
+    asyncio.run(pull())
+    assert "checkpoint 10:" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["host", "model", "text.txt"]
+
+
+def test_run_without_a_checkpoint_and_a_folder_in_use_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def pull() -> None:
+        async with hosted(tmp_path) as host:
+            assert await pulled(host, tmp_path / "model") is ExitCode.FAILED
+            assert "0 checkpoints, none of them anchored" in capsys.readouterr().err
+            assert await pulled(host, tmp_path / "host") is ExitCode.BAD_INPUT
+            assert "is not an empty folder" in capsys.readouterr().err
+
+    asyncio.run(pull())
+
+
+def test_host_that_sends_other_bytes_than_were_signed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def pull() -> None:
+        async with hosted(tmp_path) as host:
+            host.archive(5)
+            weights = host.run.folder.checkpoints / "step-00000005" / "stage-1.safetensors"
+            data = bytearray(weights.read_bytes())
+            data[-1] ^= 1
+            weights.write_bytes(data)
+            assert await pulled(host, tmp_path / "model") is ExitCode.FAILED
+            assert (
+                "stage-1.safetensors of checkpoint 5 is not the one that the run key signed" in capsys.readouterr().err
+            )
+            assert not (tmp_path / "model").exists()
+            # Mended: what was whole is not asked again, and the damaged file is.
+            data[-1] ^= 1
+            weights.write_bytes(data)
+            assert await pulled(host, tmp_path / "model") is ExitCode.OK
+
+    asyncio.run(pull())

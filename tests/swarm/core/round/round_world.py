@@ -1,0 +1,632 @@
+"""Averaging rounds driven without machines: a virtual clock, a seeded network, deaths and freezes.
+
+Everything a driver must do is done here as `swarm.core.round.instructions` says; a run is a function of its arguments.
+"""
+
+import hashlib
+import heapq
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+
+from swarm.core.errors import RemoteError
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.ranking import rank
+from swarm.core.round.averaging_round import (
+    AggregatePart,
+    AnnounceShare,
+    AskPromise,
+    AveragingRound,
+    CombineShares,
+    FetchPart,
+    Finish,
+    Instruction,
+    MakeContribution,
+    RoundFacts,
+    SendBallot,
+    SendClose,
+    SendCommit,
+    SendPart,
+    SendReduced,
+    SendResult,
+    SendRoster,
+    SendVote,
+)
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.cohorts import cohorts
+from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
+from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
+from swarm.core.round.voting import Reconfiguration, electorate
+from swarm.identity.key import Identity, verify
+
+PHASE_S = 1.0
+LEASE_S = 10.0
+MOST_MEMBERS = 132
+RUN_ID = "world"
+STAGE, STEP = StageIndex(1), Step(7)
+PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
+
+
+@cache
+def identities(count: int) -> tuple[Identity, ...]:
+    """The same identities in every run, in the order of their peer ids."""
+    made = (Identity.from_seed(hashlib.sha256(f"world/{n}".encode()).digest()) for n in range(count))
+    return tuple(sorted(made, key=lambda identity: identity.peer_id))
+
+
+@cache
+def cached_verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
+    """The same check again is not measured here."""
+    return verify(peer, data, signature)
+
+
+def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0, witnesses: int = 0) -> RoundFacts:
+    """Facts of a round of this many members; `outsiders` more have left since the order of leaders was drawn.
+
+    `witnesses` vote without being members.
+    """
+    others = [identity.peer_id for identity in witness_identities(witnesses)]
+    everyone = [identity.peer_id for identity in identities(num_members + outsiders)]
+    order = rank(everyone, "leader", PREVIOUS_NAME)
+    gone = set(order[:outsiders])
+    members = tuple(sorted(set(everyone) - gone))
+    voters = electorate(members, (), None, PREVIOUS_NAME)
+    return RoundFacts(
+        run_id=RUN_ID,
+        stage=STAGE,
+        step=STEP,
+        members=members,
+        leaders=order,
+        voters=tuple(sorted({*voters, *others})),
+        run_key=run_key().peer_id,
+        previous_name=PREVIOUS_NAME,
+        num_parts=num_parts,
+        phase_s=PHASE_S,
+    )
+
+
+@cache
+def witness_identities(count: int) -> tuple[Identity, ...]:
+    """Of voters that are no members."""
+    return tuple(Identity.from_seed(hashlib.sha256(f"world/witness/{n}".encode()).digest()) for n in range(count))
+
+
+@cache
+def identity_of(peer: PeerId) -> Identity:
+    everyone = (*identities(MOST_MEMBERS), *witness_identities(32))
+    return next(identity for identity in everyone if identity.peer_id == peer)
+
+
+@cache
+def run_key() -> Identity:
+    return Identity.from_seed(hashlib.sha256(b"world/run key").digest())
+
+
+def witnesses_for(num_members: int, num_dead: int) -> int:
+    """How many voters must be added so that the others are a quorum when so many are dead."""
+    return max(0, 3 * num_dead + 1 - num_members)
+
+
+def part_bytes(peer: PeerId, part: int) -> bytes:
+    """What a member contributes to a part."""
+    return f"{peer}/{part}".encode()
+
+
+def aggregate(part: int, contributors: tuple[PeerId, ...]) -> bytes:
+    """The encoded result of a part in one cohort: any change in who is in it changes it."""
+    return hashlib.sha256(b"".join(part_bytes(peer, part) for peer in contributors)).digest() * 2
+
+
+def combined(shares: list[bytes]) -> bytes:
+    """The encoded result of a part from the cohorts' shares, in their order."""
+    return hashlib.sha256(b"combined" + b"".join(shares)).digest() * 2
+
+
+def aggregate_of(facts: RoundFacts, part: int, contributors: tuple[PeerId, ...]) -> bytes:
+    """What a part must come to in a round of these facts."""
+    split = cohorts(facts.members, facts.previous_name)
+    if len(split) == 1:
+        return aggregate(part, contributors)
+    heard = [tuple(peer for peer in contributors if peer in cohort) for cohort in split]
+    return combined([aggregate(part, of) for of in heard if of])
+
+
+def reduced_part(part: int, contributors: tuple[PeerId, ...], excluded: tuple[Exclusion, ...] = ()) -> ReducedPart:
+    return ReducedPart(part, hashlib.sha256(aggregate(part, contributors)).digest(), contributors, excluded)
+
+
+def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_id: int = 0) -> Contribution:
+    """A member's signed commitment to `part_bytes`; nothing if there is no work."""
+    work = tuple(
+        Work(MicrobatchId(first_id + n), 0, Version(STEP), 64, bytes(32), bytes(range(32))) for n in range(num_work)
+    )
+    digests = tuple(hashlib.sha256(part_bytes(peer, part)).digest() for part in range(num_parts)) if num_work else ()
+    unsigned = Contribution(RUN_ID, STAGE, STEP, PREVIOUS_NAME, peer, work, digests)
+    return replace(unsigned, signature=identity_of(peer).sign(unsigned.signed_bytes()))
+
+
+def round_of(
+    facts: RoundFacts, peer: PeerId, *, votes: bool = True, signed_under: int = NOT_RECONFIGURED
+) -> AveragingRound:
+    sign = identity_of(peer).sign
+    return AveragingRound(facts, peer, sign, cached_verify, votes=votes, signed_under=signed_under)
+
+
+def not_cut(one: PeerId, other: PeerId) -> bool:
+    return False
+
+
+Deliver = Callable[["Member"], list[Instruction]]
+
+
+@dataclass
+class Outsider:
+    """A voter that is no member."""
+
+    peer_id: PeerId
+    witness: Witness
+    alive: bool = True
+
+
+@dataclass
+class Member:
+    """One member's driver and the bytes it holds."""
+
+    peer_id: PeerId
+    round: AveragingRound
+    num_work: int
+    alive: bool = True
+    frozen: bool = False
+    dies_after: int | None = None
+    """Actions (a send to one peer is one) after which the member dies."""
+    num_actions: int = 0
+    parts: dict[tuple[int, PeerId], bytes] = field(default_factory=dict)
+    reduced: dict[tuple[int, bytes], bytes] = field(default_factory=dict)
+    held_back: list[tuple[PeerId, int, int]] = field(default_factory=list)
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    fetching: set[tuple[int, bytes]] = field(default_factory=set)
+    was_asked: bool = False
+    started_again: bool = False
+    finished: Result | None = None
+    finished_at: float = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return self.alive and not self.frozen
+
+
+class World:
+    """Members of one round and the network between them.
+
+    `keeps_rounds`: a finished member's round goes on answering; otherwise its driver says "over" and serves the
+    result with its bytes. `calls_time_out`: a send to a frozen member is reported as undeliverable in the end.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        num_members: int,
+        *,
+        num_parts: int = 3,
+        workless: int = 0,
+        outsiders: int = 0,
+        witnesses: int = 0,
+        keeps_rounds: bool = True,
+        calls_time_out: bool = True,
+        slowest_s: float = 0.3,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.facts = facts_of(num_members, num_parts=num_parts, outsiders=outsiders, witnesses=witnesses)
+        self.now = 0.0
+        self.keeps_rounds = keeps_rounds
+        self.calls_time_out = calls_time_out
+        self.slowest_s = slowest_s
+        idle = set(self.rng.sample(self.facts.members, workless))
+        self.members = {
+            peer: Member(peer, round_of(self.facts, peer), 0 if peer in idle else 1 + index % 2)
+            for index, peer in enumerate(self.facts.members)
+        }
+        self.outsiders = {
+            peer: Outsider(peer, Witness(RoundVoter(self.facts, peer, identity_of(peer).sign, cached_verify)))
+            for peer in self.facts.voters
+            if peer not in self.members
+        }
+        self.cut: Callable[[PeerId, PeerId], bool] = not_cut
+        """Whether nothing gets from one to the other now."""
+        self.errors: list[tuple[PeerId, RemoteError]] = []
+        self.story: list[str] = []
+        self.sent: defaultdict[str, Counter[tuple[PeerId, PeerId]]] = defaultdict(Counter)
+        """Messages of each kind, from whom to whom."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        for member in self.members.values():
+            self._later(self._delay(), partial(self._poll, member))
+
+    # -- the script ---------------------------------------------------------------------------------------
+
+    def leader(self, view: int = 0) -> Member:
+        """Leader number `view` among the members."""
+        order = [peer for peer in self.facts.leaders if peer in self.members]
+        return self.members[order[view % len(order)]]
+
+    def run(self, *, until_s: float = 60.0, wait_for: Callable[[Member], bool] = lambda member: True) -> None:
+        """Until every live member that `wait_for` accepts has finished, then until nothing is under way."""
+        settled = False
+        while self._events:
+            self.now, _, event = heapq.heappop(self._events)
+            if self.now > until_s:
+                assert settled, self.explain(f"not over after {until_s} s")
+                return
+            event()
+            waiting = [m for m in self.members.values() if m.alive and m.finished is None and wait_for(m)]
+            if not waiting and not settled:
+                settled, until_s = True, self.now + 12.0
+
+    def kill(self, member: Member) -> None:
+        if not member.alive:
+            return
+        self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} dies")
+        member.alive = False
+        for other in self.members.values():
+            notice_s = self._delay() * (6.0 if self.rng.random() < 0.3 else 1.0)
+            self._later(notice_s, partial(self._unreachable, other, member.peer_id))
+
+    def restart(self, member: Member, *, after_s: float, down_s: float, is_noticed: bool) -> None:
+        """The member's process ends, and another begins: it has lost the bytes, and may not vote or contribute again.
+
+        Unless it is noticed, only whoever sends to it meanwhile learns that it was gone.
+        """
+
+        def begin() -> None:
+            self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} is started again")
+            before = self.members[member.peer_id].round
+            last = before.changed.first_view if before.changed is not None else before.signed_under
+            again = round_of(self.facts, member.peer_id, votes=False, signed_under=max(last, before.signed_under))
+            fresh = Member(member.peer_id, again, 0, started_again=True)
+            self.members[member.peer_id] = fresh
+            self._poll(fresh)
+
+        self._later(after_s, partial(self.kill, member) if is_noticed else partial(setattr, member, "alive", False))
+        self._later(after_s + down_s, begin)
+
+    def freeze(self, member: Member, *, after_s: float, for_s: float | None) -> None:
+        """Stop the member's process; None: for ever. Its streams stay open; its lease runs out."""
+
+        def stop() -> None:
+            self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} freezes")
+            member.frozen = True
+            if for_s is not None:
+                self._later(for_s, wake)
+            self._later(LEASE_S, lease_out)
+
+        def lease_out() -> None:
+            for other in self.members.values():
+                if member.frozen and other is not member:
+                    self._unreachable(other, member.peer_id)
+
+        def wake() -> None:
+            self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} wakes")
+            member.frozen = False
+            waiting, member.inbox = member.inbox, []
+            for deliver in waiting:  # what came meanwhile is read at once, but timers run between
+                self._later(self.rng.random() * 0.01, deliver)
+            self._later(self.rng.random() * 0.01, lambda: self._tick(member))
+
+        self._later(after_s, stop)
+
+    def call_later(self, after_s: float, action: Callable[[], None]) -> None:
+        self._later(after_s, action)
+
+    def suspect(self, member: Member, peer: PeerId) -> None:
+        """A stream to a live peer breaks."""
+        self._unreachable(member, peer)
+
+    @property
+    def survivors(self) -> list[Member]:
+        return [member for member in self.members.values() if member.alive]
+
+    def roots(self) -> set[bytes]:
+        """Roots that members finished with, the dead ones before they died."""
+        return {member.finished.root() for member in self.members.values() if member.finished is not None}
+
+    def explain(self, what: str) -> str:
+        states = "\n".join(
+            f"{m.peer_id[-4:]} alive={m.alive} frozen={m.frozen} view={m.round.view} promised={m.round._promised} "
+            f"roster={m.round.roster.rank if m.round.roster else None} result={m.round.result is not None} "
+            f"asks={asked and asked.phase} votes={len(m.round._lead.ballots.votes)} "
+            f"finished={m.finished is not None} due={m.round.deadline} gone={[p[-4:] for p in m.round._gone]}"
+            for m in self.members.values()
+            for asked in [m.round._lead.ballots.proposal]
+        )
+        errors = [f"{peer[-4:]}: {error.kind} {error}" for peer, error in self.errors]
+        return "\n".join([what, *self.story, states, *errors])
+
+    # -- drivers ------------------------------------------------------------------------------------------
+
+    def _poll(self, member: Member) -> None:
+        """The step's progress: whoever leads closes the step once."""
+        if not member.alive or member.finished is not None:
+            return
+        machine = member.round
+        if member.is_up and machine.leads and not member.was_asked:
+            self._do(member, machine.close(reason="full", joins=(), view=machine.view, now=self.now))
+        leader = self.members[machine.leader]
+        if leader.finished is not None and member.is_up and not self.cut(member.peer_id, leader.peer_id):
+            self._later(self._delay(), lambda: self._adopt(member, leader))  # it says that the step is over
+        self._later(0.5 * PHASE_S, lambda: self._poll(member))
+
+    def _unreachable(self, member: Member, peer: PeerId) -> None:
+        if member.frozen:
+            member.inbox.append(lambda: self._unreachable(member, peer))
+        elif member.alive:
+            self._do(member, member.round.unreachable(peer, now=self.now))
+
+    def _tick(self, member: Member) -> None:
+        if member.is_up:
+            self._do(member, member.round.tick(now=self.now))
+
+    def _do(self, member: Member, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if not member.alive:
+                return
+            self._carry_out(member, instruction)
+        if member.alive and member.round.deadline is not None:
+            self._later(max(0.0, member.round.deadline - self.now), lambda: self._tick(member))
+
+    def _carry_out(self, member: Member, instruction: Instruction) -> None:
+        me = member.peer_id
+        match instruction:
+            case MakeContribution():
+                member.was_asked = True
+                self._act(member, lambda: self._contribute(member), after_s=self._delay())
+            case SendClose(to, view, _):
+                self._send(member, to, "close", lambda m: m.round.on_close(me, view, now=self.now))
+            case SendCommit(to, view, made, promise, roster, result):
+                self._send(
+                    member,
+                    (to,),
+                    "commit",
+                    lambda m: m.round.on_commit(me, view, made, promise, roster, result, now=self.now),
+                )
+            case AskPromise(to, view, changed):
+                for peer in to:
+                    self._ask(member, peer, lambda o, m: self._promise(o, m, view, changed))
+            case SendBallot(to, proposal):
+                inside = tuple(peer for peer in to if peer in self.members)
+                self._send(member, inside, "ballot", lambda m: m.round.on_ballot(me, proposal, now=self.now))
+                for peer in to:
+                    if peer in self.outsiders:
+                        self._ask(member, peer, lambda o, m: self._outside_vote(o, m, proposal))
+            case SendVote(to, proposal, vote):
+                asked = (proposal.view, proposal.phase, proposal.value)
+                self._send(member, (to,), "vote", lambda m: m.round.on_vote(me, *asked, vote, now=self.now))
+            case SendRoster(to, roster):
+                self._release_parts(member)
+                self._send(member, to, "roster", lambda m: self._take_roster(m, me, roster))
+            case SendPart(to, part, view):
+                self._send(member, (to,), "part", lambda m: self._take_part(m, me, part, view))
+            case AggregatePart(part, contributors, excluded, cohort):
+                body = b"".join(member.parts[part, peer] for peer in contributors)
+                assert body == b"".join(part_bytes(peer, part) for peer in contributors)
+                empty = ReducedPart(part, EMPTY_DIGEST, (), excluded)
+                made = reduced_part(part, contributors, excluded) if contributors else empty
+                said = replace(made, cohort=cohort)
+                result = aggregate(part, contributors)
+                self._act(member, lambda: self._reduced(member, said, result), after_s=self._delay())
+            case CombineShares(part, contributors, excluded, shares):
+                assert all(share.reducer in self.members for share in shares)
+                result = combined([member.reduced[part, share.digest] for share in shares])
+                assert result == aggregate_of(self.facts, part, contributors)
+                whole = ReducedPart(part, hashlib.sha256(result).digest(), contributors, excluded, shares=shares)
+                self._act(member, lambda: self._reduced(member, whole, result), after_s=self._delay())
+            case AnnounceShare(to, part, cohort):
+                self._send(member, (to,), "made", lambda m: m.round.on_announced(me, part, cohort, now=self.now))
+            case SendReduced(to, reduced):
+                body = b"" if reduced.is_empty else member.reduced[reduced.part, reduced.digest]
+                self._send(member, to, "reduced", lambda m: self._take_reduced(m, me, reduced, body))
+            case SendResult(to, outcome):
+                inside = tuple(peer for peer in to if peer in self.members)
+                self._send(member, inside, "result", lambda m: m.round.on_result(outcome, now=self.now))
+            case FetchPart(part, digest, holders, wanted):
+                if (part, digest) not in member.fetching:
+                    member.fetching.add((part, digest))
+                    self._act(member, lambda: self._fetch(member, wanted, holders))
+            case Finish(result):
+                self._act(member, lambda: self._finish(member, result))
+
+    def _contribute(self, member: Member) -> None:
+        for part in range(self.facts.num_parts if member.num_work else 0):
+            member.parts[part, member.peer_id] = part_bytes(member.peer_id, part)
+        first_id = 10 * self.facts.members.index(member.peer_id)
+        made = contribution(member.peer_id, num_parts=self.facts.num_parts, num_work=member.num_work, first_id=first_id)
+        self._do(member, member.round.contributed(None if member.started_again else made, now=self.now))
+
+    def _take_roster(self, member: Member, sender: PeerId, roster: object) -> list[Instruction]:
+        out = member.round.on_roster(sender, roster, now=self.now)  # type: ignore[arg-type]
+        self._release_parts(member)
+        return out
+
+    def _take_part(self, member: Member, sender: PeerId, part: int, view: int) -> list[Instruction]:
+        roster = member.round.roster
+        if roster is None or roster.view < view:
+            member.held_back.append((sender, part, view))
+            return []
+        body = part_bytes(sender, part)
+        try:
+            expected = member.round.expected_digest(part, sender)
+        except RemoteError:
+            assert roster.view > view, "only a part of another view's facts may be unwanted"
+            return []
+        assert hashlib.sha256(body).digest() == expected
+        member.parts[part, sender] = body
+        return member.round.on_part(sender, part)
+
+    def _release_parts(self, member: Member) -> None:
+        waiting, member.held_back = member.held_back, []
+        for sender, part, view in waiting:
+            self._do(member, self._take_part(member, sender, part, view))
+
+    def _take_reduced(self, member: Member, sender: PeerId, reduced: ReducedPart, body: bytes) -> list[Instruction]:
+        if member.round.roster is None:  # held back until the roster is there
+            self._later(
+                0.05, lambda: self._deliver(member, lambda m: self._take_reduced(m, sender, reduced, body), "reduced")
+            )
+            return []
+        if not reduced.is_empty:
+            assert hashlib.sha256(body).digest() == reduced.digest
+            member.reduced[reduced.part, reduced.digest] = body
+        return member.round.on_reduced(sender, reduced, now=self.now)
+
+    def _reduced(self, member: Member, reduced: ReducedPart, body: bytes) -> None:
+        if not reduced.is_empty:
+            member.reduced[reduced.part, reduced.digest] = body
+        self._do(member, member.round.aggregated(reduced, now=self.now))
+
+    def _fetch(self, member: Member, reduced: ReducedPart, holders: tuple[PeerId, ...]) -> None:
+        part, digest = reduced.part, reduced.digest
+        if not holders:
+            member.fetching.discard((part, digest))
+            return
+        holder = self.members[holders[0]]
+        reached = holder.is_up and not self.cut(member.peer_id, holder.peer_id)
+        body = holder.reduced.get((part, digest)) if reached else None
+        if body is None:
+            if not holder.alive:
+                self._later(self._delay(), lambda: self._unreachable(member, holder.peer_id))
+            wait_s = 2 * PHASE_S if holder.frozen else self._delay()
+            self._act(member, lambda: self._fetch(member, reduced, holders[1:]), after_s=wait_s)
+            return
+        member.reduced[part, digest] = body
+        member.fetching.discard((part, digest))
+        self._act(
+            member,
+            lambda: self._do(member, member.round.part_fetched(reduced, now=self.now)),
+            after_s=self._delay(),
+        )
+
+    def _finish(self, member: Member, result: Result) -> None:
+        assert member.finished is None
+        if result.roster.contributions:
+            assert len(result.parts) == self.facts.num_parts
+        for reduced in (part for part in result.parts if not part.is_empty):
+            right = aggregate_of(self.facts, reduced.part, reduced.contributors)
+            assert member.reduced[reduced.part, reduced.digest] == right
+        member.finished, member.finished_at = result, self.now
+        self.story.append(f"{self.now:.2f} {member.peer_id[-4:]} finishes {result.root().hex()[:6]}")
+
+    # -- the network --------------------------------------------------------------------------------------
+
+    def _delay(self) -> float:
+        return self.rng.random() * self.slowest_s * (4.0 if self.rng.random() < 0.1 else 1.0)
+
+    def _later(self, after_s: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now + after_s, self._count, action))
+
+    def _act(self, member: Member, action: Callable[[], None], *, after_s: float = 0.0) -> None:
+        """The member does one thing, unless it dies before."""
+        if member.dies_after is not None and member.num_actions >= member.dies_after:
+            self.kill(member)
+            return
+        member.num_actions += 1
+
+        def when_up() -> None:
+            if member.frozen:
+                member.inbox.append(when_up)
+            elif member.alive:
+                action()
+
+        if after_s:
+            self._later(after_s, when_up)
+        else:
+            when_up()
+
+    def _send(self, sender: Member, to: tuple[PeerId, ...], what: str, deliver: Deliver) -> None:
+        targets = [self.members[peer] for peer in to]
+        assert sender not in targets
+        for target in targets:
+            self.sent[what][sender.peer_id, target.peer_id] += 1
+            self._act(sender, partial(self._post, sender, target, what, deliver))
+
+    def _ask(self, sender: Member, peer: PeerId, answer: Callable[[Outsider, Member], None]) -> None:
+        """A call to a voter outside the stage."""
+        outsider = self.outsiders[peer]
+
+        def arrive() -> None:
+            if outsider.alive and not self.cut(sender.peer_id, peer):
+                answer(outsider, sender)
+
+        self._act(sender, lambda: self._later(self._delay(), arrive))
+
+    def _promise(self, outsider: Outsider, leader: Member, view: int, changed: Reconfiguration | None) -> None:
+        promise = outsider.witness.on_ask(leader.peer_id, view, changed)
+        if promise is not None:
+            shown = (outsider.witness.voter.roster, outsider.witness.voter.result)
+            self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))
+
+    def _outside_vote(self, outsider: Outsider, leader: Member, proposal: Proposal) -> None:
+        vote = outsider.witness.on_ballot(leader.peer_id, proposal)
+        if vote is not None:
+            asked = (proposal.view, proposal.phase, proposal.value)
+            self._reply(leader, lambda m: m.round.on_vote(outsider.peer_id, *asked, vote, now=self.now))
+
+    def _reply(self, leader: Member, deliver: Deliver) -> None:
+        self._later(self._delay(), lambda: self._deliver(leader, deliver, "answer"))
+
+    def _post(self, sender: Member, target: Member, what: str, deliver: Deliver) -> None:
+        def arrive() -> None:
+            if self.cut(sender.peer_id, target.peer_id):
+                self._later(self._delay(), lambda: self._unreachable(sender, target.peer_id))
+                return
+            if not sender.alive and self.rng.random() < 0.5:
+                return  # lost with its sender
+            if not target.alive:
+                self._later(self._delay(), lambda: self._unreachable(sender, target.peer_id))
+            elif target.frozen:
+                target.inbox.append(arrive)
+                if self.calls_time_out:
+                    self._later(1.5 * PHASE_S, timed_out)
+            elif target.finished is not None and not self.keeps_rounds:
+                self._later(self._delay(), lambda: self._adopt(sender, target))
+            else:
+                self._deliver(target, deliver, what)
+
+        def timed_out() -> None:
+            if target.frozen:
+                self._unreachable(sender, target.peer_id)
+
+        self._later(self._delay(), arrive)
+
+    def _deliver(self, target: Member, deliver: Deliver, what: str) -> None:
+        if target.frozen:
+            target.inbox.append(lambda: self._deliver(target, deliver, what))
+            return
+        if not target.alive:
+            return
+        try:
+            out = deliver(target)
+        except RemoteError as error:
+            self.story.append(f"{self.now:.2f} {target.peer_id[-4:]} refuses {what}: {error.kind} {error}")
+            self.errors.append((target.peer_id, error))
+            return
+        self._do(target, out)
+
+    def _adopt(self, member: Member, donor: Member) -> None:
+        """`member` was told that the round is over and takes the result, with its bytes, from the donor's store."""
+        result = donor.finished
+        if not member.is_up or not donor.is_up or result is None:
+            return
+        for reduced in (part for part in result.parts if not part.is_empty):
+            member.reduced[reduced.part, reduced.digest] = donor.reduced[reduced.part, reduced.digest]
+
+        def take(m: Member) -> list[Instruction]:
+            out: list[Instruction] = [
+                i for i in m.round.on_result(result, now=self.now) if not isinstance(i, FetchPart)
+            ]
+            for reduced in (part for part in result.parts if not part.is_empty):
+                out += m.round.part_fetched(reduced, now=self.now)
+            return out
+
+        self._deliver(member, take, "stored result")

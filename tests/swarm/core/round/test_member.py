@@ -1,0 +1,402 @@
+"""One member of a round: what it does on each message, death and deadline, as leader, voter and reducer."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from swarm.core.ids import PeerId
+from swarm.core.round.averaging_round import (
+    AggregatePart,
+    AveragingRound,
+    FetchPart,
+    Finish,
+    Instruction,
+    MakeContribution,
+    SendBallot,
+    SendClose,
+    SendCommit,
+    SendPart,
+    SendReduced,
+    SendResult,
+    SendRoster,
+    SendVote,
+)
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.contribution import Exclusion, ReducedPart
+from swarm.core.round.lead import MAX_RELIEFS
+from swarm.core.round.voting import Proof, quorum
+from tests.swarm.core.round.round_members import (
+    asked_commit,
+    asked_result,
+    certified,
+    closed,
+    facts_and_rounds,
+    fetched,
+    has,
+    led_roster,
+    only,
+    others,
+    reduced,
+    result_of,
+    roster_of,
+    vote,
+    witnesses_of,
+)
+from tests.swarm.core.round.round_world import (
+    PHASE_S,
+    cached_verify,
+    contribution,
+    identities,
+    identity_of,
+    reduced_part,
+    round_of,
+)
+
+# -- the roster -------------------------------------------------------------------------------------------
+
+
+def test_a_leader_proposes_at_once_when_all_are_in_or_gone() -> None:
+    _, (leader, second, third) = facts_and_rounds(3)
+    assert leader.close(reason="full", joins=[], view=0, now=0.0) == [
+        SendClose(others(leader), 0, "full"),
+        MakeContribution(),
+    ]
+    assert leader.contributed(contribution(leader.me), now=0.1) == []
+    assert leader.on_commit(second.me, 0, contribution(second.me), None, None, None, now=0.2) == []
+    (asked,) = leader.unreachable(third.me, now=0.3)
+    assert isinstance(asked, SendBallot)
+    assert asked.to == others(leader)  # whoever seems gone may vote all the same
+    roster = asked.proposal.roster
+    assert roster is not None
+    assert [made.peer_id for made in roster.contributions] == sorted([leader.me, second.me])
+    assert [departure.peer_id for departure in roster.leaves] == [third.me]
+    assert set(roster.reducers) <= {leader.me, second.me}
+
+
+def test_no_part_moves_before_the_roster_is_certified() -> None:
+    facts, (leader, second, third) = facts_and_rounds(3)
+    asked = closed(leader, [second.me])
+    assert leader.roster is None
+    out = vote(leader, asked, second.me)
+    roster = only(out, SendRoster).roster
+    assert only(out, SendRoster).to == (second.me,)  # the third is put off and gone
+    assert roster.certificate is not None
+    assert [cast.voter for cast in roster.certificate.votes] == sorted([leader.me, second.me])
+    facts.check_roster(roster, cached_verify, certified=True)
+    moved = {i.part for i in out if isinstance(i, SendPart)}
+    assert moved == {part for part, reducer in enumerate(roster.reducers) if reducer == second.me}
+    assert vote(leader, asked, third.me) == []
+
+
+def test_a_silent_member_is_asked_twice_and_then_put_off() -> None:
+    _, (leader, second, third) = facts_and_rounds(3)
+    leader.close(reason="full", joins=[], view=0, now=0.0)
+    leader.contributed(contribution(leader.me), now=0.0)
+    leader.on_commit(second.me, 0, contribution(second.me), None, None, None, now=0.0)
+    assert leader.deadline == 2 * PHASE_S
+    assert leader.tick(now=2 * PHASE_S) == [SendClose((third.me,), 0, "full")]
+    asked = only(leader.tick(now=3 * PHASE_S), SendBallot).proposal
+    assert asked.roster is not None
+    assert [departure.peer_id for departure in asked.roster.leaves] == [third.me]
+    late = leader.on_commit(third.me, 0, contribution(third.me), None, None, None, now=3.1)
+    assert late == [SendBallot((third.me,), asked)]  # it came too late to contribute, but it votes
+    roster = only(vote(leader, asked, third.me, now=3.2), SendRoster).roster
+    again = leader.on_commit(third.me, 0, contribution(third.me), None, None, None, now=3.3)
+    assert again == [SendRoster((third.me,), roster)]
+    third.on_roster(leader.me, roster, now=3.4)
+    assert third.left
+
+
+def test_joins_neighbours_and_reason_are_on_the_roster() -> None:
+    _, (leader,) = facts_and_rounds(1)
+    joiners = [identity.peer_id for identity in identities(3)[1:]]
+    near = [PeerId("b"), PeerId("a"), PeerId("b")]
+    leader.close(reason="full", joins=[*joiners, leader.me, joiners[0]], neighbours=near, view=0, now=0.0)
+    leader.contributed(contribution(leader.me), now=0.0)
+    assert leader.roster is not None
+    assert leader.roster.joins == tuple(sorted(joiners))
+    assert leader.roster.neighbours == ("a", "b")
+    assert leader.roster.reason == "full"
+
+
+def test_a_roster_of_a_lower_view_than_promised_is_not_followed() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    stale, newer = roster_of(facts), roster_of(facts, view=1)
+    third.on_roster(second.me, newer, now=0.0)
+    assert third.on_roster(first.me, stale, now=0.1) == [SendRoster((first.me,), newer)]
+    assert third.roster == newer
+    first.on_roster(third.me, newer, now=0.2)
+    assert first.roster == newer
+
+
+def test_a_leader_asks_whoever_has_not_voted_again_for_ever() -> None:
+    facts, (leader, second, _, _) = facts_and_rounds(4, witnesses=1)
+    asked = closed(leader)
+    vote(leader, asked, second.me)
+    silent = tuple(peer for peer in facts.voters if peer not in (leader.me, second.me))
+    for _ in range(20):
+        now = leader.deadline
+        assert now is not None
+        assert leader.tick(now=now) == [SendBallot(silent, asked)]
+    out = vote(leader, asked, *silent)
+    assert only(out, SendRoster).roster == leader.roster
+
+
+# -- parts ------------------------------------------------------------------------------------------------
+
+
+def test_a_reduced_part_that_overtakes_its_roster_is_used() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.0)
+    assert third.on_reduced(second.me, reduced_part(0, facts.members), now=0.1) == []
+    third.on_roster(first.me, roster_of(facts, reducers=(second.me,) * 3, revision=1), now=0.2)
+    assert third._reduction.parts.reduced == {0: reduced_part(0, facts.members)}
+
+
+def test_a_change_of_facts_keeps_only_what_fits() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    third.on_close(first.me, 0, now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.1)
+    for part in (0, 1):
+        for peer in (first.me, second.me):
+            third.on_part(peer, part)
+    third.aggregated(reduced_part(0, facts.members), now=0.3)
+    two = tuple(sorted([second.me, third.me]))
+    fresh = roster_of(facts, view=1, commits={p: contribution(p) for p in two}, reducers=(third.me,) * 3)
+    out = third.on_roster(second.me, fresh, now=0.4)
+    assert [i for i in out if isinstance(i, AggregatePart)] == [AggregatePart(0, two, ()), AggregatePart(1, two, ())]
+    assert third.aggregated(reduced_part(1, facts.members), now=0.5) == [AggregatePart(1, two, ())]
+    assert only(third.aggregated(reduced_part(1, two), now=0.6), SendReduced).reduced == reduced_part(1, two)
+
+
+def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    third.on_close(first.me, 0, now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3), now=0.1)
+    third.on_part(first.me, 0)
+    assert third.on_part(second.me, 0) == [AggregatePart(0, facts.members, ())]
+    third.on_roster(first.me, roster_of(facts, reducers=(first.me,) * 3, revision=1), now=0.3)
+    assert third.aggregated(reduced_part(0, facts.members), now=0.4) == []
+    out = third.on_roster(first.me, roster_of(facts, reducers=(third.me,) * 3, revision=2), now=0.5)
+    assert only(out, SendReduced).reduced == reduced_part(0, facts.members)
+
+
+def test_parts_that_moved_to_another_reducer_keep_the_certificate_of_the_facts() -> None:
+    _, (leader, second, third) = facts_and_rounds(3)
+    roster = led_roster(leader)
+    assert third.me in roster.reducers
+    moved = only(leader.unreachable(third.me, now=0.1), SendRoster).roster
+    assert (moved.rank, moved.certificate) == ((0, 1), roster.certificate)
+    assert third.me not in moved.reducers
+    assert second.on_roster(leader.me, moved, now=0.2) == []  # nothing of its own to send: it has not contributed
+    assert second.roster == moved
+
+
+def test_parts_whose_contributors_all_died_are_left_empty() -> None:
+    """Only the second did work, and dies before any of its parts arrives: the round ends with zeros."""
+    facts, (leader, second) = facts_and_rounds(2, witnesses=1)
+    (witness,) = witnesses_of(facts)
+    asked = closed(leader, commits={leader.me: contribution(leader.me, num_work=0)})
+    vote(leader, asked, witness)
+    out: list[Instruction] = leader.unreachable(second.me, now=0.0)
+    assert only(out, SendRoster).roster.reducers == (leader.me,) * 3
+    now = 0.0
+    while not has(out, SendBallot):
+        assert leader.deadline is not None
+        now = leader.deadline
+        assert now <= 3 * MAX_RELIEFS * PHASE_S, "the round never ends"
+        out = leader.tick(now=now)
+    assert now >= 2 * MAX_RELIEFS * PHASE_S
+    ballot = only(out, SendBallot).proposal
+    assert ballot.result is not None
+    assert ballot.result.parts == tuple(ReducedPart.empty(part) for part in range(3))
+    commit = only(vote(leader, ballot, witness), SendBallot).proposal
+    out = vote(leader, commit, witness)
+    assert not has(out, FetchPart)  # an empty part has no bytes
+    assert only(out, Finish).result.work_done() == ()
+    # Whoever is told takes it, and a member that comes back votes for it without any bytes.
+    assert has(second.on_result(only(out, SendResult).result, now=now), Finish)
+    back = round_of(facts, second.me)
+    assert only(back.on_ballot(leader.me, ballot, now=now), SendVote).to == leader.me
+
+
+# -- the result -------------------------------------------------------------------------------------------
+
+
+def test_a_member_votes_for_a_result_only_once_it_has_its_bytes() -> None:
+    facts, (first, second, _) = facts_and_rounds(3)
+    result = result_of(facts, roster_of(facts))
+    asked = asked_result(facts, result)
+    fetches = second.on_ballot(first.me, asked, now=0.0)
+    assert [(i.part, i.digest) for i in fetches if isinstance(i, FetchPart)] == [
+        (made.part, made.digest) for made in result.parts
+    ]
+    assert len(fetches) == 3
+    for made in result.parts[:-1]:
+        assert second.part_fetched(made, now=0.1) == []
+    last = result.parts[-1]
+    cast = only(second.part_fetched(last, now=0.2), SendVote)
+    assert (cast.to, cast.proposal) == (first.me, asked)
+    ballot = facts.election.ballot("result", 0, result.root())
+    assert cached_verify(second.me, ballot, cast.vote.signature)
+    assert second.on_ballot(first.me, asked, now=0.3) == [cast]
+
+
+def test_the_bytes_that_a_reducer_is_sending_are_not_fetched_too_unless_asked_again() -> None:
+    """A ballot overtakes them on a slow link: fetched as well, they would take it twice."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    roster = roster_of(facts, reducers=(third.me,) * 3)
+    result = result_of(facts, roster)
+    second.on_roster(first.me, roster, now=0.0)
+    assert second.on_ballot(first.me, asked_result(facts, result), now=0.1) == []
+    assert has(second.on_ballot(first.me, asked_result(facts, result), now=0.1), FetchPart)
+    for made in result.parts[:-1]:
+        assert second.on_reduced(third.me, made, now=0.2) == []
+    assert only(second.on_reduced(third.me, result.parts[-1], now=0.3), SendVote).vote.voter == second.me
+
+
+def test_a_leader_goes_on_without_a_silent_members_vote_only_late_and_with_a_quorum() -> None:
+    _, (leader, second, third, fourth) = facts_and_rounds(4)
+    led_roster(leader)
+    asked = reduced(leader)
+    assert asked.phase == "result"
+    assert vote(leader, asked, second.me) == []
+    now = leader.deadline
+    assert now is not None
+    silent = tuple(sorted([third.me, fourth.me]))
+    assert leader.tick(now=now) == [SendBallot(silent, asked)]  # two of four: no deadline makes them a quorum
+    assert vote(leader, asked, third.me, now=now) == []  # three are, but the fourth may yet fetch the bytes
+    now = leader.deadline
+    assert now is not None
+    commit = only(leader.tick(now=now), SendBallot).proposal
+    assert (commit.phase, commit.value) == ("commit", asked.value)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_leader_waits_for_the_votes_of_those_alone_who_can_be_reached(is_gone: bool) -> None:
+    _, (leader, second, third, fourth) = facts_and_rounds(4)
+    led_roster(leader)
+    asked = reduced(leader)
+    assert vote(leader, asked, second.me, third.me) == []
+    out = leader.unreachable(fourth.me, now=0.1) if is_gone else vote(leader, asked, fourth.me)
+    assert only(out, SendBallot).proposal.phase == "commit"
+
+
+def test_the_outcome_needs_a_quorum_that_commits_to_it() -> None:
+    facts, (leader, second, third) = facts_and_rounds(3)
+    led_roster(leader)
+    asked = reduced(leader)
+    commit = only(vote(leader, asked, second.me, third.me), SendBallot).proposal
+    assert vote(leader, asked, second.me, third.me) == []
+    out = vote(leader, commit, second.me)
+    assert only(out, SendResult).to == others(leader)
+    result = only(out, Finish).result
+    assert result == leader.result == only(out, SendResult).result
+    facts.check_result(result, cached_verify, certified=True)
+    fetches = third.on_result(result, now=0.1)
+    assert [i.part for i in fetches if isinstance(i, FetchPart)] == [0, 1, 2]
+    assert fetched(third, result) == [Finish(result)]
+
+
+def test_whoever_missed_the_result_is_asked_for_it_before_it_can_commit() -> None:
+    facts, (leader, second, third, fourth) = facts_and_rounds(4)
+    led_roster(leader)
+    asked = reduced(leader)
+    commit = only(vote(leader, asked, second.me, third.me) + leader.unreachable(fourth.me, now=0.0), SendBallot)
+    vote(leader, commit.proposal, second.me)
+    assert asked.result is not None
+    fetched(fourth, asked.result)
+    assert fourth.on_ballot(leader.me, commit.proposal, now=0.1) == []  # it cannot show what it would commit to
+    now = leader.deadline
+    assert now is not None
+    silent = tuple(sorted([third.me, fourth.me]))
+    assert leader.tick(now=now) == [SendBallot(silent, asked), SendBallot(silent, commit.proposal)]
+    votes = [only(fourth.on_ballot(leader.me, again, now=now), SendVote) for again in (asked, commit.proposal)]
+    assert [cast.proposal.phase for cast in votes] == ["result", "commit"]
+    out = leader.on_vote(fourth.me, 0, "commit", commit.proposal.value, votes[1].vote, now=now)
+    assert has(out, Finish)
+    assert quorum(len(facts.voters)) == 3
+
+
+@pytest.mark.parametrize("num_members", [4, 7])
+def test_of_two_rosters_or_two_results_in_a_view_at_most_one_is_certified(num_members: int) -> None:
+    """The leader, and as many others as may lie, vote for both; it chooses who hears which first."""
+    facts, rounds = facts_and_rounds(num_members)
+    num_liars = (num_members - 1) // 3
+    leader = rounds[0]
+    roster = roster_of(facts)
+    smaller = {peer: contribution(peer) for peer in facts.members if peer != rounds[-1].me}
+    other = roster_of(facts, commits=smaller)
+    one = result_of(facts, roster)
+    results = [one, result_of(facts, roster, parts=tuple(replace(part, squares=2.0) for part in one.parts))]
+    rosters = [Proposal.of_roster(replace(made, certificate=None), Proof()) for made in (roster, other)]
+    for pair in (rosters, [asked_result(facts, result) for result in results]):
+        num_certified = 0
+        for first_heard in product((0, 1), repeat=num_members - num_liars):
+            counts = [num_liars, num_liars]
+            for peer, first in zip(rounds[num_liars:], first_heard, strict=True):
+                machine = round_of(facts, peer.me)
+                for result in results:  # reducers may have signed both
+                    fetched(machine, result)
+                for index in (first, 1 - first, first):
+                    out = machine.on_ballot(leader.me, pair[index], now=0.0)
+                    assert has(out, SendVote) == (index == first)
+                counts[first] += 1
+            assert min(counts) < quorum(num_members)
+            num_certified += max(counts) >= quorum(num_members)
+        assert num_certified >= 2
+
+
+def test_a_member_that_does_not_vote_takes_part_in_all_else() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    machine = AveragingRound(facts, third.me, identity_of(third.me).sign, cached_verify, votes=False)
+    assert machine.on_close(first.me, 0, now=0.0) == [MakeContribution()]
+    (commit,) = machine.contributed(contribution(third.me), now=0.0)
+    assert commit == SendCommit(first.me, 0, contribution(third.me), None, None, None)
+    roster = roster_of(facts)
+    result = result_of(facts, roster)
+    assert machine.on_ballot(first.me, Proposal.of_roster(replace(roster, certificate=None), Proof()), now=0.1) == []
+    assert has(machine.on_roster(first.me, roster, now=0.2), SendPart)
+    assert all(isinstance(i, FetchPart) for i in machine.on_ballot(first.me, asked_result(facts, result), now=0.3))
+    assert fetched(machine, result) == []
+    assert machine.on_ballot(first.me, asked_commit(facts, result), now=0.4) == []
+    (again,) = machine.on_close(second.me, 1, now=0.5)
+    assert isinstance(again, SendCommit)
+    assert (again.promise, again.roster) == (None, roster)
+    assert machine.on_result(certified(facts, result), now=0.6) == [Finish(certified(facts, result))]
+
+
+def test_a_leader_that_does_not_vote_needs_the_votes_of_others() -> None:
+    facts, rounds = facts_and_rounds(4)
+    me = rounds[0].me
+    leader = AveragingRound(facts, me, identity_of(me).sign, cached_verify, votes=False)
+    asked = closed(leader)
+    assert vote(leader, asked, *others(leader)[:2]) == []
+    assert has(vote(leader, asked, others(leader)[2]), SendRoster)
+    commit = only(vote(leader, reduced(leader), *others(leader)), SendBallot).proposal
+    assert has(vote(leader, commit, *others(leader)), Finish)
+
+
+@pytest.mark.parametrize("what", ["squares", "excluded", "emptied"])
+def test_nobody_votes_for_what_a_leader_filled_in(what: str) -> None:
+    """A result says of each part what its reducer has signed for, and of no part that a reducer brought, nothing."""
+    facts, rounds = facts_and_rounds(4)
+    leader, machine = rounds[0], round_of(facts, rounds[1].me)
+    true = result_of(facts, roster_of(facts))
+    fetched(machine, true)
+    first, victim = true.parts[0], facts.members[-1]
+    filled_in = {
+        "squares": replace(first, squares=1e30),
+        "excluded": replace(
+            first,
+            contributors=tuple(peer for peer in first.contributors if peer != victim),
+            excluded=(Exclusion(victim, "missing"),),
+        ),
+        "emptied": ReducedPart.empty(0),
+    }[what]
+    made_up = result_of(facts, true.roster, parts=(filled_in, *true.parts[1:]))
+    assert not has(machine.on_ballot(leader.me, asked_result(facts, made_up), now=0.0), SendVote)
+    assert has(machine.on_ballot(leader.me, asked_result(facts, true), now=0.1), SendVote)

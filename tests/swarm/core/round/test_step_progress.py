@@ -1,0 +1,246 @@
+"""Grants and the closing of a step, under any order of reports, losses and changes of the leader."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from swarm.core.ids import PeerId, Step
+from swarm.core.round.step_progress import MemberReport, StepProgress
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+STEP_S, STRAGGLER_S = 120.0, 2.0
+
+
+def _progress(target: int = 8, *, is_source: bool = True) -> StepProgress:
+    return StepProgress(Step(3), is_source, target, STEP_S, STRAGGLER_S)
+
+
+@dataclass
+class Source:
+    """A member of stage 0 with a few slots."""
+
+    slots: int
+    granted: int = 0
+    in_flight: int = 0
+    done: int = 0
+
+    def report(self) -> MemberReport:
+        return MemberReport(self.done, self.in_flight, num_wanted=self.slots - self.in_flight)
+
+
+def test_grants_never_exceed_the_target_in_any_interleaving() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        target = rng.randint(1, 24)
+        progress = _progress(target)
+        members = {peer: Source(rng.randint(1, 6)) for peer in (A, B, C)[: rng.randint(1, 3)]}
+        answers: list[tuple[PeerId, int]] = []
+        for moment in range(400):
+            peer = rng.choice(sorted(members))
+            member = members[peer]
+            action = rng.randrange(4)
+            if action == 0:
+                granted = progress.report(peer, member.report(), now=float(moment))
+                assert granted >= member.in_flight + member.done
+                if rng.random() < 0.8:  # else the answer is lost
+                    answers.append((peer, granted))
+            elif action == 1 and answers:
+                to, granted = answers.pop(rng.randrange(len(answers)))  # answers may overtake one another
+                members[to].granted = max(members[to].granted, granted)
+            elif action == 2 and member.done + member.in_flight < member.granted and member.in_flight < member.slots:
+                member.in_flight += 1
+            elif action == 3 and member.in_flight:
+                member.in_flight -= 1
+                member.done += 1
+            assert sum(m.done + m.in_flight for m in members.values()) <= target, f"seed {seed}"
+        for moment in range(400, 460):  # now everyone works on: the step fills to the last microbatch
+            for peer, member in members.items():
+                member.granted = progress.report(peer, member.report(), now=float(moment))
+                while member.in_flight < member.slots and member.done + member.in_flight < member.granted:
+                    member.in_flight += 1
+                member.done, member.in_flight = member.done + member.in_flight, 0
+        assert sum(m.done for m in members.values()) == target, f"seed {seed}"
+        assert progress.is_exhausted
+        closing = progress.closing(now=0.0, synchronous=True)
+        assert closing is not None
+        assert "all of" in closing.reason
+
+
+@pytest.mark.parametrize(("done", "passed_on", "again"), [(0, 0, 5), (2, 0, 3), (2, 1, 2), (2, 3, 5), (0, 9, 5)])
+def test_what_a_lost_source_had_not_passed_on_is_granted_again_unless_half_the_step_would_be_missing(
+    done: int, passed_on: int, again: int
+) -> None:
+    progress = _progress(8)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=5), now=0.0) == 5
+    assert progress.report(B, MemberReport(0, 0, num_wanted=5), now=0.0) == 3
+    assert progress.report(C, MemberReport(0, 0, num_wanted=5), now=0.0) == 0
+    progress.report(A, MemberReport(done, 5 - done, num_wanted=0, num_passed_on=passed_on), now=1.0)
+    assert progress.is_exhausted
+    progress.lost(A)
+    assert progress.is_exhausted == (again == 0)
+    assert progress.report(C, MemberReport(0, 0, num_wanted=9), now=2.0) == again
+    assert progress.report(B, MemberReport(0, 3, num_wanted=9), now=2.0) == 3
+    assert progress.is_exhausted
+    progress.report(C, MemberReport(again, 0), now=3.0)
+    assert progress.closing(now=3.0, synchronous=True) is None
+    progress.report(B, MemberReport(3, 0), now=3.0)
+    closing = progress.closing(now=3.0, synchronous=True)
+    assert closing is not None
+    assert closing.reason == f"all of {again + 3} microbatches are in"
+
+
+def test_a_source_that_was_taken_for_lost_is_waited_for_again() -> None:
+    progress = _progress(8)
+    progress.report(A, MemberReport(1, 2, num_passed_on=2), now=0.0)
+    progress.lost(A)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=9), now=0.0) == 5
+    progress.report(B, MemberReport(5, 0), now=1.0)
+    progress.report(A, MemberReport(1, 2, num_passed_on=2), now=1.0)
+    assert progress.closing(now=1.0, synchronous=True) is None
+    progress.report(A, MemberReport(3, 0), now=2.0)
+    assert progress.closing(now=2.0, synchronous=True) is not None
+
+
+def test_a_repeated_report_changes_nothing() -> None:
+    progress = _progress(8)
+    report = MemberReport(1, 2, num_wanted=2)
+    first = progress.report(A, report, now=0.0)
+    before = repr(progress)
+    assert [progress.report(A, report, now=float(moment)) for moment in range(1, 6)] == [first] * 5
+    assert repr(progress) == before
+
+
+def test_a_pausing_members_unused_grants_go_to_others() -> None:
+    progress = _progress(4)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.0) == 4
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=0.0) == 0
+    assert progress.report(A, MemberReport(1, 0, num_wanted=0), now=1.0) == 1
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=1.0) == 3
+
+
+def test_a_new_leader_grants_only_what_is_missing() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        peers = (A, B, C)
+        members = {peer: Source(4, in_flight=rng.randint(0, 4), done=rng.randint(0, 3)) for peer in peers}
+        started = sum(member.in_flight + member.done for member in members.values())
+        target = started + rng.randint(0, 5)
+        progress = _progress(target)
+        progress.expect(peers, now=0.0)
+        order = rng.sample(peers, 3)
+        granted = {peer: progress.report(peer, members[peer].report(), now=0.1) for peer in [*order, *order]}
+        assert sum(granted.values()) <= target
+        assert all(granted[peer] >= members[peer].in_flight + members[peer].done for peer in peers)
+
+
+def test_a_new_leader_does_not_wait_for_ever() -> None:
+    progress = _progress(8)
+    progress.expect((A, B), now=0.0)
+    assert progress.report(A, MemberReport(0, 1, num_wanted=3), now=0.1) == 1
+    assert progress.report(A, MemberReport(0, 1, num_wanted=3), now=STRAGGLER_S) == 4
+    other = _progress(8)
+    other.expect((A, B), now=0.0)
+    other.lost(B)
+    assert other.report(A, MemberReport(0, 0, num_wanted=3), now=0.1) == 3
+
+
+def test_a_full_step_waits_for_stragglers_a_bounded_time() -> None:
+    progress = _progress(4)
+    progress.report(A, MemberReport(0, 0, num_wanted=2), now=0.0)
+    progress.report(B, MemberReport(4, 1), now=5.0)  # as a leader after another would see it
+    assert progress.closing(now=5.0, synchronous=False) is None
+    assert progress.next_deadline() == 5.0 + STRAGGLER_S
+    closing = progress.closing(now=5.0 + STRAGGLER_S, synchronous=False)
+    assert closing is not None
+    assert closing.reason == "3 stragglers are late by 2.0 s"
+
+
+def test_a_step_that_is_full_no_more_forgets_its_stragglers() -> None:
+    progress = _progress(4)
+    progress.report(A, MemberReport(1, 0, num_wanted=1), now=0.0)
+    progress.report(B, MemberReport(3, 0, num_wanted=1), now=0.0)
+    progress.report(C, MemberReport(0, 1), now=0.0)
+    progress.lost(B)
+    progress.report(C, MemberReport(3, 0, num_wanted=1), now=50.0)
+    progress.report(B, MemberReport(0, 1), now=50.0)
+    assert progress.closing(now=50.5, synchronous=False) is None
+    assert progress.closing(now=50.0 + STRAGGLER_S, synchronous=False) is not None
+
+
+@pytest.mark.parametrize("is_source", [False, True])
+def test_nothing_closes_without_microbatches_but_when_the_next_step_was_seen(is_source: bool) -> None:
+    progress = _progress(is_source=is_source)
+    for now in (0.0, 10.0, 1e6):
+        assert progress.closing(now=now, synchronous=True) is None
+        progress.report(A, MemberReport(0, 1, num_wanted=1), now=now)
+        assert progress.closing(now=now, synchronous=True) is None
+    progress.report(A, MemberReport(0, 0, saw_next=True), now=1e6)
+    closing = progress.closing(now=1e6, synchronous=True)
+    assert closing is not None
+    assert "0 microbatches in" in closing.reason
+
+
+def test_a_step_closes_at_its_age_with_what_it_holds() -> None:
+    progress = _progress(is_source=False)
+    assert progress.next_deadline() is None
+    progress.report(A, MemberReport(3), now=10.0)
+    assert progress.next_deadline() == 10.0 + STEP_S
+    assert progress.closing(now=10.0 + STEP_S - 0.1, synchronous=False) is None
+    closing = progress.closing(now=10.0 + STEP_S, synchronous=False)
+    assert closing is not None
+    assert closing.reason == "3 microbatches after 120 s"
+
+
+def test_the_next_steps_microbatch_closes_a_step_after_the_stragglers_time() -> None:
+    progress = _progress(is_source=False)
+    progress.report(A, MemberReport(3), now=0.0)
+    progress.report(B, MemberReport(2, saw_next=True), now=1.0)
+    assert progress.closing(now=1.0, synchronous=False) is None
+    assert progress.next_deadline() == 1.0 + STRAGGLER_S
+    assert progress.closing(now=1.0 + STRAGGLER_S, synchronous=False) is not None
+    assert progress.closing(now=1.0, synchronous=True) is not None  # sources wait for this very round
+
+
+def test_a_source_closes_what_downstream_has_closed_when_nothing_is_in_flight() -> None:
+    progress = _progress()
+    progress.report(A, MemberReport(2, 1, num_wanted=1), now=0.0)
+    assert progress.report(B, MemberReport(1, 0, num_wanted=3, saw_next=True), now=1.0) == 1
+    assert progress.is_exhausted  # nothing more is granted in this step
+    assert progress.closing(now=1.0, synchronous=False) is None
+    progress.report(A, MemberReport(3, 0, num_wanted=1), now=1.5)
+    assert progress.closing(now=1.5, synchronous=False) is not None
+
+
+def test_a_vanished_source_does_not_hold_the_step_open() -> None:
+    progress = _progress(4)
+    progress.report(A, MemberReport(0, 4), now=0.0)
+    progress.lost(A)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=1.0) == 4
+    progress.report(B, MemberReport(4, 0), now=2.0)
+    assert progress.closing(now=2.0, synchronous=True) is not None
+
+
+def test_a_share_is_kept_for_a_member_that_has_not_reported_yet() -> None:
+    progress = _progress(4)
+    progress.reserve((A, B), now=0.0)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.01) == 2
+    assert not progress.is_exhausted
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=0.02) == 2
+    assert progress.is_exhausted
+
+
+def test_what_a_reporting_member_leaves_is_granted_to_others() -> None:
+    progress = _progress(4)
+    progress.reserve((A, B), now=0.0)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=1), now=0.01) == 1
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.02) == 3
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_share_is_not_kept_for_long_nor_for_the_dead(lost: bool) -> None:
+    progress = _progress(4)
+    progress.reserve((A, B), now=0.0)
+    if lost:
+        progress.lost(B)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.1 if lost else 0.6) == 4

@@ -1,0 +1,339 @@
+"""A round whose leader is given up: what the next one must propose, and when members turn to it."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId
+from swarm.core.round.averaging_round import (
+    AggregatePart,
+    AskPromise,
+    FetchPart,
+    Finish,
+    Instruction,
+    MakeContribution,
+    SendBallot,
+    SendClose,
+    SendCommit,
+    SendPart,
+    SendReduced,
+    SendResult,
+    SendRoster,
+    SendVote,
+)
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.patience import LONGEST_PATIENCE
+from swarm.core.round.voting import Proof
+from tests.swarm.core.round.round_members import (
+    asked_commit,
+    asked_result,
+    certified,
+    closed,
+    facts_and_rounds,
+    fetched,
+    has,
+    led_roster,
+    only,
+    others,
+    promise_by,
+    proof_by,
+    reduced,
+    result_of,
+    roster_of,
+    signed,
+    vote,
+    witnesses_of,
+)
+from tests.swarm.core.round.round_world import (
+    PHASE_S,
+    cached_verify,
+    contribution,
+    facts_of,
+    round_of,
+)
+
+
+def test_a_view_change_proposes_the_certified_facts_again() -> None:
+    """The first leader's roster is known to one member only; parts that moved need not move again."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    roster = roster_of(facts)
+    third.on_close(first.me, 0, now=0.9)
+    third.contributed(contribution(third.me), now=0.9)
+    moved = [i.part for i in third.on_roster(first.me, roster, now=1.0) if isinstance(i, SendPart)]
+    assert moved == [part for part, reducer in enumerate(roster.reducers) if reducer != third.me]
+    (commit,) = third.unreachable(first.me, now=1.1)
+    assert isinstance(commit, SendCommit)
+    assert (commit.to, commit.view, commit.roster, commit.result) == (second.me, 1, roster, None)
+    assert commit.promise is not None
+    assert commit.promise.roster == (0, roster.facts_digest())
+
+    assert second.unreachable(first.me, now=1.2) == []
+    shown = (commit.contribution, commit.promise, commit.roster, commit.result)
+    out = second.on_commit(third.me, 1, *shown, now=1.3)
+    assert out == [SendClose(others(second), 1, "the leader is gone"), MakeContribution()]
+    assert second.contributed(contribution(second.me), now=1.4) == []  # the first leader is asked again
+    asked = only(second.unreachable(first.me, now=1.4), SendBallot).proposal
+    assert asked.roster is not None
+    assert asked.value == roster.facts_digest()
+    assert asked.proof.certificate == roster.certificate
+    stay = [part for part, reducer in enumerate(roster.reducers) if reducer != first.me]
+    assert all(asked.roster.reducers[part] == roster.reducers[part] for part in stay)
+    cast = only(third.on_ballot(second.me, asked, now=1.5), SendVote)
+    again = only(second.on_vote(third.me, 1, "roster", asked.value, cast.vote, now=1.6), SendRoster).roster
+    assert (again.view, again.facts_digest()) == (1, roster.facts_digest())
+    resent = [i.part for i in third.on_roster(second.me, again, now=1.7) if isinstance(i, SendPart)]
+    assert set(resent) == {p for p, r in enumerate(again.reducers) if r == second.me and roster.reducers[p] == first.me}
+
+
+def test_of_the_rosters_that_promises_name_the_one_of_the_highest_view_is_proposed_again() -> None:
+    """The second leader did not hear of the first one's roster and had another certified."""
+    facts, (first, second, third, fourth) = facts_and_rounds(4)
+    lower = roster_of(facts)
+    higher = roster_of(facts, view=1, commits={p: contribution(p) for p in facts.members if p != first.me})
+    third.close(reason="full", joins=(), view=2, now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    asked: Proposal | None = None
+    for peer, roster in ((second.me, higher), (first.me, lower), (fourth.me, lower)):
+        assert asked is None
+        promise = promise_by(facts, peer, 2, roster=roster.certificate)
+        out = third.on_commit(peer, 2, contribution(peer), promise, roster, None, now=0.1)
+        asked = only(out, SendBallot).proposal if out else None
+    assert asked is not None
+    assert (asked.value, asked.proof.certificate) == (higher.facts_digest(), higher.certificate)
+    assert only(fourth.on_ballot(third.me, asked, now=0.2), SendVote).vote.voter == fourth.me
+
+
+def test_a_result_that_may_have_been_decided_is_proposed_again() -> None:
+    """One survivor voted to commit to it, and so can show it. The dead leader may have applied it."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    result = result_of(facts, roster_of(facts))
+    third.on_close(first.me, 0, now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    fetched(third, result)
+    assert has(third.on_ballot(first.me, asked_result(facts, result), now=0.1), SendVote)
+    assert has(third.on_ballot(first.me, asked_commit(facts, result), now=0.2), SendVote)
+
+    second.close(reason="the leader is gone", joins=[], view=1, now=0.3)
+    second.contributed(contribution(second.me), now=0.3)
+    (commit,) = third.on_close(second.me, 1, now=0.4)
+    assert isinstance(commit, SendCommit)
+    assert commit.promise is not None
+    assert commit.promise.result == (0, result.root())
+    assert commit.result == certified(facts, result, phase="result")
+    second.unreachable(first.me, now=0.4)
+    shown = (commit.contribution, commit.promise, commit.roster, commit.result)
+    out = second.on_commit(third.me, 1, *shown, now=0.5)
+    asked = only(out, SendBallot).proposal
+    assert (asked.phase, asked.view, asked.value) == ("result", 1, result.root())
+    assert {i.part for i in out if isinstance(i, FetchPart)} == {0, 1, 2}
+    cast = only(third.on_ballot(second.me, asked, now=0.6), SendVote)
+    assert second.on_vote(third.me, 1, "result", asked.value, cast.vote, now=0.7) == []  # its bytes are not here yet
+    last = only(fetched(second, result), SendBallot).proposal
+    assert last.phase == "commit"
+    cast = only(third.on_ballot(second.me, last, now=0.8), SendVote)
+    out = second.on_vote(third.me, 1, "commit", last.value, cast.vote, now=0.9)
+    assert only(out, Finish).result.root() == result.root()
+
+
+def test_an_outcome_that_one_survivor_applied_is_taken_by_the_next_leader() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    result = certified(facts, result_of(facts, roster_of(facts)))
+    third.on_close(first.me, 0, now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    third.on_result(result, now=0.1)
+    assert fetched(third, result) == [Finish(result)]
+    second.close(reason="the leader is gone", joins=[], view=1, now=0.2)
+    (sent,) = third.on_close(second.me, 1, now=0.3)
+    assert sent == SendResult((second.me,), result)
+    fetches = second.on_result(result, now=0.4)
+    assert all(third.me in i.holders for i in fetches if isinstance(i, FetchPart))
+    assert fetched(second, result) == [Finish(result)]
+
+
+def test_a_commitment_may_bring_the_outcome_with_it() -> None:
+    facts, (first, second, _) = facts_and_rounds(3)
+    result = certified(facts, result_of(facts, roster_of(facts)))
+    first.close(reason="full", joins=[], view=0, now=0.0)
+    out = first.on_commit(second.me, 0, contribution(second.me), None, result.roster, result, now=0.1)
+    assert first.result == result
+    assert only([i for i in out if isinstance(i, SendResult) and i.to == (second.me,)], SendResult).result == result
+
+
+@pytest.mark.parametrize("view", [0, 1])
+def test_the_outcome_counts_whatever_view_was_promised_since(view: int) -> None:
+    facts, (first, _, third) = facts_and_rounds(3)
+    result = certified(facts, result_of(facts, roster_of(facts)))
+    third.on_close(first.me, 0, now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    if view:
+        third.unreachable(first.me, now=0.1)
+    assert third.view == view
+    fetches = third.on_result(result, now=0.2)
+    assert [i.part for i in fetches if isinstance(i, FetchPart)] == [0, 1, 2]
+    assert third.result == result
+
+
+def test_a_leader_without_promises_keeps_asking_and_goes_on_when_voters_return() -> None:
+    facts, (first, second, third, fourth) = facts_and_rounds(4, witnesses=1)
+    out: list[Instruction] = second.close(reason="the leader is gone", joins=[], view=1, now=0.0)
+    assert AskPromise(witnesses_of(facts), 1, None) in out
+    second.contributed(contribution(second.me), now=0.0)
+    second.on_commit(third.me, 1, contribution(third.me), promise_by(facts, third.me, 1), None, None, now=0.0)
+    silent = tuple(sorted([first.me, fourth.me]))
+    now = 0.0
+    for _ in range(20):
+        now = second.deadline or 0.0
+        assert 0 < now <= 60 * PHASE_S
+        out = second.tick(now=now)
+        assert out == [AskPromise(witnesses_of(facts), 1, None), SendClose(silent, 1, "the leader is gone")]
+    (witness,) = witnesses_of(facts)
+    assert second.on_promise(witness, promise_by(facts, witness, 1), None, None, now=now) == []
+    promise = promise_by(facts, fourth.me, 1)
+    out = second.on_commit(fourth.me, 1, contribution(fourth.me), promise, None, None, now=now)
+    assert out == []  # the promises suffice; the first leader gets until the deadline
+    asked = only(second.tick(now=second.deadline or 0.0), SendBallot).proposal
+    assert [promise.voter for promise in asked.proof.promises] == sorted([second.me, third.me, fourth.me, witness])
+    assert asked.roster is not None
+    assert [departure.peer_id for departure in asked.roster.leaves] == [first.me]
+
+
+def test_a_promise_that_names_what_nobody_shows_does_not_count() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    roster = roster_of(facts)
+    second.close(reason="the leader is gone", joins=[], view=1, now=0.0)
+    second.contributed(contribution(second.me), now=0.0)
+    second.unreachable(first.me, now=0.0)
+    promise = promise_by(facts, third.me, 1, roster=roster.certificate)
+    assert second.on_commit(third.me, 1, contribution(third.me), promise, None, None, now=0.1) == []
+    out = second.on_commit(third.me, 1, contribution(third.me), promise, roster, None, now=0.2)
+    assert only(out, SendBallot).proposal.value == roster.facts_digest()
+
+
+def test_a_leader_that_asks_for_what_it_cannot_get_is_given_up() -> None:
+    """It was started again, say, and proposes other facts than those that were voted for in the view."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    third.on_close(first.me, 0, now=0.0)
+    third.contributed(contribution(third.me), now=0.0)
+    smaller = roster_of(facts, commits={p: contribution(p) for p in facts.members if p != second.me})
+    asked = [Proposal.of_roster(replace(made, certificate=None), Proof()) for made in (roster_of(facts), smaller)]
+    assert has(third.on_ballot(first.me, asked[0], now=0.0), SendVote)
+    deadline = third.deadline
+    assert deadline is not None
+    for half in range(2 * int(deadline)):
+        assert third.on_ballot(first.me, asked[1], now=0.5 * half) == []
+        assert third.tick(now=0.5 * half) == []
+    assert third.deadline == deadline
+    assert only(third.tick(now=deadline), SendCommit).to == second.me
+
+
+def test_a_member_that_missed_the_close_gives_up_a_leader_it_cannot_vote_for() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    result = result_of(facts, roster_of(facts))
+    assert third.on_ballot(first.me, asked_commit(facts, result), now=0.0) == []
+    assert third.deadline == 4 * PHASE_S
+    third.tick(now=4 * PHASE_S)
+    assert third.leader == second.me
+
+
+def test_a_member_waits_longer_for_each_leader_that_stays_silent() -> None:
+    """Views must not run away from a stage that is cut in two."""
+    facts, rounds = facts_and_rounds(16)
+    last = rounds[-1]
+    last.on_close(rounds[0].me, 0, now=0.0)
+    last.contributed(contribution(last.me), now=0.0)
+    now, waited = 0.0, []
+    while not last.leads:
+        assert last.deadline is not None
+        waited.append((last.deadline - now) / PHASE_S)
+        now = last.deadline
+        last.tick(now=now)
+    assert waited[:4] == [4.0, 4.0, 8.0, 8.0]
+    assert waited == sorted(waited)
+    assert max(waited) <= 4 * LONGEST_PATIENCE
+    assert len(waited) == len(facts.members) - 1
+
+
+def test_a_leader_that_stood_still_first_hears_what_has_come() -> None:
+    _, (leader, second) = facts_and_rounds(2)
+    leader.close(reason="full", joins=[], view=0, now=0.0)
+    leader.contributed(contribution(leader.me), now=0.0)
+    assert leader.tick(now=30 * PHASE_S) == []
+    out = leader.on_commit(second.me, 0, contribution(second.me), None, None, None, now=30 * PHASE_S)
+    asked = only(out, SendBallot).proposal
+    assert asked.roster is not None
+    assert asked.roster.leaves == ()
+
+
+def test_unreachable_of_strangers_and_of_oneself_changes_nothing() -> None:
+    _, (first, second) = facts_and_rounds(2)
+    for peer in (first.me, PeerId("stranger")):
+        assert first.unreachable(peer, now=0.0) == []
+    assert (first.view, first._gone) == (0, {})
+    assert second.unreachable(first.me, now=0.0) == []
+    assert second.leads  # nothing was asked yet: only whom to report to changes
+    assert second.on_close(first.me, 0, now=0.1) == [MakeContribution()]  # it lives after all
+    assert not second.leads
+
+
+def test_whoever_left_since_the_order_was_drawn_is_passed_over() -> None:
+    facts = facts_of(3, outsiders=2)
+    assert facts.leaders[0] not in facts.members
+    assert facts.first_view == 2
+    machine = round_of(facts, facts.members[0])
+    assert machine.leader == facts.leaders[2]
+    with pytest.raises(RemoteError) as caught:
+        machine.on_close(facts.leaders[0], 0, now=0.0)
+    assert caught.value.kind == "standing"
+
+
+def test_the_first_view_that_a_member_leads_needs_no_promises() -> None:
+    facts = facts_of(3, outsiders=2)
+    leader = round_of(facts, facts.leaders[2])
+    asked = closed(leader, view=2)
+    assert asked.proof == Proof()
+    member = round_of(facts, others(leader)[0])
+    assert has(member.on_ballot(leader.me, asked, now=0.0), SendVote)
+
+
+def test_the_scenery_is_consistent() -> None:
+    facts, rounds = facts_and_rounds(4)
+    result = certified(facts, result_of(facts, roster_of(facts)))
+    rounds[1].check_result(result)
+    assert signed(result.roster) == result.roster
+    assert facts.election.bound(1, proof_by(facts, 1, bound=result.roster.certificate), cached_verify) is not None
+
+
+def test_a_leader_that_was_started_again_goes_on_with_the_roster_it_had_certified() -> None:
+    """A second roster of the view, with other reducers say, would be taken for equivocation."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    roster = led_roster(first)
+    again = round_of(facts, first.me, votes=False)
+    again.close(reason="again", joins=[], view=0, now=0.0)
+    again.contributed(contribution(again.me), now=0.0)
+    again.unreachable(third.me, now=0.1)
+    out = again.on_commit(second.me, 0, contribution(second.me), None, roster, None, now=0.2)
+    assert only(out, SendRoster).roster == again.roster == roster
+    assert not has(out, SendBallot)
+    asked = reduced(again)
+    assert (asked.phase, asked.proof.certificate) == ("result", roster.certificate)
+
+
+def test_a_part_left_empty_in_one_view_may_be_brought_in_the_next() -> None:
+    """The leader gave up parts that nobody brought it, but its result was not certified before it was given up."""
+    facts, (first, second, third) = facts_and_rounds(3)
+    idle = {first.me: contribution(first.me, num_work=0)}
+    vote(first, closed(first, commits=idle), second.me, third.me)
+    out: list[Instruction] = [*first.unreachable(second.me, now=0.0), *first.unreachable(third.me, now=0.0)]
+    for _ in range(20):
+        out += first.tick(now=first.deadline or 0.0)
+        if has(out, SendBallot):
+            break
+    proposal = only(out, SendBallot).proposal
+    assert proposal.result is not None
+    assert all(made.is_empty for made in proposal.result.parts)
+    both = {peer: contribution(peer) for peer in (second.me, third.me)}
+    again = roster_of(facts, view=1, commits={**both, **idle}, reducers=(first.me,) * 3)
+    out = [*first.on_roster(second.me, again, now=99.0)]
+    assert not has(out, SendReduced)
+    assert only(first.on_part(second.me, 0), AggregatePart).contributors == (second.me,)

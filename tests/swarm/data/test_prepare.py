@@ -1,0 +1,112 @@
+"""Preparing data: two disjoint token files of all the text, reused while nothing changed."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from swarm.core.errors import SettingsError
+from swarm.core.tables import read_table
+from swarm.data.prepare import PreparedData, prepare_data
+from swarm.manifest.tables import DataTable
+
+
+def _folder(root: Path, num_files: int) -> Path:
+    root.mkdir()
+    for number in range(num_files):
+        (root / f"{number:04d}.txt").write_text(f"file {number}\n" * (number % 7 + 1))
+    return root
+
+
+def _table(path: Path, **fields: object) -> DataTable:
+    return read_table(DataTable, {"text": [str(path)], "sequence_length": 16, **fields})
+
+
+def _check_record(prepared: PreparedData) -> None:
+    for path, digest, count in (
+        (prepared.train_path, prepared.train_digest, prepared.num_train_tokens),
+        (prepared.held_out_path, prepared.held_out_digest, prepared.num_held_out_tokens),
+    ):
+        assert hashlib.sha256(path.read_bytes()).digest() == digest
+        assert path.stat().st_size == count * prepared.token_bytes
+
+
+def test_each_document_is_on_one_side(tmp_path: Path) -> None:
+    text = _folder(tmp_path / "text", 600)
+    prepared = prepare_data(_table(text), tmp_path / "out")
+    _check_record(prepared)
+    assert (prepared.tokenizer, prepared.vocab_size, prepared.token_bytes) == ("bytes", 256, 1)
+    train, held_out = (path.read_bytes().split(b"\0")[:-1] for path in (prepared.train_path, prepared.held_out_path))
+    assert sorted(train + held_out) == sorted(path.read_bytes() for path in text.iterdir())
+    assert 10 <= len(held_out) <= 60  # 5 % of 600
+
+
+def test_copies_of_a_file_fall_on_the_same_side(tmp_path: Path) -> None:
+    text = _folder(tmp_path / "text", 200)
+    for path in list(text.iterdir()):
+        (text / ("copy of " + path.name)).write_bytes(path.read_bytes())
+    prepared = prepare_data(_table(text, held_out_share=0.2), tmp_path / "out")
+    train, held_out = (path.read_bytes().split(b"\0")[:-1] for path in (prepared.train_path, prepared.held_out_path))
+    assert held_out
+    assert not set(train) & set(held_out)
+
+
+def test_end_of_the_text_is_held_out_where_documents_are_too_few(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("0123456789" * 100)
+    prepared = prepare_data(_table(tmp_path / "one.txt"), tmp_path / "out")
+    _check_record(prepared)
+    assert prepared.num_held_out_tokens == 50
+    whole = prepared.train_path.read_bytes() + prepared.held_out_path.read_bytes()
+    assert whole == b"0123456789" * 100 + b"\0"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.tokens", "held_out.tokens", "prepared.json"}
+
+
+def test_equal_inputs_are_reused_and_others_are_not(tmp_path: Path) -> None:
+    text, out = _folder(tmp_path / "text", 50), tmp_path / "out"
+    first = prepare_data(_table(text), out)
+    written_ns = first.train_path.stat().st_mtime_ns
+    assert prepare_data(_table(text), out) == first
+    assert first.train_path.stat().st_mtime_ns == written_ns
+
+    first.train_path.write_bytes(b"damage" + first.train_path.read_bytes()[6:])
+    assert prepare_data(_table(text), out) == first
+    _check_record(first)
+
+    (text / "0000.txt").write_text("changed")
+    changed = prepare_data(_table(text), out)
+    assert changed != first
+    _check_record(changed)
+    assert prepare_data(_table(text, held_out_share=0.3), out) != changed
+
+
+def test_standard_library_is_enough_for_the_default_run(tmp_path: Path) -> None:
+    prepared = prepare_data(DataTable(), tmp_path)
+    _check_record(prepared)
+    assert prepared.num_train_tokens > 5e6
+    assert 0.02 < prepared.num_held_out_tokens / prepared.num_train_tokens < 0.1
+
+
+@pytest.mark.parametrize("text", [b"", b"short", b"\0" * 100], ids=["empty", "short", "binary"])
+def test_text_too_short_is_refused_and_leaves_no_tokens(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "t.txt").write_bytes(text)
+    with pytest.raises(SettingsError, match=r"data\.text is too short: \d tokens .* need 17 each"):
+        prepare_data(_table(tmp_path / "t.txt"), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("x" * 1000)
+    with pytest.raises(SettingsError, match=r'data folder ".*t\.txt/out" cannot be written'):
+        prepare_data(_table(tmp_path / "t.txt"), tmp_path / "t.txt" / "out")
+
+
+def test_record_of_another_shape_is_written_anew(tmp_path: Path) -> None:
+    text = _folder(tmp_path / "text", 20)
+    first = prepare_data(_table(text), tmp_path / "out")
+    for record in ("", "[]", "{}", '{"inputs": 3}'):
+        (tmp_path / "out" / "prepared.json").write_text(record)
+        assert prepare_data(_table(text), tmp_path / "out") == first
+    os.remove(first.held_out_path)
+    assert prepare_data(_table(text), tmp_path / "out") == first
+    _check_record(first)

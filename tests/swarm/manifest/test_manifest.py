@@ -1,0 +1,220 @@
+"""The manifest: what a file says is what a run has, and every mistake is named with its remedy."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from swarm.core.errors import SettingsError
+from swarm.core.pipeline.data_order import DataOrder
+from swarm.data.prepare import prepare_data
+from swarm.manifest.default import default_manifest_text
+from swarm.manifest.file import MIN_CHUNKS, Manifest, freeze, read_manifest
+from swarm.manifest.tables import ManifestTables
+from swarm.model.presets import preset_config
+
+
+def _read(folder: Path, text: str) -> Manifest:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return read_manifest(path)
+
+
+def _refusal(folder: Path, text: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        _read(folder, text)
+    return str(caught.value)
+
+
+def test_default_manifest_reads_as_the_empty_one(tmp_path: Path) -> None:
+    assert _read(tmp_path, default_manifest_text()) == _read(tmp_path, "")
+
+
+def test_default_manifest_shows_every_field_with_its_default() -> None:
+    lines = default_manifest_text().splitlines()
+    for table in fields(ManifestTables):
+        start = lines.index(f"[{table.name}]")
+        stop = next((at for at in range(start + 1, len(lines)) if lines[at].startswith("[")), len(lines))
+        shown = {line.removeprefix("# ").partition(" = ")[0] for line in lines[start:stop]}
+        assert {field.name for field in fields(vars(ManifestTables())[table.name])} <= shown, table.name
+        for at in range(start + 1, stop):
+            if re.match(r"(# )?[a-z_0-9]+ = ", lines[at]):
+                assert lines[at - 1].startswith("# "), f"no sentence above {lines[at]}"
+
+
+def test_paths_start_at_the_folder_of_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    (folder / "text").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(preset_config("tiny", 256)))
+    monkeypatch.chdir(tmp_path)
+    manifest = _read(folder, '[data]\ntext = ["text"]\n[model]\nconfig = "config.json"\n')
+    assert manifest.data.text == (str(folder / "text"),)
+    assert manifest.model == _read(folder, "").model
+
+
+def test_config_can_be_a_table(tmp_path: Path) -> None:
+    text = """
+    [model]
+    stage_layers = [1, 2]
+    [model.config]
+    model_type = "llama"
+    hidden_size = 32
+    intermediate_size = 64
+    num_hidden_layers = 3
+    num_attention_heads = 2
+    num_key_value_heads = 1
+    max_position_embeddings = 128
+    """
+    manifest = _read(tmp_path, text)
+    assert manifest.model.stage_layers == ((0, 1), (1, 3))
+    assert json.loads(manifest.model.config_json)["vocab_size"] == 256
+
+
+def test_checkpoint_names_the_model(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "config.json").write_text(json.dumps(preset_config("tiny", 300)))
+    (tmp_path / "start" / "model.safetensors").write_bytes(b"")
+    manifest = _read(tmp_path, '[model]\ncheckpoint = "start"\nstages = 1')
+    assert manifest.initial_checkpoint == tmp_path / "start"
+    assert json.loads(manifest.model.config_json)["vocab_size"] == 300
+    assert manifest.model.stage_layers == ((0, 4),)
+
+
+def test_dear_head_leaves_its_stage_fewer_layers(tmp_path: Path) -> None:
+    config = preset_config("tiny", 20_000) | {"num_hidden_layers": 30}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layers = _read(tmp_path, '[model]\nconfig = "config.json"\nstages = 2').model.stage_layers
+    assert layers[0][1] > 20
+
+
+def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
+    manifest = _read(tmp_path, "[deadlines]\ncall_s = 5\n[optimizer]\nmax_norm = 2")
+    assert type(manifest.tables.deadlines.call_s) is float
+    assert manifest.tables.optimizer.max_norm == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "[optimizer]\nlearning_rte = 1.0",
+            ["optimizer.learning_rte = 1.0 is unknown", 'did you mean "learning_rate"?'],
+        ),
+        ("[optimiser]\nname = 'sgd'", ["optimiser", "unknown", 'did you mean "optimizer"?']),
+        ("bananas = 3", ["bananas = 3 is unknown", "remove it, or use one of run, model"]),
+        (
+            "[batch]\nmicrobatch_size = '8'",
+            ['batch.microbatch_size = "8" is text', "a whole number", "the default is 8"],
+        ),
+        ("[batch]\nmicrobatch_size = 8.5", ["batch.microbatch_size = 8.5", "give a whole number"]),
+        ("[batch]\nmicrobatch_size = true", ["batch.microbatch_size = true is a truth value", "a whole number"]),
+        ("[batch]\nmicrobatch_size = 0", ["batch.microbatch_size = 0", "greater than or equal to 1"]),
+        ("batch = 3", ["batch = 3 is an integer; give a table"]),
+        (
+            "[codecs]\naveraging = 'int2'",
+            ['codecs.averaging = "int2" cannot be used; give', "'int4' or 'topk'", 'the default is "int8"'],
+        ),
+        (
+            "[codecs]\nactivations = 'topk'",
+            ['codecs.activations = "topk" cannot be used; give', "'int8' or 'int4'", 'the default is "int8"'],
+        ),
+        ("[model]\nrecompute = 1", ["model.recompute = 1 is an integer", "true or false"]),
+        ("[model]\nstages = 5", ["model.stages = 5 is more than the model's 4 layers", "set it to 4"]),
+        ("[model]\nstages = 0", ["model.stages = 0", "greater than or equal to 1"]),
+        ("[model]\nstage_layers = [1, 1]", ["model.stage_layers = [1, 1] adds up to 2 layers", "has 4"]),
+        ("[model]\nstage_layers = [4, 0]", ["model.stage_layers[1] = 0", "greater than or equal to 1"]),
+        ("[model]\nstages = 2\nstage_layers = [2, 2]", ["model.stages = 2 and model.stage_layers are both given"]),
+        ("[model]\npreset = 'huge'", ['model.preset = "huge" is unknown', "tiny, small, medium"]),
+        (
+            "[model]\npreset = 'tiny'\nconfig = 'c.json'",
+            ['model.config = "c.json" and model.preset are both given; keep one'],
+        ),
+        (
+            "[model]\nconfig = 'c.json'",
+            ['model.config = "', 'c.json" cannot be read (No such file', "correct the path"],
+        ),
+        ("[model]\nconfig = 3", ["model.config = 3 is an integer", "give"]),
+        ("[model]\ncheckpoint = 'nowhere'", ['model.checkpoint = "', "holds no safetensors", "give a local folder"]),
+        (
+            "[model.config]\nmodel_type = 'gpt2'\nnum_hidden_layers = 2",
+            ["model.config", "'gpt2' is not tested", "llama"],
+        ),
+        (
+            "[model.config]\nmodel_type = 'llama'\nnum_hidden_layers = 9999999",
+            ["num_hidden_layers = 9999999", "give 1"],
+        ),
+        (
+            "[data]\ntext = ['nowhere']",
+            ['data.text = "', 'nowhere" is neither a file nor a folder', "correct the path"],
+        ),
+        ("[data]\ntext = 'notes.txt'", ['data.text = "notes.txt" is text; give a list']),
+        ("[data]\ntext = [3]", ["data.text[0] = 3 is an integer", "give text"]),
+        ("[data]\ntokenizer = 'nowhere'", ['data.tokenizer = "', "has no tokenizer.json", 'give "bytes"']),
+        (
+            "[data]\nsequence_length = 4096",
+            ["data.sequence_length = 4096", "max_position_embeddings = 2048", "shorten"],
+        ),
+        ("[data]\nchunk_tokens = 100", ["data.chunk_tokens = 100 holds no microbatch of 1024", "at least 1025"]),
+        (
+            "[batch]\ntarget_tokens = 100",
+            ["batch.target_tokens = 100", "8 x data.sequence_length = 128 = 1024", "raise"],
+        ),
+        (
+            "[optimizer]\nwarmup_steps = 300",
+            ["optimizer.warmup_steps = 300", "optimizer.total_steps = 200", "lower it"],
+        ),
+        ("[optimizer]\nlearning_rate = nan", ["optimizer.learning_rate", "finite"]),
+        ("[optimizer]\nlearning_rate = -1e-3", ["optimizer.learning_rate = -0.001", "greater than 0"]),
+        ("[optimizer]\nname = 'adam'", ['optimizer.name = "adam"', "'adamw' or 'sgd'"]),
+        ("[optimizer]\nname = 'sgd'\ncorrection = 'nadamw'", ["optimizer.correction", 'optimizer.name = "adamw"']),
+        ("[checkpoint]\nsnapshot_every = 7", ["checkpoint.snapshot_every = 7", "checkpoint.every_steps = 48", "= 49"]),
+        ("[averaging]\ndelay = 2", ["averaging.delay = 2", "0 or 1"]),
+        ("[limits]\nfounders_per_stage = 65", ["limits.founders_per_stage = 65", "max_peers_per_stage = 64"]),
+        ("[deadlines]\ncall_s = 0", ["deadlines.call_s = 0", "greater than 0"]),
+        ("[run]\nname = 'a/b'", ['run.name = "a/b"', "give text that matches"]),
+        ("[run\nname", ["not TOML", "line 1", "swarm init"]),
+    ],
+)
+def test_mistake_is_named_with_its_remedy(tmp_path: Path, text: str, parts: list[str]) -> None:
+    message = _refusal(tmp_path, text)
+    assert message.startswith(f"{tmp_path}/run.toml: ")
+    for part in parts:
+        assert part in message
+    assert len(message.splitlines()) == 1
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    lines = _refusal(tmp_path, "[batch]\nmicrobatch_size = 0\n[data]\nseed = 'x'\nsed = 1").splitlines()
+    assert len(lines) == 3
+    assert "data.seed" in "".join(lines)
+
+
+def test_file_that_is_no_manifest_is_named(tmp_path: Path) -> None:
+    for path, expected in ((tmp_path / "nowhere", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(SettingsError, match=expected):
+            read_manifest(path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="not UTF-8"):
+        read_manifest(tmp_path / "binary")
+
+
+@pytest.mark.parametrize("num_bytes", [5_000, 200_000])
+def test_default_chunks_are_many_or_as_many_as_fit(tmp_path: Path, num_bytes: int) -> None:
+    (tmp_path / "t.txt").write_text("0123456789abcde\n" * (num_bytes // 16))
+    manifest = _read(tmp_path, '[data]\ntext = ["t.txt"]\nsequence_length = 64')
+    settings = freeze(manifest, prepare_data(manifest.data, tmp_path / "out"), ())
+    order = DataOrder.of_run(settings)
+    most = settings.data.num_train_tokens // settings.microbatch_tokens
+    assert min(MIN_CHUNKS, most) <= order.num_chunks <= most
+    # At most one microbatch of each chunk is lost to the cut.
+    assert order.microbatches_per_lap >= 0.8 * most
+
+
+def test_text_too_short_for_a_microbatch_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("0123456789abcde\n" * 40)
+    manifest = _read(tmp_path, '[data]\ntext = ["t.txt"]\nsequence_length = 100')
+    prepared = prepare_data(manifest.data, tmp_path / "out")
+    with pytest.raises(SettingsError, match=r"data\.text is too short: .*no microbatch of 8 samples of 100 tokens"):
+        freeze(manifest, prepared, ())

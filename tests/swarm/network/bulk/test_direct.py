@@ -1,0 +1,368 @@
+"""Bulk past p2pd: sealed records, offers, and the way back to p2pd when there is no other."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import pytest
+
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, UnreachableError
+from swarm.core.ids import PeerId
+from swarm.identity.key import Identity
+from swarm.network.bulk import direct
+from swarm.network.bulk.direct import WORTH_BYTES, DirectListener, DirectOffer
+from swarm.network.bulk.sealed_socket import RECORD_BYTES, SealedSocket, stream_keys
+from swarm.network.bulk.sockets import Sending, receive
+from swarm.network.loop import new_event_loop
+from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+from swarm.network.transport import Message
+
+pytestmark = pytest.mark.processes
+
+T = TypeVar("T")
+LOCAL = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",))
+BULK = os.urandom(3 * RECORD_BYTES + 17)
+SECRET = bytes(range(32))
+
+
+def sealed_pair() -> tuple[SealedSocket, SealedSocket]:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    one, other = stream_keys(SECRET, b"", b"a" * 32, b"b" * 32)
+    return SealedSocket(ours, send_key=one, receive_key=other), SealedSocket(theirs, send_key=other, receive_key=one)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1,), (30, 5), (30, 20_000), (30, RECORD_BYTES), (100, 3 * RECORD_BYTES + 7, 9), (0, 4)]
+)
+def test_what_is_sealed_is_received_whatever_its_pieces(sizes: tuple[int, ...]) -> None:
+    async def main() -> None:
+        ours, theirs = sealed_pair()
+        with contextlib.closing(ours), contextlib.closing(theirs):
+            pieces = [os.urandom(size) for size in sizes]
+            sending = Sending(ours, *pieces)
+            assert await receive(theirs, sum(sizes) - 1) == b"".join(pieces)[:-1]
+            assert await receive(theirs, 1) == b"".join(pieces)[-1:]
+            await sending.wait()
+            back = Sending(theirs, b"thanks")
+            assert await receive(ours, 6) == b"thanks"
+            await back.wait()
+
+    asyncio.run(main())
+
+
+def test_a_record_that_was_changed_repeated_or_is_not_the_next_one_ends_the_stream() -> None:
+    async def main() -> None:
+        for spoil in (
+            lambda record, _: bytes([*record[:-1], record[-1] ^ 1]),
+            lambda record, _: bytes([*record[:10], record[10] ^ 1, *record[11:]]),
+            lambda _, following: following,
+            lambda _record, _following: struct.pack(">I", RECORD_BYTES + 17) + bytes(40),
+            lambda _record, _following: struct.pack(">I", 16) + bytes(16),
+        ):
+            ours, theirs = sealed_pair()
+            wire, listening = socket.socketpair()
+            for end in (wire, listening):
+                end.setblocking(False)
+            one, other = stream_keys(SECRET, b"", b"a" * 32, b"b" * 32)
+            reader = SealedSocket(listening, send_key=other, receive_key=one)
+            with contextlib.closing(ours), contextlib.closing(theirs), contextlib.closing(reader), wire:
+                records = []
+                for text in (b"first of all", b"and then"):
+                    ours.sendmsg([memoryview(text)])
+                    records.append(theirs.recv(1 << 12))
+                wire.send(spoil(*records))
+                with pytest.raises(OSError, match="record"):
+                    async with asyncio.timeout(5):
+                        await receive(reader, 5)
+        ours, theirs = sealed_pair()
+        with contextlib.closing(theirs):
+            ours.sendmsg([memoryview(b"x" * 100)])
+            ours.close()
+            assert await receive(theirs, 100) == b"x" * 100
+            with pytest.raises(EOFError):
+                await receive(theirs, 1)
+
+    asyncio.run(main())
+
+
+def test_bodies_arrive_whole_however_their_records_are_cut_and_wake_the_reader_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel is told how much must have come before it wakes the reader: never more than will come."""
+    wakes = 0
+    plain = SealedSocket.recv_into
+
+    def counted(self: SealedSocket, view: memoryview) -> int:
+        nonlocal wakes
+        wakes += 1
+        return plain(self, view)
+
+    async def main() -> None:
+        monkeypatch.setattr(SealedSocket, "recv_into", counted)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
+        wire, carried = socket.socketpair()  # what the kernel between would do is done here: dribble
+        one, other = stream_keys(SECRET, b"", b"a" * 32, b"b" * 32)
+        for end in (ours, theirs, wire, carried):
+            end.setblocking(False)
+        writer = SealedSocket(wire, send_key=one, receive_key=other)
+        reader = SealedSocket(theirs, send_key=other, receive_key=one)
+        with contextlib.closing(writer), contextlib.closing(reader), ours, carried:
+            for sizes in ((200_000,), (300, 16_000, 16_000), (RECORD_BYTES, 5, RECORD_BYTES, 20_000, 1)):
+                nonlocal wakes
+                wakes = 0
+                body = os.urandom(sum(sizes))
+                receiving = asyncio.ensure_future(receive(reader, len(body)))
+                at = num_pieces = 0
+                for size in sizes:
+                    sending = Sending(writer, body[at : at + size])
+                    at += size
+                    while not sending.is_done or _has_come(carried):
+                        await asyncio.sleep(0)
+                        with contextlib.suppress(BlockingIOError):
+                            piece = carried.recv(7_001)
+                            await asyncio.get_running_loop().sock_sendall(ours, piece)
+                            num_pieces += 1
+                            await asyncio.sleep(0.001)
+                    sending.stop()
+                async with asyncio.timeout(10):
+                    assert await receiving == body
+                assert wakes <= 4 * len(sizes) + 2, f"{wakes} for {len(sizes)} records in {num_pieces} pieces"
+
+    asyncio.run(main())
+
+
+def _has_come(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+def test_each_stream_and_each_direction_has_keys_of_its_own() -> None:
+    nonces = [(b"a" * 32, b"b" * 32), (b"b" * 32, b"a" * 32), (b"a" * 32, b"c" * 32)]
+    keys = [key for pair in nonces for key in stream_keys(SECRET, b"one", *pair)]
+    keys += stream_keys(SECRET, b"other", *nonces[0]) + stream_keys(bytes(32), b"one", *nonces[0])
+    assert len(set(keys)) == 10
+
+
+def test_keys_are_bound_to_both_peers_and_the_session() -> None:
+    session, a, b = bytes(16), PeerId("a"), PeerId("b")
+    bindings = {direct._binding(session, caller=x, callee=y) for x, y in [(a, b), (b, a), (a, PeerId("c"))]}
+    assert len(bindings | {direct._binding(b"1" * 16, caller=a, callee=b)}) == 4
+
+
+def test_malformed_offers_are_the_peers_fault() -> None:
+    good = DirectOffer(bytes(16), bytes(32), 4001, None)
+    assert DirectOffer.from_value(good.to_value()) == good
+    value = good.to_value()
+    for wrong in (
+        {**value, "session": bytes(15)},
+        {**value, "secret": b""},
+        {**value, "port4": 0},
+        {**value, "port4": 1 << 16},
+        {**value, "port6": "4001"},
+        {**value, "more": 1},
+        {"session": bytes(16)},
+    ):
+        with pytest.raises(RemoteError):
+            DirectOffer.from_value(wrong)
+
+
+def test_a_new_offer_ends_the_peers_old_one_and_each_ends_by_itself() -> None:
+    listener = DirectListener(PeerId("me"), [(socket.AF_INET, "127.0.0.1")], 0)
+    with contextlib.closing(listener):
+        first = listener.offer(PeerId("one"), "192.0.2.1", now=0.0)
+        again = listener.offer(PeerId("one"), "192.0.2.1", now=1.0)
+        assert again.session != first.session
+        assert again.secret != first.secret
+        assert set(listener._sessions) == {again.session}
+        other = listener.offer(PeerId("other"), "192.0.2.1", now=1000.0)
+        assert set(listener._sessions) == {other.session}
+
+
+def test_strangers_at_one_address_end_none_of_others_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_MOST_SESSIONS", 16)
+    listener = DirectListener(PeerId("me"), [(socket.AF_INET, "127.0.0.1")], 0)
+    with contextlib.closing(listener):
+        honest = {listener.offer(PeerId(f"home {n}"), f"198.51.{n}.7", now=0.0).session for n in range(8)}
+        for n in range(100):
+            listener.offer(PeerId(f"stranger {n}"), f"203.0.113.{n}", now=1.0)
+        assert honest <= set(listener._sessions)
+        assert len(listener._sessions) == 16
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux")
+def test_congestion_control_is_chosen_where_the_system_lets_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    def control_of(connection: socket.socket) -> bytes:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+    with socket.socket() as plain, socket.socket() as chosen, socket.socket() as unknown:
+        monkeypatch.setattr(direct, "CONGESTION", b"reno")  # which every kernel has, and lets anybody choose
+        direct.prepare(chosen)
+        assert control_of(chosen) == b"reno"
+        monkeypatch.setattr(direct, "CONGESTION", b"unheard-of")
+        direct.prepare(unknown)
+        assert control_of(unknown) == control_of(plain)
+
+
+@dataclass
+class Two:
+    run: Callable[[Awaitable[T]], T]
+    a: P2PTransport
+    b: P2PTransport
+
+    async def echo(self, body: bytes = BULK, method: str = "echo", timeout_s: float = 5.0) -> bytes:
+        answer = await self.a.call(
+            self.b.peer_id, method, Message({"n": 1}, body), timeout_s=timeout_s, max_body_bytes=1 << 22
+        )
+        assert answer.meta == {"n": 1}
+        return bytes(answer.body)
+
+    async def until_direct(self) -> None:
+        async with asyncio.timeout(10):
+            while not self.a._direct.knows(self.b.peer_id):
+                assert await self.echo() == BULK
+                await asyncio.gather(*self.a._direct._asking.values())
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+
+        async def set_up() -> Two:
+            a, b = [await P2PTransport.create(Identity.generate(), LOCAL) for _ in range(2)]
+            await a.connect(b.peer_id, b.addresses())
+
+            async def echo(sender: PeerId, request: Message) -> Message:
+                assert sender == a.peer_id
+                return Message(request.meta, request.body)
+
+            async def linger(_: PeerId, request: Message) -> Message:
+                await asyncio.sleep(30)
+                return request
+
+            b.serve("echo", echo, max_body_bytes=1 << 22)
+            b.serve("linger", linger, max_body_bytes=1 << 22)
+            return Two(runner.run, a, b)
+
+        made = runner.run(set_up())
+        yield made
+        runner.run(made.a.close())
+        runner.run(made.b.close())
+        assert asyncio.all_tasks(runner.get_loop()) == set()
+
+
+def test_bulk_goes_directly_from_the_first_call_on_and_small_talk_never_asks(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "WORTH_WAITING_S", 5.0)
+
+    async def main() -> None:
+        for _ in range(3):
+            await two.echo(b"x" * (WORTH_BYTES // 2 - 1))
+        two.a._direct.consider(two.b.peer_id, WORTH_BYTES - 1)
+        assert not two.a._direct._asking
+        assert await two.echo() == BULK
+        assert two.a._direct.knows(two.b.peer_id)
+        opened: list[str] = []
+
+        async def open_stream(_: PeerId, protocol: str) -> socket.socket:
+            opened.append(protocol)
+            raise AssertionError("p2pd was asked for a stream")
+
+        two.a._control.open_stream = open_stream  # type: ignore[method-assign]
+        assert await asyncio.gather(*(two.echo() for _ in range(6))) == [BULK] * 6
+        assert await two.echo(b"") == b""
+        assert not opened
+
+    two.run(main())
+
+
+def test_bulk_does_not_wait_for_an_offer_that_does_not_come(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "WORTH_WAITING_S", 0.05)
+
+    async def main() -> None:
+        async def never(_: PeerId) -> dict[str, Value]:
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets it")
+
+        two.a._direct._ask = never
+        assert await asyncio.gather(*(two.echo() for _ in range(3))) == [BULK] * 3
+        assert two.a._direct._asking
+        assert not two.a._direct.knows(two.b.peer_id)
+
+    two.run(main())
+
+
+def test_direct_call_ends_at_its_deadline_and_breaks_with_its_callee(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        with pytest.raises(UnreachableError, match=r"within 0\.2 s"):
+            await two.echo(method="linger", timeout_s=0.2)
+        waiting = [asyncio.ensure_future(two.echo(method="linger", timeout_s=20)) for _ in range(2)]
+        await asyncio.wait(waiting, timeout=0.1)
+        await two.b.daemon.stop()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, UnreachableError) for error in found), found
+
+    two.run(main())
+
+
+def test_whoever_closes_breaks_its_own_direct_calls(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        waiting = asyncio.ensure_future(two.echo(method="linger", timeout_s=20))
+        await asyncio.wait({waiting}, timeout=0.1)
+        await two.a.close()
+        with pytest.raises(UnreachableError):
+            await waiting
+
+    two.run(main())
+
+
+def test_without_a_direct_way_calls_go_through_p2pd(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        offer, host = two.a._direct._known[two.b.peer_id]
+        # A session that the other end has forgotten, as after its restart, and then a port that nobody listens on.
+        for stale in (replace(offer, session=bytes(16)), replace(offer, port4=1)):
+            two.a._direct._known[two.b.peer_id] = (stale, host)
+            two.a._idle.drop(two.b.peer_id)
+            assert await two.echo() == BULK
+            assert not two.a._direct.knows(two.b.peer_id)
+
+    two.run(main())
+
+
+def test_stranger_without_the_secret_is_nobody(two: Two) -> None:
+    async def main() -> None:
+        await two.until_direct()
+        offer, host = two.a._direct._known[two.b.peer_id]
+        asked: list[PeerId] = []
+
+        async def listen(sender: PeerId, request: Message) -> Message:
+            asked.append(sender)
+            return Message()
+
+        two.b.serve("secret", listen, max_body_bytes=1 << 20)
+        for secret in (bytes(32), offer.secret):
+            stream = await direct._dial(replace(offer, secret=secret), host, caller=two.a.peer_id, callee=two.b.peer_id)
+            with contextlib.closing(stream):
+                head = struct.pack(">IHIIQ", 0x68737731, 6, 5000, 1, 0) + b"secret\x80"
+                sending = Sending(stream, head)
+                await sending.wait()
+                with contextlib.suppress(EOFError, OSError):
+                    async with asyncio.timeout(5):
+                        await receive(stream, 17)
+            assert asked == ([two.a.peer_id] if secret == offer.secret else [])
+
+    two.run(main())

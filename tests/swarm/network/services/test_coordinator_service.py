@@ -1,0 +1,276 @@
+"""The host's gRPC service: what it answers, what it refuses by which status; nothing of the refused is kept."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from swarm.cli import ExitCode, run
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.invite import Invite
+from swarm.network.services.coordinator_client import CoordinatorClient, coordinator_client
+from swarm.network.services.coordinator_service import MAX_REQUEST_BYTES, SERVICE, ServiceLimits, address_of
+from swarm.proto import coordinator_pb2 as pb
+from tests.bootstrap.state.hosted import Hosted, hosted
+from tests.swarm_in_process import identity_of
+from verification.audit.verdicts import Ban
+
+Use = Callable[[CoordinatorClient], Any]
+
+
+async def called(host: Hosted, use: Use, invite: Invite | None = None) -> Any:
+    """What `use` makes of a client, in a thread: the client blocks."""
+
+    def work() -> Any:
+        with coordinator_client(invite or host.doors.invite) as client:
+            return use(client)
+
+    return await asyncio.to_thread(work)
+
+
+async def refused(host: Hosted, use: Use, kind: str) -> str:
+    """The message of a call that is refused with this status; nothing is written down."""
+    before = host.ledger_size()
+    with pytest.raises(RemoteError) as error:
+        await called(host, use)
+    assert error.value.kind == kind, error.value
+    assert host.ledger_size() == before
+    return str(error.value)
+
+
+def test_run_status_and_peers_are_answered(tmp_path: Path) -> None:
+    async def look() -> None:
+        async with hosted(tmp_path) as host:
+            signed, answer = await called(host, lambda client: client.run())
+            assert signed == host.run.signed
+            assert (answer.protocol, answer.admission) == (1, "open")
+            peer = identity_of(0).peer_id
+            host.itself.admission.admit(peer, 1, bytes(32), "")
+            peers = await called(host, lambda client: client.peers(1))
+            assert [(known.peer_id, known.present, known.rank) for known in peers.peers] == [(peer, True, 0)]
+            status = await called(host, lambda client: client.status())
+            assert [(stage.num_present, stage.num_missing) for stage in status.stages] == [(0, 1), (1, 1)]
+            assert status.books == host.itself.books.digest()
+            assert not status.HasField("loss")
+            assert not (await called(host, lambda client: client.checkpoints()))
+            assert "has stages 0 to 1" in await refused(host, lambda client: client.peers(7), "invalid_argument")
+
+    asyncio.run(look())
+
+
+def test_other_certificate_or_run_key_or_run_is_refused_by_the_client(tmp_path: Path) -> None:
+    async def call() -> None:
+        async with hosted(tmp_path) as host:
+            invite = host.doors.invite
+            for wrong, kind in (
+                (replace(invite, certificate=bytes(32)), "certificate"),
+                (replace(invite, run_key=identity_of(3).peer_id), "run_key"),
+                (replace(invite, run_id=type(invite.run_id)("00" * 32)), "run_id"),
+            ):
+                with pytest.raises(RemoteError) as error:
+                    await called(host, lambda client: client.run(), wrong)
+                assert error.value.kind == kind
+            with pytest.raises(TransientError, match="cannot be reached"):
+                await called(host, lambda client: client.run(), replace(invite, port=1))
+
+    asyncio.run(call())
+
+
+def test_certificate_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    async def twice() -> None:
+        found = []
+        for _ in range(2):
+            async with hosted(tmp_path) as host:
+                found.append(host.doors.invite.certificate)
+        assert found[0] == found[1]
+        assert (tmp_path / "host" / "service.pem").stat().st_mode & 0o777 == 0o600
+
+    asyncio.run(twice())
+
+
+def test_one_address_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None:
+    async def hurry() -> None:
+        async with hosted(tmp_path, limits=ServiceLimits(calls_per_s=0.01, burst=3)) as host:
+
+            def ask(client: CoordinatorClient) -> None:
+                for _ in range(3):
+                    client.status()
+                with pytest.raises(TransientError, match=r"more than 0\.01 calls a second from your address; wait"):
+                    client.status()
+
+            await called(host, ask)
+
+    asyncio.run(hurry())
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:203.0.113.7:1234", "203.0.113.7"),
+        ("ipv6:%5B2001:db8:1:2:3::4%5D:1234", "2001:db8:1:2::/64"),
+        ("ipv6:[::ffff:203.0.113.7]:1234", "203.0.113.7"),
+        ("unix:", "unix"),
+    ],
+)
+def test_calls_are_counted_by_address_and_home_network(peer: str, address: str) -> None:
+    assert address_of(peer) == address
+
+
+def raw_channel(host: Hosted) -> grpc.Channel:
+    """What a generic client has, that knows the certificate."""
+    pem = (host.run.folder.root / "service.pem").read_bytes()
+    credentials = grpc.ssl_channel_credentials(pem[pem.index(b"-----BEGIN CERT") :])
+    return grpc.secure_channel(host.doors.invite.target, credentials, [("grpc.ssl_target_name_override", "homeswarm")])
+
+
+def test_generic_client_finds_and_calls_the_service_by_reflection(tmp_path: Path) -> None:
+    def look(host: Hosted) -> None:
+        with raw_channel(host) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=5
+            )
+            assert health.status == health_pb2.HealthCheckResponse.SERVING
+            reflected = ProtoReflectionDescriptorDatabase(channel)
+            assert SERVICE in reflected.get_services()
+            described = reflected.FindFileContainingSymbol(SERVICE)
+            methods = {method.name for service in described.service for method in service.method}
+            assert methods >= {"GetRun", "ListPeers", "ListCheckpoints", "Download", "GetStatus"}
+            answer = channel.unary_unary(f"/{SERVICE}/GetStatus")(b"", timeout=5)
+            assert pb.Status.FromString(answer).run_id == host.run.run_id
+
+    async def serve() -> None:
+        async with hosted(tmp_path) as host:
+            await asyncio.to_thread(look, host)
+
+    asyncio.run(serve())
+
+
+def test_every_call_survives_nonsense_and_stores_nothing(tmp_path: Path) -> None:
+    """Random bytes, random fields and oversized ones, to every method: a status each time, and the host goes on."""
+    rng = random.Random(5)
+    methods = [method.name for method in pb.DESCRIPTOR.services_by_name["Coordinator"].methods]
+    allowed = {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OK,
+    }
+
+    def request_to(method: str) -> bytes:
+        if rng.random() < 0.3:
+            return rng.randbytes(rng.randrange(200))
+        kind = pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name[method].input_type
+        message = getattr(pb, kind.name)()
+        for field in kind.fields:
+            if field.type == field.TYPE_STRING:
+                setattr(message, field.name, rng.choice(["", "../run.key", "x" * 999, "checkpoint.json"]))
+            else:
+                top = 2**32 if field.type == field.TYPE_UINT32 else 2**64
+                setattr(message, field.name, rng.choice([0, 3, 5, rng.randrange(top), top - 1]))
+        return bytes(message.SerializeToString())
+
+    def fuzz(host: Hosted) -> set[grpc.StatusCode]:
+        found = set()
+        with raw_channel(host) as channel:
+            for number in range(350):
+                method = methods[number % len(methods)]
+                call = channel.unary_stream(f"/{SERVICE}/{method}")
+                try:
+                    for _ in call(request_to(method), timeout=5):
+                        pass
+                    found.add(grpc.StatusCode.OK)
+                except grpc.RpcError as error:
+                    found.add(error.code())
+            oversized = pb.DownloadRequest(name="x" * MAX_REQUEST_BYTES).SerializeToString()
+            with pytest.raises(grpc.RpcError) as refusal:
+                channel.unary_stream(f"/{SERVICE}/Download")(oversized, timeout=5).next()
+            assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert found <= allowed
+        return found
+
+    async def serve() -> None:
+        async with hosted(tmp_path) as host:
+            host.archive(5)
+            before = host.ledger_size(), dict(host.itself.progress.peers)
+            found = await asyncio.to_thread(fuzz, host)
+            assert {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND} <= found
+            assert (host.ledger_size(), dict(host.itself.progress.peers)) == before
+            assert (await called(host, lambda client: client.status())).run_id == host.run.run_id
+
+    asyncio.run(serve())
+
+
+def worked(host: Hosted) -> list[PeerId]:
+    """Three peers of stage 0 that a certified result credits; the last, who has done most, is banned."""
+    peers = [identity_of(number).peer_id for number in range(3)]
+    for peer in peers:
+        host.itself.admission.admit(peer, 0, bytes(32), "")
+    host.ledger.append("genesis", genesis_value(host))
+    facts: Any = {"stage": 0, "step": 0, "name": bytes(32), "ids": [1, 2], "joins": [], "leaves": []}
+    host.ledger.append("result", {**facts, "credit": [[peers[0], 1, 32], [peers[1], 2, 64], [peers[2], 9, 288]]})
+    ban = Ban(host.run.run_id, peers[2], StageIndex(0), Version(1), "replay_mismatch", bytes(32))
+    host.ledger.append("ban", ban.signed_by(host.run.run_key).to_value())
+    return peers
+
+
+def test_credit_is_ranked_and_the_banned_have_none(tmp_path: Path) -> None:
+    async def look() -> None:
+        async with hosted(tmp_path) as host:
+            peers = worked(host)
+            found = {peer.peer_id: peer for peer in (await called(host, lambda client: client.peers(0))).peers}
+            assert [found[peer].rank for peer in peers] == [2, 1, 0]
+            own, banned = found[peers[0]], found[peers[2]]
+            assert (own.num_tokens, own.num_microbatches, own.num_steps) == (32, 1, 1)
+            assert (banned.num_tokens, banned.num_microbatches) == (0, 0)
+
+    asyncio.run(look())
+
+
+def test_peers_command_shows_the_run_and_who_has_done_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def look() -> list[PeerId]:
+        async with hosted(tmp_path) as host:
+            peers, line = worked(host), host.doors.invite.line()
+            host.itself.progress.peers[peers[0]].left = True
+            for more in ([], ["--all", "--json"], ["--stage", "1", "--json"]):
+                assert await asyncio.to_thread(run, ["peers", line, *more]) is ExitCode.OK
+            assert await asyncio.to_thread(run, ["peers", line, "--stage", "9"]) is ExitCode.FAILED
+            return peers
+
+    gone, present, _ = asyncio.run(look())
+    printed = capsys.readouterr()
+    text, _, told = printed.out.partition("{")
+    assert "tiny: version 0 of 10, 0 tokens" in text
+    assert "stage 1: version 0, 0 present, 1 more wanted" in text
+    assert present in text
+    assert gone not in text
+    decoder, told = json.JSONDecoder(), "{" + told
+    every, end = decoder.raw_decode(told)
+    assert {one["peer_id"]: one["rank"] for one in every["peers"] if one["rank"]} == {present: 1, gone: 2}
+    assert decoder.raw_decode(told[end:].lstrip())[0]["peers"] == []
+    assert "this run has stages 0 to 1" in printed.err
+
+
+def genesis_value(host: Hosted, stage: int = 0) -> Any:
+    from swarm.core.pipeline.leases import LeaseTable
+    from swarm.core.state.stage_chain import Genesis
+
+    return Genesis(
+        host.run.run_id,
+        StageIndex(stage),
+        Version(0),
+        bytes(32),
+        (PeerId(identity_of(0).peer_id),),
+        LeaseTable(),
+        host.run.host_key.peer_id,
+        host.run.run_key.peer_id,
+        (),
+        signature=bytes(64),
+    ).to_value()

@@ -1,0 +1,76 @@
+"""A program is signalled and its end watched."""
+
+import asyncio
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from swarm.network.loop import run
+
+PROGRAM = """
+import asyncio
+from swarm.network.loop import run
+
+async def main(stop):
+    try:
+        print("ready", flush=True)
+        await stop.wait()
+        print("draining", flush=True)
+        if {patient}:
+            await asyncio.Event().wait()
+        return 7
+    finally:
+        print("cleaned up", flush=True)
+
+print("returned", run(main), flush=True)
+"""
+
+
+def expect(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 20)[0], f"no {line!r} came"
+    assert process.stdout.readline() == line + "\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_is_a_request(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(patient=False)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        expect(process, "ready")
+        process.send_signal(number)
+        for line in ("draining", "cleaned up", "returned 7"):
+            expect(process, line)
+        assert process.wait(20) == 0
+
+
+def test_second_signal_cancels() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(patient=True)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        expect(process, "ready")
+        process.send_signal(signal.SIGTERM)
+        expect(process, "draining")
+        process.send_signal(signal.SIGTERM)
+        expect(process, "cleaned up")
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode != 0
+        assert "KeyboardInterrupt" in errors
+
+
+def test_result_and_errors_of_main_come_through() -> None:
+    async def answer(_: asyncio.Event) -> int:
+        return 42
+
+    async def fail(_: asyncio.Event) -> None:
+        raise LookupError("here")
+
+    assert run(answer) == 42
+    with pytest.raises(LookupError, match="here"):
+        run(fail)

@@ -1,0 +1,165 @@
+"""Exams: who may ask for what, how often, and that a wrong answer earns nothing."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from peer.audit.exams import EXAMS_A_STEP, Examiner, encoded_hop
+from peer.pipeline.exchange_store import ExchangeStore
+from peer.round.stage_steps import StageSteps
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, StageIndex
+from swarm.identity.key import Identity
+from swarm.network.transport import Message
+from tests.swarm.core.round.round_world import run_key
+from tests.verification.exhibits import RUN_ID, SmallRun, received, small_settings
+from verification.audit.draws import HashChain
+from verification.audit.probation import Agreement, exam_of
+from verification.pipeline.ticket import Ticket
+from verification.replay.stage_replay import Replayed
+from verification.round.papers import Exhibit
+
+STAGE = StageIndex(1)
+NEWCOMERS = [Identity.from_seed(bytes([200 + number]) * 32) for number in range(EXAMS_A_STEP + 1)]
+CHAINS = [HashChain(bytes([number]) * 32, 8) for number in range(EXAMS_A_STEP + 1)]
+
+
+def ticket_of(number: int, stage: StageIndex = STAGE) -> Ticket:
+    return Ticket(RUN_ID, NEWCOMERS[number].peer_id, stage, CHAINS[number].end).signed_by(run_key())
+
+
+class Exact:
+    """An exact thread that is this one."""
+
+    async def run(self, urgency: object, work: Any) -> Any:
+        return work()
+
+
+class Hall:
+    """The examiner of a stage with one member, after one round."""
+
+    def __init__(self) -> None:
+        run = SmallRun(small_settings(2, trust="public"), num_peers=1)
+        self.exhibit: Exhibit = run.microbatch(0)[STAGE]
+        run.step(0)
+        self.result = run.step(STAGE).result
+        identity = run.peers[STAGE][0]
+        store = ExchangeStore.of_run(run.settings, run.peers[STAGE][0].peer_id)
+        store.keep(received(self.exhibit))
+        chain = SimpleNamespace(stage=STAGE, run_key=run_key().peer_id)
+        context = SimpleNamespace(
+            settings=run.settings,
+            run_id=RUN_ID,
+            identity=identity,
+            me=identity.peer_id,
+            results={0: (self.result, [])},
+            exact=Exact(),
+        )
+        steps = SimpleNamespace(context=context, chain=chain, replica=run.replicas[STAGE][0])
+        self.examiner = Examiner(cast(StageSteps, steps), store)
+        self.settings = run.settings
+
+    def ask(self, number: int, /, **changed: Any) -> Message:
+        """A newcomer's request about step 0, answered."""
+        newcomer, chain = NEWCOMERS[number], CHAINS[number]
+        meta: dict[str, Value] = {"step": 0, "reveal": chain.reveal(0), "ticket": ticket_of(number).to_value()}
+        meta |= changed
+        return asyncio.run(self.examiner._on_exam(newcomer.peer_id, Message(meta)))
+
+    def answer(self, number: int, bodies: Sequence[bytes], *, step: int = 0) -> Message:
+        meta: dict[str, Value] = {"step": step, "size": len(bodies[0])}
+        return asyncio.run(self.examiner._on_answer(NEWCOMERS[number].peer_id, Message(meta, b"".join(bodies))))
+
+
+@pytest.fixture(scope="module")
+def made() -> Hall:
+    return Hall()
+
+
+@pytest.fixture
+def hall(made: Hall) -> Hall:
+    """With a member that has examined nobody yet."""
+    made.examiner = Examiner(made.examiner._steps, made.examiner._exchanges)
+    return made
+
+
+def test_a_newcomer_that_answers_as_the_member_did_gets_its_agreement(hall: Hall) -> None:
+    shown = hall.ask(0)
+    assert bytes(shown.body) == bytes(hall.exhibit.x) + bytes(hall.exhibit.targets) + bytes(hall.exhibit.grad_y)
+    reply = hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
+    agreement = Agreement.from_value(cast(dict[str, Value], reply.meta)["agreement"])
+    agreement.check(run_id=RUN_ID, ticket=ticket_of(0), roster=hall.result.roster)
+    with pytest.raises(RemoteError, match="owes no answer"):
+        hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
+
+
+def test_a_wrong_answer_earns_nothing_and_there_is_no_second(hall: Hall) -> None:
+    hall.ask(0)
+    wrong = (-np.frombuffer(hall.exhibit.grad_x, dtype="<f4")).tobytes()
+    with pytest.raises(RemoteError) as caught:
+        hall.answer(0, [b"", wrong])
+    assert caught.value.kind == "exam"
+    with pytest.raises(RemoteError, match="owes no answer"):
+        hall.answer(0, [b"", bytes(hall.exhibit.grad_x)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"step": 1}, TransientError),
+        ({"step": 1 << 40}, TransientError),
+        ({"reveal": CHAINS[0].reveal(1)}, RemoteError),
+        ({"reveal": CHAINS[1].reveal(0)}, RemoteError),
+        (
+            {"ticket": ticket_of(1).to_value()},
+            RemoteError,
+        ),
+        ({"ticket": replace(ticket_of(0), signature=bytes(64)).to_value()}, RemoteError),
+        (
+            {
+                "ticket": Ticket(RUN_ID, NEWCOMERS[0].peer_id, StageIndex(0), CHAINS[0].end)
+                .signed_by(run_key())
+                .to_value()
+            },
+            RemoteError,
+        ),
+    ],
+)
+def test_nothing_is_shown_to_others_or_of_what_was_not_drawn(
+    hall: Hall, changed: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        hall.ask(0, **changed)
+    assert not any(hall.examiner._shown.values()), "it leaves nothing behind"
+    with pytest.raises(RemoteError):
+        hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
+
+
+def test_a_member_examines_few_and_shows_each_its_exam_twice(hall: Hall) -> None:
+    for _ in range(2):
+        hall.ask(0)
+    with pytest.raises(RemoteError) as caught:
+        hall.ask(0)
+    assert caught.value.kind == "served"
+    hall.ask(1)
+    with pytest.raises(TransientError, match="newcomers are examined"):
+        hall.ask(2)
+
+
+def test_the_examiner_is_the_one_that_was_drawn(hall: Hall) -> None:
+    exam = exam_of(hall.result.roster, CHAINS[0].reveal(0), NEWCOMERS[0].peer_id)
+    assert exam is not None
+    assert exam.examiner == hall.examiner._steps.context.me
+    assert exam_of(hall.result.roster, CHAINS[0].reveal(0), PeerId(exam.examiner)) is None, "nobody examines himself"
+
+
+def test_a_hop_is_encoded_as_it_is_sent(hall: Hall) -> None:
+    grad_x = np.frombuffer(hall.exhibit.grad_x, dtype="<f4").reshape(2, 16, 64)
+    y, again = encoded_hop(hall.settings, Replayed(None, grad_x.copy(), None))
+    assert (bytes(y), bytes(again)) == (b"", bytes(hall.exhibit.grad_x))

@@ -1,0 +1,1 @@
+"""Suspicion: draws, evidence, what is owed, verdicts, and the standing that follows."""

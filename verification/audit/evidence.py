@@ -1,0 +1,184 @@
+"""Proof of misbehaviour in one file: what is needed to judge it again, and nothing to be believed.
+
+    "homeswarm evidence\\n" | length of the head, 4 bytes, little endian | head | blobs, end to end | SHA-256 of it all
+
+The head is canonical (`swarm.core.canonical`): {format, kind, accused, stage, version, run, facts, blobs}. `facts` are
+the kind's own (`verification.kinds`); `blobs` lists size and BLAKE3 of each blob. The closing SHA-256 names the file.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+from swarm.bulk_digest import bulk_digest
+from swarm.core.canonical import Value, pack, unpack
+from swarm.core.errors import RemoteError
+from swarm.core.fields import Fields
+from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.settings import RunSettings
+from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
+from swarm.manifest.value import run_id, settings_from_value
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+Kind = Literal[
+    "equivocation",
+    "protocol_violation",
+    "reducer_fraud",
+    "step_fraud",
+    "data_fraud",
+    "replay_mismatch",
+    "hop_mismatch",
+]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MAGIC = b"homeswarm evidence\n"
+FORMAT = 1
+SUFFIX = ".evidence"
+"""Of the files' names."""
+MAX_HEAD_BYTES = 64 << 20
+MAX_BLOBS = 1 << 19
+MAX_EVIDENCE_BYTES = 16 << 30
+"""A stage's snapshot with its moments, the results since, and a step's activations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What one file holds. Nothing in it is checked yet but that it is whole and that the run key signed the run."""
+
+    kind: Kind
+    accused: PeerId
+    stage: StageIndex
+    version: Version
+    """Of the stage, that the accused's work was on or for."""
+    run: SignedRun
+    facts: Value
+    blobs: tuple[Bytes, ...] = ()
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """Raises RemoteError if they are of another protocol, or wrong."""
+        return settings_from_value(unpack(self.run.settings, max_bytes=MAX_SETTINGS_BYTES))
+
+    @cached_property
+    def run_id(self) -> str:
+        return run_id(self.settings, self.run.run_key)
+
+    @cached_property
+    def blob_digests(self) -> tuple[bytes, ...]:
+        """BLAKE3 of each blob."""
+        return tuple(bulk_digest(blob) for blob in self.blobs)
+
+    def digest(self) -> bytes:
+        """The closing SHA-256: what this evidence is known by."""
+        return self._digest
+
+    def chunks(self) -> Iterator[Bytes]:
+        """The file, piece by piece; blobs are not copied."""
+        yield from self._open_chunks()
+        yield self._digest
+
+    def to_bytes(self) -> bytes:
+        return b"".join(self.chunks())
+
+    @classmethod
+    def from_bytes(cls, data: Bytes, *, max_bytes: int) -> "Evidence":
+        """Evidence whose blobs are views of `data`. Raises RemoteError("evidence") if it is not whole or malformed."""
+        view = memoryview(data).cast("B")
+        if len(view) > max_bytes:
+            raise _unfit(f"file of {len(view)} bytes is over the limit of {max_bytes}")
+        start = len(MAGIC) + 4
+        if view[: len(MAGIC)] != MAGIC or len(view) < start + 32:
+            raise _unfit(f"file of {len(view)} bytes is no evidence of homeswarm")
+        if hashlib.sha256(view[:-32]).digest() != view[-32:]:
+            raise _unfit("file has been changed: its closing SHA-256 is not that of its bytes")
+        (head_bytes,) = struct.unpack_from("<I", view, len(MAGIC))
+        if head_bytes > min(MAX_HEAD_BYTES, len(view) - start - 32):
+            raise _unfit(f"head of {head_bytes} bytes in a file of {len(view)}")
+        try:
+            head = unpack(view[start : start + head_bytes], max_bytes=MAX_HEAD_BYTES)
+            made = cls._of_head(head, view[start + head_bytes : -32])
+        except RemoteError as error:
+            raise _unfit(str(error)) from error
+        return made
+
+    @classmethod
+    def _of_head(cls, head: Value, body: memoryview) -> "Evidence":
+        fields = Fields("evidence", head)
+        if fields.integer("format") != FORMAT:
+            raise _unfit(f"another format than {FORMAT}, which this program reads")
+        kind = fields.text("kind")
+        if kind not in KINDS:
+            raise _unfit(f"kind is {kind[:20]!r}, not one of {', '.join(KINDS)}")
+        listed = fields.items("blobs", _blob_entry, max_items=MAX_BLOBS)
+        blobs: list[Bytes] = []
+        at = 0
+        for size, _ in listed:
+            if size > len(body) - at:
+                raise _unfit(f"blob {len(blobs)} of {size} bytes, {len(body) - at} left")
+            blobs.append(body[at : at + size])
+            at += size
+        if at != len(body):
+            raise _unfit(f"{len(body) - at} bytes after the last blob")
+        made = cls(
+            kind=kind,
+            accused=fields.peer("accused"),
+            stage=StageIndex(fields.integer("stage", high=1 << 16)),
+            version=Version(fields.integer("version")),
+            run=SignedRun.from_value(fields.message("run")),
+            facts=fields.message("facts"),
+            blobs=tuple(blobs),
+        )
+        fields.done()
+        for number, ((_, wanted), found) in enumerate(zip(listed, made.blob_digests, strict=True)):
+            if found != wanted:
+                raise _unfit(f"blob {number} differs from its BLAKE3")
+        return made
+
+    @cached_property
+    def _digest(self) -> bytes:
+        found = hashlib.sha256()
+        for chunk in self._open_chunks():
+            found.update(chunk)
+        return found.digest()
+
+    def _open_chunks(self) -> Iterator[Bytes]:
+        """All but the closing SHA-256."""
+        blobs: list[Value] = [[len(blob), found] for blob, found in zip(self.blobs, self.blob_digests, strict=True)]
+        head = pack(
+            {
+                "format": FORMAT,
+                "kind": self.kind,
+                "accused": self.accused,
+                "stage": self.stage,
+                "version": self.version,
+                "run": self.run.to_value(),
+                "facts": self.facts,
+                "blobs": blobs,
+            }
+        )
+        yield MAGIC + struct.pack("<I", len(head)) + head
+        yield from self.blobs
+
+
+def check_head(evidence: Evidence, kind: Kind, *, accused: PeerId, stage: StageIndex, version: Version) -> None:
+    """Raises RemoteError unless the head says what the facts do."""
+    for name, found, wanted in (
+        ("kind", evidence.kind, kind),
+        ("accused", evidence.accused, accused),
+        ("stage", evidence.stage, stage),
+        ("version", evidence.version, version),
+    ):
+        if found != wanted:
+            raise _unfit(f"head's {name} is {found}, its facts say {wanted}")
+
+
+def _blob_entry(value: Value) -> tuple[int, bytes]:
+    fields = Fields.of_list("blob", value, "size", "digest")
+    return fields.integer("size", high=MAX_EVIDENCE_BYTES), fields.octets("digest", length=32)
+
+
+def _unfit(message: str) -> RemoteError:
+    return RemoteError("evidence", message)

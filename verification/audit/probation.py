@@ -1,0 +1,114 @@
+"""How a newcomer earns its place: it replays what chance gives it, and is promoted once enough replays agree.
+
+In each version the newcomer's hash chain names one member of its stage, the *examiner*, and one microbatch of that
+member's contribution. The examiner shows what went in; the newcomer answers with what must have come out, before it
+has seen it; the examiner compares, and signs an agreement. The run key counts agreements of the last versions, and
+promotes a few at a time: an identity costs a stretch of real work, and however many are made they come in slowly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from swarm.core.errors import RemoteError
+from swarm.core.forms import Digest, StageNumber
+from swarm.core.ids import PeerId, Step
+from swarm.core.ranking import rank
+from swarm.core.round.contribution import Contribution, Roster, Work
+from swarm.identity.signed_record import SignedRecord
+from verification.audit.draws import check_reveal, draw
+from verification.pipeline.ticket import Ticket
+
+AGREEMENT_VERSIONS = 16
+"""Agreements count for so many versions: who has accomplices among the members cannot wait until chance names them
+often enough."""
+MEMBERS_PER_PROMOTION = 8
+"""In one version a stage takes one newcomer for so many members; at least one."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What a newcomer replays in a version."""
+
+    examiner: PeerId
+    contribution: Contribution
+    """The examiner's."""
+    work: Work
+    """The microbatch, in it."""
+
+
+def exam_of(roster: Roster, reveal: bytes, newcomer: PeerId) -> Exam | None:
+    """What the newcomer's value of the roster's version gives it; None if nobody has contributed.
+
+    The examiner follows from the version's name, which is older than any contribution to the step: nobody can make
+    his contribution so that he is the one.
+    """
+    made = {one.peer_id: one for one in roster.contributions if one.work and one.peer_id != newcomer}
+    if not made:
+        return None
+    examiner = rank(made, "examiner", reveal, roster.previous_name, newcomer)[0]
+    drawn = draw(reveal, made[examiner].digest(), auditor=newcomer, target=examiner)
+    return Exam(examiner, made[examiner], made[examiner].work[drawn.microbatch(len(made[examiner].work))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement(SignedRecord):
+    """The examiner's word that a newcomer's replay came to what it has itself."""
+
+    DOMAIN: ClassVar[str] = "agreement"
+    run_id: str
+    stage: StageNumber
+    step: Step
+    newcomer: PeerId
+    reveal: Digest
+    """Of the newcomer's hash chain, for the step: it names the examiner."""
+    examiner: PeerId
+
+    def check(self, *, run_id: str, ticket: Ticket, roster: Roster) -> None:
+        """Raises RemoteError unless the examiner that the newcomer had drawn in the roster's version signed it."""
+        if self.run_id != run_id:
+            raise RemoteError("protocol", f"agreement of run {self.run_id[:12]}, not {run_id[:12]}", self.newcomer)
+        if (ticket.peer_id, ticket.stage, self.stage) != (self.newcomer, roster.stage, roster.stage):
+            raise RemoteError("ticket", f"agreement of stage {self.stage} for {self.newcomer}", self.newcomer)
+        check_reveal(ticket.chain_end, int(self.step), self.reveal)
+        exam = exam_of(roster, self.reveal, self.newcomer) if roster.step == self.step else None
+        if exam is None or exam.examiner != self.examiner:
+            raise RemoteError("draw", f"{self.examiner} is not who {self.newcomer} drew at {self.step}", self.newcomer)
+        if not self.is_signed_by(self.examiner):
+            raise RemoteError("signature", f"the agreement is not signed by {self.examiner}", self.newcomer)
+
+
+@dataclass(frozen=True)
+class Probation:
+    """The newcomers of one stage, folded from their agreements: the same whoever folds them, in whatever order."""
+
+    agreements_to_promote: int
+    steps: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
+    """Of each newcomer's agreements, sorted; one in a step counts. At most AGREEMENT_VERSIONS, none older."""
+    last_promotions: tuple[int, int] = (-1, 0)
+    """The last version in which somebody was promoted, and how many were."""
+
+    def after(self, agreement: Agreement, version: int) -> "Probation":
+        """With one more, the stage being at `version`; what is too old by then is gone."""
+        oldest = version - AGREEMENT_VERSIONS
+        steps = {**self.steps, agreement.newcomer: (*self.steps.get(agreement.newcomer, ()), int(agreement.step))}
+        recent = {peer: tuple(sorted({step for step in of if oldest <= step < version})) for peer, of in steps.items()}
+        return replace(self, steps={peer: of for peer, of in recent.items() if of})
+
+    def count(self, peer: PeerId, version: int, *, since: int) -> int:
+        """The newcomer's agreements that count at `version`: of steps after `since`, its last fault or debt."""
+        oldest = max(version - AGREEMENT_VERSIONS, since + 1)
+        return sum(step >= oldest for step in self.steps.get(peer, ()))
+
+    def may_promote(self, peer: PeerId, version: int, *, since: int, num_members: int, num_left: int) -> bool:
+        """Whether it has agreements enough, and the stage may take one more in this version: it has so many members,
+        and so many left it with this version, whose places are free."""
+        at, num = self.last_promotions
+        has_place = version > at or (version == at and num < max(1, num_members // MEMBERS_PER_PROMOTION) + num_left)
+        return has_place and self.count(peer, version, since=since) >= self.agreements_to_promote
+
+    def promoted(self, peer: PeerId, version: int) -> "Probation":
+        """Without the newcomer, which is one no more."""
+        at, num = self.last_promotions
+        left = {other: of for other, of in self.steps.items() if other != peer}
+        return replace(self, steps=left, last_promotions=(version, num + 1 if version == at else 1))

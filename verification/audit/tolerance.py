@@ -1,0 +1,225 @@
+"""A claimed tensor graded against its replay: honest, suspicious or fraud.
+
+Only forward and backward differ between honest machines, and only by rounding. The error is relative, in L2: of the
+whole tensor, and of each chunk of it, which may be four times as large, so that no lie hides in a small place. Both
+tensors are compared as decoded from the wire, so that what the codec loses cancels.
+
+What is accepted is measured: twice the auditor's own error, found by replaying one precision higher, but at least a
+floor, below which nobody looks closer, and at most a cap, which is all that a liar can gain.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.core.errors import LocalError
+
+Tensor: TypeAlias = NDArray[np.floating[Any]]
+Kind = Literal["activation", "gradient"]
+"""Of an activation, or of an activation's gradient or a contribution."""
+
+CHUNK_VALUES = 4096
+"""A chunk is so many values of the flattened tensor; the last one takes the rest as well."""
+CHUNK_FACTOR = 4.0
+"""A chunk's error counts as a quarter: few values scatter more than many."""
+QUIET_CHUNK = 1e-3
+"""A chunk of lower norm than this share of the RMS chunk norm is held to an error of that size."""
+QUIET = 2.0**-100
+"""Values of lower RMS than this are as good as zero: no division by less."""
+OFF = 0.25
+"""A value is off by more than this share of itself, or of its chunk's RMS if that is larger."""
+LOCAL = 0.25
+"""What a fault leaves as it is, is at least all but this share of its tensor. Why: docs/verification.md, section 9."""
+
+
+class Grade(Enum):
+    HONEST = "honest"
+    SUSPICIOUS = "suspicious"
+    """More audits, no verdict."""
+    FRAUD = "fraud"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What errors mean for one way to compute and one codec on the wire."""
+
+    accept: float
+    """Cap of what is accepted."""
+    fraud: float
+    """Past it no honest rounding leads."""
+    floor: float
+    """Accepted whatever the auditor's own error."""
+    report_only: bool = False
+    """Not calibrated: nothing is graded as fraud."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a claim is from its replay, and what that means."""
+
+    grade: Grade
+    error: float
+    """Of the whole tensor; infinite for a claim that cannot be compared."""
+    worst_chunk_error: float
+    accept: float
+    """Bound on `measured` up to which the claim was accepted here."""
+    fraud: float
+    cap: float
+    """What `accept` could have been, had the auditor's own error been larger."""
+    own_error: float | None
+    """None: not measured."""
+    reason: str
+    extent: float = 0.0
+    """`extent_of` the error, of what is fraud."""
+
+    @property
+    def measured(self) -> float:
+        """What is held against the bounds: the error, or a quarter of the worst chunk's if that is larger."""
+        return _measured(self.error, self.worst_chunk_error)
+
+    @property
+    def wants_higher_precision(self) -> bool:
+        """Whether a replay one precision higher could still clear the claim."""
+        return self.own_error is None and self.accept < self.measured <= self.cap
+
+
+_BF16_ACTIVATION = Bounds(accept=1e-2, fraud=4e-2, floor=1e-3)
+_BF16_GRADIENT = Bounds(accept=2e-2, fraud=8e-2, floor=1e-3)
+_INT8 = Bounds(accept=1e-3, fraud=1e-2, floor=1e-3)
+"""A code is off by a whole step or not at all: in a small tensor one is 4e-4, and no other error foretells it."""
+_UNKNOWN = Bounds(accept=1e-1, fraud=4e-1, floor=1e-1, report_only=True)
+
+TABLE: dict[tuple[str, str, Kind], Bounds] = {
+    ("fp32", "fp32", "activation"): Bounds(accept=1e-4, fraud=1e-3, floor=1e-5),
+    ("fp32", "fp32", "gradient"): Bounds(accept=1e-4, fraud=1e-3, floor=1e-5),
+    ("fp32", "int8", "activation"): _INT8,
+    ("fp32", "int8", "gradient"): _INT8,
+    ("fp32", "bf16", "activation"): _BF16_ACTIVATION,
+    ("fp32", "bf16", "gradient"): _BF16_GRADIENT,
+    ("bf16", "bf16", "activation"): _BF16_ACTIVATION,
+    # On a memorised batch honest gradients reach 0.73 of this (docs/calibration.md): nobody is banned by it.
+    ("bf16", "bf16", "gradient"): replace(_BF16_GRADIENT, report_only=True),
+    ("bf16", "int8", "activation"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
+    ("bf16", "int8", "gradient"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
+}
+"""By compute dtype, codec on the wire, and what it carries."""
+
+
+def bounds_for(compute_dtype: str, codec: str, kind: Kind) -> Bounds:
+    """The bounds of a computation and a codec; of a contribution, those of the averaging codec and a gradient.
+
+    Where nothing has been calibrated they are wide and report-only.
+    """
+    return TABLE.get((compute_dtype, codec, kind), _UNKNOWN)
+
+
+def compare(claimed: Tensor, replayed: Tensor, bounds: Bounds, own_error: float | None = None) -> Comparison:
+    """Grade a claim. Raises LocalError if the replay itself is not finite, or too large.
+
+    `own_error` is `relative_error` of the auditor's replay as the claimant computes, against `replayed`, which is then
+    one precision higher. Without it only the floor is accepted; `wants_higher_precision` says if it would help.
+    """
+    assert own_error is None or own_error >= 0, f"own error is {own_error}"
+    accept = min(bounds.accept, max(2.0 * (own_error or 0.0), bounds.floor))
+
+    def graded(grade: Grade, error: float, worst: float, reason: str) -> Comparison:
+        extent = 0.0
+        if grade is Grade.FRAUD and bounds.report_only:
+            grade, reason = Grade.SUSPICIOUS, f"report only: {reason}"
+        elif grade is Grade.FRAUD:
+            extent = extent_of(claimed, replayed)
+            reason = f"{reason}; {extent:.1%} of it is off"
+        return Comparison(grade, error, worst, accept, bounds.fraud, bounds.accept, own_error, reason, extent)
+
+    if not np.isfinite(replayed).all():
+        raise LocalError("replay holds values that are not finite: no claim can be held against it")
+    if claimed.shape != replayed.shape:
+        return graded(Grade.FRAUD, math.inf, math.inf, f"shape {claimed.shape}, replayed {replayed.shape}")
+    num_broken = claimed.size - int(np.isfinite(claimed).sum())
+    if num_broken:
+        return graded(Grade.FRAUD, math.inf, math.inf, f"{num_broken} of {claimed.size} values are not finite")
+    error, worst = _errors(claimed, replayed)
+    measured = _measured(error, worst)
+    said = f"error {error:.2e}, worst chunk {worst:.2e}: accepted to {accept:.2e}, fraud past {bounds.fraud:.2e}"
+    if measured <= accept:
+        return graded(Grade.HONEST, error, worst, said)
+    return graded(Grade.FRAUD if measured > bounds.fraud else Grade.SUSPICIOUS, error, worst, said)
+
+
+def relative_error(tensor: Tensor, reference: Tensor) -> float:
+    """What `Comparison.measured` is for these two; both finite and of one shape."""
+    return _measured(*_errors(tensor, reference))
+
+
+def extent_of(claimed: Tensor, replayed: Tensor) -> float:
+    """How much of a replay is not to be found in the claim, from 0 to 1.
+
+    The share of the values that are `OFF`, or of the replay's squared norm that lies in them, if that is larger: a lie
+    about the few values that matter is as large as one about the many that do not.
+    """
+    if claimed.shape != replayed.shape:
+        return 1.0
+    tensor, reference = claimed.reshape(-1), replayed.reshape(-1)
+    _, norms_C = _chunk_squares(tensor, reference)
+    least, num_off, norm_off = _least_norm(norms_C), 0, 0.0
+    for where, norm in zip(_chunks(reference.size), norms_C, strict=True):
+        piece = reference[where].astype(np.float64)
+        rms = max(math.sqrt(norm), least) / math.sqrt(piece.size)
+        off = ~(np.abs(tensor[where] - piece) <= OFF * np.maximum(np.abs(piece), rms))  # so is what is not a number
+        num_off, norm_off = num_off + int(off.sum()), norm_off + _halved(np.square(piece[off]))
+    norms = _halved(norms_C)
+    return max(num_off / max(1, reference.size), norm_off / norms if norms > 0 else 0.0)
+
+
+def _least_norm(norms_C: NDArray[np.float64]) -> float:
+    """What a chunk of lower norm counts as."""
+    return max(QUIET_CHUNK * math.sqrt(_halved(norms_C) / len(norms_C)), QUIET * math.sqrt(CHUNK_VALUES))
+
+
+def _chunks(num_values: int) -> list[slice]:
+    """The last takes the rest as well."""
+    starts = [chunk * CHUNK_VALUES for chunk in range(max(1, num_values // CHUNK_VALUES))]
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], num_values], strict=True)]
+
+
+def _measured(error: float, worst_chunk_error: float) -> float:
+    return max(error, worst_chunk_error / CHUNK_FACTOR)
+
+
+def _errors(tensor: Tensor, reference: Tensor) -> tuple[float, float]:
+    """Relative error of the whole, and of the chunk where it is largest: the same bits on every machine."""
+    if reference.size == 0:
+        return 0.0, 0.0
+    squares_C, norms_C = _chunk_squares(tensor.reshape(-1), reference.reshape(-1))
+    all_squares, all_norms = _halved(squares_C), _halved(norms_C)
+    if not math.isfinite(all_norms):
+        raise LocalError(f"replay holds values up to {np.abs(reference).max():.2e}: no claim can be held against it")
+    error = math.sqrt(all_squares) / max(math.sqrt(all_norms), QUIET * math.sqrt(reference.size))
+    worst = np.sqrt(squares_C) / np.maximum(np.sqrt(norms_C), _least_norm(norms_C))
+    return error, float(worst.max())
+
+
+def _chunk_squares(tensor: Tensor, reference: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums of squares of each chunk: of the difference, and of the reference."""
+    chunks = _chunks(reference.size)
+    squares_C, norms_C = np.zeros(len(chunks)), np.zeros(len(chunks))
+    for chunk, where in enumerate(chunks):
+        piece = reference[where].astype(np.float64)
+        away = tensor[where].astype(np.float64) - piece
+        with np.errstate(over="ignore"):  # a claim that far away has an infinite error
+            squares_C[chunk], norms_C[chunk] = _halved(away * away), _halved(piece * piece)
+    return squares_C, norms_C
+
+
+def _halved(values: NDArray[np.float64]) -> float:
+    """Their sum, by halves: the order of the additions does not depend on the machine."""
+    sums = np.zeros(1 << max(0, values.size - 1).bit_length())
+    sums[: values.size] = values
+    while sums.size > 1:
+        half = sums.size // 2
+        sums = sums[:half] + sums[half:]
+    return float(sums[0])

@@ -1,0 +1,236 @@
+"""The form of verdicts: who is said to have done what, and whose signature makes it count.
+
+A ban is for ever and signed by the run key. A quarantine lasts until the run key pardons it; three jurors, drawn after
+the evidence was committed, can impose one too.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from swarm.core.canonical import digest
+from swarm.core.errors import RemoteError
+from swarm.core.forms import Digest, Octets, StageNumber, Text
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.layout import AtMost, Beside
+from swarm.core.ranking import rank
+from swarm.core.record import Record
+from swarm.core.round.contribution import MAX_PARTS, Result
+from swarm.identity.signed_record import SignedRecord
+from verification.audit.tolerance import Grade
+
+FEWEST_REPLICAS = 5
+"""A stage with fewer has no jury: without accuser and accused fewer than three are left."""
+NUM_JURORS = 3
+VOTES_TO_QUARANTINE = 2
+
+
+@dataclass(frozen=True)
+class _Signed(SignedRecord):
+    def digest(self) -> bytes:
+        return digest(self.DOMAIN, self.shallow_value())
+
+    def _check_signature(self, run_id: str, expected_run_id: str, signer: PeerId) -> None:
+        if run_id != expected_run_id:
+            raise RemoteError("protocol", f"{self.DOMAIN} of run {run_id[:12]}, not {expected_run_id[:12]}")
+        if not self.is_signed_by(signer):
+            raise RemoteError("signature", f"{self.DOMAIN} is not signed by {signer}")
+
+
+@dataclass(frozen=True)
+class _Charge(Record):
+    """Who is said to have done what, and which evidence says so."""
+
+    run_id: str
+    peer_id: PeerId
+    """The accused."""
+    stage: StageNumber
+    version: Version
+    """Of the stage, at the deed."""
+    kind: Annotated[str, Text(64)]
+    """The evidence's."""
+    evidence_digest: Digest
+
+    @property
+    def facts(self) -> tuple[str, PeerId, StageIndex, Version, str, bytes]:
+        """The charge, for another form of it."""
+        return self.run_id, self.peer_id, self.stage, self.version, self.kind, self.evidence_digest
+
+
+@dataclass(frozen=True)
+class Accusation(_Charge, kind="charge"):
+    """A charge before a jury: its digest in a certified contribution is the commitment to it."""
+
+    DOMAIN: ClassVar[str] = "charge"
+
+    def digest(self) -> bytes:
+        return digest(self.DOMAIN, self.to_value())
+
+
+@dataclass(frozen=True)
+class Ban(_Charge, _Signed):
+    """The run key's last word on a peer: nobody takes anything from it any more."""
+
+    DOMAIN: ClassVar[str] = "ban"
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+
+@dataclass(frozen=True)
+class JurorVote(_Charge, _Signed, kind="juror-vote"):
+    """What a juror found when it replayed the evidence. It covers the whole charge, so that it counts for no other."""
+
+    DOMAIN: ClassVar[str] = "juror-vote"
+    accuser: PeerId
+    committed_at: Step
+    """The step whose roster has the charge in the accuser's contribution."""
+    juror: PeerId
+    verdict: Grade
+
+    def check(self, run_id: str) -> None:
+        """Raises RemoteError unless the juror signed it in this run."""
+        self._check_signature(self.run_id, run_id, self.juror)
+
+
+@dataclass(frozen=True)
+class Quarantine(_Charge, _Signed):
+    """A peer is kept out until it is pardoned: by the run key's signature, or by jurors' votes and no signature."""
+
+    DOMAIN: ClassVar[str] = "quarantine"
+    votes: Annotated[tuple[JurorVote, ...], AtMost(NUM_JURORS), Beside()] = ()
+    signature: Annotated[bytes, Octets(max_length=64), Beside()] = field(default=b"", kw_only=True)
+
+    @property
+    def is_by_jurors(self) -> bool:
+        return not self.signature
+
+    @property
+    def accusation(self) -> Accusation:
+        return Accusation(*self.facts)
+
+    @property
+    def summons(self) -> tuple[PeerId, Step]:
+        """Who brought the charge, and in which step's roster. Raises RemoteError unless all votes say the same."""
+        found = {(vote.accuser, vote.committed_at) for vote in self.votes}
+        if len(found) != 1:
+            raise RemoteError("verdict", f"the votes on {self.peer_id} are of {len(found)} charges, not of one")
+        return found.pop()
+
+    def check(self, run_id: str, run_key: PeerId, *, drawn: tuple[PeerId, ...] = ()) -> None:
+        """Raises RemoteError unless the run key signed it or two of the `drawn` jurors (see `jurors`) found fraud."""
+        if self.signature:
+            self._check_signature(self.run_id, run_id, run_key)
+            return
+        _ = self.summons
+        for vote in self.votes:
+            vote.check(run_id)
+            if vote.juror not in drawn:
+                raise RemoteError("verdict", f"{vote.juror} was not drawn as a juror of {self.peer_id}", vote.juror)
+            if vote.facts != self.facts:
+                raise RemoteError("verdict", f"{vote.juror} voted on another charge than {self.peer_id}'s quarantine")
+        found = {vote.juror for vote in self.votes if vote.verdict is Grade.FRAUD}
+        if len(found) < VOTES_TO_QUARANTINE:
+            raise RemoteError(
+                "verdict", f"{len(found)} of {len(drawn)} jurors found {self.peer_id} guilty, not {VOTES_TO_QUARANTINE}"
+            )
+
+    def _check_fields(self) -> None:
+        if len(self.signature) not in (0, 64):
+            raise RemoteError("malformed", f"quarantine.signature is of {len(self.signature)} bytes, not 0 or 64")
+
+
+@dataclass(frozen=True)
+class Pardon(_Signed):
+    """The run key lifts quarantines, debts and suspicions of up to `version`, and no ban."""
+
+    DOMAIN: ClassVar[str] = "pardon"
+    run_id: str
+    peer_id: PeerId
+    version: Version
+    acquitted: bool
+    """True: it did no wrong, and is what it was. False: it was a fault, and begins again on probation."""
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+
+@dataclass(frozen=True)
+class Plea(_Signed):
+    """The accused's word on what its work comes to when it does it again, before it is told what others found."""
+
+    DOMAIN: ClassVar[str] = "plea"
+    run_id: str
+    peer_id: PeerId
+    stage: StageNumber
+    version: Version
+    evidence_digest: Digest
+    """Of the evidence, without a past, that it was asked about."""
+    body_digests: Annotated[tuple[Digest, ...], AtMost(MAX_PARTS)]
+
+    def check(self, run_id: str) -> None:
+        """Raises RemoteError unless the accused signed it in this run."""
+        self._check_signature(self.run_id, run_id, self.peer_id)
+
+
+def jury_of(result: Result, accusation: Accusation, accuser: PeerId) -> tuple[PeerId, ...]:
+    """The jurors on what the accuser committed to in this certified result; none below five replicas.
+
+    Raises RemoteError if it did not.
+    """
+    made = result.roster.contribution_of(accuser)
+    if made is None or accusation.digest() not in made.charges or accusation.stage != made.stage:
+        raise RemoteError("verdict", f"{accuser} accused nobody of that in step {result.roster.step}", accuser)
+    return jurors(
+        result.roster.members_after,
+        accuser=accuser,
+        accused=accusation.peer_id,
+        evidence_digest=accusation.evidence_digest,
+        next_name=result.new_name,
+    )
+
+
+@dataclass(frozen=True)
+class Promotion(_Signed):
+    """The run key ends a probation: from `version` on the peer may train."""
+
+    DOMAIN: ClassVar[str] = "promotion"
+    run_id: str
+    peer_id: PeerId
+    stage: StageNumber
+    version: Version
+    """Of the stage."""
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+
+@dataclass(frozen=True)
+class Debt(_Signed):
+    """The run key's word that a peer did not serve an audit of its work at `version`: it is on probation again."""
+
+    DOMAIN: ClassVar[str] = "debt"
+    run_id: str
+    peer_id: PeerId
+    version: Version
+
+    def check(self, run_id: str, run_key: PeerId) -> None:
+        """Raises RemoteError unless the run key of this run signed it."""
+        self._check_signature(self.run_id, run_id, run_key)
+
+
+def jurors(
+    members: Iterable[PeerId], *, accuser: PeerId, accused: PeerId, evidence_digest: bytes, next_name: bytes
+) -> tuple[PeerId, ...]:
+    """Three of the stage's members without both parties; none below five replicas, where the run key judges alone.
+
+    `next_name` is the name of the first version made after the evidence was committed: nobody can choose evidence
+    by its jurors.
+    """
+    replicas = set(members)
+    if len(replicas) < FEWEST_REPLICAS:
+        return ()
+    return rank(replicas - {accuser, accused}, "juror", evidence_digest, accused, next_name)[:NUM_JURORS]

@@ -1,0 +1,1 @@
+"""What is signed about a round's contributions and reductions."""

@@ -1,0 +1,1 @@
+"""What is signed about versions: anchors, statements, and the past that they rest on."""
