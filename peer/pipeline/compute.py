@@ -74,8 +74,13 @@ class WorkThread:
         self._before_job = before_job
         self._may_begin = may_begin
         self._audits_wait_s = audits_wait_s
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._thread = self._started(name)
+
+    def _started(self, name: str) -> threading.Thread | None:
+        """What runs the jobs; None: somebody else does, one at a time."""
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread.start()
+        return thread
 
     @property
     def backlog_s(self) -> float:
@@ -111,7 +116,8 @@ class WorkThread:
             self._wake.notify()
         for job in dropped:
             job.loop.call_soon_threadsafe(_settle, job.future, None, TransientError("this peer is shutting down"))
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """Look again at what may begin."""
@@ -125,26 +131,30 @@ class WorkThread:
                     self._wake.wait()
             if job is None:
                 return
-            if job.future.cancelled():
-                continue
-            self._running = job.urgency
-            if self._before_job is not None:
-                self._before_job()
-            started = time.perf_counter()
-            result, error = None, None
             try:
-                result = job.call()
-            except BaseException as caught:  # noqa: BLE001 - handed to the waiter, who decides
-                error = caught
-            seconds = time.perf_counter() - started
-            self.busy_s += seconds
-            self._mean_s[job.urgency] = 0.8 * self._mean_s.get(job.urgency, seconds) + 0.2 * seconds
-            self._running = None
-            try:
-                job.loop.call_soon_threadsafe(_settle, job.future, result, error)
+                self._do(job)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
-            del job, result, error  # a finished job must not keep its tensors alive until the next comes
+            del job  # a finished job must not keep its tensors alive until the next comes
+
+    def _do(self, job: _Job) -> None:
+        """Raises RuntimeError if its loop is closed."""
+        if job.future.cancelled():
+            return
+        self._running = job.urgency
+        if self._before_job is not None:
+            self._before_job()
+        started = time.perf_counter()
+        result, error = None, None
+        try:
+            result = job.call()
+        except BaseException as caught:  # noqa: BLE001 - handed to the waiter, who decides
+            error = caught
+        seconds = time.perf_counter() - started
+        self.busy_s += seconds
+        self._mean_s[job.urgency] = 0.8 * self._mean_s.get(job.urgency, seconds) + 0.2 * seconds
+        self._running = None
+        job.loop.call_soon_threadsafe(_settle, job.future, result, error)
 
     def _next(self) -> _Job | None:
         held = [rank for rank in sorted(self._waiting) if self._may_begin is None or self._may_begin(rank[2])]

@@ -359,9 +359,11 @@ def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> No
         downstream.update_peers(set(event.peers))
 
 
-def compute_thread(settings: RunSettings, permit: Permit, before_job: Any) -> WorkThread:
+def compute_thread(
+    settings: RunSettings, permit: Permit, before_job: Any, *, make: Callable[..., WorkThread] = WorkThread
+) -> WorkThread:
     """A peer's: paused, what is begun is finished, and audits and evaluations wait."""
-    return WorkThread(
+    return make(
         "compute",
         before_job=before_job,
         may_begin=lambda urgency: urgency <= Urgency.BIRTH or not permit.withheld,

@@ -67,6 +67,7 @@ class PeerDaemon:
         permit: Permit | None = None,
         kept: KeptAnswers | None = None,
         threads: ComputeThreads | None = None,
+        work_thread: Callable[..., WorkThread] = WorkThread,
         composition: Callable[[], Composition] = Composition,
         standing: KnownStanding | None = None,
         on_run: OnRun | None = None,
@@ -75,7 +76,8 @@ class PeerDaemon:
         waits_for: Callable[[str], None] = log.info,
     ) -> None:
         """`kept`: what the host has said before. `threads`: how many to compute with; None: always the volunteer's.
-        `composition`: what to be made of, at each stage anew. `standing`: of others, as far as it is known.
+        `work_thread`: what runs heavy jobs, called as `WorkThread` is. `composition`: what to be made of, at each stage
+        anew. `standing`: of others, as far as it is known.
         `on_run` is told of the run before this peer asks to be admitted to it, `on_step` of each step that it took.
 
         `say` tells the owner something, `waits_for` what this peer waits for before it can train.
@@ -85,6 +87,7 @@ class PeerDaemon:
         self.identity = identity
         self.permit = permit or Permit()
         self._threads = threads or ComputeThreads(volunteer.threads)
+        self._work_thread = work_thread
         self.tally = WorkTally(identity.peer_id)
         self._on_run = on_run
         self.at: PeerAtStage | None = None
@@ -122,6 +125,7 @@ class PeerDaemon:
             self.verdicts,
             rng,
             waits_for,
+            work_thread,
         )
         self._own = Belongings(
             volunteer=volunteer,
@@ -225,8 +229,8 @@ class PeerDaemon:
 
     async def _live(self, joined: Joined, stop: asyncio.Event) -> StageIndex | None:
         """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
-        compute = compute_thread(joined.settings, self.permit, self._threads.follower())
-        exact = WorkThread("exact")
+        compute = compute_thread(joined.settings, self.permit, self._threads.follower(), make=self._work_thread)
+        exact = self._work_thread("exact")
         services = list[asyncio.Future[None]]()
         at, leave_by = None, 0.0
         try:

@@ -81,8 +81,10 @@ class Joining:
         verdicts: Verdicts,
         rng: random.Random,
         say: Callable[[str], None],
+        work_thread: Callable[..., WorkThread],
     ) -> None:
-        """`say` is told in words what is waited for."""
+        """`say` is told in words what is waited for; `work_thread` as `PeerDaemon` has it."""
+        self._work_thread = work_thread
         self._say = say
         self._volunteer = volunteer
         self._identity = identity
@@ -197,7 +199,7 @@ class Joining:
 
     async def _rehearse(self, settings: RunSettings) -> None:
         """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
-        thread = WorkThread("rehearsal")
+        thread = self._work_thread("rehearsal")
         try:
             await thread.run(Urgency.ROUND, lambda: rehearse(settings))
         finally:

@@ -150,6 +150,7 @@ class StageRounds:
                 return
             self._reports.close_if_due(state)
             self._reports.look_for_the_silent(state)
+            self._reports.pass_over_the_idle(state)
             self._driver.carry_out(state, state.round.tick(now=time.monotonic()))
 
     async def adopt(self, result: Result, bodies: Sequence[Bytes]) -> None:

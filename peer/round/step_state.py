@@ -65,6 +65,9 @@ class StepState:
     """Work of the next step has come, or the stage beyond has closed this one: nobody need wait for more of it."""
     heard_at: dict[PeerId, float] = field(default_factory=dict)
     """When each member last reported, by the leader; or was found to answer. By `step_progress`."""
+    waits_since: float | None = None
+    """When this peer first had something to bring to the step's round; from then on its leader has a step's time to begin
+    it. By `step_progress`."""
     view: int = 0
     """The view that this peer takes to be the present one before there is a round. By `presence`."""
     facts: RoundFacts | None = None

@@ -1,0 +1,109 @@
+"""What a mutating liar will do in a run: a few rules, drawn from the seed, each with chance of its own.
+
+A rule that is taken out leaves the others as they were, so a failing plan can be made smaller.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+from benchmarks.red_team.mutations import Way, ways_of
+from benchmarks.red_team.records import Kind, declared, slots_of
+from swarm.core.record import Signed
+
+Where: TypeAlias = Literal["made", "sent", "message", "life"]
+"""`made`: a record as the liar's own program makes it, which then believes it. `sent`: in one message, signed again.
+`message`: a whole message. `life`: the peer."""
+Deed: TypeAlias = Literal["drop", "delay", "repeat", "misdirect", "old", "withhold", "rejoin", "charge"]
+OF_MESSAGES: tuple[Deed, ...] = ("drop", "delay", "repeat", "misdirect", "old", "withhold")
+OF_LIFE: tuple[Deed, ...] = ("rejoin", "charge")
+
+MOST_RULES = 6
+SHARES = (0.1, 0.5, 1.0)
+LONGEST_WINDOW = 12
+KNOWN_SHARE = 0.9
+"""Of rules about records: so many are about those that are made in every run."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that is done."""
+
+    number: int
+    where: Where
+    kind: str = ""
+    """Of a record; for messages the method, or nothing for all."""
+    field: str = ""
+    way: Way = "extreme"
+    deed: Deed = "drop"
+    share: float = 1.0
+    """How often, where it could be."""
+    from_step: int = 0
+    to_step: int = LONGEST_WINDOW
+
+    def acts_at(self, step: int) -> bool:
+        return self.from_step <= step < self.to_step
+
+    def __str__(self) -> str:
+        steps = f"steps {self.from_step} to {self.to_step - 1}, {self.share:.0%}"
+        if self.where in ("made", "sent"):
+            return f"{self.kind}.{self.field} {self.way} as {self.where} ({steps})"
+        return f"{self.deed} {self.kind or 'anything'} ({steps})"
+
+    def to_value(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all liars of a run do, together."""
+
+    seed: int
+    rules: tuple[Rule, ...]
+
+    @classmethod
+    def of_seed(cls, seed: int, *, made: Sequence[str], methods: Sequence[str]) -> "Plan":
+        """`made`: the kinds of records that peers make in any run; `methods`: what they call."""
+        rng = random.Random(f"plan {seed}")
+        count = rng.randrange(1, MOST_RULES + 1)
+        return cls(seed, tuple(_rule(number, rng, made, methods) for number in range(count)))
+
+    def without(self, number: int) -> "Plan":
+        return replace(self, rules=tuple(rule for rule in self.rules if rule.number != number))
+
+    def before(self, step: int) -> "Plan":
+        """The same, where nothing is done from that step on."""
+        cut = tuple(replace(rule, to_step=min(rule.to_step, step)) for rule in self.rules)
+        return replace(self, rules=tuple(rule for rule in cut if rule.from_step < rule.to_step))
+
+    def chance(self, rule: Rule) -> random.Random:
+        """Of one rule alone."""
+        return random.Random(f"{self.seed}/{rule.number}")
+
+
+def _rule(number: int, rng: random.Random, made: Sequence[str], methods: Sequence[str]) -> Rule:
+    where: Where = rng.choice(("made", "made", "made", "sent", "sent", "message", "life"))
+    start = rng.choice((0, 0, rng.randrange(8)))
+    window = {"from_step": start, "to_step": start + rng.randrange(2, LONGEST_WINDOW + 1), "share": rng.choice(SHARES)}
+    if where == "message":
+        deed = rng.choice(OF_MESSAGES)
+        return Rule(number, where, kind=rng.choice(("", *methods)), deed=deed, **window)
+    if where == "life":
+        return Rule(number, where, deed=rng.choice(OF_LIFE), **window)
+    kind = _kind(rng, made)
+    slots = slots_of(kind)
+    wire_name, _, form = rng.choice(slots)
+    ways = ways_of(form)
+    weights = [4 if way in ("longest", "sibling") else 1 for way in ways]
+    return Rule(number, where, kind=kind.__name__, field=wire_name, way=rng.choices(ways, weights)[0], **window)
+
+
+def _kind(rng: random.Random, made: Sequence[str]) -> Kind:
+    if rng.random() < KNOWN_SHARE:
+        known = [kind for kind in declared() if kind.__name__ in made]
+        return rng.choices(known, [3 if issubclass(kind, Signed) else 1 for kind in known])[0]
+    return rng.choice(declared())
+
+
+assert set(OF_MESSAGES) | set(OF_LIFE) == set(get_args(Deed))
