@@ -49,6 +49,8 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "gradient_negate": "not the first",
         "gradient_zeros": "not the first",
         "in_tolerance_noise": "any",
+        # What papers name.
+        "framing": "not the last",
         # The rest: faults (three of them in the named step alone), a wrong reducer, silence.
         "bit_flips": "any",
         "nan_weights": "any",
@@ -60,6 +62,7 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "omitting_leader": "any",
         "equivocating_leader": "any",
         "two_votes": "any",
+        "written_result": "any",
         "wrong_state": "any",
         "withholding": "any",
         # Against the audits themselves.

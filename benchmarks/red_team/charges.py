@@ -22,7 +22,7 @@ from verification.pipeline.headers import BirthRecord, HopHeader
 from verification.pipeline.hop_claim import NO_SIGNATURE, HopClaim
 
 KEPT_CALLS = 12
-MOST_CHARGES = 6
+MOST_CHARGES = 8
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,12 @@ class Charging:
         self._brought = 0
 
     def overheard(
-        self, caller: PeerId, callee: PeerId, request: Message, answer: tuple[bytes, memoryview], liars: Sequence[PeerId]
+        self,
+        caller: PeerId,
+        callee: PeerId,
+        request: Message,
+        answer: tuple[bytes, memoryview],
+        liars: Sequence[PeerId],
     ) -> None:
         if caller in liars or callee in liars:
             call = Call.of(caller, callee, request, answer)
@@ -81,6 +86,11 @@ class Charging:
                 self._mutation.keep_body(call.answer)
                 named = {one.digest() for one in self._mutation.siblings}
                 (self._odd if named & set(call.forward.parents) else self._calls).append(call)
+
+    @property
+    def has_odd(self) -> bool:
+        """Whether somebody answered what names two records about one thing: worth a charge in each step."""
+        return bool(self._odd)
 
     async def bring(self, swarm: VirtualSwarm, liar: VirtualPeer, rng: random.Random) -> bool:
         """One charge, if there is anything to make it of; whether there was."""
@@ -135,6 +145,4 @@ class Charging:
             held = await provable_past(witness.daemon.at.steps, swarm.host_id, oldest=version, version=version)
         except (LocalError, TransientError, RemoteError):
             return None
-        return HopMismatch(
-            claim=claim, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies
-        )
+        return HopMismatch(claim=claim, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)

@@ -114,7 +114,9 @@ class Mutation:
 
     def _remake(self, rule: Rule, record: Any) -> None:
         """One field of a record that was just made. What it was changed into before, it stays and becomes again."""
-        found = next(((attribute, form) for name, attribute, form in slots_of(type(record)) if name == rule.field), None)
+        found = next(
+            ((attribute, form) for name, attribute, form in slots_of(type(record)) if name == rule.field), None
+        )
         if found is None:
             return
         attribute, form = found
@@ -215,7 +217,9 @@ class Mutation:
         around = [
             one
             for one in found
-            if one.path == site.path[: len(one.path)] and issubclass(one.kind, Signed) and _is_signed_by(liar, one, value)
+            if one.path == site.path[: len(one.path)]
+            and issubclass(one.kind, Signed)
+            and _is_signed_by(liar, one, value)
         ]
         form = next(form for name, _, form in slots_of(site.kind) if name == rule.field)
         where = site.field(rule.field)

@@ -15,7 +15,9 @@ from swarm.core.canonical import Value
 from swarm.core.forms import Boolean, Each, Form, Integer, Items, Maybe, Nested, Number, Octets, OneOf, Text
 from swarm.core.record import Row
 
-Way: TypeAlias = Literal["extreme", "near", "others", "own_before", "repeated", "missing", "longest", "sibling", "inner"]
+Way: TypeAlias = Literal[
+    "extreme", "near", "others", "own_before", "repeated", "missing", "longest", "sibling", "inner"
+]
 """`own_before`: what this peer said there before; `others`: what somebody said in such a place. `sibling`: where digests
 of records stand, that of another record that this peer signs about the same thing. `inner`: one thing within it."""
 
@@ -146,7 +148,9 @@ def _list(way: Way, form: Items, value: list[Any], sibling: SiblingOf, rng: rand
 def _longest(form: Items, value: list[Any]) -> list[Any]:
     """As long as it may be, each item another one where it has a number to tell it by."""
     model = value[-1]
-    where = next((at for at, one in enumerate(model) if isinstance(one, int)), None) if isinstance(model, list) else None
+    where = (
+        next((at for at, one in enumerate(model) if isinstance(one, int)), None) if isinstance(model, list) else None
+    )
     made = list(value)
     number = 1 << 40
     while len(made) < form.max_items:

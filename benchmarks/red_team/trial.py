@@ -1,11 +1,11 @@
 """One run with a mutating liar or two: a function of its seed, and what of it can be left out."""
 
 import asyncio
-import functools
+import contextlib
 import gc
 import random
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from benchmarks.red_team.charges import Charging
 from benchmarks.red_team.invariants import OPEN, Broken, broken
 from benchmarks.red_team.mutant import MutantMaker, Mutation
 from benchmarks.red_team.plan import Plan, Rule
-from benchmarks.red_team.virtual_swarm import FORWARD, PeerMaker, Seen, Setting, VirtualPeer, VirtualSwarm
+from benchmarks.red_team.virtual_swarm import FORWARD, PeerMaker, Setting, VirtualPeer, VirtualSwarm
 from swarm.core.ids import PeerId
 from swarm.network.transport import Message
 
@@ -23,10 +23,17 @@ SETTINGS: Mapping[str, Setting] = {
     "two of 8, the first stage": Setting((8, 1), ((0, 1), (0, 4))),
     "two of 8, the last stage": Setting((1, 8), ((1, 1), (1, 4))),
 }
+HONEST_LOSS: Mapping[str, float] = {
+    "one of 5, the first stage": 3.764,
+    "one of 5, the last stage": 3.886,
+    "two of 8, the first stage": 3.857,
+    "two of 8, the last stage": 3.888,
+}
+"""Held-out loss of the same runs where nobody lies; `run_honestly` finds it."""
 LIFE_S = 0.1
 """How often a liar thinks of what else it might do."""
 MOST_AWAY_S = 4.0
-COLLECTED_EVERY = 8
+COLLECTED_EVERY = 4
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,15 @@ class LyingSwarm(VirtualSwarm):
                     if rule.where == "life" and rule.acts_at(step) and key not in done:
                         done.add(key)
                         await self._do(rule, liar, folder)
-                if liar.task.done() and not liar.killed and step < self.setting.steps and (-1, liar.peer_id, 0) not in done:
+                if (-2, liar.peer_id, step) not in done and self._charging.has_odd:
+                    done.add((-2, liar.peer_id, step))
+                    await self._charging.bring(self, liar, self.rng)
+                if (
+                    liar.task.done()
+                    and not liar.killed
+                    and step < self.setting.steps
+                    and (-1, liar.peer_id, 0) not in done
+                ):
                     done.add((-1, liar.peer_id, 0))
                     await self.rejoin(liar, folder, away_s=1.0)
 
@@ -94,38 +109,42 @@ class LyingSwarm(VirtualSwarm):
             self.mutation.did(rule)
 
 
-@functools.cache
-def honest_loss(setting: Setting) -> float:
-    """Of a run where nobody lies."""
+def run_honestly(setting: Setting) -> VirtualSwarm:
+    """The same where nobody lies."""
     swarm = VirtualSwarm(setting.honest(), PeerMaker(), rng=random.Random(0))
-    found = broken(swarm, honest_loss=swarm.go().held_out)
-    assert not found, f"an honest run breaks {found}"
-    return swarm.seen.held_out
+    swarm.go()
+    return swarm
 
 
-def run(seed: int, *, plan: Plan | None = None, setting: str = "", made: tuple[str, ...] = (), methods: tuple[str, ...] = ()) -> Trial:
+def run(
+    seed: int, *, plan: Plan | None = None, setting: str = "", made: tuple[str, ...] = (), methods: tuple[str, ...] = ()
+) -> Trial:
     """The seed's run, or that of a plan that was made smaller."""
     setting = setting or random.Random(f"setting {seed}").choice(list(SETTINGS))
     plan = plan or Plan.of_seed(seed, made=made or MADE, methods=methods or METHODS)
     mutation = Mutation(plan)
     swarm = LyingSwarm(SETTINGS[setting], mutation, rng=random.Random(seed))
-    baseline = honest_loss(SETTINGS[setting])
-    with mutation.making():
+    with mutation.making(), _seldom_collecting(seed):
         swarm.go()
-    found = broken(swarm, honest_loss=baseline)
-    _collect(seed)
+    found = broken(swarm, honest_loss=HONEST_LOSS[setting])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return Trial(seed, setting, plan, tuple(found), dict(mutation.applied), peak)
 
 
-def _collect(seed: int) -> None:
-    if seed % COLLECTED_EVERY == 0:
-        gc.collect()
+@contextlib.contextmanager
+def _seldom_collecting(seed: int) -> Iterator[None]:
+    """A run is over before what it leaves behind is worth looking for."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        if seed % COLLECTED_EVERY == 0:
+            gc.collect()
 
 
 MADE = (
     "BirthRecord",
-    "CastVote",
     "Certificate",
     "Contribution",
     "HopHeader",
@@ -147,4 +166,4 @@ MADE = (
 METHODS = ("forward", "round", "witness", "results", "report", "result", "state", "admit", "genesis")
 
 
-__all__ = ["SETTINGS", "LyingSwarm", "Seen", "Trial", "honest_loss", "run"]
+__all__ = ["SETTINGS", "LyingSwarm", "Trial", "run", "run_honestly"]

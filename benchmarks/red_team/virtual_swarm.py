@@ -5,17 +5,15 @@ without knowing why.
 """
 
 import asyncio
-import contextlib
 import functools
 import hashlib
 import logging
 import random
 import tempfile
 import weakref
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.red_team.virtual_time import VirtualLoop, WorkInLoop, run_virtually
 from bootstrap.program.host import Host, HostSettings
@@ -40,6 +39,7 @@ from swarm.data.batches import held_out_batches
 from swarm.data.token_file import TokenFile
 from swarm.identity.key import Identity
 from swarm.manifest.file import parse_manifest
+from swarm.model.stage import StageModel
 from swarm.network.identity_file import save_identity
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.service import decode_meta
@@ -110,10 +110,12 @@ class Setting:
     """(stage, index in it)."""
     steps: int = 12
     microbatches: int = 8
+    seed: int = 0
+    """Of identities and routes."""
 
     def honest(self) -> "Setting":
         """The same, where nobody lies."""
-        return Setting(self.peers, (), self.steps, self.microbatches)
+        return replace(self, liars=())
 
 
 @dataclass(eq=False)
@@ -173,6 +175,10 @@ class Seen:
     """Alive in the loop at the end of the steps."""
     elapsed_s: float = 0.0
     """Virtual."""
+    weights: dict[tuple[int, int], NDArray[np.float32]] = field(default_factory=dict)
+    """Of each stage and version, at an honest peer; if they are kept."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """Held-out loss of these, by version."""
     credit: dict[PeerId, int] = field(default_factory=dict)
     """Tokens in the host's books."""
 
@@ -223,7 +229,9 @@ class _Errors(logging.Handler):
 class VirtualSwarm:
     """Runs once: `seen` is what came of it."""
 
-    def __init__(self, setting: Setting, maker: PeerMaker, *, rng: random.Random) -> None:
+    def __init__(self, setting: Setting, maker: PeerMaker, *, rng: random.Random, keeps_weights: bool = False) -> None:
+        """`keeps_weights`: for `losses`."""
+        self._keeps_weights = keeps_weights
         self.setting = setting
         self.rng = rng
         self.seen = Seen()
@@ -309,7 +317,7 @@ class VirtualSwarm:
 
     async def _add(self, folder: Path, stage: int, index: int) -> None:
         number = stage * 64 + index
-        identity = Identity.from_seed(random.Random(f"peer {number}").randbytes(32))
+        identity = Identity.from_seed(random.Random(f"peer {number} of {self.setting.seed}").randbytes(32))
         is_liar = (stage, index) in self.setting.liars
         self.peers.append(self._started(folder, stage, index, identity, is_liar))
 
@@ -325,7 +333,7 @@ class VirtualSwarm:
                 index,
                 identity,
                 volunteer=volunteer,
-                rng=random.Random(f"{stage}/{index}"),
+                rng=random.Random(f"{self.setting.seed}/{stage}/{index}"),
                 kept=KeptAnswers(volunteer.folder / "host.answers"),
                 on_step=None if is_liar else partial(self._applied, identity.peer_id),
                 work_thread=WorkInLoop,
@@ -396,6 +404,8 @@ class VirtualSwarm:
         digest = hash_of(state.weights)
         at = (stage, int(steps.chain.version))
         self.seen.applied.setdefault(at, {})[me] = (steps.chain.name, digest)
+        if self._keeps_weights and at not in self.seen.weights:
+            self.seen.weights[at] = np.array(state.weights)
         self.seen.results.setdefault((stage, int(roster.step)), applied.result)
         bodies = steps.context.results.get(int(roster.step))
         if bodies is not None and (stage, int(roster.step)) not in self.seen.squares:
@@ -416,24 +426,27 @@ class VirtualSwarm:
         seen.held_out = self._held_out_loss()
 
     def _held_out_loss(self) -> float:
-        """What honest peers' weights come to on held-out text, without any peer's word."""
+        """What honest peers' weights come to on held-out text, without any peer's word; nan where a stage has none."""
         found = []
         for stage in (0, 1):
             held = [peer.daemon.at.steps.replica for peer in self.of_stage(stage) if peer.daemon.at is not None]
             if not held:
                 return float("nan")
             found.append(max(held, key=lambda replica: int(replica.version)))
-        first, last = found
-        loss_sum, num_targets = 0.0, 0
-        settings = self.run.settings
+        models = [replica.model for replica in found]
+        for version in sorted({version for _, version in self.seen.weights}):
+            both = [self.seen.weights.get((stage, version)) for stage in (0, 1)]
+            if both[0] is not None and both[1] is not None:
+                self.seen.losses[version] = self._loss_of(models, [both[0], both[1]])
+        return self._loss_of(models, [replica.state.weights for replica in found])
+
+    def _loss_of(self, models: Sequence[StageModel], weights: Sequence[NDArray[np.float32]]) -> float:
+        first, last = (model.weights(np.array(flat)) for model, flat in zip(models, weights, strict=True))
+        loss_sum, num_targets, settings = 0.0, 0, self.run.settings
         held_out = TokenFile(self.run.data.held_out_path, settings.data.token_bytes)
         for tokens_BL, targets_BL in held_out_batches(settings, held_out, limit_tokens=HELD_OUT_TOKENS):
-            y_BLD, _ = first.model.forward(
-                first.model.weights(first.state.weights), torch.from_numpy(tokens_BL), keep=False
-            )
-            loss, counted, _ = last.model.loss(
-                last.model.weights(last.state.weights), y_BLD, torch.from_numpy(targets_BL), keep=False
-            )
+            y_BLD, _ = models[0].forward(first, torch.from_numpy(tokens_BL), keep=False)
+            loss, counted, _ = models[1].loss(last, y_BLD, torch.from_numpy(targets_BL), keep=False)
             loss_sum, num_targets = loss_sum + loss, num_targets + counted
         return loss_sum / num_targets
 
@@ -447,7 +460,7 @@ def _squares(steps: StageSteps, result: Result, bodies: Sequence[Any]) -> tuple[
     )
 
 
-def hash_of(weights: np.ndarray[Any, Any]) -> bytes:
+def hash_of(weights: NDArray[np.float32]) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(weights).tobytes()).digest()
 
 

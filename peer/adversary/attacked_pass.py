@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 
 from peer.adversary.hooks import Adversary, At
-from peer.pipeline.stage_pass import Born, Ids, StagePass
+from peer.pipeline.stage_pass import Activation, Born, Ids, StagePass
 from peer.state.replica import StageReplica
-from swarm.core.ids import MicrobatchId, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
-from verification.pipeline.headers import BirthRecord, Kind
+from verification.pipeline.headers import BirthRecord, HopHeader, Kind
 
 
 class AttackedPass(StagePass):
@@ -43,6 +43,13 @@ class AttackedPass(StagePass):
     def weights_for(self, birth: BirthRecord) -> tuple[Version, Weights]:
         version, weights = super().weights_for(birth)
         return version, self._adversary.weights(_at(birth), self.replica.model, version, weights)
+
+    def forward_header(self, activation: Activation, consumer: PeerId) -> HopHeader:
+        birth = activation.birth
+        if birth.kind == "train":
+            parents = self._adversary.parents(birth, activation.parents, self.identity)
+            activation = replace(activation, parents=parents)
+        return super().forward_header(activation, consumer)
 
     def output(self, birth: BirthRecord, x: torch.Tensor) -> tuple[Version, torch.Tensor, Saved]:
         version, y_BLD, saved = super().output(birth, x)

@@ -35,6 +35,8 @@ class FalseDriver(RoundDriver):
 
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
         facts = state.round.facts if state.round is not None else None
+        if state.round is not None:
+            self._adversary.writes(state.round)
         done: list[Instruction] = []
         for instruction in instructions:
             assert facts is not None

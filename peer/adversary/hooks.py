@@ -16,10 +16,11 @@ from swarm.attacks import Attack
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.core.canonical import Value, digest
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
-from swarm.core.round.averaging_round import Instruction, RoundFacts
+from swarm.core.round.averaging_round import AveragingRound, Instruction, RoundFacts
 from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
 from swarm.network.transport import Directory
+from verification.pipeline.headers import BirthRecord
 
 Floats = NDArray[np.float32]
 
@@ -71,6 +72,10 @@ class Adversary:
         """What goes to the next stage."""
         return y_BLD
 
+    def parents(self, birth: BirthRecord, parents: tuple[bytes, ...], me: Identity) -> tuple[bytes, ...]:
+        """What the header of an activation names as what it was made from."""
+        return parents
+
     def output_gradient(self, at: At, grad_y_BLD: torch.Tensor) -> torch.Tensor:
         """The gradient that backward begins with: what came back, at the last stage the loss's."""
         return grad_y_BLD
@@ -104,6 +109,9 @@ class Adversary:
     def instructed(self, facts: RoundFacts, instruction: Instruction, me: Identity) -> tuple[Instruction, ...]:
         """What it does where the round's rules say this."""
         return (instruction,)
+
+    def writes(self, machine: AveragingRound) -> None:
+        """Its own machine of a round has heard something: what it makes the machine believe."""
 
     def ignores(self, step: Step, members: tuple[PeerId, ...], sender: PeerId, *, me: PeerId) -> bool:
         """Whether a member's commitment is as if it had not come, where this peer leads."""

@@ -5,11 +5,20 @@ from dataclasses import replace
 import numpy as np
 
 from peer.adversary.hooks import Adversary
+from peer.adversary.strengths import WRITTEN_SQUARES
 from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.core.ids import PeerId, Step
-from swarm.core.round.averaging_round import AggregatePart, Instruction, RoundFacts, SendBallot, SendVote
+from swarm.core.round.averaging_round import (
+    AggregatePart,
+    AveragingRound,
+    Instruction,
+    RoundFacts,
+    SendBallot,
+    SendVote,
+)
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Exclusion, Roster
+from swarm.core.round.contribution import Exclusion, ReducedPart, Roster
+from swarm.core.round.parts import RoundParts
 from swarm.core.round.voting import Vote
 from swarm.identity.key import Identity
 
@@ -59,6 +68,31 @@ class EquivocatingLeader(Adversary):
         other = _signed(replace(roster, contributions=roster.contributions[:-1], certificate=None), me)
         asked = Proposal.of_roster(other, instruction.proposal.proof)
         return (replace(instruction, to=instruction.to[::2]), SendBallot(instruction.to[1::2], asked))
+
+
+class WrittenResult(Adversary):
+    """Where it leads, the result says of each part that it is very long, and every step is clipped to nothing."""
+
+    def writes(self, machine: AveragingRound) -> None:
+        parts = machine.parts
+        if self.acts_in(machine.facts.step) and not isinstance(parts.reduced, _Written):
+            parts.reduced = _Written(parts)
+
+
+class _Written(dict[int, ReducedPart]):
+    """Reduced parts as a liar has them: with other squares, which it takes for signed."""
+
+    def __init__(self, parts: RoundParts) -> None:
+        super().__init__()
+        self._parts = parts
+        for part, reduced in parts.reduced.items():
+            self[part] = reduced
+
+    def __setitem__(self, part: int, reduced: ReducedPart) -> None:
+        if not reduced.is_empty:
+            reduced = replace(reduced, squares=WRITTEN_SQUARES)
+            self._parts.stated.add(reduced)
+        super().__setitem__(part, reduced)
 
 
 class TwoVotes(Adversary):

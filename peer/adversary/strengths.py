@@ -41,3 +41,5 @@ INFLATED_S = 1e-6
 """How long it says that a microbatch takes it."""
 SYBILS = 32
 """Identities that one flooder makes up."""
+WRITTEN_SQUARES = 1e30
+"""What a lying leader says that the squares of each part's values sum to."""

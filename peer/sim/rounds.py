@@ -177,6 +177,7 @@ class SimulatedRound:
 
     def _do(self, member: Member, instructions: Iterable[Instruction]) -> None:
         """As `peer.round.driver` carries them out; of a peer that misbehaves, what it does instead."""
+        member.peer.adversary.writes(member.machine)
         for instruction in instructions:
             for said in member.peer.adversary.instructed(self._facts, instruction, member.peer.identity):
                 self._carry_out(member, said)

@@ -38,6 +38,7 @@ from swarm.core.round.instructions import (
     SendVote,
 )
 from swarm.core.round.lead import RoundLead
+from swarm.core.round.parts import RoundParts
 from swarm.core.round.patience import Patience
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
@@ -132,6 +133,11 @@ class AveragingRound:
     def is_closing(self) -> bool:
         """A leader has closed the step: the round has begun."""
         return self._closing
+
+    @property
+    def parts(self) -> RoundParts:
+        """What is known here of each part."""
+        return self._reduction.parts
 
     @property
     def roster(self) -> Roster | None:
@@ -341,7 +347,7 @@ class AveragingRound:
         owes = False
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
-            owes = bool(self._reduction.parts.unproved(proposal.result))
+            owes = bool(self.parts.unproved(proposal.result))
             out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
@@ -512,18 +518,18 @@ class AveragingRound:
 
     def part_fetched(self, reduced: ReducedPart, *, now: float) -> Instructions:
         """Bytes of a part of the result were fetched and match; its reducer's word too, if it is not certified yet."""
-        self._reduction.parts.fetched(reduced)
+        self.parts.fetched(reduced)
         return self._finish_if_complete() if self.result is not None else self._bytes_came(now)
 
     def _bytes_came(self, now: float) -> Instructions:
         """A result that is voted on may now have all its bytes here."""
         owed = self._owed
-        if owed is not None and owed[1].result is not None and not self._reduction.parts.unproved(owed[1].result):
+        if owed is not None and owed[1].result is not None and not self.parts.unproved(owed[1].result):
             return self._cast(*owed)
         return self._lead.count(now) if self._lead.asks("result") else []
 
     def _finish_if_complete(self) -> Instructions:
-        if self.result is None or self.finished or self._reduction.parts.lacking(self.result):
+        if self.result is None or self.finished or self.parts.lacking(self.result):
             return []
         self.finished = True
         return [Finish(self.result)]
@@ -585,7 +591,7 @@ class AveragingRound:
         if view > self._promised:
             self._lead.end()
             self._owed = None
-            self._reduction.parts.forget_empty()
+            self.parts.forget_empty()
             self._patience.due = self._reduction.due = None
         self.view = self._promised = view
         self._closing = True

@@ -40,7 +40,10 @@ class Idle:
 
 def test_a_stage_goes_on_when_its_leader_lives_and_begins_no_round(tmp_path: Path) -> None:
     manifest = manifest_of(
-        optimizer={"total_steps": STEPS}, deadlines=DEADLINES, limits={"founders_per_stage": 1}, batch={"target_tokens": 256}
+        optimizer={"total_steps": STEPS},
+        deadlines=DEADLINES,
+        limits={"founders_per_stage": 1},
+        batch={"target_tokens": 256},
     )
     led: set[PeerId] = set()
 
