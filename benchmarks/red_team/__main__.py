@@ -61,7 +61,7 @@ def figures(swarm: VirtualSwarm, honest: Mapping[int, float]) -> dict[str, Any]:
     ratios = [seen.losses[version] / honest[version] for version in sorted(seen.losses.keys() & honest.keys())]
     smooth = [sum(ratios[at : at + LASTING]) / LASTING for at in range(FROM_STEP, len(ratios) - LASTING + 1)]
     out = [
-        event["version"] if "version" in event else seen.version
+        event.get("version", seen.version)
         for event in seen.events
         if event["event"] in ("banned", "quarantined") and event["peer_id"] in liars
     ]

@@ -19,7 +19,7 @@ from peer.program.daemon import PeerDaemon
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, signed_bytes, unpack
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
-from swarm.core.forms import Form, Items
+from swarm.core.forms import Form, Integer, Items, Number
 from swarm.core.ids import PeerId, Step
 from swarm.core.record import Record, Row, Signed, SignedValue
 from swarm.core.round.contribution import ReducedPart, Result
@@ -136,7 +136,9 @@ class Mutation:
         rng = self.rng(rule)
         if rule.way == "inner" and isinstance(form, Items) and held and hasattr(held[0], "KIND"):
             chosen = set(range(len(held))) if rng.random() < 0.3 else {rng.randrange(len(held))}
-            wire_name, inner_attribute, inner = rng.choice(slots_of(type(held[0])))
+            slots = slots_of(type(held[0]))
+            weights = [3 if isinstance(form, Integer | Number) else 1 for _, _, form in slots]
+            _, inner_attribute, inner = rng.choices(slots, weights)[0]
             ways = [way for way in ways_of(inner) if way != "inner"]
             inner_rule = replace(rule, way=rng.choice(ways))
             return tuple(
@@ -178,7 +180,7 @@ class Mutation:
         if key is None:
             return None
         of_digests = [slot for slot in slots_of(type(record)) if slot[0].endswith("_digest")]
-        wire_name, attribute, form = rng.choice(of_digests or [slot for slot in slots_of(type(record))])
+        _, attribute, _ = rng.choice(of_digests or list(slots_of(type(record))))
         before = [
             getattr(one, attribute)
             for one in self.records
@@ -265,7 +267,9 @@ class Mutation:
                 if "reduced" in head and head["reducer"] == liar:
                     reduced = ReducedPart.from_value(head["reduced"])
                     state = steps.open_step(Step(value["step"]))
-                    assert state is not None and state.round is not None and state.round.roster is not None
+                    assert state is not None
+                    assert state.round is not None
+                    assert state.round.roster is not None
                     roster = state.round.roster
                     made = Reduction.of(
                         roster,

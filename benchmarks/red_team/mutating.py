@@ -24,15 +24,15 @@ TOLD_EVERY_S = 10.0
 RUNS_A_PROCESS = 400
 """What a process has not given back by then goes with it."""
 
-Rerun = Callable[[Plan], Trial]
+MOST_SHRUNK = 3
 
 
-def shrunk(trial: Trial, rerun: Rerun) -> Trial:
-    """The failing trial with as few rules and steps as still fail in the same way."""
+def shrunk(trial: Trial, rerun: Callable[..., Trial] = run) -> Trial:
+    """The failing trial with as few rules and steps as still fail in the same way; `rerun` as `run`."""
     wanted = {one.what for one in trial.fails}
 
     def still_fails(plan: Plan) -> Trial | None:
-        again = rerun(plan)
+        again = rerun(trial.seed, plan=plan, setting=trial.setting)
         return again if wanted & {one.what for one in again.fails} else None
 
     for rule in trial.plan.rules:
@@ -89,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(
                 f"{done} of {len(seeds)}, {len(failing)} fail; {left_s / 60:.1f} min left", file=sys.stderr, flush=True
             )
-    small = [shrunk(trial, lambda plan, of=trial: run(of.seed, plan=plan, setting=of.setting)) for trial in failing[:3]]
-    said = {
+    small = [shrunk(trial) for trial in failing[:MOST_SHRUNK]]
+    figures = {
         "runs": done,
         "all_held": held,
         "broken": dict(broken),
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for one in small
         ],
     }
-    print(json.dumps(said, indent=2) if chosen.json else f"{done} runs, {len(failing)} fail: {dict(broken)}")
+    print(json.dumps(figures, indent=2) if chosen.json else f"{done} runs, {len(failing)} fail: {dict(broken)}")
     for one in small:
         print(one, file=sys.stderr)
     return 1 if failing else 0

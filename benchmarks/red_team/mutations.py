@@ -18,8 +18,8 @@ from swarm.core.record import Row
 Way: TypeAlias = Literal[
     "extreme", "near", "others", "own_before", "repeated", "missing", "longest", "sibling", "inner"
 ]
-"""`own_before`: what this peer said there before; `others`: what somebody said in such a place. `sibling`: where digests
-of records stand, that of another record that this peer signs about the same thing. `inner`: one thing within it."""
+"""`own_before`: what this peer said there before; `others`: what somebody said in such a place. `sibling`: where
+digests of records stand, that of another that this peer signs about the same thing. `inner`: one thing within it."""
 
 WAYS: Sequence[Way] = get_args(Way)
 MOST_KEPT = 24
@@ -78,7 +78,7 @@ def changed(
     memory: Memory,
     sibling: SiblingOf,
     rng: random.Random,
-) -> Value:
+) -> Any:
     """The field's new value; the old one where there is nothing to change it into."""
     if way in ("others", "own_before"):
         found = memory.of(kind, wire_name, rng, is_mine=way == "own_before")
@@ -97,7 +97,7 @@ def changed(
     return _one(way, form, value, rng)
 
 
-def _one(way: Way, form: Form, value: Any, rng: random.Random) -> Value:
+def _one(way: Way, form: Form, value: Any, rng: random.Random) -> Any:
     if isinstance(form, Integer):
         if way == "near" and isinstance(value, int):
             return min(form.high, max(form.low, value + rng.choice((-1, 1, 2))))

@@ -87,14 +87,15 @@ class Plan:
 def _rule(number: int, rng: random.Random, made: Sequence[str], methods: Sequence[str]) -> Rule:
     where: Where = rng.choice(("made", "made", "made", "made", "sent", "sent", "message", "life"))
     start = rng.choice((0, 0, rng.randrange(8)))
-    window = {"from_step": start, "to_step": start + rng.randrange(2, LONGEST_WINDOW + 1), "share": rng.choice(SHARES)}
+    rule = Rule(number, where, from_step=start, to_step=start + rng.randrange(2, LONGEST_WINDOW + 1))
+    rule = replace(rule, share=rng.choice(SHARES))
     if where == "message":
         deed = rng.choice(OF_MESSAGES)
-        return Rule(number, where, kind=rng.choice(("", *methods)), deed=deed, **window)
+        return replace(rule, kind=rng.choice(("", *methods)), deed=deed)
     if where == "life":
-        return Rule(number, where, deed=rng.choice(OF_LIFE), **window)
+        return replace(rule, deed=rng.choice(OF_LIFE))
     kind, wire_name, way = rng.choices(*_choices(tuple(made)))[0]
-    return Rule(number, where, kind=kind, field=wire_name, way=way, **window)
+    return replace(rule, kind=kind, field=wire_name, way=way)
 
 
 @cache

@@ -89,12 +89,8 @@ class LyingSwarm(VirtualSwarm):
                 if (-2, liar.peer_id, step) not in done and self._charging.has_odd:
                     done.add((-2, liar.peer_id, step))
                     await self._charging.bring(self, liar, self.rng)
-                if (
-                    liar.task.done()
-                    and not liar.killed
-                    and step < self.setting.steps
-                    and (-1, liar.peer_id, 0) not in done
-                ):
+                ended = liar.task.done() and not liar.killed
+                if ended and step < self.setting.steps and (-1, liar.peer_id, 0) not in done:
                     done.add((-1, liar.peer_id, 0))
                     await self.rejoin(liar, folder, away_s=1.0)
 
@@ -116,12 +112,10 @@ def run_honestly(setting: Setting) -> VirtualSwarm:
     return swarm
 
 
-def run(
-    seed: int, *, plan: Plan | None = None, setting: str = "", made: tuple[str, ...] = (), methods: tuple[str, ...] = ()
-) -> Trial:
-    """The seed's run, or that of a plan that was made smaller."""
+def run(seed: int, *, plan: Plan | None = None, setting: str = "") -> Trial:
+    """The seed's run, or that of a plan that was made smaller, in the seed's setting."""
     setting = setting or random.Random(f"setting {seed}").choice(list(SETTINGS))
-    plan = plan or Plan.of_seed(seed, made=made or MADE, methods=methods or METHODS)
+    plan = plan or Plan.of_seed(seed, made=MADE, methods=METHODS)
     mutation = Mutation(plan)
     swarm = LyingSwarm(SETTINGS[setting], mutation, rng=random.Random(seed))
     with mutation.making(), _seldom_collecting(seed):

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 from unittest import mock
 
 from peer.pipeline.compute import Urgency, WorkThread
 from swarm.core.errors import LocalError, TransientError
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 EPOCH_S = 1.8e9
 """What the calendar says when a virtual loop begins."""
@@ -51,7 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def run_in_executor(
-        self, executor: Executor | None, func: Callable[..., Result], *args: Any
+        self, executor: Executor | None, func: Callable[[Unpack[Arguments]], Result], *args: *Arguments
     ) -> "asyncio.Future[Result]":
         future: asyncio.Future[Result] = self.create_future()
         try:
@@ -90,13 +91,17 @@ class WorkInLoop(WorkThread):
             self._begin_soon()
 
 
+def _calendar(loop: VirtualLoop) -> Callable[[], float]:
+    return lambda: EPOCH_S + loop.time()
+
+
 @contextlib.contextmanager
 def clocks_of(loop: VirtualLoop, rng: Random) -> Iterator[None]:
     """Every clock of the process shows the loop's time, and its secrets come from `rng`."""
     with (
         mock.patch.object(time, "monotonic", loop.time),
         mock.patch.object(time, "perf_counter", loop.time),
-        mock.patch.object(time, "time", lambda: EPOCH_S + loop.time()),
+        mock.patch.object(time, "time", _calendar(loop)),
         mock.patch.object(secrets, "token_bytes", lambda size=32: rng.randbytes(size)),
         mock.patch.object(secrets, "token_hex", lambda size=32: rng.randbytes(size).hex()),
         mock.patch.object(secrets, "randbits", rng.getrandbits),

@@ -28,8 +28,8 @@ class LabelFlip(Adversary):
 
 
 class Framing(Adversary):
-    """Two birth records in the header of an activation: of the microbatch, and of one like it with other targets, by which
-    whoever answers would have computed wrongly."""
+    """Two birth records in the header of an activation: of the microbatch, and of one like it with other targets, by
+    which whoever answers would have computed wrongly."""
 
     def parents(self, birth: BirthRecord, parents: tuple[bytes, ...], me: Identity) -> tuple[bytes, ...]:
         if not self.acts(At(birth.step, birth.microbatch_id)):

@@ -66,8 +66,8 @@ class StepState:
     heard_at: dict[PeerId, float] = field(default_factory=dict)
     """When each member last reported, by the leader; or was found to answer. By `step_progress`."""
     waits_since: float | None = None
-    """When this peer first had something to bring to the step's round; from then on its leader has a step's time to begin
-    it. By `step_progress`."""
+    """When this peer first had something to bring to the step's round: its leader has a step's time to begin it, from
+    then on. By `step_progress`."""
     view: int = 0
     """The view that this peer takes to be the present one before there is a round. By `presence`."""
     facts: RoundFacts | None = None
