@@ -94,6 +94,11 @@ class _Written(dict[int, ReducedPart]):
             self._parts.stated.add(reduced)
         super().__setitem__(part, reduced)
 
+    def setdefault(self, part: int, reduced: ReducedPart) -> ReducedPart:  # type: ignore[override]
+        if part not in self:
+            self[part] = reduced
+        return self[part]
+
 
 class TwoVotes(Adversary):
     """With each vote goes another one, for another value of the same phase."""
