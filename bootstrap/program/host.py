@@ -5,6 +5,8 @@ Training goes on without it once begun; what it decides by is rebuilt from the l
 
 import asyncio
 import contextlib
+import logging
+import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +22,7 @@ from bootstrap.owner.trouble import Notice, Trouble
 from bootstrap.program.books import Books, Credit
 from bootstrap.program.host_context import HostContext
 from bootstrap.program.ledger import Ledger
+from bootstrap.round.followed_stage import Certified
 from bootstrap.round.following import Following
 from bootstrap.round.lost_quorum import LostQuorum, Place
 from bootstrap.state.archived_states import ArchivedStates
@@ -36,9 +39,10 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.core.round.contribution import Result, counted_work
+from swarm.core.round.contribution import Result
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList, list_pieces
+from swarm.drawn_papers import DrawnPapers
 from swarm.file_donor import FileDonor
 from swarm.host_protocol import (
     ADMIT,
@@ -57,9 +61,12 @@ from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import VoteLog, WitnessService
+from verification.kinds.false_work import FalseWork, entry_check
 
 if TYPE_CHECKING:  # fsspec is not loaded unless it is used
     from bootstrap.state.remote_archive import ArchiveCopies
+
+log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0
@@ -168,6 +175,11 @@ class Host:
             vote_log,
             lambda peer, stage: self._stage_of(peer) == stage,
             self.justice.may_train,
+            papers=DrawnPapers(
+                self._transport,
+                entry_check(run.settings, is_of_stage=self._was_of_stage, on_lie=_told_by_members),
+                random.SystemRandom(),
+            ),
         )
         lease_s = run.settings.deadlines.lease_s
         self._watched = [
@@ -528,8 +540,9 @@ class Host:
         self._changed.set()
         return Message()
 
-    def _record(self, result: Result) -> None:
+    def _record(self, certified: Certified) -> None:
         """A certified result: for ever in the ledger, once."""
+        result, work = certified
         roster = result.roster
         stage, step = int(roster.stage), int(roster.step)
         self._watched[stage].heard()
@@ -540,8 +553,8 @@ class Host:
             "members": len(roster.contributions),
             "joins": [*roster.joins],
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
-            "ids": [item.microbatch_id for item in result.work_done()],
-            "credit": _credit(result, self.run.settings.microbatch_tokens),
+            "ids": [*sorted({item.microbatch_id for listed in work.values() for item in listed})],
+            "credit": [[peer, len(done), sum(item.num_tokens for item in done)] for peer, done in work.items() if done],
             "norm": None if all(part.is_empty for part in result.parts) else certified_norm(result.parts),
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
@@ -597,6 +610,10 @@ class Host:
         figures = self.progress.peers.get(peer)
         return None if figures is None else figures.stage
 
+    def _was_of_stage(self, peer: PeerId, stage: int) -> bool:
+        """Whether a header of that stage may be the peer's. Among friends peers move."""
+        return not self.run.settings.replays or self._stage_of(peer) == stage
+
     def _mark(self, peer: PeerId, *, left: bool) -> None:
         if peer in self.progress.peers:
             self.progress.peers[peer].left = left
@@ -648,10 +665,6 @@ class Host:
         return summary
 
 
-def _credit(result: Result, most_tokens: int) -> list[Value]:
-    """[peer, microbatches, tokens] of each whose work is in the result; a microbatch is credited to one peer."""
-    heard = {peer for part in result.parts for peer in part.contributors}
-    contributions = [c for c in result.roster.contributions if c.peer_id in heard]
-    capped = [c for c in contributions if all(item.num_tokens <= most_tokens for item in c.work)]
-    counted = counted_work(capped, frozenset())
-    return [[peer, len(work), sum(item.num_tokens for item in work)] for peer, work in counted.items() if work]
+def _told_by_members(case: FalseWork) -> None:
+    """Whoever votes sees the same, and members bring it."""
+    log.info("%s claims work that is not its own at step %d", case.accused, case.version)

@@ -23,6 +23,7 @@ from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.hops import HopServer
+from peer.pipeline.receipts import Met
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import Source
 from peer.pipeline.stage_pass import StagePass
@@ -52,11 +53,13 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
+from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.witness_service import VoteLog, WitnessService
+from verification.kinds.false_work import entry_check
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +113,13 @@ class PeerAtStage:
             takes=own.verdicts.is_shown_to_train,
             more_to_say=self._more_to_say,
         )
+        met = Met()
+        events.hear(PeersChanged, met.changed)
+        self._drawn = DrawnPapers(
+            own.transport,
+            entry_check(settings, is_of_stage=partial(self._was_of_stage, met), on_lie=events.publish),
+            random.SystemRandom(),
+        )
         screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
         vote_log = VoteLog(joined.folder / f"voted-{me[-8:]}.log")
         self.rounds = rounds = StageRounds(
@@ -120,6 +130,7 @@ class PeerAtStage:
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
             charges=charges.brought,
+            drawn=self._drawn,
             make_part_exchange=made.part_exchange,
             make_driver=made.round_driver,
         )
@@ -185,6 +196,7 @@ class PeerAtStage:
             vote_log,
             self._is_of_stage,
             own.verdicts.may_train,
+            papers=self._drawn,
         )
         self._draining = asyncio.Event()
         events.seal()
@@ -324,6 +336,12 @@ class PeerAtStage:
         """In the directory."""
         moving: Mapping[str, Value] = self.mover.said() if self.mover is not None else {}
         return {**self._own.verdicts.said_of_self(), **moving}
+
+    def _was_of_stage(self, met: Met, peer: PeerId, stage: int) -> bool:
+        """Whether a header of that stage may be a peer's. Among friends whoever has a key may work anywhere."""
+        if not self.settings.replays or abs(stage - self.stage) > 1:
+            return True
+        return met.is_of(peer, stage) or (stage == self.stage and self._is_of_stage(peer, stage))
 
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         """As far as this peer can know: it knows its own stage."""
