@@ -10,6 +10,7 @@ this: not the voter who lies about what it lacks, nor the member that shows its 
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 
 from swarm.core.canonical import Value
@@ -31,9 +32,10 @@ MOST_REMEMBERED = 1024
 DISTRUSTED_STEPS = 8
 """Whose papers did not come is waited for an eighth as long in so many steps after it."""
 
-CheckEntry = Callable[[Contribution, int, Value], None]
-"""Raises RemoteError unless the papers bear out the contribution's entry of that number. It tells whom it concerns if
-they prove a lie."""
+KNOWN_SOON_S = 0.1
+CheckEntry = Callable[[Contribution, int, Value], bool]
+"""Raises RemoteError unless the papers bear out the contribution's entry of that number, and tells whom it concerns if
+they prove a lie. False while those who signed them are not known here: promotions are on their way."""
 
 
 def drawn_entries(made: Contribution, *, num_members: int, rng: random.Random) -> tuple[int, ...]:
@@ -95,6 +97,7 @@ class DrawnPapers:
         self, made: Contribution, entries: Sequence[int], *, of: PeerId, within_s: float
     ) -> tuple[Value, ...]:
         """The papers of some entries, as a peer shows them. Raises RemoteError or TransientError if it does not."""
+        give_up_at = time.monotonic() + within_s
         meta: dict[str, Value] = {
             "stage": made.stage,
             "step": made.step,
@@ -107,8 +110,10 @@ class DrawnPapers:
         fields.done()
         if len(papers) != len(entries):
             raise RemoteError("malformed", f"{len(papers)} papers for {len(entries)} entries", of)
-        for entry, value in zip(entries, papers, strict=True):
-            self._check(made, entry, value)
+        while not all(self._check(made, entry, value) for entry, value in zip(entries, papers, strict=True)):
+            if time.monotonic() >= give_up_at:
+                raise TransientError(f"papers of {made.peer_id[-6:]} are signed by peers that are not known here")
+            await asyncio.sleep(KNOWN_SOON_S)
         return tuple(papers)
 
     def _drawn(self, made: Contribution, num_members: int) -> tuple[int, ...]:

@@ -177,7 +177,11 @@ class Host:
             self.justice.may_train,
             papers=DrawnPapers(
                 self._transport,
-                entry_check(run.settings, is_of_stage=self._was_of_stage, on_lie=_told_by_members),
+                entry_check(
+                    run.settings,
+                    is_of_stage=lambda peer, stage: self.justice.table.was_member(peer),
+                    on_lie=_told_by_members,
+                ),
                 random.SystemRandom(),
             ),
         )
@@ -609,10 +613,6 @@ class Host:
         """None if the peer was never admitted."""
         figures = self.progress.peers.get(peer)
         return None if figures is None else figures.stage
-
-    def _was_of_stage(self, peer: PeerId, stage: int) -> bool:
-        """Whether a header of that stage may be the peer's. Among friends peers move."""
-        return not self.run.settings.replays or self._stage_of(peer) == stage
 
     def _mark(self, peer: PeerId, *, left: bool) -> None:
         if peer in self.progress.peers:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
-from peer.stage.events import PeersChanged
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, Step
 from swarm.drawn_papers import PAPERS, DrawnPapers, read_asked
@@ -14,27 +13,7 @@ from verification.round.papers import Papers
 
 MOST_ASKED = 64
 """Times that one voter may ask in a step, for papers of all members."""
-MOST_MET = 4096
 LeaveOut = Callable[[StepState, PeerId], None]
-
-
-class Met:
-    """Who was seen in the stages beside this one: headers outlive those who signed them."""
-
-    def __init__(self) -> None:
-        self._met: dict[tuple[int, PeerId], None] = {}
-
-    def changed(self, event: PeersChanged) -> None:
-        """Others of a stage answer now."""
-        for peer in sorted(event.peers):
-            self._met.pop((event.stage, peer), None)
-            self._met[event.stage, peer] = None
-        while len(self._met) > MOST_MET:
-            del self._met[next(iter(self._met))]
-
-    def is_of(self, peer: PeerId, stage: int) -> bool:
-        """Whether it was there, as far as is known here."""
-        return (stage, peer) in self._met
 
 
 class PapersDesk:

@@ -23,7 +23,6 @@ from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.hops import HopServer
-from peer.pipeline.receipts import Met
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import Source
 from peer.pipeline.stage_pass import StagePass
@@ -113,11 +112,9 @@ class PeerAtStage:
             takes=own.verdicts.is_shown_to_train,
             more_to_say=self._more_to_say,
         )
-        met = Met()
-        events.hear(PeersChanged, met.changed)
         self._drawn = DrawnPapers(
             own.transport,
-            entry_check(settings, is_of_stage=partial(self._was_of_stage, met), on_lie=events.publish),
+            entry_check(settings, is_of_stage=self._was_of_stage, on_lie=events.publish),
             random.SystemRandom(),
         )
         screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
@@ -337,11 +334,10 @@ class PeerAtStage:
         moving: Mapping[str, Value] = self.mover.said() if self.mover is not None else {}
         return {**self._own.verdicts.said_of_self(), **moving}
 
-    def _was_of_stage(self, met: Met, peer: PeerId, stage: int) -> bool:
-        """Whether a header of that stage may be a peer's. Among friends whoever has a key may work anywhere."""
-        if not self.settings.replays or abs(stage - self.stage) > 1:
-            return True
-        return met.is_of(peer, stage) or (stage == self.stage and self._is_of_stage(peer, stage))
+    def _was_of_stage(self, peer: PeerId, stage: int) -> bool:
+        """Whether a header of that stage may be a peer's, whatever has become of it since: as far as this peer can
+        know, that is of the stages beside it."""
+        return abs(stage - self.stage) > 1 or self._own.verdicts.standing.table.was_member(peer)
 
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         """As far as this peer can know: it knows its own stage."""

@@ -78,13 +78,13 @@ class FalseWork:
 
 def entry_check(
     settings: RunSettings, *, is_of_stage: IsOfStage, on_lie: Callable[[FalseWork], None]
-) -> Callable[[Contribution, int, Value], None]:
+) -> Callable[[Contribution, int, Value], bool]:
     """Holds papers that are shown against the entry they are shown for; `on_lie` is told of what they prove."""
 
-    def check(made: Contribution, entry: int, value: Value) -> None:
+    def check(made: Contribution, entry: int, value: Value) -> bool:
         papers, work = Papers.from_value(value), made.work[entry]
         if are_of(papers, work, made, settings) and why_false(papers, work, made, settings) is not None:
             on_lie(FalseWork(contribution=made, entry=entry, papers=papers))
-        check_receipts(papers, work, made, settings, is_of_stage=is_of_stage)
+        return check_receipts(papers, work, made, settings, is_of_stage=is_of_stage)
 
     return check

@@ -41,8 +41,11 @@ def why_false(papers: Papers, work: Work, made: Contribution, settings: RunSetti
 
 def check_receipts(
     papers: Papers, work: Work, made: Contribution, settings: RunSettings, *, is_of_stage: IsOfStage
-) -> None:
-    """Raises RemoteError("papers") unless what is shown bears the entry out, signed by peers of the stages beside."""
+) -> bool:
+    """Whether what is shown was signed by peers that are known here to be of the stages beside.
+
+    Raises RemoteError("papers") unless it bears the entry out and is signed.
+    """
     what = f"microbatch {work.microbatch_id} of {made.peer_id} at step {made.step}"
     if not are_of(papers, work, made, settings):
         raise RemoteError("papers", f"{what}: other papers are shown than it names", made.peer_id)
@@ -50,12 +53,10 @@ def check_receipts(
     if wrong is not None:
         raise RemoteError("papers", f"{what}: {wrong}", made.peer_id)
     for header in (papers.input_header, papers.gradient_in):
-        if header is None:
-            continue
-        if not is_of_stage(header.producer, header.stage):
-            raise RemoteError("papers", f"{what}: {header.producer} is not known in stage {header.stage}", made.peer_id)
-        if not header.is_signed_by(header.producer):
+        if header is not None and not header.is_signed_by(header.producer):
             raise RemoteError("papers", f"{what}: a header is not signed by {header.producer}", made.peer_id)
+    signed = [header for header in (papers.input_header, papers.gradient_in) if header is not None]
+    return all(is_of_stage(header.producer, header.stage) for header in signed)
 
 
 def _said(
