@@ -13,7 +13,7 @@ from swarm.core.settings import RunSettings
 from swarm.host_protocol import SignedRun
 from verification.audit.evidence import Evidence, Kind, check_head
 from verification.round.papers import Papers
-from verification.round.receipts import IsOfStage, are_of, check_receipts, why_false
+from verification.round.receipts import FalseEntryError, IsOfStage, check_receipts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,10 @@ def entry_check(
 
     def check(made: Contribution, entry: int, value: Value) -> bool:
         papers, work = Papers.from_value(value), made.work[entry]
-        if are_of(papers, work, made, settings) and why_false(papers, work, made, settings) is not None:
+        try:
+            return check_receipts(papers, work, made, settings, is_of_stage=is_of_stage)
+        except FalseEntryError:
             on_lie(FalseWork(contribution=made, entry=entry, papers=papers))
-        return check_receipts(papers, work, made, settings, is_of_stage=is_of_stage)
+            raise
 
     return check

@@ -18,6 +18,10 @@ IsOfStage = Callable[[PeerId, int], bool]
 """Whether a peer is one of a stage, as far as is known here."""
 
 
+class FalseEntryError(RemoteError):
+    """An entry's own papers say otherwise."""
+
+
 def are_of(papers: Papers, work: Work, made: Contribution, settings: RunSettings) -> bool:
     """Whether these are the papers that the entry names: all of them, each under a digest that leads from it."""
     is_first, is_last = made.stage == 0, made.stage == settings.model.num_stages - 1
@@ -51,7 +55,7 @@ def check_receipts(
         raise RemoteError("papers", f"{what}: other papers are shown than it names", made.peer_id)
     wrong = why_false(papers, work, made, settings)
     if wrong is not None:
-        raise RemoteError("papers", f"{what}: {wrong}", made.peer_id)
+        raise FalseEntryError("papers", f"{what}: {wrong}", made.peer_id)
     for header in (papers.input_header, papers.gradient_in):
         if header is not None and not header.is_signed_by(header.producer):
             raise RemoteError("papers", f"{what}: a header is not signed by {header.producer}", made.peer_id)
@@ -72,7 +76,7 @@ def _said(
     yield "number of targets", birth.num_targets, work.num_tokens
     if stage == 0:
         yield "source", birth.source, peer
-    born = birth.digest()
+    born = came.parents[0] if came is not None else work.input_header  # as `are_of` has found
     if came is not None:
         yield from _of_hop(came, work, made, settings, stage=stage - 1, direction="forward")
         yield "consumer of x", came.consumer, peer
@@ -82,12 +86,12 @@ def _said(
         yield from _of_hop(sent, work, made, settings, stage=stage, direction="forward")
         yield "producer of y", sent.producer, peer
         yield "version", sent.version, work.version
-        yield "parents of y fit", is_made_from(sent, forward_parents(born, stage, papers.input_digest)), True
+        yield "parents of y fit", is_made_from(sent, forward_parents(born, stage, work.input_header)), True
         yield from _of_hop(back, work, made, settings, stage=stage + 1, direction="gradient")
         yield "consumer of y's gradient", back.consumer, peer
         yield "y's gradient made by its consumer", back.producer == peer, False
         yield "producer of y's gradient", back.producer, sent.consumer
-        fits = is_made_from(back, gradient_parents(sent.digest(), stage + 1, settings.model.num_stages))
+        fits = is_made_from(back, gradient_parents(back.parents[0], stage + 1, settings.model.num_stages))
         yield "parents of y's gradient fit", fits, True
 
 
