@@ -5,12 +5,17 @@ from functools import cache
 
 import pytest
 
+from benchmarks.round.drawn_papers import Neighbours, papers_of
+from benchmarks.round.drawn_papers import settings_of as three_stages
+from benchmarks.round.drawn_papers import work_of as entry_of
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.round.contribution import Contribution, Work
+from swarm.core.result_size import most_work
+from swarm.core.round.contribution import Contribution, Work, counted_work
 from swarm.host_protocol import SignedRun
+from swarm.identity.key import Identity, verify
 from swarm.manifest.value import run_id, settings_bytes
-from tests.swarm.core.round.round_world import identities, identity_of, run_key
+from tests.swarm.core.round.round_world import facts_of, identities, identity_of, run_key
 from tests.verification import exhibits
 from tests.verification.exhibits import SmallRun, small_settings, work_of
 from verification.kinds.false_work import FalseWork, entry_check
@@ -149,3 +154,35 @@ def signed_run() -> SignedRun:
     key = run_key()
     unsigned = SignedRun(settings_bytes(SETTINGS), key.peer_id)
     return replace(unsigned, signature=key.sign(unsigned.signed_bytes()))
+
+
+def test_two_neighbours_in_league_have_papers_for_twice_a_step_and_no_more() -> None:
+    """A source and a peer of the next stage sign for each other, and compute nothing: what replays are for."""
+    each = 16  # microbatches a step, which four honest members do together
+    settings = three_stages(each)
+    near, accomplice, honest = Neighbours.made_up(), identities(5)[0], identities(5)[1:]
+    stage, step = StageIndex(1), Step(0)
+
+    def made(me: Identity, ids: range) -> Contribution:
+        shown = [papers_of(settings, RUN_ID, stage, step, MicrobatchId(number), me, near) for number in ids]
+        work = tuple(entry_of(papers, Version(0)) for papers in shown)
+        unsigned = Contribution(RUN_ID, stage, step, bytes(32), me.peer_id, work, (bytes(32),))
+        check = entry_check(settings, is_of_stage=known, on_lie=_nobody)
+        assert all(check(unsigned, entry, papers.to_value()) for entry, papers in enumerate(shown))
+        return replace(unsigned, signature=me.sign(unsigned.signed_bytes()))
+
+    most = most_work(each)
+    contributions = [made(me, range(each // 4 * at, each // 4 * (at + 1))) for at, me in enumerate(honest)]
+    contributions.append(made(accomplice, range(most)))
+    weights = {one.peer_id: sum(item.num_tokens for item in counted_work(one, None)) for one in contributions}
+    share = weights[accomplice.peer_id] / sum(weights.values())
+    assert share == pytest.approx(2 / 3)
+    facts = replace(facts_of(5), run_id=RUN_ID, stage=stage, step=step, previous_name=bytes(32), num_parts=1)
+    facts = replace(facts, max_work=most, members=tuple(sorted(one.peer_id for one in contributions)))
+    facts.check_contribution(contributions[-1], verify)
+    with pytest.raises(RemoteError, match="are the most"):
+        facts.check_contribution(made(accomplice, range(most + 1)), verify)
+
+
+def _nobody(case: FalseWork) -> None:
+    raise AssertionError(f"{case.accused} is taken to lie")
