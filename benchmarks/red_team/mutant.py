@@ -22,7 +22,7 @@ from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.forms import Form, Integer, Items, Number
 from swarm.core.ids import PeerId, Step
 from swarm.core.record import Record, Row, Signed, SignedValue
-from swarm.core.round.contribution import ReducedPart, Result
+from swarm.core.round.contribution import ReducedPart
 from swarm.core.round.voting import Promise
 from swarm.host_protocol import ACCUSE
 from swarm.identity.key import Identity, verify
@@ -274,7 +274,7 @@ class Mutation:
                     made = Reduction.of(
                         roster,
                         reduced,
-                        chain.weights_of(Result(roster, (), roster.leader)),
+                        chain.weights_of(roster),
                         norm_cap=steps.replica.norm_cap(),
                         reducer=liar,
                     )

@@ -94,7 +94,7 @@ class _Written(dict[int, ReducedPart]):
             self._parts.stated.add(reduced)
         super().__setitem__(part, reduced)
 
-    def setdefault(self, part: int, reduced: ReducedPart) -> ReducedPart:  # type: ignore[override]
+    def setdefault(self, part: int, reduced: ReducedPart) -> ReducedPart:
         if part not in self:
             self[part] = reduced
         return self[part]

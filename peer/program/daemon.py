@@ -32,7 +32,7 @@ from peer.stage.events import Applied
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
 from swarm.core.ids import PeerId, StageIndex
 from swarm.disk.room import disk_room
-from swarm.host_protocol import FINISH, GOODBYE
+from swarm.host_protocol import FINISH, GOODBYE, OVER
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message, Transport
@@ -159,13 +159,19 @@ class PeerDaemon:
         self.transport.serve("ping", self._on_ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
         joining = asyncio.ensure_future(self._joining.join(self.volunteer.stage, self._on_run))
-        stopping = asyncio.ensure_future(stop.wait())
+        ends = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self.finished.wait())}
         try:
             while True:
-                await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not joining.done():
+                await asyncio.wait({joining, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                if not joining.done() or self.finished.is_set():
                     break
-                joined = joining.result()
+                try:
+                    joined = joining.result()
+                except RemoteError as error:
+                    if error.kind != OVER:
+                        raise
+                    self.finished.set()
+                    break
                 target = await self._live(joined, stop)
                 if target is None or stop.is_set() or self.finished.is_set():
                     break
@@ -179,10 +185,9 @@ class PeerDaemon:
                     f"{verdict.stage}; the host keeps the evidence {verdict.evidence_digest.hex()[:16]}"
                 )
         finally:
-            stopping.cancel()
-            if not joining.done():
-                joining.cancel()
-                await asyncio.gather(joining, return_exceptions=True)
+            for waiting in (joining, *ends):
+                waiting.cancel()
+            await asyncio.gather(joining, *ends, return_exceptions=True)
 
     async def _join_from_elsewhere(self, joined: Joined, target: StageIndex) -> Joined:
         """Join another stage, counting there from now on."""

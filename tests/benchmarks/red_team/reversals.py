@@ -11,11 +11,12 @@ from unittest import mock
 from swarm.core.round.contribution import MAX_WORK
 from swarm.core.round.parts import RoundParts
 from swarm.core.state import stage_chain
+from swarm.drawn_papers import DrawnPapers
 from verification.pipeline import headers, hop_claim
 from verification.pipeline.headers import HopHeader, Parents
-from verification.round import papers
+from verification.round import papers, receipts
 
-CHECK_PARENTS: tuple[ModuleType, ...] = (headers, hop_claim, papers)
+CHECK_PARENTS: tuple[ModuleType, ...] = (headers, hop_claim, papers, receipts)
 
 
 def _names(header: HopHeader, parents: Parents) -> bool:
@@ -40,6 +41,16 @@ def written_result() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def claimed_ids() -> Iterator[None]:
+    """Nobody looks at the papers of what a contribution lists."""
+    with (
+        mock.patch.object(DrawnPapers, "check", mock.AsyncMock(return_value=None)),
+        mock.patch.object(DrawnPapers, "are_shown", mock.AsyncMock(return_value=True)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def long_contributions() -> Iterator[None]:
     """Each contribution may be as long as its form allows; nobody adds them up."""
     with mock.patch.object(stage_chain, "most_work", return_value=MAX_WORK):
@@ -48,6 +59,7 @@ def long_contributions() -> Iterator[None]:
 
 REVERSALS: Mapping[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "framing": framing,
+    "claimed_ids": claimed_ids,
     "written_result": written_result,
     "long_contributions": long_contributions,
 }

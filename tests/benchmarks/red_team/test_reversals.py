@@ -12,10 +12,12 @@ from benchmarks.red_team.trial import run
 from swarm.attacks import Attack
 from tests.benchmarks.red_team.reversals import REVERSALS, written_result
 
-FIRST_STAGE, TWO_LIARS = "one of 5, the first stage", "two of 8, the first stage"
+FIRST_STAGE, LAST_STAGE = "one of 5, the first stage", "one of 5, the last stage"
+TWO_LIARS = "two of 8, the first stage"
 
 SHRUNK: dict[str, tuple[int, str, Rule, str]] = {
     "framing": (259, FIRST_STAGE, Rule(0, "made", "HopHeader", "parents", "sibling", to_step=3), "shut_out"),
+    "claimed_ids": (299, LAST_STAGE, Rule(0, "made", "Contribution", "work", "inner", to_step=6), "claims"),
     "long_contributions": (116, TWO_LIARS, Rule(0, "made", "Contribution", "work", "longest", to_step=3), "ended"),
 }
 """Seed, setting, what is left of its plan when it is made smaller, and the invariant that breaks."""
