@@ -5,6 +5,7 @@ What runs in it waits for nobody: minutes of deadlines pass in no time, and the 
 
 import asyncio
 import contextlib
+import random
 import secrets
 import selectors
 import threading
@@ -95,6 +96,10 @@ def _calendar(loop: VirtualLoop) -> Callable[[], float]:
     return lambda: EPOCH_S + loop.time()
 
 
+def _drawn_from(rng: Random) -> Callable[[], Random]:
+    return lambda: Random(rng.getrandbits(64))
+
+
 @contextlib.contextmanager
 def clocks_of(loop: VirtualLoop, rng: Random) -> Iterator[None]:
     """Every clock of the process shows the loop's time, and its secrets come from `rng`."""
@@ -105,6 +110,7 @@ def clocks_of(loop: VirtualLoop, rng: Random) -> Iterator[None]:
         mock.patch.object(secrets, "token_bytes", lambda size=32: rng.randbytes(size)),
         mock.patch.object(secrets, "token_hex", lambda size=32: rng.randbytes(size).hex()),
         mock.patch.object(secrets, "randbits", rng.getrandbits),
+        mock.patch.object(random, "SystemRandom", _drawn_from(rng)),
     ):
         yield
 
