@@ -167,6 +167,8 @@ UNHARMFUL = frozenset(
         "omitting_reducer",  # a part may not have come, for all that others know
         "omitting_leader",  # nor a commitment; whom it left out asks to be let in again
         "equivocating_leader",  # neither roster is voted for, and another leads
+        "written_result",  # nobody votes for it, and another leads
+        "framing",  # whoever gets it refuses it; here nobody looks
         "sybil_flood",  # nobody votes for a roster that names strangers
         "lying_juror",  # nobody is accused
         "lazy_auditor",  # nobody sees that a draw was not followed
