@@ -51,8 +51,9 @@ class FollowedStage:
         """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
         return self._results.get(step)
 
-    def take(self, result: Result) -> list[Result]:
-        """A result that somebody sent; what is certified with it, in order, and was not before.
+    def take(self, result: Result) -> list[tuple[Result, bytes]]:
+        """A result that somebody sent; what is certified with it, in order, and was not before, each with the name of
+        the version that it makes.
 
         Raises RemoteError if it is not certified; one that is early is kept, and so is what certified it.
         """
@@ -64,14 +65,14 @@ class FollowedStage:
                 self._early[step] = result
             return []
         self._advance(result)
-        done = [result]
+        done = [(result, self.chain.name)]
         while (early := self._early.pop(int(self.chain.version), None)) is not None:
             try:
                 self._advance(early)
             except RemoteError as error:  # whoever sent it is long gone; an honest peer will be asked for it again
                 log.info("an early result of stage %d was not certified: %s", result.roster.stage, error)
                 break
-            done.append(early)
+            done.append((early, self.chain.name))
         return done
 
     def _advance(self, result: Result) -> None:

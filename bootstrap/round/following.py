@@ -31,9 +31,10 @@ class Following(Mapping[int, FollowedStage]):
         settings: RunSettings,
         ledger: Ledger,
         transport: Transport,
-        certified: Callable[[Result], None],
+        certified: Callable[[Result, bytes], None],
     ) -> None:
-        """`certified` is told every result, in each stage's order; after a restart some of them again."""
+        """`certified` is told every result and the name of the version it makes, in each stage's order; after a
+        restart some of them again."""
         self._certified = certified
         self._settings = settings
         self._ledger = ledger
@@ -70,8 +71,8 @@ class Following(Mapping[int, FollowedStage]):
         followed = self._stages.get(result.roster.stage)
         if followed is None:
             return
-        for certified in followed.take(result):
-            self._certified(certified)
+        for certified, name in followed.take(result):
+            self._certified(certified, name)
             chain = followed.at(int(certified.roster.step) + 1)
             if chain is not None:
                 self._ledger.append("chain", chain.to_value())

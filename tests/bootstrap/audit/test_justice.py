@@ -22,6 +22,7 @@ from bootstrap.state.run_folder import PreparedRun, RunFolder
 from peer.audit.hop_desk import message_of
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_chunks, state_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -55,7 +56,6 @@ from tests.swarm.core.round.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from tests.verification import exhibits
 from tests.verification.exhibits import Done, SmallRun, received, small_settings
-from verification.audit.draws import HashChain
 from verification.audit.evidence import Evidence
 from verification.audit.owed import OwedAudit, read_exhibit, read_hop
 from verification.audit.standing import FAULT, StandingTable

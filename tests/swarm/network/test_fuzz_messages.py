@@ -34,6 +34,7 @@ from swarm.averaging.codecs import vector_codec
 from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.forms import Wire
@@ -71,7 +72,6 @@ from verification.audit.owed import OwedAudit
 from verification.audit.probation import Agreement
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
-from verification.pipeline.ticket import Ticket
 from verification.replay.judge import judge
 
 ROOMS = ("swarm", "verification", "peer", "bootstrap")

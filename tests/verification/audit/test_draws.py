@@ -8,17 +8,15 @@ from itertools import combinations
 
 import pytest
 
+from swarm.core.audit.hash_chain import LONGEST_CHAIN, HashChain, check_reveal
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Contribution, Rate, Work
 from swarm.core.settings import MOST_STEPS
 from verification.audit.draws import (
-    LONGEST_CHAIN,
     AuditBudget,
     Draw,
-    HashChain,
     bound_99,
-    check_reveal,
     contribution_rate,
     detection,
     draw,

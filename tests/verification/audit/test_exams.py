@@ -12,6 +12,8 @@ import pytest
 from peer.audit.exams import EXAMS_A_STEP, Examiner, encoded_hop
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex
@@ -19,9 +21,7 @@ from swarm.identity.key import Identity
 from swarm.network.transport import Message
 from tests.swarm.core.round.round_world import run_key
 from tests.verification.exhibits import RUN_ID, SmallRun, received, small_settings
-from verification.audit.draws import HashChain
 from verification.audit.probation import Agreement, exam_of
-from verification.pipeline.ticket import Ticket
 from verification.replay.stage_replay import Replayed
 from verification.round.papers import Exhibit
 

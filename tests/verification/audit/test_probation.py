@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
@@ -15,9 +17,7 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Roster, Work
 from swarm.identity.key import Identity
 from swarm.witness_service import check_joins
-from verification.audit.draws import HashChain
 from verification.audit.probation import AGREEMENT_VERSIONS, Agreement, Probation, exam_of
-from verification.pipeline.ticket import Ticket
 
 RUN_ID = "ab" * 32
 EXAMINERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 9)]
