@@ -86,7 +86,7 @@ class Chance(Row):
             if (self.ticket.peer_id, self.ticket.stage) != (maker, stage):
                 raise RemoteError("ticket", f"contribution of {maker} has the ticket of {self.ticket.peer_id}", maker)
             self.ticket.check(run_id=run_id, run_key=run_key, verify=verify)
-        # Counted in steps: what is revealed in one is of the version two before, as the chain's end in the first but one.
+        # Counted in steps: in each the value of the version two before is revealed, in step 1 it would be the end.
         known = (REVEALED_AFTER + END, self.ticket.chain_end) if self.ticket is not None else (0, b"")
         if link is not None:
             known = int(link.step), link.value

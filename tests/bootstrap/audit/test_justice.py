@@ -51,6 +51,7 @@ from swarm.manifest.value import run_id, settings_bytes
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
+from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_world import identity_of as named
 from tests.swarm.core.round.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
@@ -154,6 +155,7 @@ def past() -> Iterator[Past6]:
             coordinator=witness_identities(1)[0].peer_id,
             run_key=run_key().peer_id,
             neighbours=(),
+            host_chain_end=HOST_CHAIN.end,
         )
 
         def prepared(root: Path) -> PreparedRun:
