@@ -69,6 +69,7 @@ NOT_REPLAYED = (
     "omitting_leader",
     "equivocating_leader",
     "two_votes",
+    "grinding",
     "wrong_state",
     "false_accuser",
     "lying_juror",

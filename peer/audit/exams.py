@@ -151,7 +151,10 @@ class Newcomer:
 
     def applied(self, applied: Applied) -> None:
         """A round is over that this peer had no part in: what it is examined about."""
-        self._due = applied.result.roster
+        step = applied.result.roster.step
+        self._due = None if self.may_train() else applied.result.roster
+        # Which it is known when the host has spoken of the step: by then the stage may be a version further.
+        self.steps.replica.past.want(() if self._due is None else (step - 1, step), by="exam")
 
     async def until_promoted(self) -> Promotion:
         """Take exams, one a version at most, while this peer is on probation and until its promotion comes."""
@@ -176,7 +179,8 @@ class Newcomer:
         if roster is None:
             return None
         await self.beacon.spoken(roster.step, timeout_s=self.steps.context.settings.deadlines.call_s)
-        self._due = None
+        if self._due is roster:
+            self._due = None
         exam = exam_of(roster, self.beacon.of(roster), self.steps.context.me)
         if exam is None:
             return None

@@ -98,8 +98,10 @@ class SimulatedStage:
         encoded, digests = peer.encoder.encode(step, closed, seeds)
         work = tuple(closed.work[key] for key in sorted(closed.work)) if encoded else ()
         peer.exchanges.forget(int(step) + 1)
+        chance = peer.adversary.revealed(step, self._chance(peer))
+        charges = peer.adversary.charged(chain, (), peer.peer_id) if work else ()
         facts = chain.run_id, chain.stage, step, chain.name, peer.peer_id
-        unsigned = Contribution(*facts, work, tuple(digests), self._chance(peer))
+        unsigned = Contribution(*facts, work, tuple(digests), chance, charges=charges)
         return replace(unsigned, signature=peer.identity.sign(unsigned.signed_bytes())), encoded
 
     def _chance(self, peer: SimulatedPeer) -> Chance:
