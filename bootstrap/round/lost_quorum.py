@@ -95,10 +95,10 @@ class LostQuorum:
         version, basis = place
         # The highest that less than a third can have made up: members refuse a view too far ahead of theirs.
         view = sorted((standing.view for standing in there), reverse=True)[len(there) // 3]
-        voters = electorate(basis.members, basis.neighbours, self._host, basis.name)
+        voters = electorate(basis.members, basis.neighbours, self._host, basis.said.value)
         votes = await of_each(voters, lambda peer: self._votes(peer, basis))
         live = tuple(sorted(votes))
-        leaders = basis.leaders(self._stage, Step(version))
+        leaders = basis.leaders(Step(version))
         deciding, voting = voters, {peer for peer in live if votes[peer]}
         if self._changed is not None and self._changed.previous_name == basis.name:
             deciding, voting = self._changed.voters, {*live} & {*self._changed.voters}  # however they began

@@ -30,8 +30,15 @@ class FalseDriver(RoundDriver):
 
     def __init__(self, adversary: Adversary, steps: StageSteps, *given: Any, **named: Any) -> None:
         """`given` and `named` as `RoundDriver` has them."""
-        super().__init__(steps, *given, **named)
-        self._adversary, self._me = adversary, steps.context.identity
+        charges, chance, me = named.pop("charges"), named.pop("chance"), steps.context.identity
+        super().__init__(
+            steps,
+            *given,
+            charges=lambda: adversary.charged(steps.chain, charges(), me.peer_id),
+            chance=lambda chain: adversary.revealed(Step(chain.version), chance(chain)),
+            **named,
+        )
+        self._adversary, self._me = adversary, me
 
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
         facts = state.round.facts if state.round is not None else None

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 
 from peer.pipeline.compute import Urgency
 from peer.round.stage_steps import StageSteps
+from peer.stage.beacon import StageBeacon
 from peer.stage.events import Applied
 from peer.state.rebuilding import rebuilt
+from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -37,7 +39,7 @@ from verification.replay.judge import judge_as_replica
 log = logging.getLogger(__name__)
 
 JURY = "jury"
-"""To a juror: {charge, committed_at}, body: the evidence without a past -> {vote}."""
+"""To a juror: {charge, committed_at, said}, body: the evidence without a past -> {vote}."""
 KEPT_VOTES = 64
 MAX_RELAYED = 64
 """Quarantines of other stages' peers that are being counted."""
@@ -77,6 +79,7 @@ class Jury:
         self,
         steps: StageSteps,
         charges: Charges,
+        beacon: StageBeacon,
         signed_run: SignedRun,
         host: PeerId,
         of_stage: Callable[[int], set[PeerId]],
@@ -85,6 +88,7 @@ class Jury:
     ) -> None:
         """`of_stage`: live peers; `take` acts on a quarantine; `is_out`: whether nobody takes anything from a peer."""
         self._steps = steps
+        self._beacon = beacon
         self._signed_run = signed_run
         self._host = host
         self._of_stage = of_stage
@@ -139,7 +143,8 @@ class Jury:
         finally:
             self._charges.drop(accusation.digest())
         step = result.roster.step
-        drawn = jury_of(result, accusation, steps.context.me)
+        await self._beacon.spoken(step, timeout_s=2 * steps.context.settings.deadlines.step_s)
+        drawn = jury_of(result, accusation, steps.context.me, self._beacon.of(result.roster))
         log.info("%s is accused in step %d before %s", accusation.peer_id, step, ", ".join(one[-6:] for one in drawn))
         found = await asyncio.gather(*(self._ask(juror, accusation, step, body) for juror in drawn))
         votes = tuple(vote for vote in found if vote is not None)
@@ -151,7 +156,11 @@ class Jury:
 
     async def _ask(self, juror: PeerId, accusation: Accusation, step: Step, body: bytes) -> JurorVote | None:
         steps = self._steps
-        meta: dict[str, Value] = {"charge": accusation.to_value(), "committed_at": step}
+        meta: dict[str, Value] = {
+            "charge": accusation.to_value(),
+            "committed_at": step,
+            "said": self._beacon.said.to_value(),
+        }
         for _ in range(TELL_TRIES):
             try:
                 reply = await steps.context.transport.call(
@@ -175,9 +184,10 @@ class Jury:
     async def _on_jury(self, sender: PeerId, request: Message) -> Message:
         steps, fields = self._steps, Fields("jury call", request.meta)
         accusation = Accusation.from_value(fields.message("charge"))
-        step = Step(fields.integer("committed_at"))
+        step, said = Step(fields.integer("committed_at")), HostWord.from_value(fields.message("said"))
         fields.done()
-        if steps.context.me not in jury_of(self._result(accusation.stage, step), accusation, sender):
+        self._beacon.hear(said)
+        if steps.context.me not in self._drawn(accusation, step, sender):
             raise RemoteError("verdict", f"this peer was not drawn as a juror of {accusation.peer_id}", sender)
         if self._contradicted[sender] >= STRIKES_TO_QUARANTINE:
             raise RemoteError("standing", f"{sender} has accused wrongly {STRIKES_TO_QUARANTINE} times", sender)
@@ -223,7 +233,7 @@ class Jury:
         steps, own = self._steps, self._steps.chain.stage
         accuser, step = quarantine.summons
         if quarantine.stage == own:
-            drawn = jury_of(self._result(quarantine.stage, step), quarantine.accusation, accuser)
+            drawn = self._drawn(quarantine.accusation, step, accuser)
             quarantine.check(steps.context.run_id, steps.chain.run_key, drawn=drawn)
             if not self._is_out(quarantine.peer_id):
                 steps.context.tasks.spawn(self._tell(quarantine, self._of_stage(own - 1) | self._of_stage(own + 1)))
@@ -237,6 +247,11 @@ class Jury:
         if len(self._told_by) > MAX_RELAYED:
             self._told_by.popitem(last=False)
         return 2 * len(told_by & peers) > len(peers)
+
+    def _drawn(self, accusation: Accusation, step: Step, accuser: PeerId) -> tuple[PeerId, ...]:
+        """The jurors. Raises RemoteError if nothing was charged, TransientError if it is too early."""
+        result = self._result(accusation.stage, step)
+        return jury_of(result, accusation, accuser, self._beacon.of(result.roster))
 
     def _result(self, stage: StageIndex, step: Step) -> Result:
         held = self._steps.context.results.get(int(step))

@@ -24,20 +24,21 @@ from peer.directory.neighbours import Neighbours
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.program.composition import Composition
 from peer.round.stage_steps import StageSteps
+from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
 from peer.stage.events import Applied, StateFault
 from peer.state.state_check import StateCheck
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import SignedRun
 from swarm.network.transport import Transport
-from verification.audit.draws import HashChain
 from verification.audit.verdicts import Quarantine
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.false_work import FalseWork
 from verification.kinds.protocol_violation import ProtocolViolation
-from verification.pipeline.ticket import Ticket
 
 
 @dataclass(kw_only=True)
@@ -56,6 +57,7 @@ class Verifying:
     verdicts: Verdicts
     ticket: Ticket
     draws: HashChain
+    beacon: StageBeacon
     signed_run: SignedRun
     host: PeerId
     made: Composition
@@ -119,8 +121,8 @@ class Verifying:
     def _examine(self) -> None:
         """Examine newcomers, and be examined while this peer is one."""
         steps, verdicts, me = self.steps, self.verdicts, self.context.me
-        examiner = Examiner(steps, self.exchanges)
-        newcomer = self.newcomer = Newcomer(steps, self.ticket, self.draws, self.host, lambda: verdicts.may_train(me))
+        examiner = Examiner(steps, self.exchanges, self.beacon)
+        newcomer = self.newcomer = Newcomer(steps, self.ticket, self.beacon, self.host, lambda: verdicts.may_train(me))
         self._served.append(examiner.serve)
         self.context.events.hear(Applied, examiner.applied, newcomer.applied)
 
@@ -136,7 +138,14 @@ class Verifying:
         """Replay others' work, and judge where jurors are needed."""
         steps, verdicts, of_stage = self.steps, self.verdicts, self.neighbours.of_stage
         jury = self._jury = Jury(
-            steps, self.charges, self.signed_run, self.host, of_stage, verdicts.take, verdicts.standing.is_out
+            steps,
+            self.charges,
+            self.beacon,
+            self.signed_run,
+            self.host,
+            of_stage,
+            verdicts.take,
+            verdicts.standing.is_out,
         )
         self.mending = Mending(steps, verdicts, self.host)
         inquiry = replace(self._inquiry, jury=jury, counters=AuditCounters())

@@ -23,12 +23,14 @@ from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
 from peer.stage.context import StageContext
 from peer.stage.events import MemberGone, PeerLost, VersionTurned
+from swarm.core.audit.chance import Chance
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.contribution import Result
 from swarm.core.round.voting import Reconfiguration
+from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
@@ -58,6 +60,8 @@ class StageRounds:
     """Live peers of the stages beside this one."""
     charges: Callable[[], tuple[bytes, ...]]
     """What this peer brings before juries with its next contribution."""
+    chance: Callable[[StageChain], Chance]
+    """What its contribution to the round that starts from a version reveals."""
     drawn: DrawnPapers
     """What it looks at of others' contributions before it votes."""
     make_part_exchange: Callable[[StageSteps, RoundMail, Screens], PartExchange] = PartExchange
@@ -81,6 +85,7 @@ class StageRounds:
             vote_log=self.vote_log,
             neighbours=self.neighbours,
             charges=self.charges,
+            chance=self.chance,
             drawn=self.drawn,
         )
         self._desk = PapersDesk(steps, self.drawn, self._driver.leave_out)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peer.sim.stages import SimulatedStage
+from swarm.core.audit.chance import REVEALED_AFTER
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
-from verification.audit.draws import REVEALED_AFTER
 from verification.audit.evidence import MAX_EVIDENCE_BYTES, Evidence
 from verification.audit.standing import FAULT, Standing, StandingTable
 from verification.audit.strikes import Strikes
@@ -129,8 +129,7 @@ class StageJustice:
             chain.members,
             accuser=accuser,
             accused=accusation.peer_id,
-            evidence_digest=accusation.evidence_digest,
-            next_name=chain.name,
+            beacon=self.stage.beacon,
         )
         votes = []
         for peer in (self.stage.peers[juror] for juror in drawn):

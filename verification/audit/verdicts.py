@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from swarm.core.audit.beacon import Beacon
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Octets, StageNumber, Text
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
-from swarm.core.ranking import rank
 from swarm.core.record import Record
 from swarm.core.round.contribution import MAX_PARTS, Result
 from swarm.identity.signed_record import SignedRecord
@@ -175,11 +175,13 @@ class Plea(_Signed):
         self._check_signature(self.run_id, run_id, self.peer_id)
 
 
-def jury_of(result: Result, accusation: Accusation, accuser: PeerId) -> tuple[PeerId, ...]:
-    """The jurors on what the accuser committed to in this certified result; none below five replicas.
+def jury_of(result: Result, accusation: Accusation, accuser: PeerId, beacon: Beacon) -> tuple[PeerId, ...]:
+    """The jurors on what the accuser committed to in this certified result, whose `beacon` it is; none below five
+    replicas.
 
     Raises RemoteError if it did not.
     """
+    assert beacon.step == result.roster.step, f"the beacon of step {beacon.step}, not of {result.roster.step}"
     made = result.roster.contribution_of(accuser)
     if made is None or accusation.digest() not in made.charges or accusation.stage != made.stage:
         raise RemoteError("verdict", f"{accuser} accused nobody of that in step {result.roster.step}", accuser)
@@ -187,8 +189,7 @@ def jury_of(result: Result, accusation: Accusation, accuser: PeerId) -> tuple[Pe
         result.roster.members_after,
         accuser=accuser,
         accused=accusation.peer_id,
-        evidence_digest=accusation.evidence_digest,
-        next_name=result.new_name,
+        beacon=beacon,
     )
 
 
@@ -222,15 +223,13 @@ class Debt(_Signed):
         self._check_signature(self.run_id, run_id, run_key)
 
 
-def jurors(
-    members: Iterable[PeerId], *, accuser: PeerId, accused: PeerId, evidence_digest: bytes, next_name: bytes
-) -> tuple[PeerId, ...]:
+def jurors(members: Iterable[PeerId], *, accuser: PeerId, accused: PeerId, beacon: Beacon) -> tuple[PeerId, ...]:
     """Three of the stage's members without both parties; none below five replicas, where the run key judges alone.
 
-    `next_name` is the name of the first version made after the evidence was committed: nobody can choose evidence
-    by its jurors.
+    `beacon` is that of the round that certified the charge: until then nobody could choose by its jurors. Whatever is
+    brought against one peer in one round has the same jurors: several charges are no several draws.
     """
     replicas = set(members)
     if len(replicas) < FEWEST_REPLICAS:
         return ()
-    return rank(replicas - {accuser, accused}, "juror", evidence_digest, accused, next_name)[:NUM_JURORS]
+    return beacon.drawn(replicas - {accuser, accused}, "juror", accused)[:NUM_JURORS]

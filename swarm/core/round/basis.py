@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
+from swarm.core.audit.chance import HostWord, Link
 from swarm.core.canonical import digest
+from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest
-from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.ids import PeerId, Step
 from swarm.core.layout import AtMost
-from swarm.core.ranking import rank
+from swarm.core.ranking import rotated
 from swarm.core.record import Row
 from swarm.core.round.cohorts import MAX_MEMBERS
 
@@ -29,13 +31,27 @@ class RoundBasis(Row, kind="basis"):
     previous_members: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
     members: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
+    links: Annotated[tuple[Link | None, ...], AtMost(MAX_MEMBERS)]
+    """What each of the members has revealed of its hash chain; None: nothing that is certified."""
+    said: HostWord
+    """The host's last word that is certified."""
 
     @cached_property
     def name(self) -> bytes:
         """Name of the version."""
         return digest("version-name", self.to_value())
 
-    def leaders(self, stage: StageIndex, step: Step) -> tuple[PeerId, ...]:
-        """Who leads the round in which view: drawn from the certificate before the version's own."""
-        first = rank(self.previous_members, "leader", self.previous_name, stage, step)
+    @cached_property
+    def link_of(self) -> dict[PeerId, Link]:
+        """Of the members of whose chains something is certified."""
+        held = zip(self.members, self.links, strict=True)
+        return {peer: link for peer, link in held if link is not None}
+
+    def leaders(self, step: Step) -> tuple[PeerId, ...]:
+        """Who leads the round in which view: in turn, of the members of the certificate before the version's own."""
+        first = rotated(self.previous_members, step)
         return first + tuple(peer for peer in self.members if peer not in first)
+
+    def _check_fields(self) -> None:
+        if len(self.links) != len(self.members):
+            raise RemoteError("malformed", f"basis of {len(self.members)} members and {len(self.links)} links")

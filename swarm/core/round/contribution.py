@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
+from swarm.core.audit.chance import Chance, HostWord, Link
 from swarm.core.canonical import Packed, Value, digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Items, Nested, Writer
@@ -65,6 +66,8 @@ class Contribution(SignedOnce):
     work: Annotated[tuple[Work, ...], AtMost(MAX_WORK)]
     part_digests: Annotated[tuple[Digest, ...], AtMost(MAX_PARTS)]
     """BLAKE3 of each encoded part; empty if the member did no work."""
+    chance: Chance
+    """What its maker reveals for the beacon: no choice of its own (`swarm.core.audit.beacon`)."""
     rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
     """Of other members, as measured here: they decide who reduces how much."""
     charges: Annotated[tuple[Digest, ...], AtMost(MAX_CHARGES)] = ()
@@ -140,9 +143,14 @@ class Roster(SignedOnce):
         return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
 
     @cached_property
+    def said(self) -> HostWord | None:
+        """The host's last word that its members have heard; None where nobody contributes."""
+        return max((made.chance.said for made in self.contributions), key=lambda said: said.num_versions, default=None)
+
+    @cached_property
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of the members (`swarm.core.round.cohorts`)."""
-        return cohorts(self.members, self.previous_name)
+        return cohorts(self.members, self.said.value if self.said is not None else EMPTY_DIGEST)
 
     @cached_property
     def contributors(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -353,16 +361,13 @@ class Result(Signed, PackedOnce):
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
 
-    @property
-    def basis(self) -> RoundBasis:
-        """What the version that this result makes is known by."""
-        roster = self.roster
-        return RoundBasis(roster.previous_name, self.root(), roster.members, roster.members_after, roster.neighbours)
-
-    @property
-    def new_name(self) -> bytes:
-        """Name of the version this result makes: a hash over the previous name and the result's root."""
-        return self.basis.name
+    def basis_after(self, before: RoundBasis) -> RoundBasis:
+        """What the version that this result makes is known by; `before`: what the round started from."""
+        roster, after = self.roster, self.roster.members_after
+        revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.contributions}
+        links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)
+        said = roster.said or before.said
+        return RoundBasis(before.name, self.root(), roster.members, after, roster.neighbours, links, said)
 
     def signed_value(self) -> Value:
         return [self.root(), self.leader]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer
@@ -19,8 +20,6 @@ from swarm.core.layout import AtMost, Named
 from swarm.core.record import Record, Row, Signed
 from swarm.core.round.cohorts import committee
 
-Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
-"""Whether the signature (last) is the peer's over the data; pure."""
 Sign: TypeAlias = Callable[[bytes], bytes]
 Phase = Literal["roster", "result", "commit"]
 
@@ -40,14 +39,14 @@ def quorum(num_voters: int) -> int:
 
 
 def electorate(
-    members: Sequence[PeerId], neighbours: Iterable[PeerId], coordinator: PeerId | None, name: bytes
+    members: Sequence[PeerId], neighbours: Iterable[PeerId], coordinator: PeerId | None, said: bytes
 ) -> tuple[PeerId, ...]:
-    """Who votes on the round that starts from the version of this name: the stage's members and the host.
+    """Who votes on a round before which this is the host's last word: the stage's members and the host.
 
     Where members are few, its neighbours vote too; where they are many, those who are drawn. A member all alone needs
     nobody's vote: it cannot disagree with itself.
     """
-    own = set(committee(members, name))
+    own = set(committee(members, said))
     if len(own) < FEW_MEMBERS:
         own |= set(neighbours)
     if len(own) > 1 and coordinator is not None:

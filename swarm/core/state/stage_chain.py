@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
+from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest
@@ -14,7 +15,7 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.ranking import rank
+from swarm.core.ranking import rotated
 from swarm.core.record import Record, SignedValue
 from swarm.core.result_size import most_work
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
@@ -41,6 +42,9 @@ class Genesis(SignedValue):
     run_key: PeerId
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
     """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
+    host_chain_end: Digest
+    """End of the host's hash chain for the stage in this era: the host tells a value of it for each version that is
+    made."""
     era: int = 0
     """The same in the geneses of all stages that begin together, another whenever they begin again."""
 
@@ -49,7 +53,8 @@ class Genesis(SignedValue):
         """What the version the stage begins at is known by."""
         found = digest("genesis-name", self.signed_value())
         members = tuple(sorted(set(self.members)))
-        return RoundBasis(found, found, members, members, self.neighbours)
+        said = HostWord(0, self.host_chain_end)
+        return RoundBasis(found, found, members, members, self.neighbours, (None,) * len(members), said)
 
     @property
     def name(self) -> bytes:
@@ -108,11 +113,11 @@ class StageChain(Record):
         return self.basis.members
 
     def leaders(self, step: Step) -> tuple[PeerId, ...]:
-        """Who leads `step` in which view: drawn from the certificate before the step's own (see RoundFacts)."""
+        """Who leads `step` in which view: by the certificate before the step's own (see RoundFacts)."""
         if int(step) == self.version:
-            return self.basis.leaders(self.stage, step)
+            return self.basis.leaders(step)
         assert int(step) == self.version + 1
-        return rank(self.members, "leader", self.name, self.stage, step)
+        return rotated(self.members, step)
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""
@@ -160,7 +165,7 @@ class StageChain(Record):
             self.lineage,
             self.stage,
             Version(self.version + 1),
-            result.basis,
+            result.basis_after(self.basis),
             self.coordinator,
             self.run_key,
             leases,

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import TELL_S, Justice
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import FollowedStage
@@ -22,6 +23,7 @@ from bootstrap.state.run_folder import PreparedRun, RunFolder
 from peer.audit.hop_desk import message_of
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_chunks, state_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -50,12 +52,12 @@ from swarm.manifest.value import run_id, settings_bytes
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
+from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_world import identity_of as named
 from tests.swarm.core.round.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from tests.verification import exhibits
 from tests.verification.exhibits import Done, SmallRun, received, small_settings
-from verification.audit.draws import HashChain
 from verification.audit.evidence import Evidence
 from verification.audit.owed import OwedAudit, read_exhibit, read_hop
 from verification.audit.standing import FAULT, StandingTable
@@ -126,6 +128,10 @@ class Past6:
         return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(exhibit.bodies))
 
 
+CHAINS = cast(HostChains, SimpleNamespace(of=lambda stage, era: HOST_CHAIN))
+"""As the small run's genesis has it."""
+
+
 @pytest.fixture(scope="module")
 def past() -> Iterator[Past6]:
     audits = AuditSettings(hop_budget=4.0, contribution_budget=4.0, retained_versions=8)
@@ -154,6 +160,7 @@ def past() -> Iterator[Past6]:
             coordinator=witness_identities(1)[0].peer_id,
             run_key=run_key().peer_id,
             neighbours=(),
+            host_chain_end=HOST_CHAIN.end,
         )
 
         def prepared(root: Path) -> PreparedRun:
@@ -187,7 +194,8 @@ class Court:
         self.chains = {name: HashChain(seed, 64) for name, seed in SEEDS.items()}
         peers = (self.past.auditor, self.past.target)
         present = [identity.peer_id for identity in peers]
-        self.justice = Justice(self.prepared, self.host, self.ledger, self.emit, lambda: present, self.followed)
+        beacon = HostBeacon(CHAINS, self.followed)
+        self.justice = Justice(self.prepared, self.host, self.ledger, self.emit, lambda: present, self.followed, beacon)
         self.justice.serve()
         self.auditor, self.target = (self.network.transport(identity) for identity in peers)
         self.auditor.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
@@ -527,7 +535,9 @@ def test_being_admitted_again_and_again_does_not_help(court: Court) -> None:
         court.serve = withheld
         stage = Followed(court.followed[STAGE], 0)
         followed: Any = {STAGE: stage}
-        justice = Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed)
+        justice = Justice(
+            court.prepared, court.host, court.ledger, court.events.append, list, followed, HostBeacon(CHAINS, followed)
+        )
         justice.serve()
         for version in (0, 1, 2, 6):
             stage.version = version
@@ -834,13 +844,13 @@ def test_a_host_that_was_away_follows_on_from_what_it_wrote_down(past: Past6, tm
     async def follow() -> None:
         host, peer = network.transport(witness_identities(1)[0]), network.transport(past.auditor)
         peer.serve(RESULTS, on_results, max_body_bytes=0)
-        before = Following(settings, ledger, host, lambda result: None)
+        before = Following(settings, ledger, host, lambda result, name: None)
         ledger.append("genesis", replace(past.genesis, signature=bytes(64)).to_value())
         before.begin(past.genesis)
         for result in (*results[:2], results[3]):  # one does not come: what is after it waits
             before.take(result)
         assert before[STAGE].version == 2
-        again = Following(settings, ledger, host, lambda result: None)
+        again = Following(settings, ledger, host, lambda result, name: None)
         again.take_up()
         assert again[STAGE].version == 2, "what was written down at the version of a snapshot"
         await again.catch_up(STAGE, [(2, peer.peer_id)])

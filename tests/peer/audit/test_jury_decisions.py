@@ -10,11 +10,15 @@ import pytest
 
 from peer.audit.jury import Charges, Jury
 from peer.round.stage_steps import StageSteps
+from peer.stage.beacon import StageBeacon
+from peer.stage.events import Events
+from swarm.core.audit.beacon import Beacon
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Result
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from tests.swarm.core.audit.chances import HOST_CHAIN, said_by
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, JurorVote, Quarantine, jury_of
 
@@ -30,12 +34,18 @@ def certified(*charges: bytes, members: tuple[PeerId, ...] = MEMBERS) -> Result:
     """A result of step 33 in which the accuser has committed to these charges."""
     made = SimpleNamespace(peer_id=ACCUSER, stage=StageIndex(1), charges=charges)
     roster = SimpleNamespace(
-        step=Step(33), members_after=members, contribution_of=lambda peer: made if peer == ACCUSER else None
+        run_id=RUN_ID,
+        stage=StageIndex(1),
+        step=Step(33),
+        contributions=(),
+        members_after=members,
+        contribution_of=lambda peer: made if peer == ACCUSER else None,
     )
-    return cast(Result, SimpleNamespace(roster=roster, new_name=b"n" * 32))
+    return cast(Result, SimpleNamespace(roster=roster))
 
 
-DRAWN = jury_of(certified(CHARGE.digest()), CHARGE, ACCUSER)
+BEACON = Beacon.of(certified().roster, said_by(HOST_CHAIN, 40))
+DRAWN = jury_of(certified(CHARGE.digest()), CHARGE, ACCUSER, BEACON)
 
 
 def found(*grades: Grade, jurors: tuple[PeerId, ...] = DRAWN) -> Quarantine:
@@ -50,21 +60,28 @@ GUILTY = found(Grade.FRAUD, Grade.HONEST, Grade.FRAUD)
 
 
 def jury(
-    stage: int, *, of_stage: set[PeerId] | None = None, charges: Charges | None = None
+    stage: int, *, of_stage: set[PeerId] | None = None, charges: Charges | None = None, spoken: int = 40
 ) -> tuple[Jury, list[Coroutine[Any, Any, None]]]:
-    """Of a peer of that stage, and what it began to do."""
+    """Of a peer of that stage, where the host has spoken of so many versions, and what it began to do."""
     begun: list[Coroutine[Any, Any, None]] = []
-    chain = SimpleNamespace(stage=StageIndex(stage), run_key=RUN_KEY.peer_id, members=MEMBERS)
+    basis = SimpleNamespace(said=said_by(HOST_CHAIN, 0))
+    chain = SimpleNamespace(
+        stage=StageIndex(stage), run_key=RUN_KEY.peer_id, members=MEMBERS, lineage=bytes(32), basis=basis
+    )
     context = SimpleNamespace(
         run_id=RUN_ID,
         me=MEMBERS[-1],
         results={33: (certified(CHARGE.digest()), []), 34: (certified(), [])},
         tasks=SimpleNamespace(spawn=begun.append),
+        events=Events(),
     )
-    steps = SimpleNamespace(chain=chain, context=context)
+    steps = SimpleNamespace(chain=chain, context=context, version=40)
+    beacon = StageBeacon(cast(StageSteps, steps), cast(Any, None), cast(Any, None), RUN_KEY.peer_id)
+    beacon.hear(said_by(HOST_CHAIN, spoken))
     made = Jury(
         cast(StageSteps, steps),
         charges or Charges(),
+        beacon,
         cast(SignedRun, None),
         RUN_KEY.peer_id,
         lambda stage: of_stage or set(),
@@ -77,15 +94,26 @@ def jury(
 def test_the_jury_is_drawn_when_the_charge_is_certified() -> None:
     assert len(set(DRAWN)) == 3
     assert not {ACCUSER, ACCUSED} & set(DRAWN)
-    assert jury_of(certified(bytes(32), CHARGE.digest()), CHARGE, ACCUSER) == DRAWN
-    assert jury_of(certified(CHARGE.digest(), members=MEMBERS[:4]), CHARGE, ACCUSER) == ()
+    assert jury_of(certified(bytes(32), CHARGE.digest()), CHARGE, ACCUSER, BEACON) == DRAWN
+    assert jury_of(certified(CHARGE.digest(), members=MEMBERS[:4]), CHARGE, ACCUSER, BEACON) == ()
     for result, accuser in (
         (certified(), ACCUSER),
         (certified(bytes(32)), ACCUSER),
         (certified(CHARGE.digest()), ACCUSED),
     ):
         with pytest.raises(RemoteError, match="accused nobody of that"):
-            jury_of(result, CHARGE, accuser)
+            jury_of(result, CHARGE, accuser, BEACON)
+
+
+def test_no_jury_binds_before_the_host_has_spoken_of_the_step() -> None:
+    for spoken, binds in ((33, False), (34, True)):
+        own, begun = jury(1, spoken=spoken)
+        if binds:
+            assert own.counts(GUILTY, MEMBERS[4])
+            begun[0].close()
+        else:
+            with pytest.raises(TransientError, match="has not spoken of step 33"):
+                own.counts(GUILTY, MEMBERS[4])
 
 
 def test_its_own_stage_checks_the_draw_and_tells_the_stages_beside_it() -> None:

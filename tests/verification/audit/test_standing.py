@@ -14,6 +14,7 @@ from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.identity.key import Identity
+from tests.swarm.core.audit.chances import beacon_of
 from verification.audit.standing import FAULT, KEPT_DEBTS, AuditDebt, Event, Standing, StandingTable, Suspicion
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Ban, Debt, JurorVote, Pardon, Promotion, Quarantine, jurors
@@ -221,8 +222,7 @@ def test_three_members_are_drawn_without_both_parties_from_five_replicas_on(num:
             members,
             accuser=PeerId("peer 0"),
             accused=PeerId("peer 1"),
-            evidence_digest=bytes([number]) * 32,
-            next_name=bytes(32),
+            beacon=beacon_of(1, str(number)),
         )
         assert len(set(drawn)) == (3 if num >= 5 else 0)
         assert set(drawn) <= set(members) - {"peer 0", "peer 1"}
@@ -233,9 +233,9 @@ def test_the_draw_of_jurors_is_even_and_everyones() -> None:
     accuser, accused = members[0], members[7]
     counts = dict.fromkeys(members, 0)
     for _ in range(600):
-        evidence, name, shuffled = rng.randbytes(32), rng.randbytes(32), rng.sample(members, 8)
-        drawn = jurors(members, accuser=accuser, accused=accused, evidence_digest=evidence, next_name=name)
-        assert drawn == jurors(shuffled, accuser=accuser, accused=accused, evidence_digest=evidence, next_name=name)
+        beacon, shuffled = beacon_of(1, str(rng.random())), rng.sample(members, 8)
+        drawn = jurors(members, accuser=accuser, accused=accused, beacon=beacon)
+        assert drawn == jurors(shuffled, accuser=accuser, accused=accused, beacon=beacon)
         for juror in drawn:
             counts[juror] += 1
     assert counts.pop(accuser) == counts.pop(accused) == 0
