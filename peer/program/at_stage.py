@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kernels.threads import Threads
 from peer.audit.jury import Charges
 from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
@@ -79,6 +80,8 @@ class Belongings:
     reports: Reports
     verdicts: Verdicts
     rng: random.Random
+    threads: Threads
+    """That share the exact work."""
     composition: Callable[[], Composition]
     """What to be made of, at each stage anew."""
     on_step: Callable[[StageSteps, Applied], None] | None
@@ -96,9 +99,8 @@ class PeerAtStage:
         made = own.composition()
         self.context = context = _context(own, joined, compute, exact)
         events = context.events
-        replica = StageReplica(
-            settings, model, joined.state, clip_norm=stage_clip_norm(settings, self.stage), era=chain.era
-        )
+        clip_norm, threads = stage_clip_norm(settings, self.stage), own.threads
+        replica = StageReplica(settings, model, joined.state, clip_norm=clip_norm, threads=threads, era=chain.era)
         self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
         self.counters = HopCounters()
         self.mover = self._made_mover()
@@ -171,7 +173,7 @@ class PeerAtStage:
         )
         if own.on_step is not None:
             events.hear(Applied, partial(own.on_step, steps))
-        past = KeptPast(joined.snapshots, self.stage, settings, model.layout)
+        past = KeptPast(joined.snapshots, self.stage, settings, model.layout, threads)
         self._continuing = Continuing(past, own.host.peer_id, rounds.taking)
         self._rolling_back = RollingBack(
             steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings)
@@ -346,7 +348,7 @@ def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkTh
         transport=own.transport,
         compute=compute,
         exact=exact,
-        snapshots=SnapshotStore(joined.snapshots),
+        snapshots=SnapshotStore(joined.snapshots, threads=own.threads),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
         reductions=ReductionStore(settings.audits.retained_versions),
         tasks=Tasks(stage),

@@ -135,6 +135,7 @@ class PeerDaemon:
             reports=self.reports,
             verdicts=self.verdicts,
             rng=rng,
+            threads=self._threads.exact,
             composition=composition,
             on_step=on_step,
         )

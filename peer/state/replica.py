@@ -182,9 +182,9 @@ class StageReplica:
         """(exact) The contribution, gradient sum over its target tokens, of a sum of some work; in memory kept."""
         if self._mean is None:
             self._mean = np.empty(self.layout.num_values, dtype=np.float32)
-        for where in self.parts():
-            self._mean[where] = self.mean_part(accumulation, where)
-        return self._mean
+        mean = self._mean
+        self.threads.map(lambda where: accumulation.gradient.mean_of(where, mean[where]), self.parts())
+        return mean
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """(exact, its threads) That part of the contribution."""
@@ -197,7 +197,7 @@ class StageReplica:
         with them."""
         if self._gradient is None:
             self._gradient = zeros_on_lines(self.layout.num_values, np.float32)
-        return ResultDecoder(self.codec, self.parts(), self._gradient)
+        return ResultDecoder(self.codec, self.parts(), self._gradient, threads=self.threads)
 
     def next_version(
         self, gradient: NDArray[np.float32] | None, name: bytes, *, gradient_norm: float | None = None
@@ -209,7 +209,7 @@ class StageReplica:
         made = self._step.next(self.state, gradient, name, gradient_norm=gradient_norm)
         if made.skipped is not None:
             log.warning("stage %d skips step %d: %s", self.stage, self.version, made.skipped)
-        ahead = weights_ahead(self.settings, self.state, made.state)
+        ahead = weights_ahead(self.settings, self.state, made.state, threads=self.threads)
         extrapolated = self.model.weights(ahead) if ahead is not None else None
         return NewVersion(made.state, self.model.weights(made.state.weights), ahead, extrapolated, made.gradient_norm)
 

@@ -110,10 +110,12 @@ def extrapolates(settings: RunSettings, version: int) -> bool:
     return settings.optimizer.correction == "extrapolate" and settings.averaging.delay > 0 and version > 1
 
 
-def weights_ahead(settings: RunSettings, old: StageState, new: StageState) -> Floats | None:
+def weights_ahead(
+    settings: RunSettings, old: StageState, new: StageState, *, threads: Threads = ONE_THREAD
+) -> Floats | None:
     """The extrapolated weights at the new version; None where nothing is extrapolated."""
     if not extrapolates(settings, new.version):
         return None
     ahead = np.empty_like(new.weights)
-    extrapolated(new.weights, old.weights, ahead)
+    extrapolated(new.weights, old.weights, ahead, threads=threads)
     return ahead

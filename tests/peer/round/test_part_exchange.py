@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
 from peer.round.fragments import MOST_BEGUN, Fragment
 from peer.round.part_exchange import PartExchange
@@ -91,6 +92,7 @@ class Scene:
             contribution_codec=CODEC,
             codec=CODEC,
             norm_cap=lambda: CAP,
+            threads=Threads(2),
             result_decoder=lambda: ResultDecoder(CODEC, PARTS, np.zeros(4 * SIZE, dtype=np.float32)),
         )
         events = Events()
