@@ -24,6 +24,7 @@ from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.hops import HopServer
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import Source
 from peer.pipeline.stage_pass import StagePass
@@ -91,10 +92,12 @@ class Belongings:
 class PeerAtStage:
     """Its parts, for those who look at it. `serve` once, then have `works` run until `leave`."""
 
-    def __init__(self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> None:
+    def __init__(
+        self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread, memory: MemoryPressure
+    ) -> None:
         """Whoever hears of anything is there before the first message can bring it."""
         settings, chain, model, me = joined.settings, joined.chain, joined.model, own.identity.peer_id
-        self._own, self._joined = own, joined
+        self._own, self._joined, self.memory = own, joined, memory
         self.settings, self.stage, self.device = settings, chain.stage, str(model.device)
         made = own.composition()
         self.context = context = _context(own, joined, compute, exact)
@@ -137,6 +140,7 @@ class PeerAtStage:
             exchanges,
             screens,
             permit=own.permit,
+            memory=memory,
         )
         self.server = HopServer(
             work,
@@ -361,11 +365,12 @@ def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> No
         downstream.update_peers(set(event.peers))
 
 
-def compute_thread(settings: RunSettings, permit: Permit, before_job: Any) -> WorkThread:
+def compute_thread(settings: RunSettings, permit: Permit, before_job: Any, memory: MemoryPressure) -> WorkThread:
     """A peer's: paused, what is begun is finished, and audits and evaluations wait."""
     return WorkThread(
         "compute",
         before_job=before_job,
         may_begin=lambda urgency: urgency <= Urgency.BIRTH or not permit.withheld,
         audits_wait_s=settings.deadlines.step_s,
+        memory=memory,
     )

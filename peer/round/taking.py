@@ -1,6 +1,7 @@
 """How a peer takes a step that is certified: the state that it makes, and what is written down of it."""
 
 import asyncio
+import logging
 import time
 
 from peer.pipeline.compute import Urgency
@@ -12,11 +13,14 @@ from peer.stage.events import Applied, VersionTurned
 from peer.state.replica import NewVersion
 from swarm.checkpoint.state import StageState
 from swarm.core.deadlines import AdaptiveDeadline
+from swarm.core.errors import LocalError, MemoryFullError
 from swarm.core.ids import Version
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from verification.round.papers import Bytes
+
+log = logging.getLogger(__name__)
 
 SHORTEST_PHASE_S, PHASE_FACTOR, PHASE_WINDOW = 1.0, 2.0, 16
 """A phase of a round is waited for twice as long as whole rounds lately took: a second at least."""
@@ -82,7 +86,7 @@ class StepTaking:
             not_finite=tuple(sorted(closed.not_finite)),
         )
         due = next_chain.version % context.settings.checkpoint.snapshot_every == 0 or steps.is_over
-        frozen = await context.exact.run(Urgency.ROUND, steps.replica.frozen_state) if due else None
+        frozen = await self._frozen() if due else None
         context.events.publish(VersionTurned(next_chain, is_next=True))
         return applied, frozen
 
@@ -97,7 +101,21 @@ class StepTaking:
             gradient, norm = found if found is not None else (None, None)
             return replica.next_version(gradient, name, gradient_norm=norm)
 
-        return await context.exact.run(Urgency.ROUND, make)
+        give_up_at = time.monotonic() + context.settings.deadlines.step_s
+        while True:
+            try:
+                return await context.exact.run(Urgency.ROUND, make)
+            except MemoryFullError as error:
+                if time.monotonic() > give_up_at:
+                    raise LocalError(f"no memory for step {state.step}: {error}") from error
+
+    async def _frozen(self) -> StageState | None:
+        """The new state for a snapshot; None where there is no memory for it: others have it."""
+        try:
+            return await self._context.exact.run(Urgency.ROUND, self._steps.replica.frozen_state)
+        except MemoryFullError as error:
+            log.warning("no snapshot of version %d: %s", self._steps.version, error)
+            return None
 
     async def begin_again(self, state: StageState, chain: StageChain) -> None:
         """Leave what is in flight, and go on from this state, at `chain.version`, whatever the version was here."""

@@ -54,6 +54,7 @@ class Residual:
         """The parts of mean + residual, encoded; the residual becomes what they lack. `mean` is overwritten.
 
         `parts` cover the vector once. Raises LocalError as `codec.encode` does; the residual is then what it was.
+        Where memory gives out it may be nothing.
         """
 
         def said(place: int) -> memoryview:
@@ -74,7 +75,11 @@ class Residual:
 
         assert len(parts) == len(seeds), f"{len(parts)} parts, {len(seeds)} seeds"
         encoded = threads.map(said, range(len(parts)))
-        squares = threads.map(left, range(len(parts)))
+        try:
+            squares = threads.map(left, range(len(parts)))
+        except BaseException:  # memory gave out: some of it is what was sent, and must never be said again
+            self.values.fill(0.0)
+            raise
         sent_squares = owed_squares = 0.0
         for sent, owed in squares:  # in the order of the parts, whoever was at them when; `sum` would compensate
             sent_squares += sent

@@ -177,7 +177,7 @@ def stage_memory_bytes(
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
         f"{on_device}.gradient sums of two steps": 2 * weights,
-        f"{on_device}.gradient that does not count": weights,  # of a microbatch that is answered again
+        f"{on_device}.gradient of a microbatch": weights,  # whole before any of it is added to a sum
         "host.mean gradient": weights,
         # Its moments are copied, and its weights outlive the steps that are taken meanwhile.
         "host.snapshot being written": weights + moments,
@@ -199,7 +199,7 @@ def stage_memory_bytes(
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
         items["host.exhibits kept for audits"] = round(kept * exhibits)
         items["host.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
-        items["host.sums of a replay"] = 2 * weights
+        items["host.sums of a replay"] = weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
