@@ -229,7 +229,7 @@ class PeerAtStage:
         own, context, steps = self._own, self.context, self.steps
         self.verifying.serve()
         chain = steps.chain
-        await context.snapshots.save(await context.exact.run(Urgency.ROUND, steps.replica.frozen_state), chain)
+        await self.rounds.taking.save()
         await asyncio.to_thread(context.results.forget_others)
         self.rounds.start()
         self._continuing.serve(own.transport)
@@ -354,7 +354,7 @@ def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkTh
         exact=exact,
         snapshots=SnapshotStore(joined.snapshots, threads=own.threads),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
-        reductions=ReductionStore(settings.audits.retained_versions),
+        reductions=ReductionStore(settings.audits.retained_versions, joined.snapshots),
         tasks=Tasks(stage),
         events=Events(),
     )

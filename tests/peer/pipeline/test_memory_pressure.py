@@ -325,7 +325,6 @@ PLANTED: list[tuple[type, str]] = [
     (StageReplica, "result_decoder"),
     (StageModel, "weights"),
     (StageReplica, "close"),
-    (StageReplica, "frozen_state"),
 ]
 
 
