@@ -103,7 +103,14 @@ class PeerAtStage:
         self.context = context = _context(own, joined, compute, exact)
         events = context.events
         clip_norm, threads = stage_clip_norm(settings, self.stage), own.threads
-        replica = StageReplica(settings, model, joined.state, clip_norm=clip_norm, threads=threads, era=chain.era)
+        joined.snapshots.mkdir(parents=True, exist_ok=True)
+        replica = StageReplica(
+            *(settings, model, joined.state),
+            clip_norm=clip_norm,
+            threads=threads,
+            era=chain.era,
+            folder=joined.snapshots,
+        )
         self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
         self.counters = HopCounters()
         self.mover = self._made_mover()

@@ -5,6 +5,7 @@ Methods marked (compute) run on the compute thread, (exact) on the exact thread;
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -74,8 +75,12 @@ class StageReplica:
         clip_norm: float,
         threads: Threads = ONE_THREAD,
         era: int = 0,
+        folder: Path | None = None,
     ) -> None:
-        """`clip_norm` is `stage_clip_norm`, `era` as in `restore`. `threads` share the exact work, not its bits."""
+        """`clip_norm` is `stage_clip_norm`, `era` as in `restore`. `threads` share the exact work, not its bits.
+
+        `folder`: where old weights lie that audits may need; None: in memory.
+        """
         self.settings = settings
         self.threads = threads
         self.stage = StageIndex(model.stage)
@@ -92,7 +97,7 @@ class StageReplica:
         self._step = StageStep(settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads)
         self._mean: NDArray[np.float32] | None = None
         self._gradient: NDArray[np.float32] | None = None
-        self.past = PastWeights.of_run(settings)
+        self.past = PastWeights.of_run(settings, folder)
         self.restore(state, era=era)
 
     @property

@@ -176,7 +176,7 @@ def stage_memory_bytes(
     items = {
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
-        f"{on_device}.gradient sums of two steps": 2 * weights,
+        f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
         f"{on_device}.gradient of a microbatch": weights,  # whole before any of it is added to a sum
         "host.mean gradient": weights,
         # Its own contribution, what it reduces for others, and the result.
@@ -196,7 +196,7 @@ def stage_memory_bytes(
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
         items["host.exhibits kept for audits"] = round(kept * exhibits)
-        items["host.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
+        items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items["host.sums of a replay"] = weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:

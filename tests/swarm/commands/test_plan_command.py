@@ -84,7 +84,7 @@ def test_gpu_holds_weights_gradients_and_activations_but_no_moments() -> None:
     on_device = {name for name in items if name.startswith("device.")}
     assert {name.partition(".")[2].split(",")[0] for name in on_device} == {
         "weights",
-        "gradient sums of two steps",
+        "gradient sums",
         "gradient of a microbatch",
         "activations in flight",
         "gradients of activations",
