@@ -56,7 +56,7 @@ class PastWeights:
     """
 
     def __init__(self, recent: int, folder: Path | None = None) -> None:
-        """`folder`: where they lie once they are written; nothing of an earlier process stays there. None: in memory."""
+        """`folder`: where they lie once they are written, and nothing of an earlier process stays; None: in memory."""
         self._recent = recent
         self._folder = folder
         if folder is not None:
