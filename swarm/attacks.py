@@ -34,6 +34,8 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "zeros": "any",
         "copied_gradient": "any",
         "partial_work": "any",
+        "claimed_ids": "any",
+        "copied_papers": "any",
         # What a microbatch is computed with.
         "label_flip": "the first or last",
         "stale_weights": "any",
