@@ -233,7 +233,7 @@ class OurPeer:
             exact=self._exact,
             snapshots=SnapshotStore(self._folder / f"snapshots-{name}"),
             results=ResultStore(self._folder / f"snapshots-{name}", chain, kept=KEPT_RESULTS),
-            reductions=ReductionStore(settings.audits.retained_versions),
+            reductions=ReductionStore(settings.audits.retained_versions, self._folder / f"snapshots-{name}"),
             tasks=Tasks(STAGE),
             events=Events(),
         )

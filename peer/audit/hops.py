@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-import torch
-
 from peer.audit.beside import SIDES, Beside
 from peer.audit.inquiry import Inquiry
 from peer.stage.events import Applied
@@ -63,7 +61,6 @@ class HopAudits:
         self._beside = beside
         self._steps = steps = inquiry.steps
         self._replay = StageReplay(steps.context.settings, steps.chain.stage, mode=steps.replica.model.mode)
-        self._into: torch.Tensor | None = None
 
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[StepDue]:
         """The step itself: which of its microbatches is drawn when their neighbours say which there were."""
@@ -138,9 +135,7 @@ class HopAudits:
         """(compute)"""
         replay, version = self._replay, claim.header.version
         with standing_on(replay, {version: self._steps.replica.past.get(int(version))}):
-            if self._into is None:
-                self._into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=replay.model.device)
-            return compared_claim(replay, claim, self._into)
+            return compared_claim(replay, claim)
 
     def _signed_by(
         self, target: PeerId, due: StepDue, shown: dict[int, list[Exchange]]

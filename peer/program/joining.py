@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from kernels.threads import Threads
 from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
@@ -138,6 +139,7 @@ class Joining:
             directory=self._directory,
             kept=snapshots,
             on_begun=partial(self._verdicts.begin, settings),
+            threads=Threads(self._volunteer.threads),
             say=self._say,
             rng=self._rng,
         )

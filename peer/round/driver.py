@@ -22,7 +22,7 @@ from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
 from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.fields import Fields, packed_or_none, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
@@ -332,7 +332,12 @@ class RoundDriver:
             self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
             return
         seeds = part_seeds(context.run_id, chain.stage, chain.version, context.me, num_parts=replica.num_parts)
-        parts, digests = await self._parts.encoded(step, accumulation, seeds)
+        try:
+            parts, digests = await self._parts.encoded(step, accumulation, seeds)
+        except MemoryFullError as error:
+            log.warning("step %d: this peer contributes nothing: %s", step, error)
+            self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
+            return
         work, state.papers = self.listed(state, accumulation) if parts else ((), ())
         rates = self._parts.rates.of(chain.members, me=context.me)
         unsigned = Contribution(

@@ -172,7 +172,9 @@ class StageRounds:
             return
         if state.round is None:
             state.facts.check_result(result, verify, certified=True)
-        self._parts.take_results(state, result, bodies)
+        await self._parts.take_results(state, result, bodies)
+        if not self.steps.is_open(state):
+            return
         if state.round is None:
             self.context.tasks.spawn(self.taking.finish(state, result))
         else:

@@ -49,13 +49,13 @@ def compared_hop(
     return found
 
 
-def compared_claim(replay: StageReplay, claim: HopClaim, into: torch.Tensor) -> Comparison:
-    """The claim has passed `check`; `into` and what is raised as `StageReplay.microbatch` has them."""
+def compared_claim(replay: StageReplay, claim: HopClaim) -> Comparison:
+    """The claim has passed `check`; raises as `StageReplay.microbatch`."""
     settings = replay.settings
     is_forward = claim.header.direction == "forward"
     codec = settings.codecs.activations if is_forward else settings.codecs.activation_gradients
     bounds = bounds_for(settings.model.compute_dtype, codec, "activation" if is_forward else "gradient")
-    claimed, replayed = replay.hop(claim, into)
+    claimed, replayed = replay.hop(claim)
     return compare(claimed, replayed, bounds)
 
 

@@ -245,7 +245,7 @@ def _claimed_verdict(case: HopMismatch, evidence: Evidence, replay: StageReplay,
     header, chain = claim.header, replay.chain
     if (chain.stage, replay.version, chain.era) != (header.stage, header.version, claim.birth.era):
         raise RemoteError("fork", f"version {replay.version} is not {header.version}, or of another era")
-    found = compared_claim(replay, claim, torch.zeros(replay.layout.num_values, dtype=torch.float32))
+    found = compared_claim(replay, claim)
     what = "activation" if claim.header.direction == "forward" else "gradient"
     return _graded(evidence, {f"{what} of microbatch {claim.birth.microbatch_id}": found})
 

@@ -190,10 +190,10 @@ class StageReplay:
         """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
         return None if self.model.is_first else self._tensors.gradient(exhibit.grad_x).numpy()
 
-    def hop(self, claim: HopClaim, into: torch.Tensor) -> tuple[Floats, Floats]:
+    def hop(self, claim: HopClaim) -> tuple[Floats, Floats]:
         """What the claim says and what an honest peer must have signed in its place, fp32 (B, L, D).
 
-        The claim has passed `check`; `into` and what is raised as `microbatch` has them.
+        The claim has passed `check`; raises as `microbatch`.
         """
         birth, header, tensors = claim.birth, claim.header, self._tensors
         if birth.shape != tensors.shape[:2]:
@@ -206,11 +206,11 @@ class StageReplay:
             return claimed, self._as_sent(tensors.codec, y)
         if self.model.is_last:
             _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets))
-            grad_x = tensors.loss_backward(saved_loss, into)
+            grad_x = tensors.loss_backward(saved_loss, None)
         else:
             grad_y = tensors.gradient(claim.grad_y)
             _, saved = tensors.forward(weights, x)
-            grad_x = tensors.backward(saved, grad_y, into)
+            grad_x = tensors.backward(saved, grad_y, None)
         assert grad_x is not None
         return tensors.gradient(claim.claimed).numpy(), self._as_sent(tensors.gradient_codec, grad_x)
 
