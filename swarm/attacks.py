@@ -22,7 +22,7 @@ UNLISTED = "unlisted_"
 PLEADING = "pleading_"
 """Before a kind: asked to do its work again, the liar does, and pleads a fault."""
 
-Stages = Literal["any", "not the last", "not the first", "the first or last"]
+Stages = Literal["any", "not the last", "not the first", "the first", "the first or last"]
 
 KINDS: Mapping[str, Stages] = MappingProxyType(
     {
@@ -34,6 +34,8 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "zeros": "any",
         "copied_gradient": "any",
         "partial_work": "any",
+        "row_bias": "the first",
+        "slow_bias": "any",
         # What a microbatch is computed with.
         "label_flip": "the first or last",
         "stale_weights": "any",
@@ -123,6 +125,7 @@ class Attack:
             stages == "any"
             or (stages == "not the last" and not is_last)
             or (stages == "not the first" and not is_first)
+            or (stages == "the first" and is_first)
             or (stages == "the first or last" and (is_first or is_last))
         )
 
