@@ -12,7 +12,9 @@ from swarm.core.settings import OptimizerSettings
 Floats = NDArray[np.float32]
 
 
-def second_moments(settings: OptimizerSettings, moments: Mapping[str, NDArray[Any]], *, steps_since: int = 0) -> Floats | None:
+def second_moments(
+    settings: OptimizerSettings, moments: Mapping[str, NDArray[Any]], *, steps_since: int = 0
+) -> Floats | None:
     """One for each value; None where the optimizer has none, or nothing can be said any more.
 
     `steps_since`: the moments are of so many steps after the version that is meant, and what is returned is at least
@@ -25,9 +27,9 @@ def second_moments(settings: OptimizerSettings, moments: Mapping[str, NDArray[An
     if kept < np.finfo(np.float32).tiny:
         return None
     second = moments["second"]
-    if "second_scale" not in moments:
-        return second if steps_since == 0 else second / np.float32(kept)
-    roots = np.square(second.astype(np.float32) + np.float32(steps_since))
-    roots *= np.repeat(moments["second_scale"], BLOCK_VALUES)[: roots.size]
-    np.square(roots, out=roots)
-    return roots / np.float32(kept)
+    if "second_scale" in moments:
+        roots = np.square(second.astype(np.float32) + np.float32(steps_since))
+        roots *= np.repeat(moments["second_scale"], BLOCK_VALUES)[: roots.size]
+        second = np.square(roots)
+    found: Floats = second if steps_since == 0 else np.divide(second, np.float32(kept), dtype=np.float32)
+    return found

@@ -14,6 +14,7 @@ sketches of one seed are sketches of sums (Charikar, Chen, Farach-Colton, "Findi
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,14 +91,16 @@ def amplified(
     if size == 0:
         return Amplified(0.0, 0.0, 0.0)
     bounds = _regions(size)
-    rows = [] if seed is not None else None
+    rows: list[NDArray[np.float64]] | None = [] if seed is not None else None
     squares, num_chunks, worst, num_off = np.zeros(len(bounds) - 1), max(1, size // CHUNK_VALUES), 0.0, 0
-    for region, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for region, (first, last) in enumerate(pairwise(bounds)):
         chunk_squares = []
         stop = size if last == num_chunks else last * CHUNK_VALUES
         u = _moved(claimed, replayed, second, slice(first * CHUNK_VALUES, stop), epsilon)
         for chunk in range(first, last):
-            within = u[(chunk - first) * CHUNK_VALUES : None if chunk == last - 1 else (chunk - first + 1) * CHUNK_VALUES]
+            within = u[
+                (chunk - first) * CHUNK_VALUES : None if chunk == last - 1 else (chunk - first + 1) * CHUNK_VALUES
+            ]
             chunk_squares.append(halved_sum(within * within))
             worst = max(worst, math.sqrt(chunk_squares[-1] / within.size))
         squares[region] = halved_sum(np.array(chunk_squares))

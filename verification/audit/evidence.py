@@ -30,6 +30,7 @@ Kind = Literal[
     "step_fraud",
     "data_fraud",
     "replay_mismatch",
+    "bias",
     "hop_mismatch",
 ]
 

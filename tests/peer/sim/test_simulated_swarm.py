@@ -143,7 +143,7 @@ BEGINS = 3
 FOUND: dict[str, str] = {
     # kind: what its evidence is called, where all is audited and the liar does not plead
     **dict.fromkeys(("sign_flip", "sign_flip_1000", "alie", "ipm", "zeros", "copied_gradient"), "replay_mismatch"),
-    **dict.fromkeys(("partial_work", "long_gradient"), "replay_mismatch"),
+    **dict.fromkeys(("partial_work", "row_bias", "slow_bias", "long_gradient"), "replay_mismatch"),
     **dict.fromkeys(("activation_noise", "activation_swap", "activation_negate", "activation_zeros"), "hop_mismatch"),
     **dict.fromkeys(("gradient_noise", "gradient_swap", "gradient_negate", "gradient_zeros"), "hop_mismatch"),
     "wrong_reducer": "reducer_fraud",
@@ -173,6 +173,10 @@ UNHARMFUL = frozenset(
 """Nobody is banned or kept out for them here."""
 
 
+OTHERWISE: dict[str, dict[str, Any]] = {"row_bias": {"vocab_size": 1024}}
+"""What an attack needs: rows that no token touches, and no block of an int8 wire with them."""
+
+
 def stage_for(kind: str) -> int:
     return 0 if Attack(kind).works_in(0, 2) and not Attack(kind).works_in(1, 2) else 1
 
@@ -186,7 +190,8 @@ def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_
         with pytest.raises(SettingsError):
             outcome_of(attacks, steps=1)
         return
-    swarm = SimulatedSwarm(TinyRun(**(SMALL | {"audits": EVERYTHING})), attacks=attacks, seed=0)
+    fields = SMALL | {"audits": EVERYTHING} | OTHERWISE.get(kind, {})
+    swarm = SimulatedSwarm(TinyRun(**fields), attacks=attacks, seed=0)
     outcome = swarm.run(20 if "reducer" in kind else 10)  # who reduces is drawn anew for each step
     liar = swarm.peer(stage, 2).peer_id
     assert {ban.peer_id for ban in outcome.bans} | {*outcome.quarantined} <= {liar}, outcome
