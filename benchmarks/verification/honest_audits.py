@@ -5,8 +5,8 @@
 Two stages of eight peers, each peer on a machine of its own: a process with its instruction set and number of threads
 (`benchmarks.machines`), which computes its microbatches and its replays. Every replica audits every microbatch of every
 other, and every contribution whole: by the plain bounds, by what its error moves, and all audits of a peer together by
-the law of biases (docs/verification.md, section 7). Microbatches come as chance has it and are replayed by number, so sums have
-another order, too. fp32 compute; each wire carries activations, gradients and contributions.
+the law of biases (docs/verification.md, section 7). Microbatches come as chance has it and are replayed by number, so
+sums have another order, too. fp32 compute; each wire carries activations, gradients and contributions.
 
 Three scenes on each wire: the language, two microbatches again and again until they are known by heart, and a language
 that is learned after another. In each half of the machines are killed and started again a third of the way, the others

@@ -20,7 +20,7 @@ from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Contribution, Work
 from swarm.model.stage import StageModel
 from swarm.optim.second_moments import second_moments
-from verification.audit.amplified import moved_bounds_for
+from verification.audit.amplified import Amplified, moved_bounds_for
 from verification.audit.draws import (
     REVEALED_AFTER,
     AuditBudget,
@@ -140,6 +140,13 @@ class StageAudits:
         extents = [max(one.extent for one in compared) for compared in found]
         return Shown(made, wrong[0], tuple(wrong[1:]), tuple(compress(extents, wrong)))
 
+    def moved(self, step: Step, peer: PeerId) -> Amplified:
+        """What the error of the peer's contribution to `step` moves. The step is one of the stage's last."""
+        held, target = self.stage.rounds[step], self.stage.peers[peer]
+        made = held.roster.contribution_of(peer)
+        assert made is not None, f"{peer} contributed nothing to step {step}"
+        return self._whole(held, target, made, target.replica.model, None).amplified
+
     # -- one audit ----------------------------------------------------------------------------------------
 
     def _audit(
@@ -202,9 +209,9 @@ class StageAudits:
                 self._parts(held, target, made),
                 replay.encoded_contribution(exhibits, made.step),
             )
-        exhibits, parts, replayed = self._again[key]
+        shown, parts, replayed = self._again[key]
         second = second_moments(self.stage.settings.optimizer, held.state.moments)
-        return compared_contribution(replay, exhibits, parts, replayed, second=second, seed=seed)
+        return compared_contribution(replay, shown, parts, replayed, second=second, seed=seed)
 
     def _sum_up(
         self, table: StandingTable, held: Round, auditor: SimulatedPeer, target: SimulatedPeer, made: Contribution

@@ -10,7 +10,7 @@ time, no longer than
 in any of T tests: the stage's regions and the whole. For sums of vectors of given lengths under fair signs obey
 Hoeffding's bound (Pinelis, "Optimum Bounds for the Distributions of Martingales in Banach Spaces", 1994, theorem 3.5),
 1 / (n (n + 1)) sums to 1 over all n, and a sketch is linear. A bias that is held up grows like n and meets the bound,
-as `audits_needed` says.
+as `audits_needed` says. What is longer than `MOST_SPREADS` spreads counts as so long: one broken audit proves nothing.
 """
 
 import math
@@ -27,6 +27,8 @@ from verification.audit.tolerance import CHUNK_FACTOR
 
 FALSE_ALARM = 1e-6
 """Chance that an honest peer is ever found to lead one way, by one who audits it."""
+MOST_SPREADS = 4.0
+"""That one audit adds at most: five must agree before the law can be met."""
 MOST_PEERS = 256
 """Whose sums one auditor keeps: those audited last."""
 LONGEST = 256
@@ -50,7 +52,9 @@ class RunningBias:
         if self.num_audits >= LONGEST:
             return RunningBias(self.bounds).after(sketch, sizes)
         shares = sizes / sizes.sum()
-        lengths, caps = _lengths(sketch, shares), self._scaled(self.bounds.spread, len(shares))
+        caps = self._scaled(self.bounds.spread, len(shares))
+        sketch = _no_longer(sketch, shares, MOST_SPREADS * caps)
+        lengths = _lengths(sketch, shares)
         off, first = self._scaled(self.bounds.bias, len(shares)), self.num_audits == 0
         return RunningBias(
             self.bounds,
@@ -88,6 +92,7 @@ def law_factor(num_audits: int, tests: int) -> float:
 def audits_needed(bias: float, bounds: MovedBounds, *, tests: int) -> int | None:
     """After how many audits a bias that is always the same is found, in learning rates a step
     over the whole; None: not before the sum begins anew."""
+    bias = min(bias, MOST_SPREADS * bounds.spread)
     for num in range(1, LONGEST + 1):
         chance = law_factor(num, tests) * math.sqrt(num) * (min(bias, bounds.spread) + bounds.bias)
         if num * bias > num * bounds.bias + chance:
@@ -133,3 +138,11 @@ class RunningBiases:
 def bias_seed(secret: bytes, peer: PeerId) -> bytes:
     """What draws the signs of the sketches of one peer's contributions: whoever knows it can hide a bias."""
     return digest("bias-seed", [secret, peer])
+
+
+def _no_longer(sketch: Sketch, shares: NDArray[np.float64], most: NDArray[np.float64]) -> Sketch:
+    """Each region's row, and then the whole, cut to these lengths."""
+    rows = np.sqrt((sketch * sketch).sum(axis=1))
+    cut: Sketch = sketch * np.minimum(1.0, most[1:] / np.maximum(rows, most[1:]))[:, None]
+    whole = float(_lengths(cut, shares)[0])
+    return cut * min(1.0, float(most[0]) / max(whole, float(most[0])))

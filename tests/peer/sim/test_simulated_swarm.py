@@ -13,6 +13,9 @@ from swarm.core.ids import Step
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import AuditSettings, CodecSettings
 from swarm.model.stage import StageModel
+from verification.audit.amplified import TABLE, region_sizes
+from verification.audit.draws import REVEALED_AFTER
+from verification.audit.running_bias import audits_needed
 
 MUCH = AuditSettings(hop_budget=1.0, contribution_budget=1.5)
 """Each of three auditors draws half of the contributions whole, and a third of the microbatches."""
@@ -238,3 +241,42 @@ def test_two_lying_jurors_mislead_and_the_run_key_does_not_follow() -> None:
     assert outcome.quarantined == (swarm.peer(1, 0).peer_id,), "three untrue accusations"
     assert outcome.audits.juries == outcome.audits.acquitted == 3
     assert outcome.audits.misled >= 1
+
+
+# -- biases inside the tolerance ------------------------------------------------------------------------------
+
+
+def test_a_bias_where_no_token_is_is_found_in_the_first_audit_of_it() -> None:
+    for wire in ("fp32", "int8"):
+        codecs = CodecSettings(averaging=wire)  # type: ignore[arg-type]
+        outcome = outcome_of({(0, 2): "row_bias@2"}, steps=6, audits=ALL, codecs=codecs, vocab_size=1024)
+        assert banned(outcome) == [(0, 2)], outcome
+        assert outcome.bans[0].step == 2
+        assert outcome.audits.led == 0
+
+
+def test_a_bias_below_every_bound_is_found_after_as_many_audits_as_the_law_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strengths, "SLOW_BIAS_SHARE", 4e-4)
+    codecs, begins = CodecSettings(averaging="fp32"), 2
+    swarm = SimulatedSwarm(
+        TinyRun(**(SMALL | {"audits": ALL, "codecs": codecs})), attacks={(1, 2): "slow_bias@2"}, seed=0
+    )
+    liar, moved = swarm.peer(1, 2).peer_id, []
+    while liar not in swarm.outcome().quarantined and swarm.version < 60:
+        swarm.step()
+        if int(swarm.version) > begins and liar not in swarm.outcome().quarantined:
+            shown = swarm.audits[1].moved(Step(swarm.version - 1), liar)
+            moved.append(shown.whole)
+            assert shown.measured < TABLE["fp32", "fp32"].fraud
+    outcome = swarm.outcome()
+    assert outcome.bans == ()
+    assert outcome.quarantined == (liar,)
+    assert outcome.audits.frauds == outcome.audits.acquitted == 0
+    # The auditor's sum meets the law, then the run key's does: of what is the same in every audit, half at least.
+    needed = audits_needed(
+        min(moved) / 2, TABLE["fp32", "fp32"], tests=len(region_sizes(swarm.peer(1, 2).replica.layout.num_values)) + 1
+    )
+    assert needed is not None
+    assert begins + 5 + 5 <= swarm.version <= begins + needed + needed + REVEALED_AFTER, (moved, needed)
