@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bootstrap.audit.accusations import IncomingEvidence, largest_evidence_bytes
+from bootstrap.audit.accusations import IncomingEvidence
 from bootstrap.audit.newcomers import Newcomers
 from bootstrap.audit.owed_audits import OwedAudits
 from bootstrap.audit.pleas import Pleas
@@ -72,7 +72,7 @@ from verification.audit.verdicts import (
 from verification.kinds.bias import Bias
 from verification.kinds.step_fraud import StepFraud
 from verification.pipeline.ticket import Ticket
-from verification.replay.evidence_file import evidence_in
+from verification.replay.evidence_file import evidence_in, largest_evidence_bytes
 from verification.replay.judge import judge
 from verification.replay.verdict import Verdict
 from verification.state.anchor import Anchor
