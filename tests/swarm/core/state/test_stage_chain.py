@@ -225,7 +225,7 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
 def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
     chain = StageChain.begin(_genesis(), SETTINGS)
     chain = chain.advance(_result(chain, {}, joins=(PEERS[3],)), SETTINGS)
-    facts = chain.facts(num_parts=2, phase_s=1.5, max_tokens=9, max_work=9)
+    facts = chain.facts(SETTINGS, num_parts=2, phase_s=1.5)
     assert (facts.run_id, facts.stage, facts.step) == ("run", StageIndex(0), Step(5))
     assert (facts.members, facts.previous_name) == (chain.members, chain.name)
     assert facts.leaders == chain.leaders(Step(chain.version))
@@ -241,7 +241,7 @@ def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
 
 
 def _voters(chain: StageChain) -> tuple[PeerId, ...]:
-    return chain.facts(num_parts=1, phase_s=1.0, max_tokens=9, max_work=9).voters
+    return chain.facts(SETTINGS, num_parts=1, phase_s=1.0).voters
 
 
 def _chain_value(**changes: Value) -> Value:
