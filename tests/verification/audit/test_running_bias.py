@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from swarm.core.ids import PeerId, Step
-from verification.audit.amplified import BUCKETS, MovedBounds
+from verification.audit.amplified import BUCKETS, TABLE, MovedBounds
 from verification.audit.running_bias import (
     LONGEST,
     MOST_PEERS,
@@ -120,3 +120,10 @@ def test_each_auditor_has_signs_of_its_own_for_each_peer() -> None:
     seeds = {bias_seed(bytes([secret]) * 32, PeerId(peer)) for secret in range(3) for peer in "ab"}
     assert len(seeds) == 6
     assert RunningBiases(bytes(32), BOUNDS).seed_for(PEER) == bias_seed(bytes(32), PEER)
+
+
+def test_the_audits_that_the_pages_name_are_the_laws() -> None:
+    fp32, int8 = TABLE["fp32", "fp32"], TABLE["fp32", "int8"]
+    biases = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+    assert [audits_needed(bias, fp32, tests=65) for bias in biases] == [128, 23, 5, 5, 5]
+    assert [audits_needed(bias, int8, tests=65) for bias in biases] == [None, None, 161, 26, 5]
