@@ -36,6 +36,8 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "partial_work": "any",
         "row_bias": "the first",
         "slow_bias": "any",
+        "claimed_ids": "any",
+        "copied_papers": "any",
         # What a microbatch is computed with.
         "label_flip": "the first or last",
         "stale_weights": "any",

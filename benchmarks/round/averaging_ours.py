@@ -12,6 +12,7 @@ itself and at all peers at once: encode, hash, wire, decode.
 
 import asyncio
 import os
+import random
 import sys
 import time
 from collections import defaultdict
@@ -33,6 +34,7 @@ if "calls" in sys.argv:
     timed_peer.install()
 
 from benchmarks.round.averaging_vectors import check, vector_of  # noqa: E402 - after the stopwatches
+from benchmarks.round.drawn_papers import Neighbours, papers_of, work_of  # noqa: E402
 from benchmarks.round.orders import Fields, answer, next_order  # noqa: E402
 from peer.owner.core_share import ComputeThreads  # noqa: E402
 from peer.pipeline.compute import Urgency, WorkThread  # noqa: E402
@@ -51,7 +53,6 @@ from swarm.checkpoint.snapshots import SnapshotStore  # noqa: E402
 from swarm.checkpoint.state import StageState  # noqa: E402
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version  # noqa: E402
 from swarm.core.pipeline.leases import LeaseTable  # noqa: E402
-from swarm.core.round.contribution import Work  # noqa: E402
 from swarm.core.settings import (  # noqa: E402
     AveragingSettings,
     BatchSettings,
@@ -64,14 +65,17 @@ from swarm.core.settings import (  # noqa: E402
     RunSettings,
 )
 from swarm.core.state.stage_chain import Genesis, StageChain  # noqa: E402
+from swarm.drawn_papers import DrawnPapers  # noqa: E402
 from swarm.identity.key import Identity  # noqa: E402
 from swarm.local.rehearsal import rehearse  # noqa: E402
 from swarm.model.layout import ParameterLayout  # noqa: E402
 from swarm.network.loop import run  # noqa: E402
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport  # noqa: E402
-from swarm.network.transport import Message  # noqa: E402
+from swarm.network.transport import Message, Transport  # noqa: E402
 from swarm.optim.exact import ExactOptimizer  # noqa: E402
 from swarm.witness_service import VoteLog, WitnessService  # noqa: E402
+from verification.kinds.false_work import entry_check  # noqa: E402
+from verification.round.papers import Papers  # noqa: E402
 
 STAGE = StageIndex(1)
 TOKENS = 1024
@@ -235,20 +239,27 @@ class OurPeer:
             vote_log=VoteLog(self._folder / f"voted-{name}.log"),
             neighbours=set,
             charges=tuple,
+            drawn=drawn_papers(self._transport, settings),
         )
         context.events.seal()
         self._rounds.start()
 
     def _fill(self, step: int) -> None:
         self._replica.sum_of(Step(step)).gradient.flat.copy_(self._own)
+        number = MicrobatchId(step * len(self._identities) + self._number)
+        settings, near = self._rounds.context.settings, Neighbours.made_up()
+        self._worked = papers_of(settings, "averaging", STAGE, Step(step), number, self._me, near)
+
+    def _record(self, papers: Papers, step: Step) -> None:
+        """The microbatch is in the step's sum, for these papers."""
+        self._replica.record(step, work_of(papers, Version(step)))
+        self._replica.sum_of(step).papers[papers.birth.microbatch_id] = papers
 
     async def _round(self) -> Fields:
         step, failure = self._steps.version, self._rounds.context.tasks.failure
         before = timed_peer.figures(self._children)
         sent = self._transport.traffic()[0]
-        number = MicrobatchId(step * len(self._identities) + self._number)
-        work = Work(number, 0, step, TOKENS, bytes(32), bytes(32))
-        await self._compute.run(Urgency.BACKWARD, lambda: self._replica.record(Step(step), work))
+        await self._compute.run(Urgency.BACKWARD, lambda: self._record(self._worked, Step(step)))
         self._steps.work_done(Step(step))
         waiting = asyncio.ensure_future(self._steps.wait_for_version(step + 1, timeout_s=ROUND_S))
         await asyncio.wait({waiting, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -342,6 +353,12 @@ class _NotedThread(WorkThread):
         return await super().run(urgency, busy_spans.computing(job), step=step)
 
 
+def drawn_papers(transport: Transport, settings: RunSettings) -> DrawnPapers:
+    """What a voter looks at: everybody is known here, and honest."""
+    check = entry_check(settings, is_of_stage=lambda peer, stage: True, on_lie=lambda case: None)
+    return DrawnPapers(transport, check, random.SystemRandom())
+
+
 def host_identity(peers: int) -> Identity:
     return Identity.from_seed(bytes([peers]) * 32)
 
@@ -364,7 +381,12 @@ async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Field
     transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
     log = VoteLog(folder / "voted-host.log")
     witness = WitnessService(
-        run_id="averaging", identity=identity, host=identity.peer_id, run_key=identity.peer_id, log=log
+        run_id="averaging",
+        identity=identity,
+        host=identity.peer_id,
+        run_key=identity.peer_id,
+        log=log,
+        papers=drawn_papers(transport, settings_of("int8", "mean", number)),
     )
     witness.serve(transport)
 

@@ -63,6 +63,8 @@ ATTACKS = (
 FACTORS = (0.5, 1.0, 2.0)
 """Of the manifest's audit budgets."""
 NOT_REPLAYED = (
+    "claimed_ids",
+    "copied_papers",
     "wrong_reducer",
     "equivocating_reducer",
     "omitting_reducer",

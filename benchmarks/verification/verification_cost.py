@@ -235,7 +235,17 @@ def measure_swarm(folder: Path, manifest: str, replicas: int, *, skip: int, seco
     folder.mkdir()
     (folder / "run.toml").write_text(manifest)
     swarm = str(Path(sys.executable).parent / "swarm")
-    host = [swarm, "host", str(folder / "run.toml"), "--dir", str(folder / "host"), "--listen", "127.0.0.1:0", "--json"]
+    host = [
+        swarm,
+        "host",
+        str(folder / "run.toml"),
+        "--dir",
+        str(folder / "host"),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+        "--ends-with-run",
+    ]
     with ExitStack() as stack:
         hosting = stack.enter_context(
             running([*host, "--evaluate-tokens", "1"], folder / "host.log", stdout=subprocess.PIPE)

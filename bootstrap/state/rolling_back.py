@@ -249,7 +249,7 @@ class RollingBack:
             begin=lambda: geneses.extend(self._begin(starts, leases, facts, made.to)),
         )
         spans = order.spans(MicrobatchId(number) for start, stop in made.skip for number in range(start, stop))
-        self.emit({"event": "rolled_back", **facts, "tokens": [[span.first_token, span.stop_token] for span in spans]})
+        self.emit({"event": "rolled_back", **facts, "tokens": [[*run] for span in spans for run in span.tokens]})
         return made, geneses
 
     def _versions(self) -> list[int]:

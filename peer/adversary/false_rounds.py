@@ -19,10 +19,10 @@ from peer.state.replica import Accumulation, StageReplica
 from swarm.averaging.reduce import read_and_written
 from swarm.averaging.result_decoder import squares_of
 from swarm.bulk_digest import bulk_digest
-from swarm.core.ids import PeerId, Step
+from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.round.averaging_round import Instruction
-from swarm.core.round.contribution import Level, ReducedPart
-from verification.round.papers import Bytes
+from swarm.core.round.contribution import Level, ReducedPart, Work
+from verification.round.papers import Bytes, Papers
 
 
 class FalseDriver(RoundDriver):
@@ -40,6 +40,21 @@ class FalseDriver(RoundDriver):
             assert facts is not None
             done += self._adversary.instructed(facts, instruction, self._me)
         super().carry_out(state, done)
+
+    def listed(
+        self, state: StepState, accumulation: Accumulation
+    ) -> tuple[tuple[Work, ...], tuple[Papers | None, ...]]:
+        work, _ = super().listed(state, accumulation)
+        assert state.facts is not None
+        said = self._adversary.listed(state.step, work, most=state.facts.max_work)
+        return tuple(item for item, _ in said), shown_for(said, accumulation)
+
+
+def shown_for(
+    said: Iterable[tuple[Work, MicrobatchId | None]], accumulation: Accumulation
+) -> tuple[Papers | None, ...]:
+    """Papers of some microbatches that were done, each for what is said to be done."""
+    return tuple(accumulation.papers.get(shown) if shown is not None else None for _, shown in said)
 
 
 class FalseEncoder(ContributionEncoder):

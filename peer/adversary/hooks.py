@@ -17,6 +17,7 @@ from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.core.canonical import Value, digest
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.round.averaging_round import Instruction, RoundFacts
+from swarm.core.round.contribution import Work
 from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
 from swarm.network.transport import Directory
@@ -94,6 +95,11 @@ class Adversary:
     def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
         """That part of this peer's mean gradient."""
         return mean
+
+    def listed(self, step: Step, work: tuple[Work, ...], *, most: int) -> tuple[tuple[Work, MicrobatchId | None], ...]:
+        """What it says is in its contribution, of which `most` are allowed, each with the microbatch whose papers it
+        shows for it, if any."""
+        return tuple((item, item.microbatch_id) for item in work)
 
     def reduced(
         self, step: Step, encoded: tuple[memoryview, bytes], codec: VectorCodec, *, num_values: int, seed: bytes

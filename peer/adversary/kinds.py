@@ -33,6 +33,8 @@ ADVERSARIES: dict[str, Make] = {
     "partial_work": contributions.PartialWork,
     "row_bias": contributions.RowBias,
     "slow_bias": contributions.SlowBias,
+    "claimed_ids": contributions.ClaimedIds,
+    "copied_papers": contributions.CopiedPapers,
     "label_flip": microbatches.LabelFlip,
     "stale_weights": microbatches.StaleWeights,
     "dropped_batch": microbatches.DroppedBatch,

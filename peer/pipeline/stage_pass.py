@@ -24,7 +24,7 @@ from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
 from swarm.model.tensor_pass import TensorPass
 from verification.pipeline.headers import BirthRecord, Direction, HopHeader, Kind, ids_bytes
-from verification.round.papers import NO_HEADER, Bytes
+from verification.round.papers import Bytes, Papers
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Activation:
     birth: BirthRecord
     version: Version
     parents: tuple[bytes, ...]
+    input_header: HopHeader | None
+    """Of x; None at stage 0."""
     body: memoryview
     """Encoded activation, then the targets."""
     num_activation_bytes: int
@@ -145,7 +147,7 @@ class StagePass:
         counted, grad_x = self.counts(birth), self.loss_gradient(birth, saved)
         assert grad_x is not None
         if counted:
-            replica.record(step, _work(birth, version, input_header.digest(), NO_HEADER))
+            self._record(version, Papers.received(birth, input_header))
         if not saved.is_finite:
             log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
             replica.sum_of(step).not_finite.add(birth.microbatch_id)
@@ -161,8 +163,8 @@ class StagePass:
         birth = activation.birth
         counted, grad_x = self.counts(birth), self.gradient(birth, saved, grad_y_BLD)
         if counted:
-            work = _work(birth, activation.version, activation.parents[-1], answer.digest())
-            self.replica.record(birth.step, work)
+            sent = self.forward_header(activation, answer.producer)
+            self._record(activation.version, Papers.received(birth, activation.input_header, sent, answer))
         return grad_x
 
     def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
@@ -262,6 +264,13 @@ class StagePass:
 
     # -- within -------------------------------------------------------------------------------------------
 
+    def _record(self, version: Version, papers: Papers) -> None:
+        """(compute) A microbatch's gradient is in its step's sum, for these papers."""
+        birth, replica = papers.birth, self.replica
+        entry = (papers.input_digest, papers.output_digest)
+        replica.record(birth.step, Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, *entry))
+        replica.sum_of(birth.step).papers[birth.microbatch_id] = papers
+
     def _packed(
         self, birth: BirthRecord, version: Version, y_BLD: torch.Tensor, targets: Bytes, input_header: HopHeader | None
     ) -> Activation:
@@ -269,7 +278,7 @@ class StagePass:
             encoded = self.tensors.sent(y_BLD)
         parents = (birth.digest(), *(() if input_header is None else (input_header.digest(),)))
         body = memoryview(b"".join((encoded, targets)))
-        return Activation(birth, version, parents, body, len(encoded), bulk_digest(encoded))
+        return Activation(birth, version, parents, input_header, body, len(encoded), bulk_digest(encoded))
 
 
 @contextmanager
@@ -285,7 +294,3 @@ def _must_be_finite() -> Iterator[None]:
 def numeric_class(device: str, compute_dtype: str) -> str:
     """What a computation's bits depend on besides its inputs; replays are compared within a class."""
     return f"torch-{torch.__version__.partition('+')[0]}/{device.partition(':')[0]}/{compute_dtype}"
-
-
-def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:
-    return Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, input_header, output_header)

@@ -52,11 +52,13 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
+from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.witness_service import VoteLog, WitnessService
+from verification.kinds.false_work import entry_check
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,11 @@ class PeerAtStage:
             takes=own.verdicts.is_shown_to_train,
             more_to_say=self._more_to_say,
         )
+        self._drawn = DrawnPapers(
+            own.transport,
+            entry_check(settings, is_of_stage=self._was_of_stage, on_lie=events.publish),
+            random.SystemRandom(),
+        )
         screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
         vote_log = VoteLog(joined.folder / f"voted-{me[-8:]}.log")
         self.rounds = rounds = StageRounds(
@@ -120,6 +127,7 @@ class PeerAtStage:
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
             charges=charges.brought,
+            drawn=self._drawn,
             make_part_exchange=made.part_exchange,
             make_driver=made.round_driver,
         )
@@ -185,6 +193,7 @@ class PeerAtStage:
             vote_log,
             self._is_of_stage,
             own.verdicts.may_train,
+            papers=self._drawn,
         )
         self._draining = asyncio.Event()
         events.seal()
@@ -324,6 +333,11 @@ class PeerAtStage:
         """In the directory."""
         moving: Mapping[str, Value] = self.mover.said() if self.mover is not None else {}
         return {**self._own.verdicts.said_of_self(), **moving}
+
+    def _was_of_stage(self, peer: PeerId, stage: int) -> bool:
+        """Whether a header of that stage may be a peer's, whatever has become of it since: as far as this peer can
+        know, that is of the stages beside it."""
+        return abs(stage - self.stage) > 1 or self._own.verdicts.standing.table.was_member(peer)
 
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         """As far as this peer can know: it knows its own stage."""

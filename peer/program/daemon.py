@@ -32,7 +32,7 @@ from peer.stage.events import Applied
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
 from swarm.core.ids import PeerId, StageIndex
 from swarm.disk.room import disk_room
-from swarm.host_protocol import FINISH, GOODBYE
+from swarm.host_protocol import FINISH, GOODBYE, OVER
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message, Transport
@@ -161,7 +161,13 @@ class PeerDaemon:
                 await asyncio.wait({joining, *ends}, return_when=asyncio.FIRST_COMPLETED)
                 if not joining.done() or self.finished.is_set():
                     break
-                joined = joining.result()
+                try:
+                    joined = joining.result()
+                except RemoteError as error:
+                    if error.kind != OVER:
+                        raise
+                    self.finished.set()
+                    break
                 target = await self._live(joined, stop)
                 if target is None or stop.is_set() or self.finished.is_set():
                     break

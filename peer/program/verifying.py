@@ -35,6 +35,7 @@ from swarm.network.transport import Transport
 from verification.audit.draws import HashChain
 from verification.audit.verdicts import Quarantine
 from verification.kinds.equivocation import Equivocation
+from verification.kinds.false_work import FalseWork
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.pipeline.ticket import Ticket
 
@@ -97,6 +98,7 @@ class Verifying:
         self._served: list[Callable[[Transport], None]] = [self.desk.serve, self.hop_desk.serve]
         events.hear(Equivocation, lambda case: context.tasks.spawn(self.accuser.accuse_of_both(case)))
         events.hear(ProtocolViolation, lambda case: context.tasks.spawn(self.accuser.accuse(case)))
+        events.hear(FalseWork, lambda case: context.tasks.spawn(self.accuser.accuse(case)))
         events.hear(StateFault, self.step_auditor.faulty)
         events.hear(Applied, self.desk.applied, self.hop_desk.applied)
         events.hear(Applied, self.reducer_auditor.applied, self.step_auditor.applied)

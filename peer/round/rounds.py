@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from peer.pipeline.receipts import PapersDesk
 from peer.pipeline.screens import Screens
 from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
@@ -28,6 +29,7 @@ from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.contribution import Result
 from swarm.core.round.voting import Reconfiguration
+from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
 from swarm.network.loop import happened
@@ -56,6 +58,8 @@ class StageRounds:
     """Live peers of the stages beside this one."""
     charges: Callable[[], tuple[bytes, ...]]
     """What this peer brings before juries with its next contribution."""
+    drawn: DrawnPapers
+    """What it looks at of others' contributions before it votes."""
     make_part_exchange: Callable[[StageSteps, RoundMail, Screens], PartExchange] = PartExchange
     make_driver: Callable[..., RoundDriver] = RoundDriver
     """Called as `RoundDriver` is."""
@@ -77,7 +81,9 @@ class StageRounds:
             vote_log=self.vote_log,
             neighbours=self.neighbours,
             charges=self.charges,
+            drawn=self.drawn,
         )
+        self._desk = PapersDesk(steps, self.drawn, self._driver.leave_out)
         self._reports = ProgressCalls(steps, self.presence, self._driver, self.turns, self.neighbours)
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)
@@ -92,6 +98,7 @@ class StageRounds:
         transport.serve(STANDING, self._on_standing, max_body_bytes=0)
         transport.serve(RECONFIGURE, self._on_reconfigure, max_body_bytes=0)
         self._driver.serve()
+        self._desk.serve(transport)
         self._open_steps()
 
     async def stop(self) -> None:

@@ -89,7 +89,7 @@ class StepTaking:
     async def _made(self, state: StepState, result: Result, bodies: list[Bytes], name: bytes) -> NewVersion:
         """The version that this certified result makes; what reducers signed for it is kept."""
         replica, context = self._steps.replica, self._context
-        weights, cap = self._steps.chain.weights_of(Result(result.roster, (), context.me)), replica.norm_cap()
+        weights, cap = self._steps.chain.weights_of(result.roster), replica.norm_cap()
 
         def make() -> NewVersion:
             context.reductions.keep(state, result, weights, norm_cap=cap, me=context.me)

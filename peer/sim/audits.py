@@ -324,7 +324,7 @@ class StageAudits:
     # -- rounds and states --------------------------------------------------------------------------------
 
     def _contradictions(self, table: StandingTable, held: Round) -> tuple[StandingTable, list[Banned]]:
-        """Two statements of one peer that members of the round held side by side."""
+        """Two statements of one peer that members of the round held side by side, and work that is not its own."""
         banned: list[Banned] = []
         for one, other in held.outcome.contradictions:
             case = Equivocation(one=one, other=other)
@@ -332,6 +332,10 @@ class StageAudits:
                 continue
             table, found = self.justice.accuse(table, case, by=None, step=held.roster.step, whole=True)
             banned += found
+        for lie in held.outcome.lies:
+            if not is_out(table, lie.accused, self.stage.chain.version):
+                table, found = self.justice.accuse(table, lie, by=None, step=held.roster.step, whole=True)
+                banned += found
         return table, banned
 
     def _reduced(

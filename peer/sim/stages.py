@@ -6,15 +6,18 @@ The step itself is made once: all replicas of a stage hold the same bytes.
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
+from peer.adversary.false_rounds import shown_for
 from peer.sim.pipeline import SimulatedPeer
 from peer.sim.rounds import RoundOutcome, SimulatedRound
 from swarm.averaging.seeds import part_seeds
 from swarm.checkpoint.state import StageState
 from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.result_size import most_work
 from swarm.core.round.contribution import Contribution, Roster
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
+from verification.round.papers import Papers
 
 PHASE_S = 1.0
 
@@ -52,6 +55,8 @@ class SimulatedStage:
         self.rounds: dict[Step, Round] = {}
         """The last ones."""
         self._coordinator, self._run_key = coordinator, run_key
+        self._shown: dict[PeerId, tuple[Papers | None, ...]] = {}
+        """What each shows for the entries of its last contribution."""
 
     @property
     def stage(self) -> StageIndex:
@@ -79,6 +84,8 @@ class SimulatedStage:
             coordinator=self._coordinator,
             run_key=self._run_key,
             contribute=self._contribute,
+            show=lambda peer, entry: self._shown[peer][entry],
+            settings=self.settings,
         ).run()
         self.rounds[step] = Round(chain, state, outcome)
         for old in [old for old in self.rounds if int(old) < int(step) - self.settings.audits.retained_versions]:
@@ -90,7 +97,9 @@ class SimulatedStage:
         closed = replica.close(step)
         seeds = part_seeds(chain.run_id, chain.stage, chain.version, peer.peer_id, num_parts=replica.num_parts)
         encoded, digests = peer.encoder.encode(step, closed, seeds)
-        work = tuple(closed.work[key] for key in sorted(closed.work)) if encoded else ()
+        done = tuple(closed.work[key] for key in sorted(closed.work)) if encoded else ()
+        said = peer.adversary.listed(step, done, most=most_work(self.settings.microbatches_per_step))
+        work, self._shown[peer.peer_id] = tuple(item for item, _ in said), shown_for(said, closed)
         peer.exchanges.forget(int(step) + 1)
         unsigned = Contribution(chain.run_id, chain.stage, step, chain.name, peer.peer_id, work, tuple(digests))
         return replace(unsigned, signature=peer.identity.sign(unsigned.signed_bytes())), encoded

@@ -157,9 +157,10 @@ class SimulatedSwarm:
         each = self.settings.microbatches_per_step
         orders = [rng.sample(peers, len(peers)) for peers in live]
         lines = [[order[number % len(order)] for order in orders] for number in range(each)]
+        leased = {peer.peer_id: iter(self.stages[0].chain.leases.ids_of(peer.peer_id)) for peer in live[0]}
         loss_sum, done = 0.0, 0
         for number in rng.sample(range(each), each):
-            microbatch = MicrobatchId(step * each + number)
+            microbatch = next(leased[lines[number][0].peer_id])
             batch = self._tiny.batch(microbatch, seed=self._seed)
             found = carry(lines[number], microbatch, step, *batch)
             if found is None:

@@ -28,6 +28,7 @@ from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.stage_step import StageStep, extrapolates, weights_ahead
+from verification.round.papers import Papers
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class Accumulation:
 
     gradient: GradientSum
     work: dict[MicrobatchId, Work] = field(default_factory=dict)
+    papers: dict[MicrobatchId, Papers] = field(default_factory=dict)
+    """Of the work, what this peer shows for it to those who vote on its round."""
     stale: int = 0
     """Microbatches computed on the version before the step's."""
     not_finite: set[MicrobatchId] = field(default_factory=set)

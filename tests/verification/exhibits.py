@@ -27,7 +27,7 @@ from swarm.averaging.seeds import part_seeds, reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.pipeline.leases import LeaseTable, OpenChunk
 from swarm.core.round.contribution import Contribution, ReducedPart, Result, Work
 from swarm.core.settings import (
     BatchSettings,
@@ -122,6 +122,7 @@ class SmallRun:
         step = Step(line[0].version) if step is None else step
         tokens, targets = tokens_and_targets(self.settings, number)
         birth = self._birth(number, attempt, step, tokens, targets, peers[0])
+        self._lease(birth)
         forward = activation_codec(self.settings.codecs.activations)
         backward = activation_codec(self.settings.codecs.activation_gradients)
         shape = (*tokens.shape, line[0].model.hidden_size)
@@ -205,7 +206,7 @@ class SmallRun:
             if work:
                 parts[me] = encoded
         roster = roster_of(facts, commits=made)
-        tokens = chain.weights_of(Result(roster, (), roster.leader))
+        tokens = chain.weights_of(roster)
         contributors = tuple(one.peer_id for one in roster.contributions)
         bodies, reduced = [], []
         for part in range(replicas[0].num_parts if contributors else 0):
@@ -226,6 +227,15 @@ class SmallRun:
             gradient, norm = replica.result_decoder().gradient(result.parts, bodies) or (None, None)
             replica.swap(replica.next_version(gradient, self.chains[stage].name, gradient_norm=norm))
         return Done(chain, result, bodies, {peer: one for peer, one in made.items() if one.work}, parts)
+
+    def _lease(self, birth: BirthRecord) -> None:
+        """The source may use the id, whoever else may."""
+        leases, number = self.chains[0].leases, int(birth.microbatch_id)
+        last = max((chunk.position for chunk in leases.open_chunks), default=-1)
+        given = OpenChunk(last + 1, birth.source, ((number, number + 1),))
+        open_chunks = (*leases.open_chunks, given)
+        table = LeaseTable(max(leases.next_chunk, last + 2), open_chunks, leases.consumed)
+        self.chains[0] = replace(self.chains[0], leases=table)
 
     def _replicas_of(self, stage: int, num_peers: int) -> list[StageReplica]:
         state = replace(self.states[stage], name=self.chains[stage].name)

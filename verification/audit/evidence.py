@@ -26,6 +26,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 Kind = Literal[
     "equivocation",
     "protocol_violation",
+    "false_work",
     "reducer_fraud",
     "step_fraud",
     "data_fraud",

@@ -28,6 +28,7 @@ from verification.audit.tolerance import LOCAL, Comparison, Grade
 from verification.kinds.bias import Bias
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.equivocation import Equivocation
+from verification.kinds.false_work import FalseWork
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
@@ -41,6 +42,7 @@ from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
 from verification.round.papers import Bytes
+from verification.round.receipts import are_of, why_false
 from verification.round.reduction import Reduction
 
 
@@ -120,6 +122,21 @@ def _wrong_bytes(case: ProtocolViolation, evidence: Evidence) -> str | None:
     except RemoteError as error:
         return str(error)
     return None
+
+
+def _judge_work(evidence: Evidence) -> Verdict:
+    case = FalseWork.from_evidence(evidence)
+    made, settings = case.contribution, evidence.settings
+    if made.run_id != evidence.run_id:
+        raise RemoteError("evidence", f"contribution of run {made.run_id[:12]}, not {evidence.run_id[:12]}")
+    if not verify(case.accused, made.signed_bytes(), made.signature):
+        raise RemoteError("signature", f"the contribution is not signed by {case.accused}")
+    if not are_of(case.papers, case.work, made, settings):
+        raise RemoteError("evidence", "the papers are not those that the entry names")
+    wrong, what = why_false(case.papers, case.work, made, settings), f"microbatch {case.work.microbatch_id}"
+    if wrong is None:
+        return Verdict.of(evidence, False, f"the papers bear out that it did {what}")
+    return Verdict.of(evidence, True, f"claimed {what}, whose papers say otherwise: {wrong}")
 
 
 def _judge_reducer(evidence: Evidence) -> Verdict:
@@ -311,6 +328,7 @@ def _hop_shape(evidence: Evidence) -> tuple[int, int, int]:
 _JUDGES: dict[Kind, Callable[[Evidence], Verdict]] = {
     Equivocation.KIND: _judge_equivocation,
     ProtocolViolation.KIND: _judge_violation,
+    FalseWork.KIND: _judge_work,
     ReducerFraud.KIND: _judge_reducer,
     StepFraud.KIND: _judge_step,
     ReplayMismatch.KIND: _judge_mismatch,

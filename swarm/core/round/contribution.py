@@ -3,7 +3,8 @@
 Each is signed by its maker under its domain.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
@@ -22,6 +23,8 @@ MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
 MAX_RATES = 16
 MAX_CHARGES = 4
+MAX_ATTEMPTS = 32
+"""Of one microbatch in one step: an attempt is numbered within its step."""
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
 
@@ -31,7 +34,7 @@ class Work(Row):
     """One microbatch in a contribution: which attempt, on which weights, between which signed headers."""
 
     microbatch_id: MicrobatchId
-    attempt: Annotated[int, Integer(high=1 << 20)]
+    attempt: Annotated[int, Integer(high=MAX_ATTEMPTS - 1)]
     version: Version
     num_tokens: Annotated[int, Integer(low=1, high=1 << 32)]
     input_header: Digest
@@ -370,36 +373,23 @@ class Result(Signed, PackedOnce):
         found = tuple(ReducedPart.of_outcome(part, said, on_roster) for part, said in enumerate(parts))
         return super()._made(roster=roster, parts=found, **others)
 
-    def work_done(self) -> tuple[Work, ...]:
-        """The work whose gradients are in the result, by microbatch: one entry for each id.
-
-        Whoever died before any of its parts arrived is in no part: its microbatches are not trained on yet.
-        """
-        heard = {peer for part in self.parts for peer in part.contributors}
-        found = {item.microbatch_id: item for c in self.roster.contributions if c.peer_id in heard for item in c.work}
-        return tuple(found[number] for number in sorted(found))
+    def heard(self) -> frozenset[PeerId]:
+        """Whose contributions are in it: who died before any of its parts arrived is in none."""
+        return frozenset(peer for part in self.parts for peer in part.contributors)
 
 
-def counted_work(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, tuple[Work, ...]]:
-    """Of each contribution, its microbatches that count.
+Leases: TypeAlias = Mapping[PeerId, AbstractSet[MicrobatchId]]
+"""At stage 0, the ids that each member may use."""
 
-    Of one id at several members the highest attempt counts (then the lowest peer id); an id of the last two
-    rosters does not count.
+
+def counted_work(made: Contribution, leases: Leases | None) -> tuple[Work, ...]:
+    """What of a contribution counts: all of it; at stage 0, what its maker had a lease for.
+
+    That an entry has papers is what the roster's voters vouch for (`swarm.drawn_papers`). What one member lists
+    changes nothing of what counts of another's: nobody's work can be claimed away. A microbatch that two members did,
+    for the first was late, is in both sums, and counts in both.
     """
-    best: dict[int, tuple[int, PeerId]] = {}
-    ordered = sorted(contributions, key=lambda c: c.peer_id)
-    for contribution in ordered:
-        for item in contribution.work:
-            held = best.get(item.microbatch_id)
-            if item.microbatch_id not in recent_ids and (held is None or item.attempt > held[0]):
-                best[item.microbatch_id] = (item.attempt, contribution.peer_id)
-    return {
-        c.peer_id: tuple(item for item in c.work if best.get(item.microbatch_id, (0, ""))[1] == c.peer_id)
-        for c in ordered
-    }
-
-
-def counted_tokens(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, int]:
-    """The weight of each contribution: tokens of its microbatches that count (see `counted_work`)."""
-    counted = counted_work(contributions, recent_ids)
-    return {peer: sum(item.num_tokens for item in work) for peer, work in counted.items()}
+    if leases is None:
+        return made.work
+    own = leases.get(made.peer_id, frozenset())
+    return tuple(item for item in made.work if item.microbatch_id in own)

@@ -5,7 +5,7 @@ Every member folds the same results and so knows the same members, leaders, data
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, ClassVar
 
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
@@ -19,7 +19,7 @@ from swarm.core.record import Record, SignedValue
 from swarm.core.result_size import most_work
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.round.contribution import MAX_WORK, Result, counted_tokens
+from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
 
@@ -74,10 +74,6 @@ class StageChain(Record):
     """What the version is known by to voters outside the stage."""
     coordinator: PeerId
     run_key: PeerId
-    last_ids: Annotated[tuple[int, ...], AtMost(MAX_MEMBERS * MAX_WORK)]
-    """Microbatches of the last roster."""
-    earlier_ids: Annotated[tuple[int, ...], AtMost(MAX_MEMBERS * MAX_WORK)]
-    """And of the one before."""
     leases: LeaseTable
     era: int = 0
     """Of the genesis."""
@@ -98,8 +94,6 @@ class StageChain(Record):
             basis,
             genesis.coordinator,
             genesis.run_key,
-            (),
-            (),
             leases,
             genesis.era,
         )
@@ -135,10 +129,19 @@ class StageChain(Record):
             max_work=most_work(settings.microbatches_per_step),
         )
 
-    def weights_of(self, result: Result) -> dict[PeerId, int]:
+    def counted(self, roster: Roster) -> dict[PeerId, tuple[Work, ...]]:
+        """What counts of each contribution to the round that starts from this version."""
+        leases = self.leases.ids_by_holder() if self.stage == 0 else None
+        return {made.peer_id: counted_work(made, leases) for made in roster.contributions}
+
+    def weights_of(self, roster: Roster) -> dict[PeerId, int]:
         """Certified token count of each contribution to the round that starts from this version."""
-        recent = frozenset(self.last_ids) | frozenset(self.earlier_ids)
-        return counted_tokens(result.roster.contributions, recent)
+        return {peer: sum(item.num_tokens for item in work) for peer, work in self.counted(roster).items()}
+
+    def work_done(self, result: Result) -> dict[PeerId, tuple[Work, ...]]:
+        """What counts, of those who were heard: who was not, its microbatches are not trained on yet."""
+        heard = result.heard()
+        return {peer: work for peer, work in self.counted(result.roster).items() if peer in heard}
 
     def advance(self, result: Result, settings: RunSettings) -> "StageChain":
         """The chain one result on. Raises RemoteError("fork") if the result starts elsewhere."""
@@ -146,9 +149,9 @@ class StageChain(Record):
         if roster.previous_name != self.name or int(roster.step) != self.version or roster.members != self.members:
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
         members = roster.members_after
-        ids = tuple(item.microbatch_id for item in result.work_done())
         leases = self.leases
         if self.stage == 0:
+            ids = [item.microbatch_id for work in self.work_done(result).values() for item in work]
             leases = leases.advance(
                 consumed=ids, members=members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
             )
@@ -160,8 +163,6 @@ class StageChain(Record):
             result.basis,
             self.coordinator,
             self.run_key,
-            ids,
-            self.last_ids,
             leases,
             self.era,
         )
@@ -169,9 +170,9 @@ class StageChain(Record):
     def _check_fields(self) -> None:
         if not self.members or not self.basis.previous_members:
             raise RemoteError("malformed", "stage chain without members")
-        for listed in (self.members, self.basis.previous_members, self.last_ids, self.earlier_ids):
-            if any(one >= other for one, other in pairwise(cast(tuple[str, ...], listed))):
-                raise RemoteError("malformed", "stage chain lists members or ids out of order")
+        for listed in (self.members, self.basis.previous_members):
+            if any(one >= other for one, other in pairwise(listed)):
+                raise RemoteError("malformed", "stage chain lists members out of order")
 
 
 def _ids_each(settings: RunSettings) -> int:

@@ -541,6 +541,24 @@ def test_being_admitted_again_and_again_does_not_help(court: Court) -> None:
     asyncio.run(play())
 
 
+def test_who_asks_for_admission_again_and_misses_no_round_owes_what_it_owed(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        stage = Followed(court.followed[STAGE], 0)
+        followed: Any = {STAGE: stage}
+        justice = Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed)
+        justice.serve()
+        for version in (0, 4, 6):  # its contributions are in rounds 3, 4 and 5
+            stage.version = version
+            justice.admit(court.past.target.peer_id, STAGE, court.chains["target"].end)
+        with pytest.raises(RemoteError, match="owes"):
+            await court.owed(3)
+        assert court.debts() == 1
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "match"),
     [

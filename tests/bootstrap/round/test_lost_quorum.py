@@ -11,6 +11,7 @@ from bootstrap.round.lost_quorum import PATIENCE, Follow, LostQuorum, Place
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.voting import Reconfiguration
+from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
@@ -67,7 +68,8 @@ class SilentStage:
 
     def _serve(self, member: Identity, *, started_again: bool) -> None:
         transport, log = self._network.transport(member), self._voted(member, started_again=started_again)
-        WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log).serve(transport)
+        papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
+        WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log, papers=papers).serve(transport)
 
         async def on_standing(sender: PeerId, request: Message) -> Message:
             version, basis = MADE_UP if MEMBERS.index(member) in self._liars else TRUE

@@ -153,6 +153,7 @@ FOUND: dict[str, str] = {
     "equivocating_reducer": "equivocation",
     "two_votes": "equivocation",
     "wrong_state": "step_fraud",
+    "copied_papers": "false_work",
 }
 """Of the others more than one kind of evidence may come first, or none."""
 LEFT_OUT = {
@@ -163,6 +164,7 @@ LEFT_OUT = {
 UNHARMFUL = frozenset(
     {
         "in_tolerance_noise",  # by its name
+        "claimed_ids",  # nobody votes for a contribution of which nothing is shown; nothing proves that it is false
         "bit_flips",  # a fault, and most flips are too small to be found
         "nan_gradient",  # its maker's own contribution is left out
         "omitting_reducer",  # a part may not have come, for all that others know

@@ -27,7 +27,7 @@ from swarm.cli import run as run_command
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.round.contribution import Contribution, Result
+from swarm.core.round.contribution import Contribution
 from swarm.core.settings import CodecSettings
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.batches import BatchReader
@@ -142,7 +142,7 @@ class World:
         """An honest reducer's word for a part, and its inputs."""
         done = self.rounds[1]
         roster = done.result.roster
-        weights = done.chain.weights_of(Result(roster, (), roster.leader))
+        weights = done.chain.weights_of(roster)
         made = Reduction.of(
             roster, done.result.parts[part], weights, norm_cap=None, reducer=roster.reducers[part]
         ).signed_by(identity_of(roster.reducers[part]))

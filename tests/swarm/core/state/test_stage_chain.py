@@ -13,7 +13,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.round.contribution import Contribution, Departure, ReducedPart, Result, Roster, Work
+from swarm.core.round.contribution import MAX_ATTEMPTS, Contribution, Departure, ReducedPart, Result, Roster, Work
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import Identity
@@ -134,21 +134,28 @@ def test_leases_do_not_matter_past_stage_0() -> None:
     assert chain.advance(_result(chain, {PEERS[0]: (_work(3),)}), SETTINGS).leases == LeaseTable()
 
 
-def test_an_id_weighs_once_in_three_steps_and_at_its_highest_attempt_only() -> None:
+def test_what_one_lists_changes_nothing_of_what_counts_of_another() -> None:
+    """Else whoever lists everybody's ids has all the weight, or leaves the step without any."""
+    honest = {PEERS[0]: (_work(1), _work(2)), PEERS[1]: (_work(3),)}
+    everything = tuple(_work(number, attempt=MAX_ATTEMPTS - 1) for number in range(64))
     chain = StageChain.begin(_genesis(stage=1), SETTINGS)
-    first = {
-        PEERS[0]: (_work(1), _work(2, attempt=1)),
-        PEERS[1]: (_work(2), _work(3)),
-        PEERS[2]: (_work(3, attempt=4),),
-    }
-    result = _result(chain, first)
-    assert chain.weights_of(result) == {PEERS[0]: 16, PEERS[1]: 0, PEERS[2]: 8}
-    chain = chain.advance(result, SETTINGS)
-    again = {PEERS[0]: (_work(1, attempt=9), _work(4))}
-    for _ in range(2):
-        assert chain.weights_of(_result(chain, again)) == {PEERS[0]: 8}
-        chain = chain.advance(_result(chain, {}), SETTINGS)
-    assert chain.weights_of(_result(chain, again)) == {PEERS[0]: 16}
+    for _ in range(3):
+        result = _result(chain, {**honest, PEERS[2]: everything})
+        weights = chain.weights_of(result.roster)
+        assert (weights[PEERS[0]], weights[PEERS[1]]) == (16, 8)
+        chain = chain.advance(result, SETTINGS)
+
+
+def test_at_stage_0_counts_what_was_leased_to_whom_lists_it_and_nothing_else_is_used_up() -> None:
+    chain = StageChain.begin(_genesis(), SETTINGS)
+    own = {peer: chain.leases.ids_of(peer) for peer in PEERS[:3]}
+    everything = (*(_work(number) for peer in PEERS[:3] for number in own[peer][:4]), _work(1 << 20))
+    work = {PEERS[0]: (_work(own[PEERS[0]][0]),), PEERS[1]: (_work(own[PEERS[1]][0]),), PEERS[2]: everything}
+    result = _result(chain, work)
+    assert chain.weights_of(result.roster) == {PEERS[0]: 8, PEERS[1]: 8, PEERS[2]: 32}
+    after = chain.advance(result, SETTINGS).leases
+    assert after.consumed == 6
+    assert own[PEERS[0]][1] in after.ids_of(PEERS[0])
 
 
 def test_the_ids_of_a_contribution_that_reached_nobody_are_not_consumed() -> None:
@@ -156,7 +163,6 @@ def test_the_ids_of_a_contribution_that_reached_nobody_are_not_consumed() -> Non
     lost, kept = (chain.leases.ids_of(peer)[0] for peer in PEERS[:2])
     result = _result(chain, {PEERS[0]: (_work(lost),), PEERS[1]: (_work(kept),)}, unheard=(PEERS[0],))
     after = chain.advance(result, SETTINGS)
-    assert (after.last_ids, after.earlier_ids) == ((kept,), ())
     assert lost in after.leases.ids_of(PEERS[0])
     assert kept not in after.leases.ids_of(PEERS[1])
     assert after.leases.consumed == 1
@@ -270,9 +276,6 @@ def _chain_value(**changes: Value) -> Value:
         {"basis": None},
         {"coordinator": None},
         {"run_key": 1},
-        {"last_ids": [3, 2]},
-        {"earlier_ids": [2, 2]},
-        {"last_ids": ["2"]},
         {"lineage": b"short"},
         {"version": -1},
         {"more": 1},
