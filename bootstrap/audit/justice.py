@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bootstrap.audit.accusations import IncomingEvidence, largest_evidence_bytes
+from bootstrap.audit.accusations import IncomingEvidence
 from bootstrap.audit.beacon import HostBeacon
 from bootstrap.audit.newcomers import Newcomers
 from bootstrap.audit.owed_audits import OwedAudits
@@ -22,10 +22,10 @@ from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
 from swarm.core.audit.ticket import Ticket
-from swarm.core.canonical import Value, digest
+from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, peer_item, value_or_none
-from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import (
     ACCUSE,
@@ -43,10 +43,13 @@ from swarm.host_protocol import (
     WITHDRAWN,
     AccusationPiece,
 )
+from swarm.model.families import stage_layout
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
+from verification.audit.amplified import moved_bounds_for
 from verification.audit.evidence import SUFFIX, Evidence
 from verification.audit.owed import OwedAudit
+from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import (
     FAULT,
     FAULT_VERSIONS,
@@ -68,9 +71,11 @@ from verification.audit.verdicts import (
     Quarantine,
     jury_of,
 )
+from verification.kinds.bias import Bias
 from verification.kinds.step_fraud import StepFraud
-from verification.replay.evidence_file import evidence_in
+from verification.replay.evidence_file import evidence_in, largest_evidence_bytes
 from verification.replay.judge import judge
+from verification.replay.verdict import Verdict
 from verification.state.anchor import Anchor
 from verification.state.state_statement import StateStatement
 
@@ -119,6 +124,12 @@ class Justice:
         self._hearings: set[asyncio.Task[None]] = set()
         self._telling: set[asyncio.Task[None]] = set()
         self._incoming = IncomingEvidence(run.folder.root / "accusations", largest_evidence_bytes(run.settings))
+        settings = run.settings
+        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        self._biases = RunningBiases(run.run_key.sign(signed_bytes("bias-secret", [run.run_id])), bounds)
+        self._num_values = [
+            stage_layout(settings.model, stage).num_values for stage in range(settings.model.num_stages)
+        ]
         self._table = StandingTable(has_probation=run.settings.has_probation)
         self._unfolded: list[tuple[Certified, Version]] = []
         """What is certified and not in the table yet: a ledger's events are folded together, for each costs a copy."""
@@ -383,11 +394,17 @@ class Justice:
             return
         self._check_not_withdrawn(evidence)
         verdict = await asyncio.to_thread(
-            judge, evidence, run_key=self._run.run_key.peer_id, data=self._run.data.train_path
+            judge,
+            evidence,
+            run_key=self._run.run_key.peer_id,
+            data=self._run.data.train_path,
+            bias_seed=self._biases.seed_for(evidence.accused),
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         if not verdict.guilty:
             await asyncio.to_thread(path.unlink, missing_ok=True)
+            if evidence.kind == Bias.KIND and self._adds_up(accuser, evidence, verdict):
+                return
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
             )
@@ -399,6 +416,23 @@ class Justice:
             # Others' cases do not wait for what the accused has to say.
             hearing = self._hear(accuser, evidence, path, verdict.reason)
             _begin(self._hearings, self._dismissing(accuser, path, hearing))
+
+    def _adds_up(self, accuser: PeerId, evidence: Evidence, verdict: Verdict) -> bool:
+        """Whether a contribution is off far enough to be counted; who is led one way by all of them is kept out."""
+        moved = verdict.amplified
+        if moved is None or moved.sketch is None or moved.measured <= self._biases.bounds.bias:
+            return False
+        peer, stage, num_values = evidence.accused, evidence.stage, self._num_values[evidence.stage]
+        held = self._biases.after(peer, Step(int(evidence.version)), moved.sketch, num_values=num_values)
+        share, num_audits = round(held.share, 3), held.num_audits
+        self._emit(
+            {"event": "leaning", "peer_id": peer, "accuser": accuser, "share_of_law": share, "replays": num_audits}
+        )
+        if held.is_led:
+            reason = f"{num_audits} contributions lead one way, {share} of what chance allows"
+            self._biases.forget(peer)
+            self._keep_out(peer, stage, Version(evidence.version), Bias.KIND, evidence.digest(), reason)
+        return True
 
     async def _hear(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
         """Guilty of little: the accused may show that it is right when it does it again."""

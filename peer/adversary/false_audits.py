@@ -9,8 +9,9 @@ from peer.audit.contributions import ContributionAudits
 from peer.audit.inquiry import Inquiry
 from peer.pipeline.screens import KnownStanding
 from swarm.core.ids import PeerId, StageIndex, Step, Version
-from swarm.core.round.contribution import Contribution
-from verification.audit.tolerance import Comparison, Grade
+from verification.audit.tolerance import Grade
+from verification.kinds.replay_mismatch import ReplayMismatch
+from verification.replay.compared import ComparedContribution
 from verification.round.papers import Bytes
 
 
@@ -21,11 +22,12 @@ class FalseAudits(ContributionAudits):
         super().__init__(inquiry, beside)
         self._adversary = adversary
 
-    def compared(self, made: Contribution, parts: Sequence[Bytes], replayed: Sequence[Bytes]) -> Comparison:
-        found = super().compared(made, parts, replayed)
-        if found.grade is Grade.HONEST and self._adversary.accuses_falsely(made.step):
-            return replace(found, grade=Grade.FRAUD)
-        return found
+    def compared(self, case: ReplayMismatch, replayed: Sequence[Bytes]) -> ComparedContribution:
+        compared = super().compared(case, replayed)
+        found = compared.found
+        if found.grade is Grade.HONEST and self._adversary.accuses_falsely(case.contribution.step):
+            return replace(compared, found=replace(found, grade=Grade.FRAUD))
+        return compared
 
 
 class FalseStanding(KnownStanding):

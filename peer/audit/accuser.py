@@ -62,12 +62,16 @@ class Accuser:
             return
         self._accused_at[case.accused] = time.monotonic()
         try:
-            evidence = await asyncio.to_thread(case.to_evidence, self._signed_run)
-            digest = await asyncio.to_thread(evidence.digest)
-            await self._bring(evidence.accused, digest, [memoryview(chunk).cast("B") for chunk in evidence.chunks()])
+            await self.bring(case)
         except BaseException:
             self._accused_at.pop(case.accused, None)
             raise
+
+    async def bring(self, case: Case) -> None:
+        """Have it judged, and go on with audits of the peer meanwhile. Raises as `accuse`."""
+        evidence = await asyncio.to_thread(case.to_evidence, self._signed_run)
+        digest = await asyncio.to_thread(evidence.digest)
+        await self._bring(evidence.accused, digest, [memoryview(chunk).cast("B") for chunk in evidence.chunks()])
 
     async def _bring(self, accused: PeerId, digest: bytes, chunks: Sequence[memoryview]) -> None:
         """Evidence, a piece at a time: what is larger than one piece by itself. Raises TransientError, RemoteError."""

@@ -128,7 +128,7 @@ class HopAudits:
             raise TransientError("nobody shows both what came in and what went out")
         inquiry.counters.hops += 1
         found = [await inquiry.compute(partial(self._compare, claim)) for claim in claims]
-        worst, claim = max(zip(found, claims, strict=True), key=lambda pair: pair[0].measured / pair[0].fraud)
+        worst, claim = max(zip(found, claims, strict=True), key=lambda pair: pair[0].share)
         await inquiry.conclude(due.step, f"microbatch {number}", worst, HopMismatch(claim=claim))
 
     def _compare(self, claim: HopClaim) -> Comparison:

@@ -23,13 +23,17 @@ from swarm.network.transport import Message
 from verification.audit.draws import AuditBudget
 from verification.audit.owed import MAX_REASON, Owed, OwedAudit
 from verification.audit.tolerance import Comparison, Grade
+from verification.kinds.bias import Bias
 from verification.kinds.data_fraud import DataFraud, differences
+from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.mismatch import Mismatch
+from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.pipeline.headers import BirthRecord, HopHeader
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+M = TypeVar("M", bound=ReplayMismatch | HopMismatch)
 
 OWED_S = 30.0
 
@@ -60,6 +64,8 @@ class AuditCounters:
     """Drawn, but too late or not replayable here."""
     largest_honest_share: float = 0.0
     """Of the fraud bound, over all audits that found nothing."""
+    largest_bias_share: float = 0.0
+    """Of what the contributions of an honest peer may come to in all audits of it together."""
     bytes: int = 0
 
 
@@ -181,7 +187,7 @@ class Inquiry:
         """What a replay came to, and the case that it makes if it is fraud."""
         counters = self.counters
         if found.grade is Grade.HONEST:
-            counters.largest_honest_share = max(counters.largest_honest_share, found.measured / found.fraud)
+            counters.largest_honest_share = max(counters.largest_honest_share, found.share)
             return
         log.warning("%s at step %d, %s: %s", case.accused, step, what, found.reason)
         if found.grade is Grade.SUSPICIOUS:
@@ -193,9 +199,15 @@ class Inquiry:
 
     async def prosecute(self, case: Mismatch) -> None:
         """Bring it before a jury, and before the run key with everything that a replay needs."""
-        steps, (oldest, version) = self.steps, case.versions
         assert self.jury is not None
-        steps.context.tasks.spawn(self.jury.prosecute(case))
+        self.steps.context.tasks.spawn(self.jury.prosecute(case))
+        await self.accuser.accuse(await self._with_past(case))
+
+    async def lay_open(self, case: ReplayMismatch) -> None:
+        """Have the run key replay a contribution of a peer that is led one way."""
+        await self.accuser.bring(Bias.of(await self._with_past(case)))
+
+    async def _with_past(self, case: M) -> M:
+        steps, (oldest, version) = self.steps, case.versions
         held = await provable_past(steps, self.host, oldest=oldest, version=version)
-        whole = replace(case, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)
-        await self.accuser.accuse(whole)
+        return replace(case, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)

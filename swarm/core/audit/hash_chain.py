@@ -51,6 +51,11 @@ class HashChain:
         self.end = _links(value, 1)
         """32 bytes, committed before any value is revealed."""
 
+    @property
+    def secret(self) -> bytes:
+        """32 bytes committed to on admission and never shown: from the value of a version that no run comes to."""
+        return digest("bias-secret", self.reveal(self.length - 1))
+
     def reveal(self, version: int) -> bytes:
         """The value of `version`, 32 bytes. Raises LocalError past the end of the chain."""
         if not version < self.length:

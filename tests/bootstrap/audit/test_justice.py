@@ -58,11 +58,13 @@ from tests.swarm.core.round.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from tests.verification import exhibits
 from tests.verification.exhibits import Done, SmallRun, received, small_settings
+from verification.audit import running_bias
 from verification.audit.evidence import Evidence
 from verification.audit.owed import OwedAudit, read_exhibit, read_hop
 from verification.audit.standing import FAULT, StandingTable
 from verification.audit.strikes import STRIKE_VERSIONS, Strikes
 from verification.audit.verdicts import Debt, Pardon, Plea, Promotion, Quarantine
+from verification.kinds.bias import Bias
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.round.papers import Exhibit
 from verification.state.anchor import Anchor
@@ -643,6 +645,62 @@ def test_three_untrue_accusations_keep_the_accuser_out(court: Court) -> None:
         assert court.justice.bans == {}
         with pytest.raises(RemoteError, match="banned"):
             await court.accuse(first)
+
+    asyncio.run(play())
+
+
+def _leaning(past: Past6, step: int, share: float) -> bytes:
+    """A contribution of the target to one step; by this share of it off, the same way in every step."""
+    made = past.contribution(step)
+    parts, digests = [], []
+    for part in past.rounds[step].parts[past.target.peer_id]:
+        values = np.frombuffer(part, dtype=np.float32)
+        signs = np.where(np.arange(values.size) % 3 == 0, np.float32(1), np.float32(-1))
+        rms = np.float32(np.sqrt(np.mean(np.square(values))))
+        parts.append((values + np.float32(share) * rms * signs).astype(np.float32).tobytes())
+        digests.append(bulk_digest(parts[-1]))
+    unsigned = replace(made, part_digests=tuple(digests))
+    signed = replace(unsigned, signature=past.target.sign(unsigned.signed_bytes()))
+    whole = ReplayMismatch.from_evidence(Evidence.from_bytes(past.untrue(step), max_bytes=1 << 26))
+    return Bias.of(replace(whole, contribution=signed, parts=tuple(parts))).to_evidence(past.signed).to_bytes()
+
+
+def test_contributions_that_lead_one_way_add_up_to_a_quarantine(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_bias, "MOST_SPREADS", 6.0)  # fewer audits are enough
+
+    async def play() -> None:
+        court.open()
+        for step in range(1, ROUNDS):
+            if court.quarantined:
+                break
+            await court.accuse(_leaning(court.past, step, 3e-4))
+        leaning = [event for event in court.events if event["event"] == "leaning"]
+        assert 2 <= len(leaning) <= 4, leaning
+        assert [event["replays"] for event in leaning] == [*range(1, len(leaning) + 1)]
+        assert court.quarantined == [(court.past.target.peer_id, "bias")], court.events
+        assert court.judged == []
+        assert court.justice.bans == {}
+
+    asyncio.run(play())
+
+
+def test_who_brings_honest_contributions_as_biased_is_struck(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        for step in (1, 2, 3):
+            await court.accuse(_leaning(court.past, step, 0.0))
+        assert [event["event"] for event in court.judged] == ["acquitted"] * 3
+        assert court.quarantined == [(court.past.auditor.peer_id, "false_accusation")]
+
+    asyncio.run(play())
+
+
+def test_what_is_wrong_by_itself_is_no_case_of_bias_for_its_maker_may_have_had_a_fault(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        await court.accuse(_leaning(court.past, 1, 0.5))
+        assert [event["event"] for event in court.judged] == ["dismissed"]
+        assert court.quarantined == []
 
     asyncio.run(play())
 

@@ -13,6 +13,9 @@ from swarm.core.ids import Step
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import AuditSettings, CodecSettings
 from swarm.model.stage import StageModel
+from verification.audit.amplified import TABLE, region_sizes
+from verification.audit.draws import REVEALED_AFTER
+from verification.audit.running_bias import audits_needed
 
 MUCH = AuditSettings(hop_budget=1.0, contribution_budget=1.5)
 """Each of three auditors draws half of the contributions whole, and a third of the microbatches."""
@@ -143,7 +146,7 @@ BEGINS = 3
 FOUND: dict[str, str] = {
     # kind: what its evidence is called, where all is audited and the liar does not plead
     **dict.fromkeys(("sign_flip", "sign_flip_1000", "alie", "ipm", "zeros", "copied_gradient"), "replay_mismatch"),
-    **dict.fromkeys(("partial_work", "long_gradient"), "replay_mismatch"),
+    **dict.fromkeys(("partial_work", "row_bias", "slow_bias", "long_gradient"), "replay_mismatch"),
     **dict.fromkeys(("activation_noise", "activation_swap", "activation_negate", "activation_zeros"), "hop_mismatch"),
     **dict.fromkeys(("gradient_noise", "gradient_swap", "gradient_negate", "gradient_zeros"), "hop_mismatch"),
     "wrong_reducer": "reducer_fraud",
@@ -176,6 +179,10 @@ UNHARMFUL = frozenset(
 """Nobody is banned or kept out for them here."""
 
 
+OTHERWISE: dict[str, dict[str, Any]] = {"row_bias": {"vocab_size": 1024}}
+"""What an attack needs: rows that no token touches, and no block of an int8 wire with them."""
+
+
 def stage_for(kind: str) -> int:
     return 0 if Attack(kind).works_in(0, 2) and not Attack(kind).works_in(1, 2) else 1
 
@@ -189,7 +196,8 @@ def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_
         with pytest.raises(SettingsError):
             outcome_of(attacks, steps=1)
         return
-    swarm = SimulatedSwarm(TinyRun(**(SMALL | {"audits": EVERYTHING})), attacks=attacks, seed=0)
+    fields = SMALL | {"audits": EVERYTHING} | OTHERWISE.get(kind, {})
+    swarm = SimulatedSwarm(TinyRun(**fields), attacks=attacks, seed=0)
     outcome = swarm.run(20 if "reducer" in kind else 10)  # who reduces takes turns
     liar = swarm.peer(stage, 2).peer_id
     assert {ban.peer_id for ban in outcome.bans} | {*outcome.quarantined} <= {liar}, outcome
@@ -263,3 +271,42 @@ def test_two_lying_jurors_mislead_and_the_run_key_does_not_follow() -> None:
     assert outcome.quarantined == (swarm.peer(1, 0).peer_id,), "three untrue accusations"
     assert outcome.audits.juries == outcome.audits.acquitted == 3
     assert outcome.audits.misled >= 1
+
+
+# -- biases inside the tolerance ------------------------------------------------------------------------------
+
+
+def test_a_bias_where_no_token_is_is_found_in_the_first_audit_of_it() -> None:
+    for wire in ("fp32", "int8"):
+        codecs = CodecSettings(averaging=wire)  # type: ignore[arg-type]
+        outcome = outcome_of({(0, 2): "row_bias@2"}, steps=6, audits=ALL, codecs=codecs, vocab_size=1024)
+        assert banned(outcome) == [(0, 2)], outcome
+        assert outcome.bans[0].step == 2
+        assert outcome.audits.led == 0
+
+
+def test_a_bias_below_every_bound_is_found_after_as_many_audits_as_the_law_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strengths, "SLOW_BIAS_SHARE", 4e-4)
+    codecs, begins = CodecSettings(averaging="fp32"), 2
+    swarm = SimulatedSwarm(
+        TinyRun(**(SMALL | {"audits": ALL, "codecs": codecs})), attacks={(1, 2): "slow_bias@2"}, seed=0
+    )
+    liar, moved = swarm.peer(1, 2).peer_id, []
+    while liar not in swarm.outcome().quarantined and swarm.version < 60:
+        swarm.step()
+        if int(swarm.version) > begins and liar not in swarm.outcome().quarantined:
+            shown = swarm.audits[1].moved(Step(swarm.version - 1), liar)
+            moved.append(shown.whole)
+            assert shown.measured < TABLE["fp32", "fp32"].fraud
+    outcome = swarm.outcome()
+    assert outcome.bans == ()
+    assert outcome.quarantined == (liar,)
+    assert outcome.audits.frauds == outcome.audits.acquitted == 0
+    # The auditor's sum meets the law, then the run key's does: of what is the same in every audit, half at least.
+    needed = audits_needed(
+        min(moved) / 2, TABLE["fp32", "fp32"], tests=len(region_sizes(swarm.peer(1, 2).replica.layout.num_values)) + 1
+    )
+    assert needed is not None
+    assert begins + 5 + 5 <= swarm.version <= begins + needed + needed + REVEALED_AFTER, (moved, needed)
