@@ -15,7 +15,7 @@ from swarm.core.round.contribution import Contribution, Work, counted_work
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity, verify
 from swarm.manifest.value import run_id, settings_bytes
-from tests.swarm.core.audit.chances import NO_CHANCE
+from tests.swarm.core.audit.chances import NO_CHANCE, chance_of, ticket_of
 from tests.swarm.core.round.round_world import facts_of, identities, identity_of, run_key
 from tests.verification import exhibits
 from tests.verification.exhibits import SmallRun, small_settings, work_of
@@ -167,7 +167,16 @@ def test_two_neighbours_in_league_have_papers_for_twice_a_step_and_no_more() -> 
     def made(me: Identity, ids: range) -> Contribution:
         shown = [papers_of(settings, RUN_ID, stage, step, MicrobatchId(number), me, near) for number in ids]
         work = tuple(entry_of(papers, Version(0)) for papers in shown)
-        unsigned = Contribution(RUN_ID, stage, step, bytes(32), me.peer_id, work, (bytes(32),), NO_CHANCE)
+        unsigned = Contribution(
+            RUN_ID,
+            stage,
+            step,
+            bytes(32),
+            me.peer_id,
+            work,
+            (bytes(32),),
+            chance_of(me.peer_id, step, ticket=ticket_of(me.peer_id, run_key(), run_id=RUN_ID, stage=stage)),
+        )
         check = entry_check(settings, is_of_stage=known, on_lie=_nobody)
         assert all(check(unsigned, entry, papers.to_value()) for entry, papers in enumerate(shown))
         return replace(unsigned, signature=me.sign(unsigned.signed_bytes()))
