@@ -528,15 +528,15 @@ class Host:
         self._changed.set()
         return Message()
 
-    def _record(self, result: Result) -> None:
-        """A certified result: for ever in the ledger, once."""
+    def _record(self, result: Result, name: bytes) -> None:
+        """A certified result, and the name of the version that it made: for ever in the ledger, once."""
         roster = result.roster
         stage, step = int(roster.stage), int(roster.step)
         self._watched[stage].heard()
         facts: dict[str, Value] = {
             "stage": stage,
             "step": step,
-            "name": result.new_name,
+            "name": name,
             "members": len(roster.contributions),
             "joins": [*roster.joins],
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
@@ -546,6 +546,7 @@ class Host:
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
+        self.justice.certified(result)
         self._heard_at = time.monotonic()
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())

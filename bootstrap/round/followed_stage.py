@@ -51,8 +51,9 @@ class FollowedStage:
         """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
         return self._results.get(step)
 
-    def take(self, result: Result) -> list[Result]:
-        """A result that somebody sent; what is certified with it, in order, and was not before.
+    def take(self, result: Result) -> list[tuple[Result, bytes]]:
+        """A result that somebody sent; what is certified with it, in order, and was not before, and the name of the
+        version that each made.
 
         Raises RemoteError if it is not certified; one that is early is kept, and so is what certified it.
         """
@@ -63,18 +64,17 @@ class FollowedStage:
             if len(self._early) < MAX_EARLY:
                 self._early[step] = result
             return []
-        self._advance(result)
-        done = [result]
+        done = [(result, self._advance(result))]
         while (early := self._early.pop(int(self.chain.version), None)) is not None:
             try:
-                self._advance(early)
+                done.append((early, self._advance(early)))
             except RemoteError as error:  # whoever sent it is long gone; an honest peer will be asked for it again
                 log.info("an early result of stage %d was not certified: %s", result.roster.stage, error)
                 break
-            done.append(early)
         return done
 
-    def _advance(self, result: Result) -> None:
+    def _advance(self, result: Result) -> bytes:
+        """The name of the version that it makes. Raises RemoteError if it is not certified."""
         chain = self.chain
         facts: RoundFacts = chain.facts(
             self._settings,
@@ -90,6 +90,7 @@ class FollowedStage:
             self._kept[version] = self.chain
             for old in sorted(self._kept)[:-KEPT_CHAINS]:
                 del self._kept[old]
+        return self.chain.name
 
     @property
     def version(self) -> Version:

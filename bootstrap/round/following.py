@@ -31,9 +31,10 @@ class Following(Mapping[int, FollowedStage]):
         settings: RunSettings,
         ledger: Ledger,
         transport: Transport,
-        certified: Callable[[Result], None],
+        certified: Callable[[Result, bytes], None],
     ) -> None:
-        """`certified` is told every result, in each stage's order; after a restart some of them again."""
+        """`certified` is told every result, in each stage's order, and the name of the version it made; after a restart
+        some of them again."""
         self._certified = certified
         self._settings = settings
         self._ledger = ledger
@@ -48,6 +49,11 @@ class Following(Mapping[int, FollowedStage]):
 
     def __len__(self) -> int:
         return len(self._stages)
+
+    @property
+    def recent_work(self) -> dict[PeerId, int]:
+        """Tokens that each member of any stage did in its last versions, as far as is certified here."""
+        return {peer: done for followed in self._stages.values() for peer, done in followed.chain.basis.work_of.items()}
 
     def begin(self, genesis: Genesis) -> FollowedStage:
         """The stage begins, or begins again."""
@@ -70,8 +76,8 @@ class Following(Mapping[int, FollowedStage]):
         followed = self._stages.get(result.roster.stage)
         if followed is None:
             return
-        for certified in followed.take(result):
-            self._certified(certified)
+        for certified, name in followed.take(result):
+            self._certified(certified, name)
             chain = followed.at(int(certified.roster.step) + 1)
             if chain is not None:
                 self._ledger.append("chain", chain.to_value())

@@ -16,6 +16,7 @@ import torch
 from peer.pipeline.compute import Urgency
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
 from peer.stage.events import Applied
 from peer.state.past_weights import PastVersion, standing_on
 from swarm.averaging.activations import activation_codec
@@ -50,9 +51,10 @@ MOST_TIMES = 2
 class Examiner:
     """Examines newcomers about this member's own work."""
 
-    def __init__(self, steps: StageSteps, exchanges: ExchangeStore) -> None:
+    def __init__(self, steps: StageSteps, exchanges: ExchangeStore, bases: RecentBases) -> None:
         self._steps = steps
         self._exchanges = exchanges
+        self._bases = bases
         self._shown: dict[Step, Counter[PeerId]] = {}
         self._answered: set[tuple[Step, PeerId]] = set()
         self._drawn: dict[tuple[Step, PeerId], tuple[bytes, Work]] = {}
@@ -88,7 +90,7 @@ class Examiner:
         if (ticket.peer_id, ticket.stage) != (sender, steps.chain.stage):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         await steps.context.exact.run(Urgency.AUDIT, partial(check_reveal, ticket.chain_end, int(step), reveal))
-        exam = exam_of(held[0].roster, reveal, sender)
+        exam = exam_of(held[0].roster, self._bases.at(int(step)), reveal, sender)
         if exam is None or exam.examiner != steps.context.me:
             raise RemoteError("draw", f"{steps.context.me} does not examine {sender} about step {step}", sender)
         exhibit = self._exchanges.exhibit(step, exam.work)
@@ -134,6 +136,7 @@ class Newcomer:
     """Takes the exams that a newcomer draws, until the run key promotes it."""
 
     steps: StageSteps
+    bases: RecentBases
     ticket: Ticket
     draws: HashChain
     host: PeerId
@@ -152,8 +155,12 @@ class Newcomer:
         """A round is over that this peer had no part in: what it is examined about."""
         roster = applied.result.roster
         reveal = self.draws.reveal(int(roster.step))
-        exam = exam_of(roster, reveal, self.steps.context.me)
         self._due = None
+        try:
+            exam = exam_of(roster, self.bases.at(int(roster.step)), reveal, self.steps.context.me)
+        except TransientError as error:
+            log.info("exam about step %d is left out: %s", roster.step, error)
+            return
         if exam is not None and not self.may_train():
             try:
                 self._due = exam, reveal, self.steps.replica.past.get(int(exam.work.version))

@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from peer.audit.accuser import Accuser, Case
+from peer.audit.accuser import Accuser, Case, Prosecution
 from peer.audit.jury import Jury
 from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
-from peer.state.provable_past import provable_past
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Step, Version
@@ -192,9 +191,17 @@ class Inquiry:
 
     async def prosecute(self, case: Mismatch) -> None:
         """Bring it before a jury, and before the run key with everything that a replay needs."""
-        steps, (oldest, version) = self.steps, case.versions
+        spawn, prosecution = self.steps.context.tasks.spawn, Prosecution(self.steps, self.host, self.accuser)
         assert self.jury is not None
-        steps.context.tasks.spawn(self.jury.prosecute(case))
-        held = await provable_past(steps, self.host, oldest=oldest, version=version)
-        whole = replace(case, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)
-        await self.accuser.accuse(whole)
+        try:
+            whole = await prosecution.whole(case)  # who cannot prove it brings no charge
+        except TransientError:
+            spawn(self.jury.prosecute(case))
+            spawn(prosecution.bring(case))
+            raise
+        spawn(self.jury.prosecute(case))
+        try:
+            await self.accuser.accuse(whole)
+        except TransientError:
+            spawn(prosecution.bring(case))
+            raise

@@ -26,7 +26,7 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import Instruction
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import MAX_CHARGES, Contribution, Result, Roster
+from swarm.core.round.contribution import Charge, Contribution, Result, Roster
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
 from swarm.identity.key import verify
@@ -53,7 +53,7 @@ class RoundDriver:
         signing_log: SigningLog,
         vote_log: VoteLog,
         neighbours: Callable[[], set[PeerId]],
-        charges: Callable[[], tuple[bytes, ...]],
+        charges: Callable[[], tuple[Charge, ...]],
     ) -> None:
         """`neighbours`: live peers of the stages beside this one; `charges`: what this peer brings before juries with
         its next contribution."""
@@ -301,7 +301,7 @@ class RoundDriver:
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
         rates = self._parts.rates.of(chain.members, me=context.me)
         unsigned = Contribution(context.run_id, chain.stage, step, chain.name, context.me, work, tuple(digests), rates)
-        unsigned = replace(unsigned, charges=self._charges()[:MAX_CHARGES] if work else ())
+        unsigned = replace(unsigned, charges=self._charges() if work else ())
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)
         contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))

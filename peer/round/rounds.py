@@ -26,7 +26,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
-from swarm.core.round.contribution import Result
+from swarm.core.round.contribution import Charge, Result
 from swarm.core.round.voting import Reconfiguration
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
@@ -54,7 +54,7 @@ class StageRounds:
     """In which rounds this identity has signed."""
     neighbours: Callable[[], set[PeerId]]
     """Live peers of the stages beside this one."""
-    charges: Callable[[], tuple[bytes, ...]]
+    charges: Callable[[], tuple[Charge, ...]]
     """What this peer brings before juries with its next contribution."""
     make_part_exchange: Callable[[StageSteps, RoundMail, Screens], PartExchange] = PartExchange
     make_driver: Callable[..., RoundDriver] = RoundDriver

@@ -13,8 +13,9 @@ from typing import ClassVar
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, StageNumber
 from swarm.core.ids import PeerId, Step
-from swarm.core.ranking import rank
+from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Contribution, Roster, Work
+from swarm.core.seats import drawn, seats
 from swarm.identity.signed_record import SignedRecord
 from verification.audit.draws import check_reveal, draw
 from verification.pipeline.ticket import Ticket
@@ -37,18 +38,22 @@ class Exam:
     """The microbatch, in it."""
 
 
-def exam_of(roster: Roster, reveal: bytes, newcomer: PeerId) -> Exam | None:
-    """What the newcomer's value of the roster's version gives it; None if nobody has contributed.
+def exam_of(roster: Roster, basis: RoundBasis, reveal: bytes, newcomer: PeerId) -> Exam | None:
+    """What the newcomer's value of the roster's version gives it; None if nobody has contributed who had done anything.
 
-    The examiner follows from the version's name, which is older than any contribution to the step: nobody can make
-    his contribution so that he is the one.
+    The examiner follows from the version and its `basis`, which are older than any contribution to the step: nobody can
+    make his contribution so that he is the one. Who did twice as much in the last versions is it twice as often.
+    Raises RemoteError if the basis is of another version.
     """
+    if basis.name != roster.previous_name:
+        raise RemoteError("fork", f"step {roster.step} of stage {roster.stage} does not start from this version")
     made = {one.peer_id: one for one in roster.contributions if one.work and one.peer_id != newcomer}
-    if not made:
+    weights = {peer: weight for peer, weight in seats(basis.work_of).items() if peer in made}
+    if not weights:
         return None
-    examiner = rank(made, "examiner", reveal, roster.previous_name, newcomer)[0]
-    drawn = draw(reveal, made[examiner].digest(), auditor=newcomer, target=examiner)
-    return Exam(examiner, made[examiner], made[examiner].work[drawn.microbatch(len(made[examiner].work))])
+    examiner = drawn(weights, "examiner", reveal, roster.previous_name, newcomer)[0]
+    chance = draw(reveal, made[examiner].digest(), auditor=newcomer, target=examiner)
+    return Exam(examiner, made[examiner], made[examiner].work[chance.microbatch(len(made[examiner].work))])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +69,15 @@ class Agreement(SignedRecord):
     """Of the newcomer's hash chain, for the step: it names the examiner."""
     examiner: PeerId
 
-    def check(self, *, run_id: str, ticket: Ticket, roster: Roster) -> None:
-        """Raises RemoteError unless the examiner that the newcomer had drawn in the roster's version signed it."""
+    def check(self, *, run_id: str, ticket: Ticket, roster: Roster, basis: RoundBasis) -> None:
+        """Raises RemoteError unless the examiner that the newcomer had drawn in the roster's version, which has this
+        basis, signed it."""
         if self.run_id != run_id:
             raise RemoteError("protocol", f"agreement of run {self.run_id[:12]}, not {run_id[:12]}", self.newcomer)
         if (ticket.peer_id, ticket.stage, self.stage) != (self.newcomer, roster.stage, roster.stage):
             raise RemoteError("ticket", f"agreement of stage {self.stage} for {self.newcomer}", self.newcomer)
         check_reveal(ticket.chain_end, int(self.step), self.reveal)
-        exam = exam_of(roster, self.reveal, self.newcomer) if roster.step == self.step else None
+        exam = exam_of(roster, basis, self.reveal, self.newcomer) if roster.step == self.step else None
         if exam is None or exam.examiner != self.examiner:
             raise RemoteError("draw", f"{self.examiner} is not who {self.newcomer} drew at {self.step}", self.newcomer)
         if not self.is_signed_by(self.examiner):

@@ -3,10 +3,11 @@
 Both are drawn from the name of the version that a round starts from: the same for everyone, and fixed for the version.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swarm.core.ids import PeerId
 from swarm.core.ranking import rank
+from swarm.core.seats import seats, spread
 
 MAX_MEMBERS = 256
 """Of a stage: four cohorts. A roster holds a commitment of each to every part."""
@@ -29,8 +30,10 @@ def cohorts(members: Sequence[PeerId], name: bytes) -> tuple[tuple[PeerId, ...],
     return tuple(tuple(sorted(order[first::number])) for first in range(number))
 
 
-def committee(members: Sequence[PeerId], name: bytes) -> tuple[PeerId, ...]:
-    """Those of the members who vote on a round that starts from the version of this name, in the order of ids."""
-    if len(members) <= COMMITTEE:
-        return tuple(members)
-    return tuple(sorted(rank(members, "committee", name)[:COMMITTEE]))
+def committee(work: Mapping[PeerId, int], name: bytes) -> dict[PeerId, int]:
+    """Those of the members who vote on a round that starts from the version of this name, in the order of ids, each
+    with what its vote weighs by the `work` of all. Where they are many the seats are spread over them: who has done
+    twice as much has twice as many.
+    """
+    weights = seats(work)
+    return weights if len(weights) <= COMMITTEE else spread(weights, COMMITTEE, "committee", name)

@@ -14,14 +14,14 @@ from swarm.core.forms import Digest, Integer, Items, Nested, Writer
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
 from swarm.core.record import PackedOnce, Record, Row, Signed, SignedOnce
-from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
+from swarm.core.round.basis import MAX_NEIGHBOURS
 from swarm.core.round.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
 from swarm.core.round.voting import Certificate
 
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
 MAX_RATES = 16
-MAX_CHARGES = 4
+MAX_CHARGES = 1
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
 
@@ -49,6 +49,15 @@ class Rate(Row):
 
 
 @dataclass(frozen=True)
+class Charge(Row):
+    """What a member brings before a jury: its case is to follow, before the jury and before the host."""
+
+    accused: PeerId
+    digest: Digest
+    """Of the accusation (`verification.audit.verdicts`)."""
+
+
+@dataclass(frozen=True)
 class Contribution(SignedOnce):
     """A member's commitment to its mean gradient: made and signed before any part moves."""
 
@@ -64,8 +73,8 @@ class Contribution(SignedOnce):
     """BLAKE3 of each encoded part; empty if the member did no work."""
     rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
     """Of other members, as measured here: they decide who reduces how much."""
-    charges: Annotated[tuple[Digest, ...], AtMost(MAX_CHARGES)] = ()
-    """Digests of what the member brings before a jury: by this they are certified before the jurors are drawn."""
+    charges: Annotated[tuple[Charge, ...], AtMost(MAX_CHARGES)] = ()
+    """What the member brings before a jury: by this it is certified before the jurors are drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -349,17 +358,6 @@ class Result(Signed, PackedOnce):
     @cached_property
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
-
-    @property
-    def basis(self) -> RoundBasis:
-        """What the version that this result makes is known by."""
-        roster = self.roster
-        return RoundBasis(roster.previous_name, self.root(), roster.members, roster.members_after, roster.neighbours)
-
-    @property
-    def new_name(self) -> bytes:
-        """Name of the version this result makes: a hash over the previous name and the result's root."""
-        return self.basis.name
 
     def signed_value(self) -> Value:
         return [self.root(), self.leader]

@@ -3,7 +3,7 @@
 Every check raises RemoteError naming who is to blame and changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,8 +40,9 @@ class RoundFacts:
     """Peers in the order in which they lead: view k is led by number k modulo their count. The order is drawn from
     the certificate before the last, so that it is known while the last round still runs; whoever left since is
     passed over, whoever joined comes last."""
-    voters: tuple[PeerId, ...]
-    """Sorted: who certifies the round: members, drawn ones where they are many, and others."""
+    weights: Mapping[PeerId, int]
+    """Of each vote, in the order of ids: of those who certify the round: members, drawn ones where they are many, and
+    others."""
     run_key: PeerId
     """It may name other voters for a round that has lost its quorum."""
     previous_name: bytes
@@ -76,7 +77,7 @@ class RoundFacts:
             step=step,
             members=basis.members,
             leaders=basis.leaders(stage, step),
-            voters=electorate(basis.members, basis.neighbours, coordinator, basis.name),
+            weights=electorate(basis.work_of, basis.neighbours, coordinator, basis.name),
             run_key=run_key,
             previous_name=basis.name,
             num_parts=num_parts,
@@ -84,6 +85,11 @@ class RoundFacts:
             max_tokens=max_tokens,
             max_work=max_work,
         )
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Sorted: who has a vote."""
+        return self.election.voters
 
     @cached_property
     def first_view(self) -> int:
@@ -98,7 +104,7 @@ class RoundFacts:
     @cached_property
     def election(self) -> Election:
         return Election(
-            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters, self.run_key
+            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.weights, self.run_key
         )
 
     def leader_of(self, view: int) -> PeerId:

@@ -1,6 +1,6 @@
 """A stage's certified past, folded: from its genesis through each result to who leads next.
 
-Every member folds the same results and so knows the same members, leaders, data leases and recent ids.
+Every member folds the same results and so knows the same members, leaders, data leases, recent ids and weights.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.ranking import rank
 from swarm.core.record import Record, SignedValue
 from swarm.core.result_size import most_work
-from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
+from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, Work, leaders_of
 from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import MAX_WORK, Result, counted_tokens
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
+from swarm.core.state.recent_work import RecentWork, done_in, founded, worked
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,21 @@ class Genesis(SignedValue):
     """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
     era: int = 0
     """The same in the geneses of all stages that begin together, another whenever they begin again."""
+    work: Work = ()
+    """Tokens that each member is taken to have done before: by them votes weigh. Where the run begins all the same, and
+    so if nothing is said; where it begins again, what is certified of each."""
+
+    @property
+    def recent_work(self) -> tuple[RecentWork, ...]:
+        """As if it had been done evenly."""
+        return founded(self.members, self.work)
 
     @property
     def basis(self) -> RoundBasis:
         """What the version the stage begins at is known by."""
         found = digest("genesis-name", self.signed_value())
-        members = tuple(sorted(set(self.members)))
-        return RoundBasis(found, found, members, members, self.neighbours)
+        work = tuple(one.total for one in self.recent_work)
+        return RoundBasis(found, found, self.members, work, self.members, work, self.neighbours)
 
     @property
     def name(self) -> bytes:
@@ -57,8 +65,10 @@ class Genesis(SignedValue):
         return self.basis.name
 
     def _check_fields(self) -> None:
-        if not self.members:
-            raise RemoteError("malformed", "genesis without members")
+        if not self.members or any(one >= other for one, other in pairwise(self.members)):
+            raise RemoteError("malformed", "genesis without members, or not in order")
+        if len(self.work) not in (0, len(self.members)):
+            raise RemoteError("malformed", f"genesis with the work of {len(self.work)} of {len(self.members)} members")
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,8 @@ class StageChain(Record):
     earlier_ids: Annotated[tuple[int, ...], AtMost(MAX_MEMBERS * MAX_WORK)]
     """And of the one before."""
     leases: LeaseTable
+    recent_work: Annotated[tuple[RecentWork, ...], AtMost(MAX_MEMBERS)]
+    """Of each member."""
     era: int = 0
     """Of the genesis."""
 
@@ -101,6 +113,7 @@ class StageChain(Record):
             (),
             (),
             leases,
+            genesis.recent_work,
             genesis.era,
         )
 
@@ -118,7 +131,7 @@ class StageChain(Record):
         if int(step) == self.version:
             return self.basis.leaders(self.stage, step)
         assert int(step) == self.version + 1
-        return rank(self.members, "leader", self.name, self.stage, step)
+        return leaders_of(self.basis.work_of, self.name, self.stage, step)
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""
@@ -147,6 +160,7 @@ class StageChain(Record):
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
         members = roster.members_after
         ids = tuple(item.microbatch_id for item in result.work_done())
+        done = worked(self.recent_work, done_in(result, self.weights_of(result)), members)
         leases = self.leases
         if self.stage == 0:
             leases = leases.advance(
@@ -157,18 +171,30 @@ class StageChain(Record):
             self.lineage,
             self.stage,
             Version(self.version + 1),
-            result.basis,
+            RoundBasis(
+                self.name,
+                result.root(),
+                self.members,
+                self.basis.work,
+                members,
+                tuple(one.total for one in done),
+                roster.neighbours,
+            ),
             self.coordinator,
             self.run_key,
             ids,
             self.last_ids,
             leases,
+            done,
             self.era,
         )
 
     def _check_fields(self) -> None:
         if not self.members or not self.basis.previous_members:
             raise RemoteError("malformed", "stage chain without members")
+        known = tuple((one.peer_id, one.total) for one in self.recent_work)
+        if known != tuple(self.basis.work_of.items()):
+            raise RemoteError("malformed", "stage chain's members have done other work than it says")
         for listed in (self.members, self.basis.previous_members, self.last_ids, self.earlier_ids):
             if any(one >= other for one, other in pairwise(cast(tuple[str, ...], listed))):
                 raise RemoteError("malformed", "stage chain lists members or ids out of order")

@@ -69,17 +69,17 @@ def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0, witnes
     """
     others = [identity.peer_id for identity in witness_identities(witnesses)]
     everyone = [identity.peer_id for identity in identities(num_members + outsiders)]
-    order = rank(everyone, "leader", PREVIOUS_NAME)
+    order = rank(everyone, "leader", PREVIOUS_NAME)  # nobody's work is known
     gone = set(order[:outsiders])
     members = tuple(sorted(set(everyone) - gone))
-    voters = electorate(members, (), None, PREVIOUS_NAME)
+    weights = {**electorate(dict.fromkeys(members, 1), (), None, PREVIOUS_NAME), **dict.fromkeys(others, 1)}
     return RoundFacts(
         run_id=RUN_ID,
         stage=STAGE,
         step=STEP,
         members=members,
         leaders=order,
-        voters=tuple(sorted({*voters, *others})),
+        weights=dict(sorted(weights.items())),
         run_key=run_key().peer_id,
         previous_name=PREVIOUS_NAME,
         num_parts=num_parts,
