@@ -1,8 +1,8 @@
 """What a member's certified work is worth: the weight of its vote, and its share of what is drawn.
 
 A peer that does nothing weighs nothing, however many identities it has; who wants a third of a stage's votes does a
-third of its work. One member that does more than a third of it is cut to a third, so that no stage hangs on one machine.
-The cut goes by what all have done, not by the median of heads: that is for sale for a microbatch an identity.
+third of its work. One member that does more than a third is cut to a third, so that no stage hangs on one machine. The
+cut goes by what all have done, not by the median of heads: that is for sale, for a microbatch an identity.
 """
 
 from collections.abc import Iterable, Mapping

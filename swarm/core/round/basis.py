@@ -59,5 +59,5 @@ class RoundBasis(Row, kind="basis"):
 
 
 def leaders_of(work: Mapping[PeerId, int], name: bytes, stage: StageIndex, step: Step) -> tuple[PeerId, ...]:
-    """In which order a stage's members lead, drawn by their work in the version of this name; who did none comes last."""
+    """In which order members lead, drawn by their work up to the version of this name; who did none comes last."""
     return drawn({**dict.fromkeys(work, 0), **seats(work)}, "leader", name, stage, step)

@@ -41,7 +41,7 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
-from swarm.core.round.contribution import Departure, Exclusion, Rate, ReducedPart, Share
+from swarm.core.round.contribution import Charge, Departure, Exclusion, Rate, ReducedPart, Share
 from swarm.core.round.voting import Proof, Reconfiguration
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
@@ -233,7 +233,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             examiner=coordinator,
             signature=bytes(64),
         ),
-        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(bytes(32),)),
+        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "missing"),)),
         OwedAudit(

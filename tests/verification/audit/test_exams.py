@@ -12,6 +12,7 @@ import pytest
 from peer.audit.exams import EXAMS_A_STEP, Examiner, encoded_hop
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex
@@ -48,7 +49,9 @@ class Hall:
         run = SmallRun(small_settings(2, trust="public"), num_peers=1)
         self.exhibit: Exhibit = run.microbatch(0)[STAGE]
         run.step(0)
-        self.result = run.step(STAGE).result
+        done = run.step(STAGE)
+        self.result, self.basis = done.result, done.chain.basis
+        self.bases = RecentBases(done.chain, kept=4)
         identity = run.peers[STAGE][0]
         store = ExchangeStore.of_run(run.settings, run.peers[STAGE][0].peer_id)
         store.keep(received(self.exhibit))
@@ -62,7 +65,7 @@ class Hall:
             exact=Exact(),
         )
         steps = SimpleNamespace(context=context, chain=chain, replica=run.replicas[STAGE][0])
-        self.examiner = Examiner(cast(StageSteps, steps), store)
+        self.examiner = Examiner(cast(StageSteps, steps), store, self.bases)
         self.settings = run.settings
 
     def ask(self, number: int, /, **changed: Any) -> Message:
@@ -85,7 +88,7 @@ def made() -> Hall:
 @pytest.fixture
 def hall(made: Hall) -> Hall:
     """With a member that has examined nobody yet."""
-    made.examiner = Examiner(made.examiner._steps, made.examiner._exchanges)
+    made.examiner = Examiner(made.examiner._steps, made.examiner._exchanges, made.bases)
     return made
 
 
@@ -94,7 +97,7 @@ def test_a_newcomer_that_answers_as_the_member_did_gets_its_agreement(hall: Hall
     assert bytes(shown.body) == bytes(hall.exhibit.x) + bytes(hall.exhibit.targets) + bytes(hall.exhibit.grad_y)
     reply = hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
     agreement = Agreement.from_value(cast(dict[str, Value], reply.meta)["agreement"])
-    agreement.check(run_id=RUN_ID, ticket=ticket_of(0), roster=hall.result.roster)
+    agreement.check(run_id=RUN_ID, ticket=ticket_of(0), roster=hall.result.roster, basis=hall.basis)
     with pytest.raises(RemoteError, match="owes no answer"):
         hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
 
@@ -153,10 +156,11 @@ def test_a_member_examines_few_and_shows_each_its_exam_twice(hall: Hall) -> None
 
 
 def test_the_examiner_is_the_one_that_was_drawn(hall: Hall) -> None:
-    exam = exam_of(hall.result.roster, CHAINS[0].reveal(0), NEWCOMERS[0].peer_id)
+    roster, reveal = hall.result.roster, CHAINS[0].reveal(0)
+    exam = exam_of(roster, hall.basis, reveal, NEWCOMERS[0].peer_id)
     assert exam is not None
     assert exam.examiner == hall.examiner._steps.context.me
-    assert exam_of(hall.result.roster, CHAINS[0].reveal(0), PeerId(exam.examiner)) is None, "nobody examines himself"
+    assert exam_of(roster, hall.basis, reveal, PeerId(exam.examiner)) is None, "nobody examines himself"
 
 
 def test_a_hop_is_encoded_as_it_is_sent(hall: Hall) -> None:

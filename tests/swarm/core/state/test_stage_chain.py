@@ -188,9 +188,9 @@ def test_the_genesis_bytes_never_change() -> None:
     assert Genesis.from_value(unpack(pack(signed.to_value()), max_bytes=1 << 16)) == signed
     assert (
         hashlib.sha256(genesis.signed_bytes()).hexdigest()
-        == "488ab2197fdeb376d8c2e2208b5b4563096331cfdb1c57208af6144a87618762"
+        == "0883f90fe144578c45a6f3fd3a175cd655fe022b411e8921aee9f3427e4d470a"
     )
-    assert genesis.name.hex() == "108056fd5f046422c151bff6f2682a9f5724aaa74bccdf4bc4f35ee947ca2eb7"
+    assert genesis.name.hex() == "12ad6a0648f9dfc6eac9ca16d59d9147f80e32ae503eae5e3a7a377996dd9250"
 
 
 def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
@@ -206,6 +206,7 @@ def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
         replace(genesis, run_key=PeerId("other key")),
         replace(genesis, neighbours=NEAR[:1]),
         replace(genesis, era=1),
+        replace(genesis, work=(3, 4, 5)),
     ]
     assert len({genesis.name, *(other.name for other in others)}) == 1 + len(others)
     assert len(others) == len(fields(Genesis)) - 1  # all but the signature
@@ -218,6 +219,10 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
     chain = chain.advance(_result(chain, {}, leaves=(PEERS[0],), neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST]))
     chain = chain.advance(_result(chain, {}, joins=PEERS[3:5], neighbours=near), SETTINGS)
+    assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST])), "two have done nothing yet"
+    for number in range(3):
+        works = {peer: (_work(10 * number + at),) for at, peer in enumerate(chain.members)}
+        chain = chain.advance(_result(chain, works, neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:5], HOST]))  # four need nobody else
     assert (chain.coordinator, chain.run_key) == (HOST, RUN_KEY)
 
@@ -225,15 +230,17 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
 def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
     chain = StageChain.begin(_genesis(), SETTINGS)
     chain = chain.advance(_result(chain, {}, joins=(PEERS[3],)), SETTINGS)
-    facts = chain.facts(num_parts=2, phase_s=1.5, max_tokens=9, max_work=9)
+    facts = chain.facts(SETTINGS, num_parts=2, phase_s=1.5)
     assert (facts.run_id, facts.stage, facts.step) == ("run", StageIndex(0), Step(5))
     assert (facts.members, facts.previous_name) == (chain.members, chain.name)
     assert facts.leaders == chain.leaders(Step(chain.version))
     assert (facts.run_key, facts.num_parts, facts.phase_s) == (RUN_KEY, 2, 1.5)
     for other in (
         replace(chain.basis, members=PEERS[:2]),
+        replace(chain.basis, work=chain.basis.work[::-1]),
         replace(chain.basis, neighbours=()),
         replace(chain.basis, previous_members=PEERS[:1]),
+        replace(chain.basis, previous_work=(1,)),
         replace(chain.basis, root=bytes(32)),
         replace(chain.basis, previous_name=bytes(32)),
     ):
@@ -241,14 +248,14 @@ def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
 
 
 def _voters(chain: StageChain) -> tuple[PeerId, ...]:
-    return chain.facts(num_parts=1, phase_s=1.0, max_tokens=9, max_work=9).voters
+    return chain.facts(SETTINGS, num_parts=1, phase_s=1.0).voters
 
 
 def _chain_value(**changes: Value) -> Value:
     """The value of a chain, with these of its fields or of its basis changed."""
     value = StageChain.begin(_genesis(stage=1), SETTINGS).to_value()
     assert isinstance(value, dict)
-    names = ("previous_name", "root", "previous_members", "members", "neighbours")
+    names = ("previous_name", "root", "previous_members", "previous_work", "members", "work", "neighbours")
     listed = value["basis"]
     assert isinstance(listed, list)
     basis = [changes.pop(name, held) for name, held in zip(names, listed, strict=True)]
@@ -260,6 +267,11 @@ def _chain_value(**changes: Value) -> Value:
     [
         {"members": []},
         {"previous_members": []},
+        {"previous_work": [1]},
+        {"work": [16, 16]},
+        {"work": [16, 16, 17]},
+        {"recent_work": []},
+        {"recent_work": [["peer 0", [1] * 17]]},
         {"members": ["b", "a"]},
         {"members": ["a", "a"]},
         {"previous_members": ["b", "a"]},
