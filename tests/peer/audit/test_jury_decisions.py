@@ -12,6 +12,7 @@ from peer.audit.jury import Charges, Jury
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
 from peer.stage.bases import RecentBases
+from peer.stage.events import VersionTurned
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.basis import RoundBasis
@@ -82,9 +83,11 @@ def jury(
         tasks=SimpleNamespace(spawn=begun.append),
     )
     steps = SimpleNamespace(chain=chain, context=context)
+    bases = RecentBases(after(), kept=4)
+    bases.turned(VersionTurned(after(version=35), is_next=True))
     made = Jury(
         cast(StageSteps, steps),
-        RecentBases(after(), kept=4),
+        bases,
         charges or Charges(),
         cast(SignedRun, None),
         RUN_KEY.peer_id,

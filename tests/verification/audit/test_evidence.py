@@ -272,7 +272,7 @@ def _hop_mismatch(world: World, shown: Exhibit) -> HopMismatch:
 
 
 def _vote(world: World, value: bytes) -> CastVote:
-    facts = world.rounds[1].chain.facts(num_parts=1, phase_s=1.0, max_tokens=99, max_work=9)
+    facts = world.rounds[1].chain.facts(world.run.settings, num_parts=1, phase_s=1.0)
     vote = vote_by(facts, world.accused, "result", 3, value)
     return CastVote.of(facts.election, "result", 3, value, vote, None)
 
@@ -680,7 +680,7 @@ def test_data_fraud_needs_the_run_s_own_tokens(world: World, tmp_path: Path) -> 
 
 
 def test_a_vote_signs_what_the_election_says(world: World) -> None:
-    facts = world.rounds[1].chain.facts(num_parts=1, phase_s=1.0, max_tokens=99, max_work=9)
+    facts = world.rounds[1].chain.facts(world.run.settings, num_parts=1, phase_s=1.0)
     assert _vote(world, bytes(32)).signed_bytes() == facts.election.ballot("result", 3, bytes(32))
 
 

@@ -177,11 +177,8 @@ def test_malformed_verdicts_are_refused(
         wrong += [{**value, "value": {**inner, name: bad}} for bad in BAD]
     wrong += [{**value, "value": {**inner, "more": 1}}]
     if isinstance(good, Quarantine):
-        wrong += [
-            {**value, "votes": [VOTE.to_value()] * (MOST_JURORS + 1)},
-            {**value, "votes": [None]},
-            {**value, "votes": None},
-        ]
+        too_many = [VOTE.to_value()] * (MOST_JURORS + 1)
+        wrong += [{**value, "votes": votes} for votes in (too_many, [None], None)]
     for one in wrong:
         with pytest.raises(RemoteError) as caught:
             reader(one)
