@@ -1,8 +1,8 @@
 """What members committed to before juries: each charge is to be followed by its case here, or it lapses.
 
 A charge costs its maker nothing but this: whoever brings none of the evidence that it names has said what it could not
-show, and so has every juror who convicted by it. Time counts while this host anchors what the stage's members state: who
-could not reach it then had no fault of its own.
+show, and so has every juror who convicted by it. Time counts while this host anchors what the stage's members state:
+who could not reach it otherwise is not to blame.
 """
 
 from collections import OrderedDict

@@ -429,13 +429,13 @@ class Justice:
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         if not verdict.guilty:
+            charge = await asyncio.to_thread(charge_of, evidence)
             await asyncio.to_thread(path.unlink, missing_ok=True)
+            if charge is not None:
+                self._are_over(self._charges.judged(charge.accused, charge))
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
             )
-            charge = await asyncio.to_thread(charge_of, evidence)
-            if charge is not None:
-                self._are_over(self._charges.judged(charge.accused, charge))
             await self._strike(accuser, evidence.digest())
             if charge is not None:
                 await self._overrule(charge)

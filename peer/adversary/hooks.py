@@ -133,6 +133,10 @@ class Adversary:
         """Whether it accuses a peer whose work in this step it found honest."""
         return False
 
+    def charges_in(self, step: Step) -> bool:
+        """Whether it charges somebody in this step with what there is no evidence of."""
+        return False
+
     def finds(self, guilty: bool) -> bool:
         """What it votes as a juror that found this."""
         return guilty

@@ -36,7 +36,7 @@ def test_by_heads_idle_members_held_the_stage_and_by_work_they_have_no_vote(num_
 
 
 def test_a_cap_at_the_median_of_heads_is_for_sale() -> None:
-    """Nine identities, a microbatch each, take more than half of a stage of eight; by the rule they have a hundredth."""
+    """Nine identities, a microbatch each, take more than half of a stage of eight. By the rule: a hundredth."""
     honest, crumbs = work_of("honest", *[100] * 8), work_of("crumb", *[1] * 9)
     assert share(capped_at_the_median(honest | crumbs), crumbs) > 1 / 2
     assert share(seats(honest | crumbs), crumbs) < 0.012

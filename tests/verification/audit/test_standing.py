@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.ranking import rank
 from swarm.core.round.basis import RoundBasis
 from swarm.core.seats import seats, weight_of
 from swarm.identity.key import Identity
@@ -247,6 +248,33 @@ def test_all_others_judge_in_a_small_stage_and_more_than_half_of_their_weight_co
     assert drawn.weights == dict.fromkeys(_basis(*[30] * num).members[2:], 30)
     assert drawn.needed == 15 * (num - 2) + 1
     assert num == 5 or len([*drawn.weights]) > 3, "it grows with the stage"
+
+
+def _three_drawn(members: Iterable[PeerId], parties: set[PeerId], evidence: bytes, name: bytes) -> set[PeerId]:
+    """The rule before: three by chance, two of whom convict."""
+    return {*rank({*members} - parties, "juror", evidence, name)[:3]}
+
+
+def test_three_liars_of_ten_convicted_by_charges_alone_and_do_no_more() -> None:
+    """Each brought four charges a step, of evidence that there was not, and asked where a jury was of accomplices."""
+    rng, basis = random.Random(3), _basis(*[64] * 10)
+    liars, steps_to_convict = {*basis.members[:3]}, []
+    for _ in range(40):
+        steps = 0
+        while True:
+            steps += 1
+            charges = [(liar, rng.choice(basis.members[3:]), rng.randbytes(32)) for liar in liars for _ in range(4)]
+            name, accomplices = rng.randbytes(32), [0]
+            for liar, accused, evidence in charges:
+                accomplices.append(len(_three_drawn(basis.members, {liar, accused}, evidence, name) & liars))
+                drawn = jurors(replace(basis, root=name), accuser=liar, accused=accused, evidence_digest=evidence)
+                assert drawn is not None
+                assert not drawn.convicts(liars)
+            if max(accomplices) >= 2:
+                break
+        steps_to_convict.append(steps)
+    assert max(steps_to_convict) <= 6
+    assert sorted(steps_to_convict)[20] <= 2
 
 
 def test_less_than_a_third_of_the_work_convicts_nobody_and_cannot_save_its_own() -> None:
