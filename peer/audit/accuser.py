@@ -48,6 +48,13 @@ class Prosecution:
         self._host = host
         self._accuser = accuser
 
+    def check(self, case: Mismatch) -> None:
+        """Raises LocalError if this peer does not hold the past that proves the case, or not any more."""
+        (oldest, version), context = case.versions, self._steps.context
+        begins = max((number for number in context.snapshots.versions() if number <= oldest), default=None)
+        if begins is None or any(step not in context.results for step in range(begins, version)):
+            raise LocalError(f"what proves the work of version {oldest} wrong is not held here")
+
     async def whole(self, case: Mismatch) -> Mismatch:
         """The case with the past that this peer holds. Raises LocalError if it holds it not, or not any more,
         TransientError or RemoteError if the host does not say where that begins."""

@@ -193,15 +193,10 @@ class Inquiry:
         """Bring it before a jury, and before the run key with everything that a replay needs."""
         spawn, prosecution = self.steps.context.tasks.spawn, Prosecution(self.steps, self.host, self.accuser)
         assert self.jury is not None
-        try:
-            whole = await prosecution.whole(case)  # who cannot prove it brings no charge
-        except TransientError:
-            spawn(self.jury.prosecute(case))
-            spawn(prosecution.bring(case))
-            raise
+        prosecution.check(case)  # who cannot prove it brings no charge
         spawn(self.jury.prosecute(case))
         try:
-            await self.accuser.accuse(whole)
+            await self.accuser.accuse(await prosecution.whole(case))
         except TransientError:
             spawn(prosecution.bring(case))
             raise

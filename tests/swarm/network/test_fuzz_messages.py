@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from bootstrap.audit.charges import OpenCharge
 from peer.directory.moving import Said
 from peer.round.fragments import Fragment
 from swarm.averaging.activations import activation_codec
@@ -260,6 +261,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             signature=bytes(64),
         ),
         AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
+        OpenCharge(StageIndex(1), Step(5), coordinator, shown.accused, bytes(32)),
         Fragment(3, 9),
         Said(1_700_000_000_000, 0.25, may_move=True),
         DirectOffer(bytes(16), bytes(32), 4001, None),
