@@ -46,6 +46,7 @@ from swarm.release import checked_release
 @click.option("--allow", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Peer ids, one a line.")
 @click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option("--yes", is_flag=True, help="Start a run that is slower than one machine without asking, as --json does.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the run's figures here as JSON at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines, for scripts.")
 @click.option("--verbose", is_flag=True, help="Log what happens.")
@@ -63,6 +64,7 @@ def command(
     allow: Path | None,
     minimum_release: str,
     evaluate_tokens: int,
+    yes: bool,
     report: Path | None,
     as_json: bool,
     verbose: bool,
@@ -74,12 +76,13 @@ def command(
     from bootstrap.directory.admission import AdmissionPolicy, listed_peers
     from bootstrap.directory.doors import DoorSettings
     from bootstrap.directory.relaying import RelaySettings
+    from bootstrap.owner.worth import ask_whether_to_start
     from bootstrap.program.held_run import HeldRun
     from bootstrap.program.host import HostSettings
     from bootstrap.program.hosting import Hosting, HostingSettings
     from bootstrap.state.remote_archive import open_place
-    from bootstrap.state.run_folder import check_hostable, prepare_run
-    from swarm.manifest.file import read_manifest
+    from bootstrap.state.run_folder import RunFolder, check_hostable, prepare_run
+    from swarm.manifest.file import assumed_data, freeze, read_manifest
     from swarm.network.loop import run
     from swarm.network.services.mirror import checked_mirrors
 
@@ -115,6 +118,8 @@ def command(
     )
     place = None if archive is None else open_place(archive)
     root = (folder or manifest.with_suffix("")).absolute()
+    if not RunFolder(root).settings.exists():
+        ask_whether_to_start(freeze(read, assumed_data(read), ()), show, anyway=yes or as_json)
     with HeldRun(root) as held:
         prepared = prepare_run(
             read,
@@ -137,6 +142,8 @@ class _Shown:
             sys.stdout.flush()
             return
         match event:
+            case {"event": "verdict", "verdict": verdict}:
+                click.echo(verdict)
             case {"event": "preparing", "what": what}:
                 click.echo(f"{what} ...")
             case {"event": "listening", "invite": invite, "run_id": run_id}:

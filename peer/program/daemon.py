@@ -155,11 +155,11 @@ class PeerDaemon:
         self.transport.serve("ping", self._on_ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
         joining = asyncio.ensure_future(self._joining.join(self.volunteer.stage, self._on_run))
-        stopping = asyncio.ensure_future(stop.wait())
+        ends = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self.finished.wait())}
         try:
             while True:
-                await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not joining.done():
+                await asyncio.wait({joining, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                if not joining.done() or self.finished.is_set():
                     break
                 joined = joining.result()
                 target = await self._live(joined, stop)
@@ -175,10 +175,9 @@ class PeerDaemon:
                     f"{verdict.stage}; the host keeps the evidence {verdict.evidence_digest.hex()[:16]}"
                 )
         finally:
-            stopping.cancel()
-            if not joining.done():
-                joining.cancel()
-                await asyncio.gather(joining, return_exceptions=True)
+            for waiting in (joining, *ends):
+                waiting.cancel()
+            await asyncio.gather(joining, *ends, return_exceptions=True)
 
     async def _join_from_elsewhere(self, joined: Joined, target: StageIndex) -> Joined:
         """Join another stage, counting there from now on."""

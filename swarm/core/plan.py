@@ -89,6 +89,10 @@ class Assumptions:
         return self.downlink_mbit * 1e6 / 8 * LINK_SHARE / HEADERS
 
 
+SUPPOSED = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=4, tflops=1, session_hours=4)
+"""Of a fleet of which nothing else is known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
     """One peer of a stage. Bytes are for one step."""
@@ -100,6 +104,8 @@ class StagePlan:
     """Items of `stage_memory_bytes`, of a peer that computes a microbatch at once."""
     least_memory_bytes: Mapping[str, int]
     """Of one that computes it sample by sample, forward twice."""
+    gpu_memory_bytes: Mapping[str, int]
+    """Of one that computes it at once on a GPU."""
     round_up_bytes: float
     round_down_bytes: float
     activation_up_bytes: float
@@ -127,6 +133,8 @@ class Cut:
     peers_per_stage: int
     """The fleet's peers, spread evenly; what is left over stands by."""
     tokens_per_s: float
+    times_alone: float
+    """The same over that of one machine alone."""
     host_bytes: int
     """Memory that the stage that needs most asks of a peer."""
     join_s: float
@@ -267,6 +275,14 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
     )
 
 
+def tokens_per_s_alone(
+    settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions
+) -> float:
+    """Of one machine that holds the whole model and does nothing but compute."""
+    flops = sum(_flops(settings, stage, number, hidden_size) for stage, number in enumerate(num_parameters))
+    return assumptions.tflops * 1e12 / flops
+
+
 def plan_cut(
     settings: RunSettings,
     num_parameters: Sequence[int],
@@ -292,6 +308,7 @@ def plan_cut(
         num_stages=num_stages,
         peers_per_stage=assumptions.peers_per_stage,
         tokens_per_s=plan.tokens_per_s,
+        times_alone=plan.tokens_per_s / tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions),
         host_bytes=host_bytes,
         join_s=max(part.join_s for part in plan.stages),
         month_bytes=max(plan.month_bytes),
@@ -333,9 +350,9 @@ def _plan_stage(
     work_s = max(compute_s, activation_s)
     each_s = work_s / max(1.0, settings.microbatches_per_step / members)
     *_, least = modes(settings)
-    memory, least_memory = (
-        stage_memory_bytes(settings, num_parameters, hidden_size, "cpu", stage=stage, mode=mode)
-        for mode in (None, least)
+    memory, least_memory, gpu_memory = (
+        stage_memory_bytes(settings, num_parameters, hidden_size, device, stage=stage, mode=mode)
+        for device, mode in (("cpu", None), ("cpu", least), ("cuda", None))
     )
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
@@ -344,6 +361,7 @@ def _plan_stage(
         num_parameters=num_parameters,
         memory_bytes=memory,
         least_memory_bytes=least_memory,
+        gpu_memory_bytes=gpu_memory,
         round_up_bytes=round_each_way,
         round_down_bytes=round_each_way,
         activation_up_bytes=activation_up,
