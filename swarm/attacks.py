@@ -60,6 +60,7 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "omitting_leader": "any",
         "equivocating_leader": "any",
         "two_votes": "any",
+        "grinding": "any",
         "wrong_state": "any",
         "withholding": "any",
         # Against the audits themselves.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.audit.accusations import IncomingEvidence, largest_evidence_bytes
+from bootstrap.audit.beacon import HostBeacon
 from bootstrap.audit.charges import OpenCharge, OpenCharges
 from bootstrap.audit.newcomers import Newcomers
 from bootstrap.audit.owed_audits import OwedAudits
@@ -21,6 +22,7 @@ from bootstrap.audit.stated_states import StatedStates
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value, digest
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, peer_item, value_or_none
@@ -69,7 +71,6 @@ from verification.audit.verdicts import (
 )
 from verification.kinds.mismatch import charge_of
 from verification.kinds.step_fraud import StepFraud
-from verification.pipeline.ticket import Ticket
 from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 from verification.state.anchor import Anchor
@@ -99,6 +100,7 @@ class Justice:
         emit: Callable[[dict[str, Any]], None],
         peers: Callable[[], Iterable[PeerId]],
         followed: Mapping[int, FollowedStage],
+        beacon: HostBeacon,
     ) -> None:
         """`peers` are those to tell of a verdict; `followed` the stages whose certified past is known here."""
         self._run = run
@@ -107,6 +109,7 @@ class Justice:
         self._emit = emit
         self._peers = peers
         self._followed = followed
+        self._beacon = beacon
         self._folder = run.folder.root / "evidence"
         self._anchors: list[dict[int, Anchor]] = [{} for _ in range(run.settings.model.num_stages)]
         """Of each stage, by version."""
@@ -143,7 +146,7 @@ class Justice:
         )
         self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed, self._unreliable)
         self.newcomers = Newcomers(
-            run.settings, run.run_id, followed, self._tickets, lambda: self.table, self._promote, emit
+            run.settings, run.run_id, followed, self._tickets, beacon, lambda: self.table, self._promote, emit
         )
         kinds = ("genesis", "anchor", "ban", "ticket", "forgotten", "debt", "strike", "quarantine", "pardon")
         for event in ledger.events(*kinds, "promotion", "jury", "charge", "charge_over"):
@@ -222,6 +225,7 @@ class Justice:
         self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_PIECE_BYTES)
         self._transport.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
         self._transport.serve(RETURN, self._on_return, max_body_bytes=0)
+        self._beacon.serve(self._transport)
         self._owed.serve(self._transport)
         self.newcomers.serve(self._transport)
         self.stated.serve(self._transport)
@@ -530,7 +534,7 @@ class Justice:
         after = followed.chain_at(int(step) + 1) if followed is not None else None
         if result is None or after is None:
             raise TransientError(f"the result of step {step} of stage {found.stage} is not known here")
-        jury = jury_of(result, after.basis, found.accusation, accuser)
+        jury = jury_of(result, after.basis, found.accusation, accuser, self._beacon.of)
         await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, jury=jury)
         if self._charges.is_over(Charge(found.peer_id, found.accusation.digest())):
             raise RemoteError("verdict", f"the charge against {found.peer_id} is judged, or has lapsed", accuser)

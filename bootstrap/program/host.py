@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import Justice
 from bootstrap.directory.admission import Admission, AdmissionPolicy
 from bootstrap.directory.vouchers import Vouchers
@@ -129,6 +130,7 @@ class Host:
         earlier = self._remember()
         self._is_taken_up = not earlier
         """Nobody need be told that peers have gone on from what an earlier process of this host began."""
+        self._chains = HostChains(run)
         self._beginning = Beginning(
             run,
             earlier,
@@ -136,6 +138,7 @@ class Host:
             self.books.lineages.get(0, 0),
             self._has_gone_on,
             self._stage_of,
+            self._chains.end,
             self._begin,
             emit,
         )
@@ -149,7 +152,8 @@ class Host:
         self._followed = Following(run.settings, ledger, self._transport, self._record)
         self._followed.take_up()
         self.vouchers = Vouchers(ledger, self._books)
-        self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed)
+        beacon = HostBeacon(self._chains, self._followed)
+        self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)
         self.admission = Admission(
             settings.admission,
             run.settings.model.num_stages,
@@ -259,7 +263,9 @@ class Host:
     async def conduct(self) -> None:
         """From the genesis to the end of the run. Raises what any part of it raises: none goes on without another."""
         settings = self.run.settings
+        await asyncio.to_thread(self._chains.make, self.books.lineages.get(0, 0))
         await self._beginning.made.wait()
+        await asyncio.to_thread(self._chains.make, self.books.lineages[0])
         self._heard_at = time.monotonic()
         self.progress.started_at = time.time()
         first = max(self.run.version, self.progress.first_version)
@@ -529,7 +535,7 @@ class Host:
         return Message()
 
     def _record(self, result: Result, name: bytes) -> None:
-        """A certified result, and the name of the version that it made: for ever in the ledger, once."""
+        """A certified result, and the name of the version it makes: for ever in the ledger, once."""
         roster = result.roster
         stage, step = int(roster.stage), int(roster.step)
         self._watched[stage].heard()

@@ -52,8 +52,8 @@ class FollowedStage:
         return self._results.get(step)
 
     def take(self, result: Result) -> list[tuple[Result, bytes]]:
-        """A result that somebody sent; what is certified with it, in order, and was not before, and the name of the
-        version that each made.
+        """A result that somebody sent; what is certified with it, in order, and was not before, each with the name of
+        the version that it makes.
 
         Raises RemoteError if it is not certified; one that is early is kept, and so is what certified it.
         """

@@ -33,8 +33,8 @@ class Following(Mapping[int, FollowedStage]):
         transport: Transport,
         certified: Callable[[Result, bytes], None],
     ) -> None:
-        """`certified` is told every result, in each stage's order, and the name of the version it made; after a restart
-        some of them again."""
+        """`certified` is told every result and the name of the version it makes, in each stage's order; after a
+        restart some of them again."""
         self._certified = certified
         self._settings = settings
         self._ledger = ledger

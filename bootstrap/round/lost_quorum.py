@@ -95,10 +95,10 @@ class LostQuorum:
             return None  # the step is still open: nobody needs votes
         version, basis = place
         view = _view_of(there, basis)
-        weights = electorate(basis.work_of, basis.neighbours, self._host, basis.name)
+        weights = electorate(basis.work_of, basis.neighbours, self._host, basis.said.value)
         votes = await of_each(weights, lambda peer: self._votes(peer, basis))
         live, present = tuple(sorted(votes)), {*votes, *there} & {*basis.members}
-        leaders = basis.leaders(self._stage, Step(version))
+        leaders = basis.leaders(Step(version))
         deciding, voting = tuple(weights), {peer for peer in live if votes[peer]}
         if self._changed is not None and self._changed.previous_name == basis.name:
             deciding, voting = self._changed.voters, {*live} & {*self._changed.voters}  # however they began

@@ -68,6 +68,7 @@ class Beginning:
         era: int,
         has_gone_on: Callable[[int], bool],
         stage_of: Callable[[PeerId], int | None],
+        chain_end: Callable[[int, int], bytes],
         begin: Callable[[list[Genesis], Sequence[StageSource]], None],
         emit: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -75,11 +76,13 @@ class Beginning:
         `to_version`: of which version the state was.
 
         `era`: of the geneses that are signed here. `has_gone_on` a stage from its genesis; `stage_of` a peer that is
-        admitted; `begin` is told the geneses as soon as they are signed.
+        admitted; `chain_end`: of the host's hash chain for a stage and an era; `begin` is told the geneses as soon
+        as they are signed.
         """
         self._run = run
         self._has_gone_on = has_gone_on
         self._stage_of = stage_of
+        self._chain_end = chain_end
         self._begin = begin
         self._emit = emit
         self._era = era
@@ -185,7 +188,7 @@ class Beginning:
         era: int | None = None,
     ) -> list[Genesis]:
         """Geneses of all stages, with these members of each, and what is `known` of the work of any of them."""
-        settings, made = self._run.settings, []
+        settings, made, era = self._run.settings, [], self._era if era is None else era
         step_tokens = settings.microbatches_per_step * settings.microbatch_tokens
         for stage, source in enumerate(sources):
             beside = [other for number, other in enumerate(members) if abs(number - stage) == 1]
@@ -200,7 +203,8 @@ class Beginning:
                 self._run.host_key.peer_id,
                 self._run.run_key.peer_id,
                 neighbours[:MAX_NEIGHBOURS],
-                self._era if era is None else era,
+                self._chain_end(stage, era),
+                era,
                 founding_work(founders, known, step_tokens=step_tokens),
             )
             made.append(unsigned.signed_by(self._run.run_key))

@@ -13,6 +13,7 @@ from peer.audit.inquiry import Inquiry
 from peer.audit.jury import JURY
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
+from swarm.core.audit.beacon import Beacon
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -74,9 +75,14 @@ class FalseCharges:
         """Accomplices convict without evidence; who is convicted is told of as if there had been some."""
         steps, me = self._steps, self._steps.context.me
         after = steps.chain.advance(result, steps.context.settings)
-        drawn = jury_of(result, after.basis, made, me)
+        said = after.basis.said
+        drawn = jury_of(result, after.basis, made, me, lambda roster: Beacon.of(roster, said))
         jurors = drawn.weights if drawn is not None else {}
-        meta: dict[str, Value] = {"charge": made.to_value(), "committed_at": result.roster.step}
+        meta: dict[str, Value] = {
+            "charge": made.to_value(),
+            "committed_at": result.roster.step,
+            "said": said.to_value(),
+        }
         votes = []
         for juror in jurors:
             with contextlib.suppress(RemoteError, TransientError):

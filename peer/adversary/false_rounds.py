@@ -31,9 +31,16 @@ class FalseDriver(RoundDriver):
 
     def __init__(self, adversary: Adversary, steps: StageSteps, *given: Any, **named: Any) -> None:
         """`given` and `named` as `RoundDriver` has them."""
-        self._charged = FalseCharges(adversary, steps, named["charges"])
-        super().__init__(steps, *given, **{**named, "charges": self._charged.brought})
-        self._adversary, self._me = adversary, steps.context.identity
+        charges, chance, me = named.pop("charges"), named.pop("chance"), steps.context.identity
+        self._charged = FalseCharges(adversary, steps, charges)
+        super().__init__(
+            steps,
+            *given,
+            charges=lambda: adversary.charged(steps.chain, self._charged.brought(), me.peer_id),
+            chance=lambda chain: adversary.revealed(Step(chain.version), chance(chain)),
+            **named,
+        )
+        self._adversary, self._me = adversary, me
 
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
         facts = state.round.facts if state.round is not None else None

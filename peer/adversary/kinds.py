@@ -54,6 +54,7 @@ ADVERSARIES: dict[str, Make] = {
     "omitting_leader": rounds.OmittingLeader,
     "equivocating_leader": rounds.EquivocatingLeader,
     "two_votes": rounds.TwoVotes,
+    "grinding": rounds.Grinding,
     "wrong_state": others.WrongState,
     "withholding": others.Withholding,
     "false_accuser": others.FalseAccuser,

@@ -41,3 +41,7 @@ INFLATED_S = 1e-6
 """How long it says that a microbatch takes it."""
 SYBILS = 32
 """Identities that one flooder makes up."""
+GROUND_NAMES = 256
+"""Hashes that a grinding peer tries for each contribution: enough to be first of any stage's members, if it counted."""
+GROUND_VALUE_EVERY = 8
+"""In one step of so many it also reveals what its chain does not have, and is left out."""

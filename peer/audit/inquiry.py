@@ -11,19 +11,20 @@ from peer.audit.jury import Jury
 from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Step, Version
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import OWED
 from swarm.network.transport import Message
-from verification.audit.draws import AuditBudget, HashChain
+from verification.audit.draws import AuditBudget
 from verification.audit.owed import MAX_REASON, Owed, OwedAudit
 from verification.audit.tolerance import Comparison, Grade
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.mismatch import Mismatch
 from verification.pipeline.headers import BirthRecord, HopHeader
-from verification.pipeline.ticket import Ticket
 
 log = logging.getLogger(__name__)
 

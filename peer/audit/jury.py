@@ -15,8 +15,10 @@ from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
 from peer.stage.bases import RecentBases
+from peer.stage.beacon import StageBeacon
 from peer.stage.events import Applied
 from peer.state.rebuilding import rebuilt
+from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -31,6 +33,7 @@ from verification.audit.tolerance import Grade
 from verification.audit.verdicts import (
     FEWEST_REPLICAS,
     Accusation,
+    DrawnJury,
     JurorVote,
     Quarantine,
     jury_of,
@@ -41,7 +44,7 @@ from verification.replay.judge import judge_as_replica
 log = logging.getLogger(__name__)
 
 JURY = "jury"
-"""To a juror: {charge, committed_at}, body: the evidence without a past -> {vote}."""
+"""To a juror: {charge, committed_at, said}, body: the evidence without a past -> {vote}."""
 KEPT_VOTES = 64
 BRINGS_AFTER = 3
 """Versions that a juror waits for those before it, and for the accuser, to bring a case before the host."""
@@ -84,6 +87,7 @@ class Jury:
         steps: StageSteps,
         bases: RecentBases,
         charges: Charges,
+        beacon: StageBeacon,
         signed_run: SignedRun,
         host: PeerId,
         of_stage: Callable[[int], set[PeerId]],
@@ -95,6 +99,7 @@ class Jury:
         self._steps = steps
         self._bases = bases
         self._bring = bring
+        self._beacon = beacon
         self._signed_run = signed_run
         self._host = host
         self._of_stage = of_stage
@@ -152,7 +157,7 @@ class Jury:
         finally:
             self._charges.drop(charge)
         step = result.roster.step
-        drawn = jury_of(result, self._bases.at(int(step) + 1), accusation, steps.context.me)
+        drawn = await self._summoned(accusation, step)
         if drawn is None:
             return
         log.info("%s is accused in step %d before %d jurors", accusation.peer_id, step, len(drawn.weights))
@@ -166,7 +171,11 @@ class Jury:
 
     async def _ask(self, juror: PeerId, accusation: Accusation, step: Step, body: bytes) -> JurorVote | None:
         steps = self._steps
-        meta: dict[str, Value] = {"charge": accusation.to_value(), "committed_at": step}
+        meta: dict[str, Value] = {
+            "charge": accusation.to_value(),
+            "committed_at": step,
+            "said": self._beacon.said.to_value(),
+        }
         for _ in range(TELL_TRIES):
             try:
                 reply = await steps.context.transport.call(
@@ -190,9 +199,10 @@ class Jury:
     async def _on_jury(self, sender: PeerId, request: Message) -> Message:
         steps, fields = self._steps, Fields("jury call", request.meta)
         accusation = Accusation.from_value(fields.message("charge"))
-        step = Step(fields.integer("committed_at"))
+        step, said = Step(fields.integer("committed_at")), HostWord.from_value(fields.message("said"))
         fields.done()
-        drawn = jury_of(self._result(accusation.stage, step), self._bases.at(int(step) + 1), accusation, sender)
+        self._beacon.hear(said)
+        drawn = self._drawn(accusation, step, sender)
         if drawn is None or steps.context.me not in drawn.weights:
             raise RemoteError("verdict", f"this peer was not drawn as a juror of {accusation.peer_id}", sender)
         if self._contradicted[sender] >= STRIKES_TO_QUARANTINE:
@@ -260,8 +270,7 @@ class Jury:
         steps, own = self._steps, self._steps.chain.stage
         accuser, step = quarantine.summons
         if quarantine.stage == own:
-            after = self._bases.at(int(step) + 1)
-            drawn = jury_of(self._result(quarantine.stage, step), after, quarantine.accusation, accuser)
+            drawn = self._drawn(quarantine.accusation, step, accuser)
             quarantine.check(steps.context.run_id, steps.chain.run_key, jury=drawn)
             if not self._standing.is_out(quarantine.peer_id):
                 steps.context.tasks.spawn(self._tell(quarantine, self._of_stage(own - 1) | self._of_stage(own + 1)))
@@ -275,6 +284,19 @@ class Jury:
         if len(self._told_by) > MAX_RELAYED:
             self._told_by.popitem(last=False)
         return 2 * len(told_by & peers) > len(peers)
+
+    async def _summoned(self, accusation: Accusation, step: Step) -> DrawnJury | None:
+        """The jurors on what this peer brings; where they are drawn, once the host has spoken of the step."""
+        try:
+            return self._drawn(accusation, step, self._steps.context.me)
+        except TransientError:
+            await self._beacon.spoken(step, timeout_s=2 * self._steps.context.settings.deadlines.step_s)
+        return self._drawn(accusation, step, self._steps.context.me)
+
+    def _drawn(self, accusation: Accusation, step: Step, accuser: PeerId) -> DrawnJury | None:
+        """The jurors. Raises RemoteError if nothing was charged, TransientError if it is too early."""
+        result, after = self._result(accusation.stage, step), self._bases.at(int(step) + 1)
+        return jury_of(result, after, accusation, accuser, self._beacon.of)
 
     def _result(self, stage: StageIndex, step: Step) -> Result:
         held = self._steps.context.results.get(int(step))

@@ -35,6 +35,7 @@ from peer.round.reductions import ReductionStore
 from peer.round.rounds import StageRounds
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
+from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
 from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault
 from peer.stage.tasks import Tasks
@@ -100,6 +101,7 @@ class PeerAtStage:
             settings, model, joined.state, clip_norm=stage_clip_norm(settings, self.stage), era=chain.era
         )
         self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
+        self.beacon = beacon = StageBeacon(steps, joined.ticket, joined.draws, own.host.peer_id)
         self.counters = HopCounters()
         self.mover = self._made_mover()
         self.neighbours = neighbours = Neighbours(
@@ -120,6 +122,7 @@ class PeerAtStage:
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
             charges=charges.brought,
+            chance=beacon.chance,
             make_part_exchange=made.part_exchange,
             make_driver=made.round_driver,
         )
@@ -164,6 +167,7 @@ class PeerAtStage:
             verdicts=own.verdicts,
             ticket=joined.ticket,
             draws=joined.draws,
+            beacon=beacon,
             signed_run=joined.signed_run,
             host=own.host.peer_id,
             made=made,
@@ -242,6 +246,7 @@ class PeerAtStage:
     def works(self) -> list[Coroutine[Any, Any, None]]:
         """What goes on while this peer is at the stage; all of it is to be run."""
         works = [self.neighbours.run(), self.catch_up.run(), self._own.reports.send(), self._rolling_back.run()]
+        works.append(self.beacon.run())
         works += [run() for run in self.verifying.services]
         works.append(self._keep_to_the_permit())
         if self.source is not None:

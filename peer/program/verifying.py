@@ -26,19 +26,20 @@ from peer.pipeline.exchange_store import ExchangeStore
 from peer.program.composition import Composition
 from peer.round.stage_steps import StageSteps
 from peer.stage.bases import RecentBases
+from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
 from peer.stage.events import Applied, StateFault, VersionTurned
 from peer.state.state_check import StateCheck
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import SignedRun
 from swarm.network.transport import Transport
-from verification.audit.draws import HashChain
 from verification.audit.verdicts import Quarantine
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation
-from verification.pipeline.ticket import Ticket
 
 
 @dataclass(kw_only=True)
@@ -57,6 +58,7 @@ class Verifying:
     verdicts: Verdicts
     ticket: Ticket
     draws: HashChain
+    beacon: StageBeacon
     signed_run: SignedRun
     host: PeerId
     made: Composition
@@ -121,8 +123,8 @@ class Verifying:
     def _examine(self) -> None:
         """Examine newcomers, and be examined while this peer is one."""
         steps, verdicts, me = self.steps, self.verdicts, self.context.me
-        examiner, may_train = Examiner(steps, self.exchanges, self._bases), partial(verdicts.may_train, me)
-        newcomer = self.newcomer = Newcomer(steps, self._bases, self.ticket, self.draws, self.host, may_train)
+        examiner, may_train = Examiner(steps, self.exchanges, self._bases, self.beacon), partial(verdicts.may_train, me)
+        newcomer = self.newcomer = Newcomer(steps, self._bases, self.ticket, self.beacon, self.host, may_train)
         self._served.append(examiner.serve)
         self.context.events.hear(Applied, examiner.applied, newcomer.applied)
 
@@ -141,6 +143,7 @@ class Verifying:
             steps,
             self._bases,
             self.charges,
+            self.beacon,
             self.signed_run,
             self.host,
             of_stage,

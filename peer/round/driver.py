@@ -19,6 +19,7 @@ from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
 from peer.stage.events import MemberGone
 from swarm.averaging.seeds import part_seeds
+from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, packed_or_none, value_or_none
@@ -29,6 +30,7 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
+from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import verify
 from swarm.network.transport import Message
 from swarm.witness_service import VoteLog, ask_witness, check_joins
@@ -54,9 +56,10 @@ class RoundDriver:
         vote_log: VoteLog,
         neighbours: Callable[[], set[PeerId]],
         charges: Callable[[], tuple[Charge, ...]],
+        chance: Callable[[StageChain], Chance],
     ) -> None:
         """`neighbours`: live peers of the stages beside this one; `charges`: what this peer brings before juries with
-        its next contribution."""
+        its next contribution; `chance`: what it reveals there."""
         self._steps = steps
         self._context = steps.context
         self._mail = mail
@@ -66,6 +69,7 @@ class RoundDriver:
         self._vote_log = vote_log
         self._neighbours = neighbours
         self._charges = charges
+        self._chance = chance
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -300,8 +304,18 @@ class RoundDriver:
         parts, digests = await self._parts.encoded(step, accumulation, seeds)
         work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
         rates = self._parts.rates.of(chain.members, me=context.me)
-        unsigned = Contribution(context.run_id, chain.stage, step, chain.name, context.me, work, tuple(digests), rates)
-        unsigned = replace(unsigned, charges=self._charges() if work else ())
+        unsigned = Contribution(
+            context.run_id,
+            chain.stage,
+            step,
+            chain.name,
+            context.me,
+            work,
+            tuple(digests),
+            self._chance(chain),
+            rates,
+            self._charges() if work else (),
+        )
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)
         contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))

@@ -22,12 +22,14 @@ from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
 from peer.stage.context import StageContext
 from peer.stage.events import MemberGone, PeerLost, VersionTurned
+from swarm.core.audit.chance import Chance
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.contribution import Charge, Result
 from swarm.core.round.voting import Reconfiguration
+from swarm.core.state.stage_chain import StageChain
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
 from swarm.network.loop import happened
@@ -56,6 +58,8 @@ class StageRounds:
     """Live peers of the stages beside this one."""
     charges: Callable[[], tuple[Charge, ...]]
     """What this peer brings before juries with its next contribution."""
+    chance: Callable[[StageChain], Chance]
+    """What its contribution to the round that starts from a version reveals."""
     make_part_exchange: Callable[[StageSteps, RoundMail, Screens], PartExchange] = PartExchange
     make_driver: Callable[..., RoundDriver] = RoundDriver
     """Called as `RoundDriver` is."""
@@ -77,6 +81,7 @@ class StageRounds:
             vote_log=self.vote_log,
             neighbours=self.neighbours,
             charges=self.charges,
+            chance=self.chance,
         )
         self._reports = ProgressCalls(steps, self.presence, self._driver, self.turns, self.neighbours)
         events.hear(PeerLost, self.presence.lost)

@@ -15,20 +15,13 @@ from peer.sim.justice import Banned, StageJustice, is_out
 from peer.sim.pipeline import SimulatedPeer
 from peer.sim.stages import Round, SimulatedStage
 from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, state_chunks, state_digest
+from swarm.core.audit.chance import REVEALED_AFTER
+from swarm.core.audit.hash_chain import check_reveal
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Contribution, Work
 from swarm.model.stage import StageModel
-from verification.audit.draws import (
-    REVEALED_AFTER,
-    AuditBudget,
-    check_reveal,
-    contribution_rate,
-    draw,
-    hop_draw,
-    microbatch_rate,
-    reducer_rate,
-)
+from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate, reducer_rate
 from verification.audit.standing import AuditDebt, StandingTable, Suspicion
 from verification.audit.tolerance import Comparison, Grade
 from verification.kinds.equivocation import Equivocation

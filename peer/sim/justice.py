@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peer.sim.stages import SimulatedStage
+from swarm.core.audit.chance import REVEALED_AFTER
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
-from verification.audit.draws import REVEALED_AFTER
 from verification.audit.evidence import MAX_EVIDENCE_BYTES, Evidence
 from verification.audit.standing import FAULT, Standing, StandingTable
 from verification.audit.strikes import Strikes
@@ -121,9 +121,7 @@ class StageJustice:
     ) -> StandingTable:
         """Before jurors, who replay as the run key does. Whom they find guilty is out until the run key has spoken."""
         chain = self.stage.chain
-        drawn = jurors(
-            chain.basis, accuser=accuser, accused=accusation.peer_id, evidence_digest=accusation.evidence_digest
-        )
+        drawn = jurors(chain.basis, accuser=accuser, accused=accusation.peer_id, beacon=lambda: self.stage.beacon)
         if drawn is None:
             return table
         votes = []

@@ -22,6 +22,7 @@ from peer.sim.stages import SimulatedStage
 from peer.sim.tiny_run import HELD_OUT, TinyRun
 from peer.state.replica import StageReplica
 from swarm.checkpoint.state import StageState, state_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.errors import LocalError, SettingsError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
@@ -34,7 +35,6 @@ from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
-from verification.audit.draws import HashChain
 from verification.audit.standing import StandingTable
 
 EVALUATED_EVERY = 10
@@ -189,6 +189,7 @@ class SimulatedSwarm:
         settings, tiny = self.settings, self._tiny
         names = [f"{self._seed}/{stage}/{index}" for index in range(tiny.num_replicas)]
         everyone = [_identity(name) for name in names]
+        host = HashChain(_seed_of(f"{self._seed}/{stage}/host"), tiny.total_steps + 1)
         genesis = Genesis(
             run_id=self.run_id,
             stage=StageIndex(stage),
@@ -199,6 +200,7 @@ class SimulatedSwarm:
             coordinator=_identity(f"{self._seed}/coordinator").peer_id,
             run_key=run_key.peer_id,
             neighbours=(),
+            host_chain_end=host.end,
         )
         chain = StageChain.begin(genesis, settings)
         named = replace(state, name=chain.name)
@@ -228,7 +230,7 @@ class SimulatedSwarm:
                 )
             )
         return SimulatedStage(
-            settings, peers, chain, coordinator=_identity(f"{self._seed}/coordinator"), run_key=run_key
+            settings, peers, chain, coordinator=_identity(f"{self._seed}/coordinator"), run_key=run_key, host=host
         )
 
 

@@ -12,6 +12,8 @@ from swarm.core.canonical import Value, digest
 from swarm.core.ids import PeerId
 from swarm.core.ranking import rank
 
+GOLDEN_SECTION = 0x9E3779B97F4A7C15
+"""Of 2^64: multiples of it lie evenly in a circle, however many."""
 LARGEST_SHARE = 3
 """Nobody weighs more than one part in so many of all members' weight, where so many have done anything."""
 
@@ -56,6 +58,18 @@ def drawn(weights: Mapping[PeerId, int], purpose: str, *facts: Value) -> tuple[P
         order.append(chosen)
         total -= left.pop(chosen)
     return (*order, *rank(set(weights) - set(order), purpose, *facts))
+
+
+def in_turn(weights: Mapping[PeerId, int], turn: int) -> tuple[PeerId, ...]:
+    """Peers in the order of ids, from another one on each turn, from each in proportion to its weight.
+
+    The peers lie in a row, each as wide as it weighs, and each turn begins a golden section further. Nothing is drawn,
+    so nobody can write anything that makes its turn come sooner.
+    """
+    ordered = sorted(weights)
+    at = (turn * GOLDEN_SECTION % (1 << 64)) * sum(weights.values()) >> 64
+    first = next(place for place, end in enumerate(accumulate(weights[peer] for peer in ordered)) if at < end)
+    return tuple(ordered[first:] + ordered[:first])
 
 
 def spread(weights: Mapping[PeerId, int], num_seats: int, purpose: str, *facts: Value) -> dict[PeerId, int]:

@@ -43,6 +43,7 @@ from swarm.model.initial import initial_weights
 from swarm.model.stage import Saved, StageModel
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
+from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, ticket_of
 from tests.swarm.core.round.round_members import certified, result_of, roster_of
 from tests.swarm.core.round.round_world import identities, run_key, witness_identities
 from tests.swarm.model.tiny_models import VOCAB_SIZE, tiny_model
@@ -200,7 +201,10 @@ class SmallRun:
             seeds = part_seeds(chain.run_id, chain.stage, chain.version, me, num_parts=num_parts)
             encoded, digests = ContributionEncoder(replica).encode(step, closed, seeds)
             work = tuple(closed.work[key] for key in sorted(closed.work))
-            unsigned = Contribution(chain.run_id, chain.stage, step, chain.name, me, work, tuple(digests))
+            known = me in chain.basis.link_of
+            ticket = None if known else ticket_of(me, run_key(), run_id=chain.run_id, stage=stage)
+            facts_of_it = chain.run_id, chain.stage, step, chain.name, me, work, tuple(digests)
+            unsigned = Contribution(*facts_of_it, chance_of(me, step, ticket=ticket))
             made[me] = replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
             if work:
                 parts[me] = encoded
@@ -244,6 +248,7 @@ class SmallRun:
                 coordinator=witness_identities(1)[0].peer_id,
                 run_key=run_key().peer_id,
                 neighbours=(),
+                host_chain_end=HOST_CHAIN.end,
             ),
             self.settings,
         )

@@ -4,12 +4,13 @@ import re
 
 import pytest
 
+from swarm.core.audit.hash_chain import HashChain, check_reveal
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Version
 from swarm.core.settings import AuditSettings
 from swarm.identity.key import Identity
 from tests import ROOT
-from verification.audit.draws import HashChain, check_reveal, contribution_rate, draw, hop_draw, microbatch_rate
+from verification.audit.draws import contribution_rate, draw, hop_draw, microbatch_rate
 from verification.audit.evidence import KINDS
 from verification.audit.tolerance import TABLE, bounds_for
 from verification.audit.verdicts import Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine

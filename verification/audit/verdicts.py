@@ -5,10 +5,11 @@ evidence was committed, can impose one too. Jurors weigh what they did lately, a
 convicts nobody: in a stage of 17 members or fewer never, in a larger one three times in 10,000 charges at most.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from swarm.core.audit.beacon import Beacon
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Octets, StageNumber, Text
@@ -16,7 +17,7 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
 from swarm.core.record import Record
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.contribution import MAX_PARTS, Charge, Result
+from swarm.core.round.contribution import MAX_PARTS, Charge, Result, Roster
 from swarm.core.seats import drawn, seats, weight_of
 from swarm.identity.signed_record import SignedRecord
 from verification.audit.tolerance import Grade
@@ -194,9 +195,11 @@ class DrawnJury:
         return weight_of(self.weights, found) >= self.needed
 
 
-def jury_of(result: Result, after: RoundBasis, accusation: Accusation, accuser: PeerId) -> DrawnJury | None:
+def jury_of(
+    result: Result, after: RoundBasis, accusation: Accusation, accuser: PeerId, beacon: Callable[[Roster], Beacon]
+) -> DrawnJury | None:
     """The jury on what the accuser committed to in this certified result, `after` being the basis of the version that
-    it made; none below five replicas.
+    it made, and `beacon` its round's; none below five replicas.
 
     Raises RemoteError if it did not.
     """
@@ -206,7 +209,7 @@ def jury_of(result: Result, after: RoundBasis, accusation: Accusation, accuser: 
         raise RemoteError("verdict", f"{accuser} accused nobody of that in step {result.roster.step}", accuser)
     if after.root != result.root():
         raise RemoteError("fork", f"step {result.roster.step} of stage {made.stage} did not make this version")
-    return jurors(after, accuser=accuser, accused=accusation.peer_id, evidence_digest=accusation.evidence_digest)
+    return jurors(after, accuser=accuser, accused=accusation.peer_id, beacon=lambda: beacon(result.roster))
 
 
 @dataclass(frozen=True)
@@ -239,11 +242,13 @@ class Debt(_Signed):
         self._check_signature(self.run_id, run_id, run_key)
 
 
-def jurors(after: RoundBasis, *, accuser: PeerId, accused: PeerId, evidence_digest: bytes) -> DrawnJury | None:
+def jurors(after: RoundBasis, *, accuser: PeerId, accused: PeerId, beacon: Callable[[], Beacon]) -> DrawnJury | None:
     """The stage's members without both parties, or those of them who are drawn, by their work; none below five
     replicas, where the run key judges alone.
 
-    `after` is of the first version made after the evidence was committed: nobody can choose evidence by its jurors.
+    `after` is of the first version made after the evidence was committed, and `beacon`, which is asked for only where
+    jurors are drawn, of the round that made it: until then nobody could choose by its jurors. Whatever is brought
+    against one peer in one round has the same jurors: several charges are no several draws. Raises as `beacon` does.
     """
     weights = seats(after.work_of)
     if len(weights) < FEWEST_REPLICAS:
@@ -251,10 +256,5 @@ def jurors(after: RoundBasis, *, accuser: PeerId, accused: PeerId, evidence_dige
     others = {peer: weight for peer, weight in weights.items() if peer not in (accuser, accused)}
     if len(others) <= MOST_JURORS:
         return DrawnJury(others, sum(others.values()) // 2 + 1)
-    chosen = drawn(others, "juror", evidence_digest, accused, _chance(after))[:MOST_JURORS]
+    chosen = drawn(others, "juror", beacon().value, accused)[:MOST_JURORS]
     return DrawnJury(dict.fromkeys(chosen, 1), OF_THE_MOST)
-
-
-def _chance(after: RoundBasis) -> bytes:
-    """What nobody knew when the evidence was committed."""
-    return after.name

@@ -7,6 +7,7 @@ check it, so that it can be sent again and come in any order.
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer
 from swarm.core.ids import PeerId
@@ -19,7 +20,6 @@ from swarm.core.round.voting import (
     Promise,
     Proof,
     Reconfiguration,
-    Verify,
     Vote,
     Voter,
     certificate_of,

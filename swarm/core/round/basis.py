@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, TypeAlias
 
+from swarm.core.audit.chance import HostWord, Link
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer
-from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.ids import PeerId, Step
 from swarm.core.layout import AtMost
 from swarm.core.record import Row
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.seats import drawn, seats
+from swarm.core.seats import in_turn, seats
 
 MAX_NEIGHBOURS = 16
 Work: TypeAlias = Annotated[tuple[Annotated[int, Integer(high=1 << 56)], ...], AtMost(MAX_MEMBERS)]
@@ -36,6 +37,10 @@ class RoundBasis(Row, kind="basis"):
     work: Work
     """Tokens that each member did in the last versions (`swarm.core.state.recent_work`): by them votes weigh."""
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
+    links: Annotated[tuple[Link | None, ...], AtMost(MAX_MEMBERS)]
+    """What each of the members has revealed of its hash chain; None: nothing that is certified."""
+    said: HostWord
+    """The host's last word that is certified."""
 
     @cached_property
     def name(self) -> bytes:
@@ -47,17 +52,25 @@ class RoundBasis(Row, kind="basis"):
         """Tokens that each member did in the last versions."""
         return dict(zip(self.members, self.work, strict=True))
 
-    def leaders(self, stage: StageIndex, step: Step) -> tuple[PeerId, ...]:
-        """Who leads the round in which view: drawn from the certificate before the version's own."""
-        before = dict(zip(self.previous_members, self.previous_work, strict=True))
-        first = leaders_of(before, self.previous_name, stage, step)
+    @cached_property
+    def link_of(self) -> dict[PeerId, Link]:
+        """Of the members of whose chains something is certified."""
+        held = zip(self.members, self.links, strict=True)
+        return {peer: link for peer, link in held if link is not None}
+
+    def leaders(self, step: Step) -> tuple[PeerId, ...]:
+        """Who leads the round in which view: in turn, of the members of the certificate before the version's own."""
+        first = leaders_of(dict(zip(self.previous_members, self.previous_work, strict=True)), step)
         return first + tuple(peer for peer in self.members if peer not in first)
 
     def _check_fields(self) -> None:
         if (len(self.members), len(self.previous_members)) != (len(self.work), len(self.previous_work)):
             raise RemoteError("malformed", "basis does not say what each member has done")
+        if len(self.links) != len(self.members):
+            raise RemoteError("malformed", f"basis of {len(self.members)} members and {len(self.links)} links")
 
 
-def leaders_of(work: Mapping[PeerId, int], name: bytes, stage: StageIndex, step: Step) -> tuple[PeerId, ...]:
-    """In which order members lead, drawn by their work up to the version of this name; who did none comes last."""
-    return drawn({**dict.fromkeys(work, 0), **seats(work)}, "leader", name, stage, step)
+def leaders_of(work: Mapping[PeerId, int], step: Step) -> tuple[PeerId, ...]:
+    """In which order members lead: those who did any work take turns by it; who did none comes last."""
+    first = in_turn(seats(work), step)
+    return first + tuple(peer for peer in sorted(work) if peer not in first)

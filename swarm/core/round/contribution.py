@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
+from swarm.core.audit.chance import Chance, HostWord, Link
 from swarm.core.canonical import Packed, Value, digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Items, Nested, Writer
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
 from swarm.core.record import PackedOnce, Record, Row, Signed, SignedOnce
-from swarm.core.round.basis import MAX_NEIGHBOURS
+from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
 from swarm.core.round.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
 from swarm.core.round.voting import Certificate
 
@@ -71,6 +72,8 @@ class Contribution(SignedOnce):
     work: Annotated[tuple[Work, ...], AtMost(MAX_WORK)]
     part_digests: Annotated[tuple[Digest, ...], AtMost(MAX_PARTS)]
     """BLAKE3 of each encoded part; empty if the member did no work."""
+    chance: Chance
+    """What its maker reveals for the beacon: no choice of its own (`swarm.core.audit.beacon`)."""
     rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
     """Of other members, as measured here: they decide who reduces how much."""
     charges: Annotated[tuple[Charge, ...], AtMost(MAX_CHARGES)] = ()
@@ -146,9 +149,14 @@ class Roster(SignedOnce):
         return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
 
     @cached_property
+    def said(self) -> HostWord | None:
+        """The host's last word that its members have heard; None where nobody contributes."""
+        return max((made.chance.said for made in self.contributions), key=lambda said: said.num_versions, default=None)
+
+    @cached_property
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of the members (`swarm.core.round.cohorts`)."""
-        return cohorts(self.members, self.previous_name)
+        return cohorts(self.members, self.said.value if self.said is not None else EMPTY_DIGEST)
 
     @cached_property
     def contributors(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -358,6 +366,16 @@ class Result(Signed, PackedOnce):
     @cached_property
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
+
+    def basis_after(self, before: RoundBasis, work: tuple[int, ...]) -> RoundBasis:
+        """What the version that this result makes is known by; `before`: what the round started from; `work`: of each
+        member of the version."""
+        roster, after = self.roster, self.roster.members_after
+        revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.contributions}
+        links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)
+        said = roster.said or before.said
+        members = (roster.members, before.work, after, work)
+        return RoundBasis(before.name, self.root(), *members, roster.neighbours, links, said)
 
     def signed_value(self) -> Value:
         return [self.root(), self.leader]

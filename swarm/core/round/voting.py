@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer
@@ -22,8 +23,6 @@ from swarm.core.record import Record, Row, Signed
 from swarm.core.round.cohorts import committee
 from swarm.core.seats import hangs_on_few, weight_of
 
-Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
-"""Whether the signature (last) is the peer's over the data; pure."""
 Sign: TypeAlias = Callable[[bytes], bytes]
 Phase = Literal["roster", "result", "commit"]
 
@@ -47,15 +46,15 @@ def quorum(weight: int) -> int:
 
 
 def electorate(
-    work: Mapping[PeerId, int], neighbours: Collection[PeerId], coordinator: PeerId | None, name: bytes
+    work: Mapping[PeerId, int], neighbours: Collection[PeerId], coordinator: PeerId | None, said: bytes
 ) -> dict[PeerId, int]:
-    """Who votes on the round that starts from the version of this name, in the order of ids, and what each vote weighs:
+    """Who votes on a round before which this is the host's last word, in the order of ids, and what each vote weighs:
     the stage's members by their `work`, and the host as the heaviest of them.
 
     Where the work hangs on few, neighbours vote too, each as much, but all no more than three; where members are many,
     those who are drawn. A member all alone needs nobody's vote: it cannot disagree with itself.
     """
-    weights = committee(work, name)
+    weights = committee(work, said)
     heaviest = max(weights.values())
     if hangs_on_few(work, FEW_MEMBERS):
         others = set(neighbours) - weights.keys()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar, cast
 
+from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest
@@ -41,6 +42,9 @@ class Genesis(SignedValue):
     run_key: PeerId
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
     """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
+    host_chain_end: Digest
+    """End of the host's hash chain for the stage in this era: the host tells a value of it for each version that is
+    made."""
     era: int = 0
     """The same in the geneses of all stages that begin together, another whenever they begin again."""
     work: Work = ()
@@ -56,8 +60,9 @@ class Genesis(SignedValue):
     def basis(self) -> RoundBasis:
         """What the version the stage begins at is known by."""
         found = digest("genesis-name", self.signed_value())
-        work = tuple(one.total for one in self.recent_work)
-        return RoundBasis(found, found, self.members, work, self.members, work, self.neighbours)
+        work, links = tuple(one.total for one in self.recent_work), (None,) * len(self.members)
+        said = HostWord(0, self.host_chain_end)
+        return RoundBasis(found, found, self.members, work, self.members, work, self.neighbours, links, said)
 
     @property
     def name(self) -> bytes:
@@ -127,11 +132,11 @@ class StageChain(Record):
         return self.basis.members
 
     def leaders(self, step: Step) -> tuple[PeerId, ...]:
-        """Who leads `step` in which view: drawn from the certificate before the step's own (see RoundFacts)."""
+        """Who leads `step` in which view: by the certificate before the step's own (see RoundFacts)."""
         if int(step) == self.version:
-            return self.basis.leaders(self.stage, step)
+            return self.basis.leaders(step)
         assert int(step) == self.version + 1
-        return leaders_of(self.basis.work_of, self.name, self.stage, step)
+        return leaders_of(self.basis.work_of, step)
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""
@@ -171,15 +176,7 @@ class StageChain(Record):
             self.lineage,
             self.stage,
             Version(self.version + 1),
-            RoundBasis(
-                self.name,
-                result.root(),
-                self.members,
-                self.basis.work,
-                members,
-                tuple(one.total for one in done),
-                roster.neighbours,
-            ),
+            result.basis_after(self.basis, tuple(one.total for one in done)),
             self.coordinator,
             self.run_key,
             ids,

@@ -22,6 +22,7 @@ from bootstrap.state.run_folder import PreparedRun, RunFolder
 from peer.audit.hop_desk import message_of
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_chunks, state_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -50,12 +51,12 @@ from swarm.manifest.value import run_id, settings_bytes
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
+from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_world import identity_of as named
 from tests.swarm.core.round.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from tests.verification import exhibits
 from tests.verification.exhibits import Done, SmallRun, received, small_settings
-from verification.audit.draws import HashChain
 from verification.audit.evidence import Evidence
 from verification.audit.owed import OwedAudit, read_exhibit, read_hop
 from verification.audit.standing import FAULT, StandingTable
@@ -154,6 +155,7 @@ def past() -> Iterator[Past6]:
             coordinator=witness_identities(1)[0].peer_id,
             run_key=run_key().peer_id,
             neighbours=(),
+            host_chain_end=HOST_CHAIN.end,
         )
 
         def prepared(root: Path) -> PreparedRun:

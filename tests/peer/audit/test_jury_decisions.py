@@ -12,14 +12,17 @@ from peer.audit.jury import Charges, Jury
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
 from peer.stage.bases import RecentBases
-from peer.stage.events import VersionTurned
+from peer.stage.beacon import StageBeacon
+from peer.stage.events import Events, VersionTurned
+from swarm.core.audit.beacon import Beacon
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.contribution import Charge, Result
+from swarm.core.round.contribution import Charge, Result, Roster
 from swarm.core.state.stage_chain import StageChain
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, said_by
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, DrawnJury, JurorVote, Quarantine, jury_of
 
@@ -38,18 +41,29 @@ COMMITTED, ANOTHER = Charge(ACCUSED, CHARGE.digest()), Charge(ACCUSED, bytes(32)
 def certified(*charges: Charge) -> Result:
     """A result of step 33 in which the accuser has committed to these charges."""
     made = SimpleNamespace(peer_id=ACCUSER, stage=StageIndex(1), charges=charges)
-    roster = SimpleNamespace(step=Step(33), contribution_of=lambda peer: made if peer == ACCUSER else None)
+    roster = SimpleNamespace(
+        run_id=RUN_ID,
+        stage=StageIndex(1),
+        step=Step(33),
+        contributions=(),
+        contribution_of=lambda peer: made if peer == ACCUSER else None,
+    )
     return cast(Result, SimpleNamespace(roster=roster, root=lambda: ROOT))
 
 
 def after(members: tuple[PeerId, ...] = MEMBERS, *, version: int = 34) -> StageChain:
     """The chain of the version that the step made."""
-    basis = RoundBasis(bytes(32), ROOT, members, (7,) * len(members), members, (7,) * len(members), ())
+    work, links = (7,) * len(members), (None,) * len(members)
+    basis = RoundBasis(bytes(32), ROOT, members, work, members, work, (), links, UNSAID)
     return cast(StageChain, SimpleNamespace(version=Version(version), basis=basis))
 
 
+def beacon_of(roster: Roster) -> Beacon:
+    return Beacon.of(roster, said_by(HOST_CHAIN, 40))
+
+
 def jury_drawn(*charges: Charge, members: tuple[PeerId, ...] = MEMBERS) -> DrawnJury | None:
-    return jury_of(certified(*charges), after(members).basis, CHARGE, ACCUSER)
+    return jury_of(certified(*charges), after(members).basis, CHARGE, ACCUSER, beacon_of)
 
 
 DRAWN = tuple(cast(DrawnJury, jury_drawn(COMMITTED)).weights)
@@ -71,24 +85,36 @@ async def nothing_is_brought(case: object) -> None:
 
 
 def jury(
-    stage: int, *, of_stage: set[PeerId] | None = None, charges: Charges | None = None
+    stage: int,
+    *,
+    of_stage: set[PeerId] | None = None,
+    charges: Charges | None = None,
+    spoken: int = 40,
+    members: tuple[PeerId, ...] = MEMBERS,
 ) -> tuple[Jury, list[Coroutine[Any, Any, None]]]:
-    """Of a peer of that stage, and what it began to do."""
+    """Of a peer of that stage, where the host has spoken of so many versions, and what it began to do."""
     begun: list[Coroutine[Any, Any, None]] = []
-    chain = SimpleNamespace(stage=StageIndex(stage), run_key=RUN_KEY.peer_id, members=MEMBERS)
+    basis = SimpleNamespace(said=said_by(HOST_CHAIN, 0))
+    chain = SimpleNamespace(
+        stage=StageIndex(stage), run_key=RUN_KEY.peer_id, members=MEMBERS, lineage=bytes(32), basis=basis
+    )
     context = SimpleNamespace(
         run_id=RUN_ID,
         me=MEMBERS[-1],
         results={33: (certified(COMMITTED), []), 34: (certified(), [])},
         tasks=SimpleNamespace(spawn=begun.append),
+        events=Events(),
     )
-    steps = SimpleNamespace(chain=chain, context=context)
-    bases = RecentBases(after(), kept=4)
-    bases.turned(VersionTurned(after(version=35), is_next=True))
+    steps = SimpleNamespace(chain=chain, context=context, version=40)
+    beacon = StageBeacon(cast(StageSteps, steps), cast(Any, None), cast(Any, None), RUN_KEY.peer_id)
+    beacon.hear(said_by(HOST_CHAIN, spoken))
+    bases = RecentBases(after(members), kept=4)
+    bases.turned(VersionTurned(after(members, version=35), is_next=True))
     made = Jury(
         cast(StageSteps, steps),
         bases,
         charges or Charges(),
+        beacon,
         cast(SignedRun, None),
         RUN_KEY.peer_id,
         lambda stage: of_stage or set(),
@@ -106,7 +132,7 @@ def test_the_jury_is_drawn_when_the_charge_is_certified() -> None:
     assert jury_drawn(COMMITTED, members=MEMBERS[:4]) is None
     elsewhere = replace(after().basis, root=bytes(32))
     with pytest.raises(RemoteError, match="did not make this version"):
-        jury_of(certified(COMMITTED), elsewhere, CHARGE, ACCUSER)
+        jury_of(certified(COMMITTED), elsewhere, CHARGE, ACCUSER, beacon_of)
     for result, accuser in (
         (certified(), ACCUSER),
         (certified(ANOTHER), ACCUSER),
@@ -114,7 +140,20 @@ def test_the_jury_is_drawn_when_the_charge_is_certified() -> None:
         (certified(COMMITTED), ACCUSED),
     ):
         with pytest.raises(RemoteError, match="accused nobody of that"):
-            jury_of(result, after().basis, CHARGE, accuser)
+            jury_of(result, after().basis, CHARGE, accuser, beacon_of)
+
+
+def test_no_drawn_jury_binds_before_the_host_has_spoken_of_the_step() -> None:
+    """Where all judge nothing is drawn: they do without the host."""
+    crowd = tuple(sorted([*MEMBERS, *(PeerId(f"other {number:02}") for number in range(12))]))
+    for spoken in (33, 34):
+        own, begun = jury(1, spoken=spoken)
+        assert own.counts(GUILTY, MEMBERS[4])
+        begun[0].close()
+        large, _ = jury(1, spoken=spoken, members=crowd)
+        error = TransientError if spoken == 33 else RemoteError
+        with pytest.raises(error, match="has not spoken of step 33" if spoken == 33 else "guilty|drawn"):
+            large.counts(GUILTY, MEMBERS[4])
 
 
 def test_its_own_stage_checks_the_draw_and_tells_the_stages_beside_it() -> None:

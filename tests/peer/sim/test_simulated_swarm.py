@@ -166,6 +166,7 @@ UNHARMFUL = frozenset(
         "omitting_reducer",  # a part may not have come, for all that others know
         "omitting_leader",  # nor a commitment; whom it left out asks to be let in again
         "equivocating_leader",  # neither roster is voted for, and another leads
+        "grinding",  # nothing is drawn by what it writes; with another value than its chain has, it is left out
         "sybil_flood",  # nobody votes for a roster that names strangers
         "lying_juror",  # nobody is accused
         "lazy_auditor",  # nobody sees that a draw was not followed
@@ -188,7 +189,7 @@ def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_
             outcome_of(attacks, steps=1)
         return
     swarm = SimulatedSwarm(TinyRun(**(SMALL | {"audits": EVERYTHING})), attacks=attacks, seed=0)
-    outcome = swarm.run(20 if "reducer" in kind else 10)  # who reduces is drawn anew for each step
+    outcome = swarm.run(20 if "reducer" in kind else 10)  # who reduces takes turns
     liar = swarm.peer(stage, 2).peer_id
     assert {ban.peer_id for ban in outcome.bans} | {*outcome.quarantined} <= {liar}, outcome
     assert all(ban.step >= BEGINS for ban in outcome.bans)
@@ -198,6 +199,33 @@ def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_
     assert outcome.bans or outcome.quarantined, f"{kind} does nothing here: {outcome}"
     if kind in FOUND:
         assert [ban.kind for ban in outcome.bans] == [FOUND[kind]]
+
+
+def test_a_grinding_member_gets_what_it_would_get_anyway_and_one_step_in_eight_nothing() -> None:
+    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
+    drawn = []
+    for attacks in ({}, {(1, 2): "grinding@0"}):
+        swarm = SimulatedSwarm(TinyRun(**quiet), attacks=attacks, seed=0)
+        liar = swarm.peer(1, 2).peer_id
+        found = []
+        for step in range(9):
+            stage = swarm.stages[1]
+            leaders = stage.chain.leaders(Step(swarm.version))
+            is_member = liar in stage.chain.members
+            swarm.step()
+            roster = stage.rounds[Step(step)].roster
+            charged = {len(made.charges) for made in roster.contributions if made.peer_id == liar}
+            if attacks and charged:
+                assert max(charged) > 0, "it has written something"
+            if attacks and step == 7:
+                assert charged == set(), "its value is not on its chain"
+                assert [one.peer_id for one in roster.leaves] == [liar]
+                break
+            assert is_member
+            found.append((leaders, roster.reducers))
+        drawn.append(found[:7])
+    honest, ground = drawn
+    assert ground == honest
 
 
 def test_leaders_that_omit_or_equivocate_hold_up_no_round_and_change_no_gradient() -> None:

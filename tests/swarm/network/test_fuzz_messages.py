@@ -35,6 +35,7 @@ from swarm.averaging.codecs import vector_codec
 from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.forms import Wire
@@ -72,7 +73,6 @@ from verification.audit.owed import OwedAudit
 from verification.audit.probation import Agreement
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
-from verification.pipeline.ticket import Ticket
 from verification.replay.judge import judge
 
 ROOMS = ("swarm", "verification", "peer", "bootstrap")
@@ -199,10 +199,12 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         coordinator,
         run_key().peer_id,
         facts.members[:2],
+        bytes(32),
         signature=bytes(64),
     )
     papers = shown.mismatch(shown.contribution, shown.parts).exhibits[0].papers
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
+    ticket = Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64))
     vote = JurorVote(*charge, coordinator, Step(5), coordinator, Grade.FRAUD, signature=bytes(64))
     return [
         *(case for one in evidence for case in _cases_of(one)),
@@ -230,9 +232,13 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             stage=StageIndex(1),
             step=Step(3),
             newcomer=shown.accused,
-            reveal=bytes(32),
             examiner=coordinator,
             signature=bytes(64),
+        ),
+        shown.contribution.chance,
+        replace(
+            shown.contribution.chance,
+            ticket=Ticket(chain.run_id, coordinator, StageIndex(1), bytes(32), signature=bytes(64)),
         ),
         replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
@@ -251,7 +257,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             header=papers.gradient_out,
             signature=bytes(64),
         ),
-        Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64)),
+        ticket,
         CheckpointRecord(
             chain.run_id,
             8,

@@ -8,17 +8,16 @@ from itertools import combinations
 
 import pytest
 
+from swarm.core.audit.hash_chain import LONGEST_CHAIN, HashChain, check_reveal
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Contribution, Rate, Work
 from swarm.core.settings import MOST_STEPS
+from tests.swarm.core.audit.chances import NO_CHANCE
 from verification.audit.draws import (
-    LONGEST_CHAIN,
     AuditBudget,
     Draw,
-    HashChain,
     bound_99,
-    check_reveal,
     contribution_rate,
     detection,
     draw,
@@ -71,7 +70,6 @@ def test_a_draw_never_changes() -> None:
     assert made.value.hex() == "72650d3aac024e011c4e7ae1e3778b39b846faeeaab0d230af10016486717647"
     assert (made.hits_hop(0.7), made.hits_hop(0.8)) == (False, True)
     assert (made.hits_contribution(0.1), made.hits_contribution(0.2)) == (False, True)
-    assert made.microbatch(100) == 69
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 15, 16, 17, 100])
@@ -261,7 +259,7 @@ def test_ninety_nine_percent_are_found_within_the_bound_and_not_a_version_earlie
 
 def test_the_digest_of_a_contribution_changes_with_every_field_but_the_signature() -> None:
     work = Work(MicrobatchId(1), 0, Version(2), 8, bytes(32), bytes(32))
-    made = Contribution("run", StageIndex(1), Step(3), bytes(32), TARGET, (work,), (bytes(32),))
+    made = Contribution("run", StageIndex(1), Step(3), bytes(32), TARGET, (work,), (bytes(32),), NO_CHANCE)
     rng = random.Random(1)
     others = [
         replace(made, run_id="other"),
@@ -271,6 +269,7 @@ def test_the_digest_of_a_contribution_changes_with_every_field_but_the_signature
         replace(made, peer_id=PeerId("another")),
         replace(made, work=(replace(work, attempt=1),)),
         replace(made, part_digests=(rng.randbytes(32),)),
+        replace(made, chance=replace(NO_CHANCE, value=rng.randbytes(32))),
         replace(made, rates=(Rate(PeerId("another"), 3),)),
     ]
     assert len({made.digest(), *(other.digest() for other in others)}) == 1 + len(others)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.core.audit.beacon import Beacon
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
@@ -18,6 +19,7 @@ from swarm.core.ranking import rank
 from swarm.core.round.basis import RoundBasis
 from swarm.core.seats import seats, weight_of
 from swarm.identity.key import Identity
+from tests.swarm.core.audit.chances import UNSAID, beacon_of
 from verification.audit.standing import FAULT, KEPT_DEBTS, AuditDebt, Event, Standing, StandingTable, Suspicion
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import (
@@ -35,6 +37,7 @@ from verification.audit.verdicts import (
 )
 
 RUN_ID = "ab" * 32
+SOME = beacon_of(1)
 RUN_KEY = Identity.from_seed(bytes(range(32)))
 JURY = tuple(Identity.from_seed(bytes([number]) * 32) for number in range(1, 4))
 DRAWN = tuple(identity.peer_id for identity in JURY)
@@ -228,14 +231,14 @@ def test_votes_of_whoever_was_not_drawn_do_not_count() -> None:
             assert caught.value.kind == "verdict"
 
 
-def _basis(*work: int, name: bytes = bytes(32)) -> RoundBasis:
+def _basis(*work: int) -> RoundBasis:
     members = tuple(PeerId(f"peer {number:03}") for number in range(len(work)))
-    return RoundBasis(name, bytes(32), members, work, members, work, ())
+    return RoundBasis(bytes(32), bytes(32), members, work, members, work, (), (None,) * len(work), UNSAID)
 
 
-def _jurors(basis: RoundBasis, evidence: bytes = bytes(32)) -> DrawnJury | None:
+def _jurors(basis: RoundBasis, beacon: Beacon = SOME) -> DrawnJury | None:
     """On the second member, whom the first accuses."""
-    return jurors(basis, accuser=basis.members[0], accused=basis.members[1], evidence_digest=evidence)
+    return jurors(basis, accuser=basis.members[0], accused=basis.members[1], beacon=lambda: beacon)
 
 
 @pytest.mark.parametrize("num", range(2, 18))
@@ -267,7 +270,7 @@ def test_three_liars_of_ten_convicted_by_charges_alone_and_do_no_more() -> None:
             name, accomplices = rng.randbytes(32), [0]
             for liar, accused, evidence in charges:
                 accomplices.append(len(_three_drawn(basis.members, {liar, accused}, evidence, name) & liars))
-                drawn = jurors(replace(basis, root=name), accuser=liar, accused=accused, evidence_digest=evidence)
+                drawn = jurors(basis, accuser=liar, accused=accused, beacon=lambda: SOME)
                 assert drawn is not None
                 assert not drawn.convicts(liars)
             if max(accomplices) >= 2:
@@ -290,18 +293,18 @@ def test_less_than_a_third_of_the_work_convicts_nobody_and_cannot_save_its_own()
             for accused in basis.members:
                 if (accuser in liars) == (accused in liars):
                     continue
-                drawn = jurors(basis, accuser=accuser, accused=accused, evidence_digest=bytes(32))
+                drawn = jurors(basis, accuser=accuser, accused=accused, beacon=lambda: SOME)
                 assert drawn is not None
                 for_guilty = liars if accuser in liars else {*basis.members} - liars
                 assert drawn.convicts(for_guilty - {accuser, accused}) == (accused in liars)
 
 
 def test_in_a_large_stage_a_third_of_the_work_seldom_has_twelve_of_fifteen_jurors() -> None:
-    rng, convicted = random.Random(8), 0
+    convicted = 0
     for number in range(3000):
-        basis = _basis(*[20] * 40, 0, 0, 0, name=rng.randbytes(32))
+        basis = _basis(*[20] * 40, 0, 0, 0)
         liars = {*basis.members[:1], *basis.members[2:14]}
-        drawn = _jurors(basis, bytes([number % 256]) * 32)
+        drawn = _jurors(basis, beacon_of(1, str(number)))
         assert drawn is not None
         assert (len([*drawn.weights]), drawn.needed) == (MOST_JURORS, OF_THE_MOST)
         assert not {*drawn.weights} & {*basis.members[:2], *basis.members[40:]}
@@ -312,7 +315,7 @@ def test_in_a_large_stage_a_third_of_the_work_seldom_has_twelve_of_fifteen_juror
 def test_the_draw_of_jurors_goes_by_work() -> None:
     rng, counts = random.Random(1), Counter[PeerId]()
     for _ in range(600):
-        drawn = _jurors(_basis(*[10] * 20, *[30] * 10, name=rng.randbytes(32)), rng.randbytes(32))
+        drawn = _jurors(_basis(*[10] * 20, *[30] * 10), beacon_of(1, str(rng.random())))
         assert drawn is not None
         counts.update(drawn.weights)
     slow, fast = (sum(counts[PeerId(f"peer {number:03}")] for number in of) for of in (range(2, 20), range(20, 30)))

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.core.audit.chance import Chance, HostWord, Link
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import (
     EMPTY_DIGEST,
     Contribution,
@@ -26,12 +28,18 @@ from swarm.core.round.contribution import (
 )
 from swarm.core.round.voting import Certificate, Election, Phase, Vote
 from swarm.identity.key import Identity, verify
+from tests.swarm.core.audit.chances import NO_CHANCE
 
 MAKER = Identity.from_seed(bytes(range(32)))
 OTHER = Identity.from_seed(bytes(range(1, 33)))
 PEERS = tuple(sorted([MAKER.peer_id, OTHER.peer_id]))
 PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
 ELECTION = Election("ab" * 32, StageIndex(1), Step(3), PREVIOUS_NAME, 0, dict.fromkeys(PEERS, 1), PeerId("run key"))
+
+BEFORE = RoundBasis(
+    bytes(32), bytes(32), PEERS, (5, 6), PEERS, (7, 8), (), (None, None), HostWord(3, bytes(range(1, 33)))
+)
+"""What the round starts from; its name is not that of the messages, which are no round's."""
 
 
 def _contribution(identity: Identity) -> Contribution:
@@ -47,6 +55,7 @@ def _contribution(identity: Identity) -> Contribution:
         identity.peer_id,
         work,
         (hashlib.sha256(b"part").digest(), bytes(32)),
+        Chance(bytes(range(32)), HostWord(3, bytes(range(1, 33))), None),
         (Rate(PeerId("a peer"), 20), Rate(PeerId("b peer"), 17)),
     )
     return replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
@@ -94,11 +103,12 @@ def _result() -> Result:
 
 # Computed once from the first release of the format. A change here is a change of the protocol's number.
 GOLDEN = {
-    "contribution": "cf1595b31da21a8c918655976ba3220e0bffeb440e268b9ebb2abf117a103f1b",
-    "roster": "d81aafb4adba73e8dcbeefc8009aed9340682d778dd276dca44aac4dfbec4b1d",
-    "roster facts": "0e151817870c166ab5e70fff10b09288231edae2dc7ba3cfe5bea1e8a0710399",
-    "result root": "dbf93863d85d2e5cc2447ee2922a6279869e52ebf67a0c8582f5f50d45fbd098",
-    "result": "5949292f52a4093ba188542d49901543fe2aea10711370d5ad87574c01b954ac",
+    "contribution": "8b583144d8fab07e77bfe54082da30e1760ce19c74c065dddc1ddbe76a9f6387",
+    "roster": "102ca1f79de698b99728cc6e02063a10f4952fce2aa3882edb2c9750bd7ef6f2",
+    "roster facts": "d9809da689640b26a13cc5e36c5d51a8f33ce89c5e34fa816a2023e6432c07fc",
+    "result root": "241288d88ae0d268d03935837747f9c54953fa65827261b990dbd6e4b3484d2c",
+    "version name": "86051f667153f3616b518636efe90d0e1c0dc3e464db6cce52e3187cae5be644",
+    "result": "bfa9a273f61a515c35fa1f612da773edc55fd1cd25e62001a490ccbf39a68bff",
 }
 
 
@@ -109,12 +119,11 @@ def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
         "roster": hashlib.sha256(roster.signed_bytes()).hexdigest(),
         "roster facts": roster.facts_digest().hex(),
         "result root": result.root().hex(),
+        "version name": result.basis_after(BEFORE, (1, 2, 3)).name.hex(),
         "result": hashlib.sha256(pack(result.to_value())).hexdigest(),
     }
     assert found == GOLDEN
-    assert contribution.signed_bytes().startswith(
-        b"homeswarm/contribution\0\x89\xa7charges\x90\xacpart_digests\x92\xc4\x20"
-    )
+    assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x8a\xa6chance\x93\xc4\x20")
 
 
 @pytest.mark.parametrize(
@@ -252,6 +261,13 @@ def test_an_empty_part_is_nobodys_work() -> None:
 def test_who_comes_after_the_round_is_on_its_roster() -> None:
     roster = _roster()
     assert roster.members_after == tuple(sorted([*PEERS, PeerId("joiner")]))
+    basis = _result().basis_after(BEFORE, (1, 2, 3))
+    assert (basis.previous_work, basis.work) == ((7, 8), (1, 2, 3))
+    assert (basis.previous_members, basis.members) == (roster.members, roster.members_after)
+    assert (basis.previous_name, basis.neighbours) == (BEFORE.name, ("neighbour",))
+    revealed = {one.peer_id: Link(Step(3), one.chance.value) for one in _roster().contributions}
+    assert basis.link_of == revealed, "of the joiner nothing is known, of the leaver nothing is wanted"
+    assert basis.said == HostWord(3, bytes(range(1, 33)))
 
 
 @settings(max_examples=50, deadline=None)
@@ -266,7 +282,7 @@ def test_every_id_that_counts_counts_once_at_its_highest_attempt(seed: int) -> N
             Work(MicrobatchId(number), rng.randint(0, 2), Version(0), 10 + number, bytes(32), bytes(32))
             for number in ids
         )
-        made.append(Contribution("run", StageIndex(0), Step(0), bytes(32), peer, work, ()))
+        made.append(Contribution("run", StageIndex(0), Step(0), bytes(32), peer, work, (), NO_CHANCE))
     recent = frozenset(rng.sample(range(12), 3))
     counted = counted_tokens(made, recent)
     shuffled = rng.sample(made, len(made))
