@@ -6,8 +6,8 @@ from swarm.core.round.contribution import MAX_CHARGES, MAX_RATES
 PEER_BYTES = 55
 DIGEST_BYTES = 34
 WORK_BYTES = 96
-FIELDS_BYTES = 512
-"""Of a message's own fields, names and signature."""
+FIELDS_BYTES = 768
+"""Of a message's own fields, names and signature; of a contribution also what it reveals, with a ticket."""
 SPARE = 1.25
 """For microbatches that two members list, and for members and parts that are left out, with a sentence why."""
 

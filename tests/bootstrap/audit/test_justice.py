@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import TELL_S, Justice
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import FollowedStage
@@ -127,6 +128,10 @@ class Past6:
         return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(exhibit.bodies))
 
 
+CHAINS = cast(HostChains, SimpleNamespace(of=lambda stage, era: HOST_CHAIN))
+"""As the small run's genesis has it."""
+
+
 @pytest.fixture(scope="module")
 def past() -> Iterator[Past6]:
     audits = AuditSettings(hop_budget=4.0, contribution_budget=4.0, retained_versions=8)
@@ -189,7 +194,8 @@ class Court:
         self.chains = {name: HashChain(seed, 64) for name, seed in SEEDS.items()}
         peers = (self.past.auditor, self.past.target)
         present = [identity.peer_id for identity in peers]
-        self.justice = Justice(self.prepared, self.host, self.ledger, self.emit, lambda: present, self.followed)
+        beacon = HostBeacon(CHAINS, self.followed)
+        self.justice = Justice(self.prepared, self.host, self.ledger, self.emit, lambda: present, self.followed, beacon)
         self.justice.serve()
         self.auditor, self.target = (self.network.transport(identity) for identity in peers)
         self.auditor.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
@@ -529,7 +535,9 @@ def test_being_admitted_again_and_again_does_not_help(court: Court) -> None:
         court.serve = withheld
         stage = Followed(court.followed[STAGE], 0)
         followed: Any = {STAGE: stage}
-        justice = Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed)
+        justice = Justice(
+            court.prepared, court.host, court.ledger, court.events.append, list, followed, HostBeacon(CHAINS, followed)
+        )
         justice.serve()
         for version in (0, 1, 2, 6):
             stage.version = version
