@@ -49,18 +49,20 @@ def electorate(
     work: Mapping[PeerId, int], neighbours: Collection[PeerId], coordinator: PeerId | None, said: bytes
 ) -> dict[PeerId, int]:
     """Who votes on a round before which this is the host's last word, in the order of ids, and what each vote weighs:
-    the stage's members by their `work`, and the host as the heaviest of them.
+    the stage's members by their `work`, and the host as the lightest of them: who is left without it decides as well
+    as may be.
 
-    Where the work hangs on few, neighbours vote too, each as much, but all no more than three; where members are many,
-    those who are drawn. A member all alone needs nobody's vote: it cannot disagree with itself.
+    Where the work hangs on few, the host votes as the heaviest, and so do neighbours, but all no more than three; where
+    members are many, those who are drawn. A member all alone needs nobody's vote: it cannot disagree with itself.
     """
     weights = committee(work, said)
-    heaviest = max(weights.values())
+    host, heaviest = min(weights.values()), max(weights.values())
     if hangs_on_few(work, FEW_MEMBERS):
+        host = heaviest
         others = set(neighbours) - weights.keys()
         weights |= dict.fromkeys(others, min(heaviest, MOST_NEIGHBOURS * heaviest // max(1, len(others))))
     if len({*weights, *work}) > 1 and coordinator is not None:
-        weights[coordinator] = heaviest
+        weights[coordinator] = host
     return {peer: weight for peer, weight in sorted(weights.items()) if weight}
 
 
