@@ -71,6 +71,7 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "false_accuser": "any",
         "lying_juror": "any",
         "lazy_auditor": "any",
+        "charges": "any",
         # Joining and the directory.
         "forged_records": "any",
         "replayed_records": "any",

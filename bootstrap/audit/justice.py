@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bootstrap.audit.accusations import IncomingEvidence
 from bootstrap.audit.beacon import HostBeacon
+from bootstrap.audit.charges import OpenCharge, OpenCharges
 from bootstrap.audit.newcomers import Newcomers
 from bootstrap.audit.owed_audits import OwedAudits
 from bootstrap.audit.pleas import Pleas
@@ -26,6 +27,8 @@ from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, peer_item, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.round.contribution import Charge, Result
+from swarm.core.seats import seats, weight_of
 from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import (
     ACCUSE,
@@ -62,8 +65,6 @@ from verification.audit.standing import Event as Certified
 from verification.audit.strikes import Strikes
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import (
-    NUM_JURORS,
-    VOTES_TO_QUARANTINE,
     Ban,
     Debt,
     Pardon,
@@ -72,6 +73,7 @@ from verification.audit.verdicts import (
     jury_of,
 )
 from verification.kinds.bias import Bias
+from verification.kinds.mismatch import charge_of
 from verification.kinds.step_fraud import StepFraud
 from verification.replay.evidence_file import evidence_in, largest_evidence_bytes
 from verification.replay.judge import judge
@@ -134,6 +136,7 @@ class Justice:
         self._unfolded: list[tuple[Certified, Version]] = []
         """What is certified and not in the table yet: a ledger's events are folded together, for each costs a copy."""
         self._strikes = Strikes()
+        self._charges = OpenCharges(run.settings.checkpoint.snapshot_every)
         self._pardoned_at: dict[PeerId, int] = {}
         self.bans: dict[PeerId, Ban] = {}
         self.quarantines: dict[PeerId, Quarantine] = {}
@@ -157,7 +160,7 @@ class Justice:
             run.settings, run.run_id, followed, self._tickets, beacon, lambda: self.table, self._promote, emit
         )
         kinds = ("genesis", "anchor", "ban", "ticket", "forgotten", "debt", "strike", "quarantine", "pardon")
-        for event in ledger.events(*kinds, "promotion", "jury"):
+        for event in ledger.events(*kinds, "promotion", "jury", "charge", "charge_over"):
             self._remember(event.kind, event.facts)
 
     @property
@@ -176,7 +179,14 @@ class Justice:
                 self._anchors[genesis.stage].clear()
                 self._begin_with(genesis.stage, genesis.members)
             case "anchor":
-                self._keep(Anchor.from_value(facts))
+                anchor = Anchor.from_value(facts)
+                self._keep(anchor)
+                self._charges.was_anchored(anchor.stage, int(anchor.version))
+            case "charge":
+                self._charges.open(OpenCharge.from_value(facts))
+            case "charge_over":
+                over = OpenCharge.from_value(facts)
+                self._charges.judged(over.accused, over.charge)
             case "promotion":
                 self._let_train(Promotion.from_value(facts))
             case "ticket":
@@ -267,7 +277,7 @@ class Justice:
         self._anchor(Anchor.of_chain(followed.chain, state_digest))
 
     def anchor_what_is_agreed(self, stage: StageIndex) -> None:
-        """Anchor each version of which more than two thirds of its members state one digest.
+        """Anchor each version of which more than two thirds of its members, by their votes' weight, state one digest.
 
         Members do not count who are shut out, or who have found themselves broken and taken back what they stated.
         """
@@ -277,13 +287,15 @@ class Justice:
             if chain is None or version in self._anchors[stage]:
                 continue
             out = self.bans.keys() | self.quarantines.keys()
-            members = [
-                peer for peer in chain.members if peer not in out and not self.stated.has_withdrawn(peer, version)
-            ]
-            digests = self.stated.digests(stage, version, chain.name)
-            agreed = [digests[peer] for peer in members if peer in digests]
-            for found in sorted(set(agreed)):
-                if 3 * agreed.count(found) > 2 * len(members):
+            work = {
+                peer: done
+                for peer, done in chain.basis.work_of.items()
+                if peer not in out and not self.stated.has_withdrawn(peer, version)
+            }
+            weights, digests = seats(work), self.stated.digests(stage, version, chain.name)
+            for found in sorted({digests[peer] for peer in weights if peer in digests}):
+                agreed = weight_of(weights, [peer for peer in weights if digests.get(peer) == found])
+                if 3 * agreed > 2 * sum(weights.values()):
                     self._anchor(Anchor.of_chain(chain, found))
 
     def anchor_of(self, stage: int, version: int) -> Anchor | None:
@@ -298,6 +310,10 @@ class Justice:
         signed = anchor.signed_by(self._run.run_key)
         self._ledger.append("anchor", signed.to_value())
         self._keep(signed)
+        lapsed = self._charges.anchored(signed.stage, int(signed.version))
+        self._are_over(lapsed)
+        if lapsed:
+            _begin(self._hearings, self._lapse(lapsed))
 
     def _keep(self, anchor: Anchor) -> None:
         held = self._anchors[anchor.stage]
@@ -315,6 +331,35 @@ class Justice:
             raise TransientError(f"no state of stage {stage} up to version {version} is anchored here")
         return Message({"anchor": held[found].to_value()})
 
+    # -- charges ------------------------------------------------------------------------------------------
+
+    def certified(self, result: Result) -> None:
+        """A round is over: who brought charges in it owes their cases."""
+        if self._run.settings.replays:
+            for charge in self._charges.certified(result):
+                self._ledger.append("charge", charge.to_value())
+
+    def _are_over(self, charges: Iterable[OpenCharge]) -> None:
+        for charge in charges:
+            self._ledger.append("charge_over", charge.to_value())
+
+    async def _lapse(self, lapsed: Sequence[OpenCharge]) -> None:
+        """Nobody has shown what these were about: that was untrue, and so was what jurors found."""
+        for charge in lapsed:
+            self._emit({"event": "lapsed", "accuser": charge.accuser, "peer_id": charge.accused, "step": charge.step})
+            await self._strike(charge.accuser, charge.digest)
+            await self._overrule(charge.charge)
+
+    async def _overrule(self, charge: Charge) -> None:
+        """The charge was untrue: so was the word of jurors who convicted by it."""
+        jury = self._juries.get(charge.accused)
+        if jury is None or charge.accused not in self.quarantines or jury.accusation.digest() != charge.digest:
+            return
+        for vote in jury.votes:
+            if vote.verdict is Grade.FRAUD:
+                await self._strike(vote.juror, charge.digest)
+        await self.pardon(charge.accused, acquitted=True)
+
     # -- accusations --------------------------------------------------------------------------------------
 
     async def _on_accuse(self, sender: PeerId, request: Message) -> Message:
@@ -323,6 +368,7 @@ class Justice:
         piece = AccusationPiece.from_value(request.meta)
         if piece.accused in self.bans:
             return Message({"next": piece.size})
+        self._charges.comes(piece.accused)
         self._check_room(sender)
         place, path = await self._incoming.take(sender, piece, request.body)
         if path is not None:
@@ -402,13 +448,18 @@ class Justice:
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         if not verdict.guilty:
+            charge = await asyncio.to_thread(charge_of, evidence)
             await asyncio.to_thread(path.unlink, missing_ok=True)
+            if charge is not None:
+                self._are_over(self._charges.judged(charge.accused, charge))
             if evidence.kind == Bias.KIND and self._adds_up(accuser, evidence, verdict):
                 return
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
             )
-            await self._contradict(accuser, evidence)
+            await self._strike(accuser, evidence.digest())
+            if charge is not None:
+                await self._overrule(charge)
             return
         if not self._pleas.may_be_fault(evidence, verdict):
             self._ban(accuser, evidence, path, verdict.reason)
@@ -456,6 +507,7 @@ class Justice:
             evidence.digest(),
         ).signed_by(self._run.run_key)
         self._ledger.append("ban", ban.to_value())
+        self._are_over(self._charges.judged(ban.peer_id))
         self.bans[ban.peer_id] = ban
         self._emit(
             {
@@ -493,6 +545,7 @@ class Justice:
             raise RemoteError("standing", f"{peer} is out, or has begun again, for a fault that it had by {version}")
         self.quarantines.pop(peer, None)  # what jurors found is judged
         self._juries.pop(peer, None)
+        self._are_over(self._charges.judged(peer))
         reason = "its work was wrong, and is right when it does it again"
         self._keep_out(peer, evidence.stage, version, FAULT, evidence.digest(), reason)
 
@@ -504,18 +557,6 @@ class Justice:
             )
         return Message({"pardon": (await self.pardon(sender, acquitted=False)).to_value()})
 
-    async def _contradict(self, accuser: PeerId, evidence: Evidence) -> None:
-        """The accusation was untrue: so was the word of jurors who found the same."""
-        await self._strike(accuser, evidence)
-        jury, charge = self._juries.get(evidence.accused), (evidence.stage, evidence.version, evidence.kind)
-        if jury is None or evidence.accused not in self.quarantines:
-            return
-        if (jury.stage, jury.version, jury.kind) == charge and jury.summons[0] == accuser:
-            for vote in jury.votes:
-                if vote.verdict is Grade.FRAUD:
-                    await self._strike(vote.juror, evidence)
-            await self.pardon(evidence.accused, acquitted=True)
-
     async def _on_quarantine(self, sender: PeerId, request: Message) -> Message:
         """Jurors have found a peer guilty: it is out until its case is judged here."""
         fields = Fields("quarantine call", request.meta)
@@ -524,23 +565,26 @@ class Justice:
         followed = self._followed.get(found.stage)
         accuser, step = found.summons
         result = followed.result(int(step)) if followed is not None else None
-        if result is None:
+        after = followed.chain_at(int(step) + 1) if followed is not None else None
+        if result is None or after is None:
             raise TransientError(f"the result of step {step} of stage {found.stage} is not known here")
-        drawn = jury_of(result, found.accusation, accuser, self._beacon.of(result.roster))
-        await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, drawn=drawn)
+        jury = jury_of(result, after.basis, found.accusation, accuser, self._beacon.of)
+        await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, jury=jury)
+        if self._charges.is_over(Charge(found.peer_id, found.accusation.digest())):
+            raise RemoteError("verdict", f"the charge against {found.peer_id} is judged, or has lapsed", accuser)
         if found.peer_id not in self.quarantines and found.peer_id not in self.bans:
             self._ledger.append("jury", found.to_value())
             self._juries[found.peer_id] = found
-            reason = f"{VOTES_TO_QUARANTINE} of {NUM_JURORS} jurors found it guilty"
+            reason = f"{len(found.votes)} jurors were asked, and found it guilty"
             self._keep_out(found.peer_id, found.stage, found.version, found.kind, found.evidence_digest, reason)
         return Message()
 
-    async def _strike(self, accuser: PeerId, evidence: Evidence) -> None:
-        """Its word on the accused was untrue."""
+    async def _strike(self, accuser: PeerId, found: bytes) -> None:
+        """Its word on another was untrue, by this evidence or charge."""
         if accuser not in self._tickets:
             return
         stage = self._tickets[accuser].stage
-        version, found = self._version(stage), evidence.digest()
+        version = self._version(stage)
         self._ledger.append("strike", {"peer_id": accuser, "version": version, "evidence_digest": found})
         self._strikes = self._strikes.after(accuser, version, found)
         if self._strikes.are_too_many(accuser, pardoned_at=self._pardoned_at.get(accuser, -1)):

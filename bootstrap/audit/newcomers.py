@@ -72,10 +72,13 @@ class Newcomers:
         if table.may_train(sender):
             return Message({"promotion": value_or_none(self._promotions.get(sender))})
         roster = followed.roster(int(agreement.step)) if followed is not None else None
-        if followed is None or roster is None:  # results come here a little later than to the newcomer
+        chain = followed.chain_at(int(agreement.step)) if followed is not None else None
+        if followed is None or roster is None or chain is None:  # results come here a little later than to the newcomer
             raise TransientError(f"step {agreement.step} of stage {agreement.stage} is not known here")
-        beacon = self._beacon.of(roster)
-        await asyncio.to_thread(agreement.check, run_id=self._run_id, ticket=ticket, roster=roster, beacon=beacon)
+        basis, beacon = chain.basis, self._beacon.of(roster)
+        await asyncio.to_thread(
+            agreement.check, run_id=self._run_id, ticket=ticket, roster=roster, basis=basis, beacon=beacon
+        )
         version, stage, since = followed.version, int(agreement.stage), table.on_probation_since(sender)
         held = self._stages[stage] = self._stages[stage].after(agreement, int(version))
         count = held.count(sender, int(version), since=since)

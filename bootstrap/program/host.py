@@ -584,6 +584,7 @@ class Host:
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
+        self.justice.certified(result)
         self._heard_at = time.monotonic()
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.adversary.false_audits import FalseCharges
 from peer.adversary.hooks import Adversary
 from peer.pipeline.screens import Screens
 from peer.round.driver import RoundDriver
@@ -20,7 +21,7 @@ from swarm.averaging.reduce import read_and_written
 from swarm.averaging.result_decoder import squares_of
 from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import MicrobatchId, PeerId, Step
-from swarm.core.round.averaging_round import Instruction
+from swarm.core.round.averaging_round import Finish, Instruction
 from swarm.core.round.contribution import Level, ReducedPart, Work
 from verification.round.papers import Bytes, Papers
 
@@ -31,10 +32,11 @@ class FalseDriver(RoundDriver):
     def __init__(self, adversary: Adversary, steps: StageSteps, *given: Any, **named: Any) -> None:
         """`given` and `named` as `RoundDriver` has them."""
         charges, chance, me = named.pop("charges"), named.pop("chance"), steps.context.identity
+        self._charged = FalseCharges(adversary, steps, charges)
         super().__init__(
             steps,
             *given,
-            charges=lambda: adversary.charged(steps.chain, charges(), me.peer_id),
+            charges=lambda: adversary.charged(steps.chain, self._charged.brought(), me.peer_id),
             chance=lambda chain: adversary.revealed(Step(chain.version), chance(chain)),
             **named,
         )
@@ -45,6 +47,8 @@ class FalseDriver(RoundDriver):
         done: list[Instruction] = []
         for instruction in instructions:
             assert facts is not None
+            if isinstance(instruction, Finish):
+                self._charged.certified(instruction.result)
             done += self._adversary.instructed(facts, instruction, self._me)
         super().carry_out(state, done)
 

@@ -18,7 +18,7 @@ from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value, digest
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.round.averaging_round import Instruction, RoundFacts
-from swarm.core.round.contribution import Work
+from swarm.core.round.contribution import Charge, Work
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
@@ -113,7 +113,7 @@ class Adversary:
         """What it does where the round's rules say this."""
         return (instruction,)
 
-    def charged(self, chain: StageChain, charges: tuple[bytes, ...], me: PeerId) -> tuple[bytes, ...]:
+    def charged(self, chain: StageChain, charges: tuple[Charge, ...], me: PeerId) -> tuple[Charge, ...]:
         """What it says it brings before juries, in its contribution to the round that starts from the version."""
         return charges
 
@@ -147,6 +147,10 @@ class Adversary:
 
     def accuses_falsely(self, step: Step) -> bool:
         """Whether it accuses a peer whose work in this step it found honest."""
+        return False
+
+    def charges_in(self, step: Step) -> bool:
+        """Whether it charges somebody in this step with what there is no evidence of."""
         return False
 
     def finds(self, guilty: bool) -> bool:

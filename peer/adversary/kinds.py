@@ -64,6 +64,7 @@ ADVERSARIES: dict[str, Make] = {
     "false_accuser": others.FalseAccuser,
     "lying_juror": others.LyingJuror,
     "lazy_auditor": others.LazyAuditor,
+    "charges": others.Charges,
     "forged_records": directory.ForgedRecords,
     "replayed_records": directory.ReplayedRecords,
     "inflated_records": directory.InflatedRecords,

@@ -13,7 +13,7 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.ranking import rank
 from swarm.core.round.averaging_round import AggregatePart, Instruction, RoundFacts, SendBallot, SendVote
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import MAX_CHARGES, Exclusion, Roster
+from swarm.core.round.contribution import MAX_CHARGES, Charge, Exclusion, Roster
 from swarm.core.round.voting import Vote
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
@@ -81,11 +81,12 @@ class Grinding(Adversary):
     """It writes what it may until a hash of it puts it first: charges that nobody brings, in every contribution; and in
     some of them another value than its chain has."""
 
-    def charged(self, chain: StageChain, charges: tuple[bytes, ...], me: PeerId) -> tuple[bytes, ...]:
+    def charged(self, chain: StageChain, charges: tuple[Charge, ...], me: PeerId) -> tuple[Charge, ...]:
         if not self.acts_in(Step(chain.version)):
             return charges
         tried = (digest("ground", [chain.name, number, me]) for number in range(GROUND_NAMES))
-        ground = [name for name in tried if rank(chain.members, "leader", name)[0] == me]
+        accused = _victim(chain.members, me)
+        ground = [Charge(accused, name) for name in tried if accused and rank(chain.members, "leader", name)[0] == me]
         return tuple([*charges, *ground][:MAX_CHARGES])
 
     def revealed(self, step: Step, chance: Chance) -> Chance:

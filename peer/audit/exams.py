@@ -15,6 +15,7 @@ import torch
 from peer.pipeline.compute import Urgency
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
 from peer.stage.beacon import StageBeacon
 from peer.stage.events import Applied
 from peer.state.past_weights import PastVersion, standing_on
@@ -51,10 +52,11 @@ MOST_TIMES = 2
 class Examiner:
     """Examines newcomers about this member's own work."""
 
-    def __init__(self, steps: StageSteps, exchanges: ExchangeStore, beacon: StageBeacon) -> None:
+    def __init__(self, steps: StageSteps, exchanges: ExchangeStore, bases: RecentBases, beacon: StageBeacon) -> None:
         self._steps = steps
         self._beacon = beacon
         self._exchanges = exchanges
+        self._bases = bases
         self._shown: dict[Step, Counter[PeerId]] = {}
         self._answered: set[tuple[Step, PeerId]] = set()
         self._drawn: dict[tuple[Step, PeerId], Work] = {}
@@ -90,7 +92,8 @@ class Examiner:
         if (ticket.peer_id, ticket.stage) != (sender, steps.chain.stage):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         self._beacon.hear(said)
-        exam = exam_of(held[0].roster, self._beacon.of(held[0].roster), sender)
+        roster = held[0].roster
+        exam = exam_of(roster, self._bases.at(int(step)), self._beacon.of(roster), sender)
         if exam is None or exam.examiner != steps.context.me:
             raise RemoteError("draw", f"{steps.context.me} does not examine {sender} about step {step}", sender)
         exhibit = self._exchanges.exhibit(step, exam.work)
@@ -135,6 +138,7 @@ class Newcomer:
     """Takes the exams that a newcomer draws, until the run key promotes it."""
 
     steps: StageSteps
+    bases: RecentBases
     ticket: Ticket
     beacon: StageBeacon
     host: PeerId
@@ -181,7 +185,8 @@ class Newcomer:
         await self.beacon.spoken(roster.step, timeout_s=self.steps.context.settings.deadlines.call_s)
         if self._due is roster:
             self._due = None
-        exam = exam_of(roster, self.beacon.of(roster), self.steps.context.me)
+        basis = self.bases.at(int(roster.step))
+        exam = exam_of(roster, basis, self.beacon.of(roster), self.steps.context.me)
         if exam is None:
             return None
         agreement = await self._examined(exam, self.steps.replica.past.get(int(exam.work.version)))

@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from peer.audit.accuser import Accuser, Case
+from peer.audit.accuser import Accuser, Case, Prosecution
 from peer.audit.jury import Jury
 from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
-from peer.state.provable_past import provable_past
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
@@ -25,7 +24,6 @@ from verification.audit.owed import MAX_REASON, Owed, OwedAudit
 from verification.audit.tolerance import Comparison, Grade
 from verification.kinds.bias import Bias
 from verification.kinds.data_fraud import DataFraud, differences
-from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.mismatch import Mismatch
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.pipeline.headers import BirthRecord, HopHeader
@@ -33,7 +31,6 @@ from verification.pipeline.headers import BirthRecord, HopHeader
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-M = TypeVar("M", bound=ReplayMismatch | HopMismatch)
 
 OWED_S = 30.0
 
@@ -199,15 +196,17 @@ class Inquiry:
 
     async def prosecute(self, case: Mismatch) -> None:
         """Bring it before a jury, and before the run key with everything that a replay needs."""
+        spawn, prosecution = self.steps.context.tasks.spawn, Prosecution(self.steps, self.host, self.accuser)
         assert self.jury is not None
-        self.steps.context.tasks.spawn(self.jury.prosecute(case))
-        await self.accuser.accuse(await self._with_past(case))
+        prosecution.check(case)  # who cannot prove it brings no charge
+        spawn(self.jury.prosecute(case))
+        try:
+            await self.accuser.accuse(await prosecution.whole(case))
+        except TransientError:
+            spawn(prosecution.bring(case))
+            raise
 
     async def lay_open(self, case: ReplayMismatch) -> None:
         """Have the run key replay a contribution of a peer that is led one way."""
-        await self.accuser.bring(Bias.of(await self._with_past(case)))
-
-    async def _with_past(self, case: M) -> M:
-        steps, (oldest, version) = self.steps, case.versions
-        held = await provable_past(steps, self.host, oldest=oldest, version=version)
-        return replace(case, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)
+        prosecution = Prosecution(self.steps, self.host, self.accuser)
+        await self.accuser.bring(Bias.of(await prosecution.whole(case)))

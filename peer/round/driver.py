@@ -28,7 +28,7 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import MAX_CHARGES, Contribution, Result, Roster, Work
+from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
 from swarm.core.state.stage_chain import StageChain
@@ -58,7 +58,7 @@ class RoundDriver:
         signing_log: SigningLog,
         vote_log: VoteLog,
         neighbours: Callable[[], set[PeerId]],
-        charges: Callable[[], tuple[bytes, ...]],
+        charges: Callable[[], tuple[Charge, ...]],
         chance: Callable[[StageChain], Chance],
         drawn: DrawnPapers,
     ) -> None:
@@ -350,7 +350,7 @@ class RoundDriver:
             tuple(digests),
             self._chance(chain),
             rates,
-            self._charges()[:MAX_CHARGES] if work else (),
+            self._charges() if work else (),
         )
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)

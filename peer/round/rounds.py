@@ -28,7 +28,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
-from swarm.core.round.contribution import Result
+from swarm.core.round.contribution import Charge, Result
 from swarm.core.round.voting import Reconfiguration
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers
@@ -58,7 +58,7 @@ class StageRounds:
     """In which rounds this identity has signed."""
     neighbours: Callable[[], set[PeerId]]
     """Live peers of the stages beside this one."""
-    charges: Callable[[], tuple[bytes, ...]]
+    charges: Callable[[], tuple[Charge, ...]]
     """What this peer brings before juries with its next contribution."""
     chance: Callable[[StageChain], Chance]
     """What its contribution to the round that starts from a version reveals."""

@@ -19,8 +19,6 @@ from verification.audit.standing import FAULT, Standing, StandingTable
 from verification.audit.strikes import Strikes
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import (
-    FEWEST_REPLICAS,
-    VOTES_TO_QUARANTINE,
     Accusation,
     Ban,
     JurorVote,
@@ -153,26 +151,21 @@ class StageJustice:
     ) -> StandingTable:
         """Before jurors, who replay as the run key does. Whom they find guilty is out until the run key has spoken."""
         chain = self.stage.chain
-        if len(chain.members) < FEWEST_REPLICAS:
+        drawn = jurors(chain.basis, accuser=accuser, accused=accusation.peer_id, beacon=lambda: self.stage.beacon)
+        if drawn is None:
             return table
-        drawn = jurors(
-            chain.members,
-            accuser=accuser,
-            accused=accusation.peer_id,
-            beacon=self.stage.beacon,
-        )
         votes = []
-        for peer in (self.stage.peers[juror] for juror in drawn):
+        for peer in (self.stage.peers[juror] for juror in drawn.weights):
             found = peer.adversary.finds(guilty and not peer.adversary.is_lazy(step))
             grade = Grade.FRAUD if found else Grade.HONEST
             votes.append(JurorVote(*accusation.facts, accuser, step, peer.peer_id, grade).signed_by(peer.identity))
-        convicts = sum(vote.verdict is Grade.FRAUD for vote in votes) >= VOTES_TO_QUARANTINE
+        convicts = drawn.convicts(vote.juror for vote in votes if vote.verdict is Grade.FRAUD)
         self.counts.juries += 1
         self.counts.misled += convicts != guilty
         if not convicts:
             return table
         made = Quarantine(*accusation.facts, votes=tuple(votes))
-        made.check(self.run_id, self.run_key.peer_id, drawn=drawn)
+        made.check(self.run_id, self.run_key.peer_id, jury=drawn)
         table = table.after(made, chain.version)
         return table if guilty else self._pardoned(table, accusation.peer_id, acquitted=True)
 

@@ -40,7 +40,7 @@ from verification.audit.standing import StandingTable
 EVALUATED_EVERY = 10
 """Steps."""
 EVALUATED_MICROBATCHES = 32
-NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records")
+NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records", "charges")
 """They lie in the directory alone, of which a simulated swarm has none: everybody knows who is there."""
 
 

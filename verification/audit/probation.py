@@ -15,7 +15,9 @@ from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import RemoteError
 from swarm.core.forms import StageNumber
 from swarm.core.ids import PeerId, Step
+from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Contribution, Roster, Work
+from swarm.core.seats import drawn, seats
 from swarm.identity.signed_record import SignedRecord
 
 AGREEMENT_VERSIONS = 16
@@ -36,20 +38,25 @@ class Exam:
     """The microbatch, in it."""
 
 
-def exam_of(roster: Roster, beacon: Beacon, newcomer: PeerId) -> Exam | None:
-    """What the beacon of the certified roster gives the newcomer; None if nobody has contributed.
+def exam_of(roster: Roster, basis: RoundBasis, beacon: Beacon, newcomer: PeerId) -> Exam | None:
+    """What the beacon of the certified roster gives the newcomer; None if nobody has contributed who had done anything
+    by its `basis`, which is what the round started from.
 
     Who examines and on what is known once the roster is certified and the host has spoken: nobody can make a
-    contribution, or an identity, so that it is the one.
+    contribution, or an identity, so that it is the one. Who did twice as much lately is it twice as often.
+    Raises RemoteError if the basis is of another version.
     """
     assert beacon.step == roster.step, f"the beacon of step {beacon.step}, not of {roster.step}"
+    if basis.name != roster.previous_name:
+        raise RemoteError("fork", f"step {roster.step} of stage {roster.stage} does not start from this version")
     made = {one.peer_id: one for one in roster.contributions if one.work and one.peer_id != newcomer}
-    if not made:
+    weights = {peer: weight for peer, weight in seats(basis.work_of).items() if peer in made}
+    if not weights:
         return None
-    examiner = beacon.drawn(made, "examiner", newcomer)[0]
+    examiner = drawn(weights, "examiner", beacon.value, newcomer)[0]
     work = made[examiner].work
-    drawn = int.from_bytes(beacon.seed("microbatch", newcomer), "big") % len(work)
-    return Exam(examiner, made[examiner], work[drawn])
+    number = int.from_bytes(beacon.seed("microbatch", newcomer), "big") % len(work)
+    return Exam(examiner, made[examiner], work[number])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +70,14 @@ class Agreement(SignedRecord):
     newcomer: PeerId
     examiner: PeerId
 
-    def check(self, *, run_id: str, ticket: Ticket, roster: Roster, beacon: Beacon) -> None:
-        """Raises RemoteError unless the examiner that was drawn for the newcomer in the roster's round signed it."""
+    def check(self, *, run_id: str, ticket: Ticket, roster: Roster, basis: RoundBasis, beacon: Beacon) -> None:
+        """Raises RemoteError unless the examiner that was drawn for the newcomer in the roster's round, which started
+        from this basis, signed it."""
         if self.run_id != run_id:
             raise RemoteError("protocol", f"agreement of run {self.run_id[:12]}, not {run_id[:12]}", self.newcomer)
         if (ticket.peer_id, ticket.stage, self.stage) != (self.newcomer, roster.stage, roster.stage):
             raise RemoteError("ticket", f"agreement of stage {self.stage} for {self.newcomer}", self.newcomer)
-        exam = exam_of(roster, beacon, self.newcomer) if roster.step == self.step else None
+        exam = exam_of(roster, basis, beacon, self.newcomer) if roster.step == self.step else None
         if exam is None or exam.examiner != self.examiner:
             raise RemoteError("draw", f"{self.examiner} is not who {self.newcomer} drew at {self.step}", self.newcomer)
         if not self.is_signed_by(self.examiner):

@@ -6,14 +6,12 @@ knows its own value alone, members theirs; who withholds its own does not know w
 name is not in it: what a leader or a contributor may write, it may write again and again until it likes a hash.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import Value, digest
 from swarm.core.errors import TransientError
-from swarm.core.ids import PeerId, Step
-from swarm.core.ranking import rank
+from swarm.core.ids import Step
 from swarm.core.round.contribution import Roster
 
 
@@ -37,13 +35,9 @@ class Beacon:
         value_of_host = said.value_of(int(roster.step))
         return cls(roster.step, digest("beacon", [roster.run_id, roster.stage, roster.step, value_of_host, revealed]))
 
-    def drawn(self, peers: Iterable[PeerId], purpose: str, *facts: Value) -> tuple[PeerId, ...]:
-        """All of the peers, in the order of this draw: whoever needs three takes the first three.
+    def seed(self, purpose: str, *facts: Value) -> bytes:
+        """32 bytes for a draw that is not of peers.
 
         `facts` must be such that nobody can choose them after the roster was certified.
         """
-        return rank(peers, purpose, self.value, *facts)
-
-    def seed(self, purpose: str, *facts: Value) -> bytes:
-        """32 bytes for a draw that is not of peers."""
         return digest(f"beacon/{purpose}", [self.value, *facts])

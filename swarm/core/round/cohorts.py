@@ -4,10 +4,11 @@ Both are drawn from a word of the host (`swarm.core.audit.chance`), which nobody
 the last one that is certified, cohorts from the last one that is on the roster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swarm.core.ids import PeerId
 from swarm.core.ranking import rank
+from swarm.core.seats import seats, spread
 
 MAX_MEMBERS = 256
 """Of a stage: four cohorts. A roster holds a commitment of each to every part."""
@@ -35,8 +36,10 @@ def cohorts(members: Sequence[PeerId], said: bytes) -> tuple[tuple[PeerId, ...],
     return tuple(tuple(sorted(order[first::number])) for first in range(number))
 
 
-def committee(members: Sequence[PeerId], said: bytes) -> tuple[PeerId, ...]:
-    """Those of the members who vote on a round before which this is the host's last word, in the order of ids."""
-    if len(members) <= COMMITTEE:
-        return tuple(members)
-    return tuple(sorted(rank(members, "committee", said)[:COMMITTEE]))
+def committee(work: Mapping[PeerId, int], said: bytes) -> dict[PeerId, int]:
+    """Those of the members who vote on a round before which this is the host's last word, in the order of ids, each
+    with what its vote weighs by the `work` of all. Where they are many the seats are spread over them: who has done
+    twice as much has twice as many.
+    """
+    weights = seats(work)
+    return weights if len(weights) <= COMMITTEE else spread(weights, COMMITTEE, "committee", said)

@@ -23,7 +23,7 @@ from swarm.core.round.voting import Certificate
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
 MAX_RATES = 16
-MAX_CHARGES = 4
+MAX_CHARGES = 1
 MAX_ATTEMPTS = 32
 """Of one microbatch in one step: an attempt is numbered within its step."""
 EMPTY_DIGEST = bytes(32)
@@ -53,6 +53,15 @@ class Rate(Row):
 
 
 @dataclass(frozen=True)
+class Charge(Row):
+    """What a member brings before a jury: its case is to follow, before the jury and before the host."""
+
+    accused: PeerId
+    digest: Digest
+    """Of the accusation (`verification.audit.verdicts`)."""
+
+
+@dataclass(frozen=True)
 class Contribution(SignedOnce):
     """A member's commitment to its mean gradient: made and signed before any part moves."""
 
@@ -70,8 +79,8 @@ class Contribution(SignedOnce):
     """What its maker reveals for the beacon: no choice of its own (`swarm.core.audit.beacon`)."""
     rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
     """Of other members, as measured here: they decide who reduces how much."""
-    charges: Annotated[tuple[Digest, ...], AtMost(MAX_CHARGES)] = ()
-    """Digests of what the member brings before a jury: by this they are certified before the jurors are drawn."""
+    charges: Annotated[tuple[Charge, ...], AtMost(MAX_CHARGES)] = ()
+    """What the member brings before a jury: by this it is certified before the jurors are drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -361,13 +370,15 @@ class Result(Signed, PackedOnce):
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
 
-    def basis_after(self, before: RoundBasis) -> RoundBasis:
-        """What the version that this result makes is known by; `before`: what the round started from."""
+    def basis_after(self, before: RoundBasis, work: tuple[int, ...]) -> RoundBasis:
+        """What the version that this result makes is known by; `before`: what the round started from; `work`: of each
+        member of the version."""
         roster, after = self.roster, self.roster.members_after
         revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.contributions}
         links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)
         said = roster.said or before.said
-        return RoundBasis(before.name, self.root(), roster.members, after, roster.neighbours, links, said)
+        members = (roster.members, before.work, after, work)
+        return RoundBasis(before.name, self.root(), *members, roster.neighbours, links, said)
 
     def signed_value(self) -> Value:
         return [self.root(), self.leader]

@@ -42,8 +42,9 @@ class RoundFacts:
     """Peers in the order in which they lead: view k is led by number k modulo their count. They take turns by the
     certificate before the last, so that it is known while the last round still runs; whoever left since is
     passed over, whoever joined comes last."""
-    voters: tuple[PeerId, ...]
-    """Sorted: who certifies the round: members, drawn ones where they are many, and others."""
+    weights: Mapping[PeerId, int]
+    """Of each vote, in the order of ids: of those who certify the round: members, drawn ones where they are many, and
+    others."""
     run_key: PeerId
     """It may name other voters for a round that has lost its quorum."""
     previous_name: bytes
@@ -82,7 +83,7 @@ class RoundFacts:
             step=step,
             members=basis.members,
             leaders=basis.leaders(step),
-            voters=electorate(basis.members, basis.neighbours, coordinator, basis.said.value),
+            weights=electorate(basis.work_of, basis.neighbours, coordinator, basis.said.value),
             run_key=run_key,
             previous_name=basis.name,
             links=basis.link_of,
@@ -93,6 +94,11 @@ class RoundFacts:
             max_work=max_work,
         )
 
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Sorted: who has a vote."""
+        return self.election.voters
+
     @cached_property
     def first_view(self) -> int:
         """The first view that a member leads."""
@@ -101,7 +107,7 @@ class RoundFacts:
     @cached_property
     def election(self) -> Election:
         return Election(
-            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters, self.run_key
+            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.weights, self.run_key
         )
 
     def leader_of(self, view: int) -> PeerId:

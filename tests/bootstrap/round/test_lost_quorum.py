@@ -23,10 +23,11 @@ from tests.swarm_in_process import identity_of
 HOST, RUN_KEY = identity_of(90), identity_of(91)
 MEMBERS = [identity_of(number) for number in range(6)]
 NAMES = tuple(sorted(member.peer_id for member in MEMBERS))
-BASIS = RoundBasis(bytes(32), bytes(32), NAMES, NAMES, (), (None,) * len(NAMES), UNSAID)
+ALIKE, NOTHING = (8,) * len(NAMES), (None,) * len(NAMES)
+BASIS = RoundBasis(bytes(32), bytes(32), NAMES, ALIKE, NAMES, ALIKE, (), NOTHING, UNSAID)
 LEASE_S = 100.0
 TRUE = Place(7, BASIS)
-MADE_UP = Place(1 << 40, RoundBasis(bytes(32), b"l" * 32, NAMES[:1], NAMES[:1], (), (None,), UNSAID))
+MADE_UP = Place(1 << 40, RoundBasis(bytes(32), b"l" * 32, NAMES[:1], (1,), NAMES[:1], (1,), (), (None,), UNSAID))
 
 
 async def certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
@@ -35,7 +36,7 @@ async def certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
 
 async def not_certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
     """The last results are gone."""
-    return Place(5, RoundBasis(bytes(32), b"5" * 32, NAMES, NAMES, (), (None,) * len(NAMES), UNSAID))
+    return Place(5, RoundBasis(bytes(32), b"5" * 32, NAMES, ALIKE, NAMES, ALIKE, (), NOTHING, UNSAID))
 
 
 class SilentStage:

@@ -1,4 +1,4 @@
-"""Juries in a running swarm: none binds without the host's word, and neither accusers nor jurors can lie well."""
+"""Juries in a running swarm: a liar is put out where no host lives, and neither accusers nor jurors can lie well."""
 
 import asyncio
 from pathlib import Path
@@ -42,30 +42,41 @@ def outcasts(peers: list[SwarmPeer]) -> list[set[PeerId]]:
     return [{other for other in everyone if peer.daemon.standing.is_out(other)} for peer in peers]
 
 
-def test_no_jury_binds_while_the_host_is_away_and_the_liar_is_out_when_it_is_back(tmp_path: Path) -> None:
+def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
     async def train() -> None:
         async with swarm_in_process(audited(), tmp_path, peers=(2, 5), attacks={(1, 4): "sign_flip@8"}) as swarm:
             await until_full(swarm)
-            await swarm.kill_host()
+            swarm.network.kill(swarm.run.host_key.peer_id)
             liar = swarm.of_stage(1)[4]
             honest = [peer for peer in swarm.peers if peer is not liar]
-            rounds = honest[-1].steps
-
-            def charges() -> list[bytes]:
-                held = [rounds.context.results.get(step) for step in range(rounds.version)]
-                return [one for each in held if each for made in each[0].roster.contributions for one in made.charges]
-
-            async with asyncio.timeout(60):
-                while not charges():
-                    await rounds.wait_for_version(rounds.version + 1, timeout_s=1.0)
-            version = rounds.version
-            assert await rounds.wait_for_version(version + 3, timeout_s=20.0), "all train on"
-            assert outcasts(swarm.peers) == [set()] * len(swarm.peers), "nobody has been drawn to judge"
-            await swarm.restart_host()
             async with asyncio.timeout(60):
                 while outcasts(swarm.peers)[:-1] != [{liar.peer_id}] * len(honest):
-                    await rounds.wait_for_version(rounds.version + 1, timeout_s=1.0)
-            assert all(peer.peer_id in rounds.chain.members for peer in honest if peer.stage == 1)
+                    await honest[0].steps.wait_for_version(honest[0].steps.version + 1, timeout_s=1.0)
+                while any(liar.peer_id in peer.steps.chain.members for peer in honest if peer.stage == 1):
+                    await honest[0].steps.wait_for_version(honest[0].steps.version + 1, timeout_s=1.0)
+            version = honest[0].steps.version
+            assert await honest[0].steps.wait_for_version(version + 3, timeout_s=20.0), "the others train on"
+            assert outcasts(swarm.peers)[:-1] == [{liar.peer_id}] * len(honest)
+
+    asyncio.run(train())
+
+
+def test_charges_without_a_case_put_nobody_out_and_cost_their_bringers_their_place(tmp_path: Path) -> None:
+    """Two of seven charge somebody each step, and convict whomever anybody asks about."""
+    attacks = {(1, 5): "charges@6", (1, 6): "charges@6"}
+
+    async def train() -> None:
+        async with swarm_in_process(audited(), tmp_path, peers=(2, 7), attacks=attacks) as swarm:
+            liars = {swarm.peers[7].peer_id, swarm.peers[8].peer_id}
+            await swarm.until(
+                lambda: liars == {event["peer_id"] for event in events(swarm, "quarantined")}, timeout_s=120.0
+            )
+            assert {event["kind"] for event in events(swarm, "quarantined")} == {"false_accusation"}
+            assert {event["accuser"] for event in events(swarm, "lapsed")} == liars
+            honest = [peer for peer in swarm.peers if peer.peer_id not in liars]
+            assert all(out <= liars for out in outcasts(honest))
+            version = honest[0].steps.version
+            assert await honest[0].steps.wait_for_version(version + 3, timeout_s=20.0), "the others train on"
 
     asyncio.run(train())
 

@@ -160,6 +160,7 @@ LEFT_OUT = {
     "forged_records": "it lies in the directory, of which the virtual swarm has none: everybody knows who is there",
     "replayed_records": "it lies in the directory",
     "inflated_records": "it lies in the directory, and of how long work waits: work is dealt out, and waits for nobody",
+    "charges": "it brings charges of which there is no case: here a case is judged at once",
 }
 UNHARMFUL = frozenset(
     {

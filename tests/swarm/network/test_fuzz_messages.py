@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from bootstrap.audit.charges import OpenCharge
 from peer.directory.moving import Said
 from peer.round.fragments import Fragment
 from swarm.averaging.activations import activation_codec
@@ -42,7 +43,7 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
-from swarm.core.round.contribution import Departure, Exclusion, Rate, ReducedPart, Share
+from swarm.core.round.contribution import Charge, Departure, Exclusion, Rate, ReducedPart, Share
 from swarm.core.round.voting import Proof, Reconfiguration
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
@@ -239,7 +240,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             shown.contribution.chance,
             ticket=Ticket(chain.run_id, coordinator, StageIndex(1), bytes(32), signature=bytes(64)),
         ),
-        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(bytes(32),)),
+        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "missing"),)),
         OwedAudit(
@@ -266,6 +267,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             signature=bytes(64),
         ),
         AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
+        OpenCharge(StageIndex(1), Step(5), coordinator, shown.accused, bytes(32)),
         Fragment(3, 9),
         Said(1_700_000_000_000, 0.25, may_move=True),
         DirectOffer(bytes(16), bytes(32), 4001, None),

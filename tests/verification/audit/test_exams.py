@@ -12,6 +12,7 @@ import pytest
 from peer.audit.exams import EXAMS_A_STEP, Examiner, encoded_hop
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
 from peer.stage.beacon import StageBeacon
 from peer.stage.events import Events
 from swarm.core.audit.beacon import Beacon
@@ -51,7 +52,9 @@ class Hall:
         run = SmallRun(small_settings(2, trust="public"), num_peers=1)
         self.exhibit: Exhibit = run.microbatch(0)[STAGE]
         run.step(0)
-        self.result = run.step(STAGE).result
+        done = run.step(STAGE)
+        self.result, self.basis = done.result, done.chain.basis
+        self.bases = RecentBases(done.chain, kept=4)
         identity = run.peers[STAGE][0]
         store = ExchangeStore.of_run(run.settings, run.peers[STAGE][0].peer_id)
         store.keep(received(self.exhibit))
@@ -75,7 +78,7 @@ class Hall:
     def new_examiner(self) -> Examiner:
         """A member that has examined nobody yet, nor heard of the host."""
         beacon = StageBeacon(self.steps, cast(Any, None), cast(Any, None), run_key().peer_id)
-        return Examiner(self.steps, self.exchanges, beacon)
+        return Examiner(self.steps, self.exchanges, self.bases, beacon)
 
     def ask(self, number: int, /, **changed: Any) -> Message:
         """A newcomer's request about step 0, answered."""
@@ -107,7 +110,7 @@ def test_a_newcomer_that_answers_as_the_member_did_gets_its_agreement(hall: Hall
     reply = hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
     beacon = Beacon.of(hall.result.roster, SAID)
     agreement = Agreement.from_value(cast(dict[str, Value], reply.meta)["agreement"])
-    agreement.check(run_id=RUN_ID, ticket=ticket_of(0), roster=hall.result.roster, beacon=beacon)
+    agreement.check(run_id=RUN_ID, ticket=ticket_of(0), roster=hall.result.roster, basis=hall.basis, beacon=beacon)
     with pytest.raises(RemoteError, match="owes no answer"):
         hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
 
@@ -163,11 +166,11 @@ def test_a_member_examines_few_and_shows_each_its_exam_twice(hall: Hall) -> None
 
 
 def test_the_examiner_is_the_one_that_was_drawn(hall: Hall) -> None:
-    beacon = Beacon.of(hall.result.roster, SAID)
-    exam = exam_of(hall.result.roster, beacon, NEWCOMERS[0].peer_id)
+    roster, beacon = hall.result.roster, Beacon.of(hall.result.roster, SAID)
+    exam = exam_of(roster, hall.basis, beacon, NEWCOMERS[0].peer_id)
     assert exam is not None
     assert exam.examiner == hall.examiner._steps.context.me
-    assert exam_of(hall.result.roster, beacon, PeerId(exam.examiner)) is None, "nobody examines himself"
+    assert exam_of(roster, hall.basis, beacon, PeerId(exam.examiner)) is None, "nobody examines himself"
 
 
 def test_a_hop_is_encoded_as_it_is_sent(hall: Hall) -> None:

@@ -12,10 +12,11 @@ from swarm.core.errors import TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.ranking import rank
+from swarm.core.round.basis import RoundBasis
 from swarm.core.round.cohorts import committee
-from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster, Work
+from swarm.core.round.contribution import Charge, Contribution, ReducedPart, Result, Roster, Work
 from swarm.core.state.stage_chain import Genesis, StageChain
-from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, said_by
+from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, chance_of, said_by
 from tests.swarm.core.state.test_stage_chain import SETTINGS
 from verification.audit.probation import exam_of
 from verification.audit.verdicts import jurors
@@ -32,7 +33,7 @@ def _chain() -> StageChain:
     return StageChain.begin(Genesis(*facts, (), HOST_CHAIN.end), SETTINGS)
 
 
-def _result(chain: StageChain, *charges: bytes, without: tuple[PeerId, ...] = ()) -> Result:
+def _result(chain: StageChain, *charges: Charge, without: tuple[PeerId, ...] = ()) -> Result:
     """Of the version's round, led by the first liar, who knows everything in it before anybody else does."""
     made = []
     for number, peer in enumerate(chain.members):
@@ -51,11 +52,11 @@ CHAIN = _chain()
 
 def _ground() -> Iterator[Result]:
     """What the liar can make of the round by what it says it brings before a jury."""
-    return (_result(CHAIN, digest("nothing", [number])) for number in range(TRIES))
+    return (_result(CHAIN, Charge(ACCUSED, digest("nothing", [number]))) for number in range(TRIES))
 
 
 def _next_name(result: Result) -> bytes:
-    return result.basis_after(CHAIN.basis).name
+    return result.basis_after(CHAIN.basis, CHAIN.basis.work).name
 
 
 # -- by the name of the version, as it was ---------------------------------------------------------------------
@@ -77,24 +78,36 @@ def test_who_is_drawn_by_a_name_is_whom_the_last_writer_likes(drawn: Callable[[R
 # -- by the beacon ------------------------------------------------------------------------------------------------
 
 
+CROWD = tuple(sorted([*MEMBERS, *(PeerId(f"other {number:02}") for number in range(28))]))
+"""Of a stage so large that its jurors are drawn."""
+
+
+def _jurors(beacon: Beacon, accused: PeerId = ACCUSED) -> tuple[PeerId, ...]:
+    work = (8,) * len(CROWD)
+    basis = RoundBasis(bytes(32), bytes(32), CROWD, work, CROWD, work, (), (None,) * len(CROWD), UNSAID)
+    drawn = jurors(basis, accuser=ACCUSER, accused=accused, beacon=lambda: beacon)
+    assert drawn is not None
+    return tuple(drawn.weights)
+
+
 def _drawn(result: Result) -> tuple[object, ...]:
     """Everything that is drawn after the round, once the host has spoken of it."""
     after = CHAIN.advance(result, SETTINGS)
     beacon = Beacon.of(result.roster, said_by(HOST_CHAIN, int(after.version)))
-    exam = exam_of(result.roster, beacon, NEWCOMER)
+    exam = exam_of(result.roster, CHAIN.basis, beacon, NEWCOMER)
     assert exam is not None
     return (
         after.leaders(Step(after.version)),
         after.leaders(Step(after.version + 1)),
-        jurors(MEMBERS, accuser=ACCUSER, accused=ACCUSED, beacon=beacon),
+        _jurors(beacon),
         (exam.examiner, exam.work),
-        committee([PeerId(f"peer {number}") for number in range(200)], after.basis.said.value),
+        tuple(committee({PeerId(f"peer {number}"): 8 for number in range(200)}, after.basis.said.value)),
     )
 
 
 def test_whatever_a_member_writes_nothing_is_drawn_otherwise() -> None:
     honest = _drawn(_result(CHAIN))
-    results = [_result(CHAIN, digest("nothing", [number])) for number in range(64)]
+    results = [_result(CHAIN, Charge(ACCUSED, digest("nothing", [number]))) for number in range(64)]
     assert len({_next_name(result) for result in results}) == 64
     assert {_drawn(result) for result in results} == {honest}
 
@@ -115,16 +128,13 @@ def test_who_withholds_itself_draws_anew_and_no_better() -> None:
     assert len(set(found)) == len(sets) == 8
     shares = []
     for beacon in found:
-        drawn = [jurors(MEMBERS, accuser=ACCUSER, accused=PeerId(f"accused {n}"), beacon=beacon) for n in range(400)]
-        shares.append(sum(len(set(LIARS) & set(three)) for three in drawn) / 1200)
-    # Of eleven who may be drawn three lie; 1200 draws of 3/11 deviate by 0.0115 (less, without replacement).
-    assert all(abs(share - 3 / 11) < 0.045 for share in shares), shares
+        drawn = [_jurors(beacon, PeerId(f"accused {n}")) for n in range(200)]
+        shares.append(sum(len(set(LIARS) & set(fifteen)) for fifteen in drawn) / 3000)
+    # Of 39 who may be drawn three lie; 3000 draws of 3/39 deviate by 0.0049 (less, without replacement).
+    assert all(abs(share - 3 / 39) < 0.02 for share in shares), shares
 
 
 def test_several_charges_against_one_peer_are_no_several_draws() -> None:
     beacon = Beacon.of(_result(CHAIN).roster, said_by(HOST_CHAIN, 5))
-    assert jurors(MEMBERS, accuser=ACCUSER, accused=ACCUSED, beacon=beacon) == jurors(
-        reversed(MEMBERS), accuser=ACCUSER, accused=ACCUSED, beacon=beacon
-    )
-    others = {jurors(MEMBERS, accuser=ACCUSER, accused=peer, beacon=beacon) for peer in MEMBERS[1:]}
-    assert len(others) > 5
+    assert _jurors(beacon) == _jurors(beacon)
+    assert len({_jurors(beacon, peer) for peer in MEMBERS[1:]}) > 5

@@ -74,14 +74,14 @@ def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0, witnes
     gone = set(order[:outsiders])
     members = tuple(sorted(set(everyone) - gone))
     said = said_by(HOST_CHAIN, STEP)
-    voters = electorate(members, (), None, said.value)
+    weights = {**electorate(dict.fromkeys(members, 1), (), None, said.value), **dict.fromkeys(others, 1)}
     return RoundFacts(
         run_id=RUN_ID,
         stage=STAGE,
         step=STEP,
         members=members,
         leaders=order,
-        voters=tuple(sorted({*voters, *others})),
+        weights=dict(sorted(weights.items())),
         run_key=run_key().peer_id,
         previous_name=PREVIOUS_NAME,
         links={peer: link_of(peer, STEP - 1) for peer in members},

@@ -51,12 +51,25 @@ def test_cohorts_are_nearly_equal_and_depend_on_the_host_s_word_alone(num_member
 
 def test_all_vote_until_a_committee_is_drawn() -> None:
     members = tuple(PeerId(f"peer {number:03}") for number in range(COMMITTEE + 1))
-    assert committee(members[:-1], SAID) == members[:-1]
-    drawn = committee(members, SAID)
-    assert len(drawn) == COMMITTEE
-    assert set(drawn) < set(members)
-    assert drawn != committee(members, bytes(32))
+    work = dict.fromkeys(members, 40)
+    assert committee(dict.fromkeys(members[:-1], 40), SAID) == dict.fromkeys(members[:-1], 40)
+    drawn = committee(work, SAID)
+    assert list(drawn.values()) == [1] * COMMITTEE
+    assert list(drawn) == sorted(drawn)
+    assert drawn.keys() < work.keys()
+    assert drawn != committee(work, bytes(32))
     assert len(facts_of(130).voters) == COMMITTEE
+
+
+def test_seats_of_a_committee_go_by_work() -> None:
+    """Who has done a fifth has a fifth of the seats, whichever version it is; who has done nothing has none."""
+    work = {PeerId(f"peer {number:03}"): 100 for number in range(200)}
+    work |= {PeerId("heavy"): 5000} | dict.fromkeys((PeerId(f"idle {number}") for number in range(300)), 0)
+    for name in (bytes([number]) * 32 for number in range(20)):
+        seats = committee(work, name)
+        assert sum(seats.values()) == COMMITTEE
+        assert seats["heavy"] in (COMMITTEE // 5, COMMITTEE // 5 + 1)
+        assert not any(peer.startswith("idle") for peer in seats)
 
 
 @pytest.mark.parametrize("num_members", [65, 130])

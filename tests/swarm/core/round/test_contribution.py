@@ -30,9 +30,11 @@ MAKER = Identity.from_seed(bytes(range(32)))
 OTHER = Identity.from_seed(bytes(range(1, 33)))
 PEERS = tuple(sorted([MAKER.peer_id, OTHER.peer_id]))
 PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
-ELECTION = Election("ab" * 32, StageIndex(1), Step(3), PREVIOUS_NAME, 0, PEERS, PeerId("run key"))
+ELECTION = Election("ab" * 32, StageIndex(1), Step(3), PREVIOUS_NAME, 0, dict.fromkeys(PEERS, 1), PeerId("run key"))
 
-BEFORE = RoundBasis(bytes(32), bytes(32), PEERS, PEERS, (), (None, None), HostWord(3, bytes(range(1, 33))))
+BEFORE = RoundBasis(
+    bytes(32), bytes(32), PEERS, (5, 6), PEERS, (7, 8), (), (None, None), HostWord(3, bytes(range(1, 33)))
+)
 """What the round starts from; its name is not that of the messages, which are no round's."""
 
 
@@ -113,7 +115,7 @@ def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
         "roster": hashlib.sha256(roster.signed_bytes()).hexdigest(),
         "roster facts": roster.facts_digest().hex(),
         "result root": result.root().hex(),
-        "version name": result.basis_after(BEFORE).name.hex(),
+        "version name": result.basis_after(BEFORE, (1, 2, 3)).name.hex(),
         "result": hashlib.sha256(pack(result.to_value())).hexdigest(),
     }
     assert found == GOLDEN
@@ -255,7 +257,8 @@ def test_an_empty_part_is_nobodys_work() -> None:
 def test_who_comes_after_the_round_is_on_its_roster() -> None:
     roster = _roster()
     assert roster.members_after == tuple(sorted([*PEERS, PeerId("joiner")]))
-    basis = _result().basis_after(BEFORE)
+    basis = _result().basis_after(BEFORE, (1, 2, 3))
+    assert (basis.previous_work, basis.work) == ((7, 8), (1, 2, 3))
     assert (basis.previous_members, basis.members) == (roster.members, roster.members_after)
     assert (basis.previous_name, basis.neighbours) == (BEFORE.name, ("neighbour",))
     revealed = {one.peer_id: Link(Step(3), one.chance.value) for one in _roster().contributions}

@@ -205,9 +205,9 @@ def test_the_genesis_bytes_never_change() -> None:
     assert Genesis.from_value(unpack(pack(signed.to_value()), max_bytes=1 << 16)) == signed
     assert (
         hashlib.sha256(genesis.signed_bytes()).hexdigest()
-        == "6888546840aa5bd807f530cc89c3ebf59068c7f7042a15b708d95821c510a048"
+        == "d2a1977647ebda6c8b69c18426bff412c2d7ef37d3eb0794f0639590a5c0643d"
     )
-    assert genesis.name.hex() == "4e9859c1a56f82934e3373a156363286b53ec89cfa716f54135216e2544ad184"
+    assert genesis.name.hex() == "75aa70f985142c2b49732d44fd676a2c64628d5f14794f933671d22528d231fc"
 
 
 def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
@@ -224,6 +224,7 @@ def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
         replace(genesis, neighbours=NEAR[:1]),
         replace(genesis, host_chain_end=bytes(range(32))),
         replace(genesis, era=1),
+        replace(genesis, work=(3, 4, 5)),
     ]
     assert len({genesis.name, *(other.name for other in others)}) == 1 + len(others)
     assert len(others) == len(fields(Genesis)) - 1  # all but the signature
@@ -236,6 +237,10 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
     chain = chain.advance(_result(chain, {}, leaves=(PEERS[0],), neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST]))
     chain = chain.advance(_result(chain, {}, joins=PEERS[3:5], neighbours=near), SETTINGS)
+    assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST])), "two have done nothing yet"
+    for number in range(3):
+        works = {peer: (_work(10 * number + at),) for at, peer in enumerate(chain.members)}
+        chain = chain.advance(_result(chain, works, neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:5], HOST]))  # four need nobody else
     assert (chain.coordinator, chain.run_key) == (HOST, RUN_KEY)
 
@@ -249,9 +254,11 @@ def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
     assert facts.leaders == chain.leaders(Step(chain.version))
     assert (facts.run_key, facts.num_parts, facts.phase_s) == (RUN_KEY, 2, 1.5)
     for other in (
-        replace(chain.basis, members=PEERS[:2], links=chain.basis.links[:2]),
+        replace(chain.basis, members=PEERS[:2], work=(16, 16), links=chain.basis.links[:2]),
+        replace(chain.basis, work=chain.basis.work[::-1]),
         replace(chain.basis, neighbours=()),
         replace(chain.basis, previous_members=PEERS[:1]),
+        replace(chain.basis, previous_work=(1,)),
         replace(chain.basis, root=bytes(32)),
         replace(chain.basis, previous_name=bytes(32)),
         replace(chain.basis, links=(link_of(PEERS[0], 4), *chain.basis.links[1:])),
@@ -268,7 +275,8 @@ def _chain_value(**changes: Value) -> Value:
     """The value of a chain, with these of its fields or of its basis changed."""
     value = StageChain.begin(_genesis(stage=1), SETTINGS).to_value()
     assert isinstance(value, dict)
-    names = ("previous_name", "root", "previous_members", "members", "neighbours", "links", "said")
+    names = ("previous_name", "root", "previous_members", "previous_work", "members", "work")
+    names = (*names, "neighbours", "links", "said")
     listed = value["basis"]
     assert isinstance(listed, list)
     basis = [changes.pop(name, held) for name, held in zip(names, listed, strict=True)]
@@ -294,6 +302,11 @@ def test_what_members_and_the_host_revealed_goes_into_the_next_basis_and_leavers
     [
         {"members": []},
         {"previous_members": []},
+        {"previous_work": [1]},
+        {"work": [16, 16]},
+        {"work": [16, 16, 17]},
+        {"recent_work": []},
+        {"recent_work": [["peer 0", [1] * 17]]},
         {"members": ["b", "a"]},
         {"members": ["a", "a"]},
         {"previous_members": ["b", "a"]},
