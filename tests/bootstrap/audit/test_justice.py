@@ -557,7 +557,8 @@ def test_who_asks_for_admission_again_and_misses_no_round_owes_what_it_owed(cour
         court.serve = withheld
         stage = Followed(court.followed[STAGE], 0)
         followed: Any = {STAGE: stage}
-        justice = Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed)
+        beacon = HostBeacon(CHAINS, followed)
+        justice = Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed, beacon)
         justice.serve()
         for version in (0, 4, 6):  # its contributions are in rounds 3, 4 and 5
             stage.version = version
@@ -902,13 +903,13 @@ def test_a_host_that_was_away_follows_on_from_what_it_wrote_down(past: Past6, tm
     async def follow() -> None:
         host, peer = network.transport(witness_identities(1)[0]), network.transport(past.auditor)
         peer.serve(RESULTS, on_results, max_body_bytes=0)
-        before = Following(settings, ledger, host, lambda result, name: None)
+        before = Following(settings, ledger, host, lambda certified: None)
         ledger.append("genesis", replace(past.genesis, signature=bytes(64)).to_value())
         before.begin(past.genesis)
         for result in (*results[:2], results[3]):  # one does not come: what is after it waits
             before.take(result)
         assert before[STAGE].version == 2
-        again = Following(settings, ledger, host, lambda result, name: None)
+        again = Following(settings, ledger, host, lambda certified: None)
         again.take_up()
         assert again[STAGE].version == 2, "what was written down at the version of a snapshot"
         await again.catch_up(STAGE, [(2, peer.peer_id)])

@@ -103,7 +103,7 @@ GOLDEN = {
     "roster": "41a85c4146c43a9b3e6ee19a7b772acbecc23a3643fa73be6bf92adfb1484239",
     "roster facts": "eaa48f3b98abac3e5a5dbc3f8ec95da2148a006339965de3a4ebf7a7bc2c85af",
     "result root": "d0c28b583c1bf8e29b8013ee9b3a19618a39d50cfa72b22d0eb0ab5ecda04510",
-    "version name": "6ae9edb86e3df20f882e45514cd6ac34bf3a6d78c8728308d8cac5bccee45cd7",
+    "version name": "ba3983178badac9167f5f856dd140c0450582917b408848b67004b85a3b82684",
     "result": "af26705e68cb7eb8b4f287d886d0d67e7ed5ae2a08b8998ce02e9cb5c5c0f015",
 }
 

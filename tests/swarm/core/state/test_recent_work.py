@@ -67,7 +67,7 @@ def test_work_counts_by_the_share_of_parts_that_it_is_in() -> None:
         ReducedPart(0, b"0" * 32, (WORKER, IDLE)),
         ReducedPart(0, b"1" * 32, (WORKER,), (Exclusion(IDLE, "missing"),)),
     )
-    counted = chain.weights_of(result)
+    counted = chain.weights_of(result.roster)
     for parts, expected in (
         ((of_both, of_one, of_one, of_both), {WORKER: 8, IDLE: 4}),
         ((of_one, of_one), {WORKER: 8, IDLE: 0}),

@@ -238,8 +238,8 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
     assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST]))
     chain = chain.advance(_result(chain, {}, joins=PEERS[3:5], neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST])), "two have done nothing yet"
-    for number in range(3):
-        works = {peer: (_work(10 * number + at),) for at, peer in enumerate(chain.members)}
+    for _ in range(3):
+        works = {peer: (_work(chain.leases.ids_of(peer)[0]),) for peer in chain.members}
         chain = chain.advance(_result(chain, works, neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:5], HOST]))  # four need nobody else
     assert (chain.coordinator, chain.run_key) == (HOST, RUN_KEY)
