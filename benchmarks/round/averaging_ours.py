@@ -51,6 +51,9 @@ from swarm.bulk_digest import bulk_digest  # noqa: E402
 from swarm.checkpoint.results import ResultStore  # noqa: E402
 from swarm.checkpoint.snapshots import SnapshotStore  # noqa: E402
 from swarm.checkpoint.state import StageState  # noqa: E402
+from swarm.core.audit.chance import REVEALED_AFTER, Chance, HostWord  # noqa: E402
+from swarm.core.audit.hash_chain import HashChain  # noqa: E402
+from swarm.core.audit.ticket import Ticket  # noqa: E402
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version  # noqa: E402
 from swarm.core.pipeline.leases import LeaseTable  # noqa: E402
 from swarm.core.settings import (  # noqa: E402
@@ -82,6 +85,7 @@ TOKENS = 1024
 ROUND_S = 60.0
 SINK = "sink"
 MAX_SINK_BYTES = 1 << 22
+MOST_ROUNDS = 1 << 12
 KEPT_RESULTS = 4
 """Results whose bytes stay for late peers; a run that takes snapshots, which would disturb here, keeps ten."""
 LANES = 4
@@ -133,7 +137,9 @@ class OurPeer:
         self._identities = [Identity.from_seed(bytes([other]) * 32) for other in range(peers)]
         self._number = number
         self._me = self._identities[number]
-        self._host = host_identity(peers).peer_id
+        self._run_key = host_identity(peers)
+        self._host = self._run_key.peer_id
+        self._draws, self._host_chain = (HashChain(bytes([seed]) * 32, MOST_ROUNDS) for seed in (number, peers))
         self._folder = folder
         self._params = params
         self._rule = rule
@@ -212,6 +218,7 @@ class OurPeer:
             coordinator=self._host,
             run_key=self._host,
             neighbours=(),
+            host_chain_end=self._host_chain.end,
         )
         chain = StageChain.begin(genesis, settings)
         state = StageState(0, model.layout, np.zeros(self._params, dtype=np.float32), name=genesis.name)
@@ -226,7 +233,7 @@ class OurPeer:
             exact=self._exact,
             snapshots=SnapshotStore(self._folder / f"snapshots-{name}"),
             results=ResultStore(self._folder / f"snapshots-{name}", chain, kept=KEPT_RESULTS),
-            reductions=ReductionStore(settings.audits.retained_versions),
+            reductions=ReductionStore(settings.audits.retained_versions, self._folder / f"snapshots-{name}"),
             tasks=Tasks(STAGE),
             events=Events(),
         )
@@ -239,10 +246,21 @@ class OurPeer:
             vote_log=VoteLog(self._folder / f"voted-{name}.log"),
             neighbours=set,
             charges=tuple,
+            chance=self._chance,
             drawn=drawn_papers(self._transport, settings),
         )
         context.events.seal()
         self._rounds.start()
+
+    def _chance(self, chain: StageChain) -> Chance:
+        step, me = int(chain.version), self._me.peer_id
+        ticket = (
+            None
+            if me in chain.basis.link_of
+            else Ticket(chain.run_id, me, STAGE, self._draws.end).signed_by(self._run_key)
+        )
+        said = HostWord(step, self._host_chain.reveal(step - 1))
+        return Chance(self._draws.reveal(step - REVEALED_AFTER), said, ticket)
 
     def _fill(self, step: int) -> None:
         self._replica.sum_of(Step(step)).gradient.flat.copy_(self._own)

@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.kept_pieces import KeptPieces
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.local.compute_pools import bound_pools
 from verification.audit.draws import (
     AuditBudget,
-    HashChain,
     bound_99,
     contribution_rate,
     draw,
@@ -71,6 +71,7 @@ NOT_REPLAYED = (
     "omitting_leader",
     "equivocating_leader",
     "two_votes",
+    "grinding",
     "wrong_state",
     "false_accuser",
     "lying_juror",

@@ -31,13 +31,14 @@ from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.identity.key import Identity
 from swarm.manifest.file import parse_manifest
 from swarm.model.stage import StageModel
-from verification.audit.draws import AuditBudget, HashChain, contribution_rate, draw, hop_draw, microbatch_rate
+from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate
 from verification.audit.tolerance import bounds_for, compare
 from verification.pipeline.headers import BirthRecord, HopHeader, check_birth, check_hop, forward_parents
 

@@ -7,6 +7,8 @@ from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
+from swarm.core.audit.chance import REVEALED_AFTER
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -15,10 +17,8 @@ from swarm.core.round.contribution import Roster
 from swarm.host_protocol import EXHIBIT, HOP, OWED, PART, max_exhibit_bytes
 from swarm.model.families import validate_config
 from swarm.network.transport import Message, Transport
-from verification.audit.draws import REVEALED_AFTER
 from verification.audit.owed import Asked, OwedAudit, check_owed, check_owed_hop, read_exhibit, read_hop, read_part
 from verification.pipeline.exchanges import MAX_EXCHANGES
-from verification.pipeline.ticket import Ticket
 
 ASK_AT_ONCE = 4
 REVEAL_WAITS = 50

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import Justice
 from bootstrap.directory.admission import Admission, AdmissionPolicy
 from bootstrap.directory.vouchers import Vouchers
@@ -138,6 +139,7 @@ class Host:
         earlier = self._remember()
         self._is_taken_up = not earlier
         """Nobody need be told that peers have gone on from what an earlier process of this host began."""
+        self._chains = HostChains(run)
         self._beginning = Beginning(
             run,
             earlier,
@@ -145,6 +147,7 @@ class Host:
             self.books.lineages.get(0, 0),
             self._has_gone_on,
             self._stage_of,
+            self._chains.end,
             self._begin,
             emit,
         )
@@ -158,7 +161,8 @@ class Host:
         self._followed = Following(run.settings, ledger, self._transport, self._record)
         self._followed.take_up()
         self.vouchers = Vouchers(ledger, self._books)
-        self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed)
+        beacon = HostBeacon(self._chains, self._followed)
+        self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)
         self.admission = Admission(
             settings.admission,
             run.settings.model.num_stages,
@@ -284,7 +288,9 @@ class Host:
         settings = self.run.settings
         if self.is_over:
             return
+        await asyncio.to_thread(self._chains.make, self.books.lineages.get(0, 0))
         await self._beginning.made.wait()
+        await asyncio.to_thread(self._chains.make, self.books.lineages[0])
         self._heard_at = time.monotonic()
         self.progress.started_at = time.time()
         first = max(self.run.version, self.progress.first_version)
@@ -561,14 +567,14 @@ class Host:
 
     def _record(self, certified: Certified) -> None:
         """A certified result: for ever in the ledger, once."""
-        result, work = certified
+        result, work, name = certified
         roster = result.roster
         stage, step = int(roster.stage), int(roster.step)
         self._watched[stage].heard()
         facts: dict[str, Value] = {
             "stage": stage,
             "step": step,
-            "name": result.new_name,
+            "name": name,
             "members": len(roster.contributions),
             "joins": [*roster.joins],
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
@@ -578,6 +584,7 @@ class Host:
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
+        self.justice.certified(result)
         self._heard_at = time.monotonic()
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())

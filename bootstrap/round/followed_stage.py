@@ -26,6 +26,8 @@ class Certified(NamedTuple):
     result: Result
     work: Mapping[PeerId, tuple[Work, ...]]
     """What counts in it, of whom."""
+    name: bytes
+    """Of the version that it makes."""
 
 
 class FollowedStage:
@@ -90,8 +92,8 @@ class FollowedStage:
             phase_s=self._settings.deadlines.round_phase_s,
         )
         facts.check_result(result, verify, certified=True)
-        made = Certified(result, chain.work_done(result))
         self.chain = chain.advance(result, self._settings)
+        made = Certified(result, chain.work_done(result), self.chain.name)
         version = int(self.chain.version)
         self._results[version - 1] = result
         self._results.pop(version - 1 - KEPT_RESULTS, None)

@@ -49,6 +49,11 @@ class Following(Mapping[int, FollowedStage]):
     def __len__(self) -> int:
         return len(self._stages)
 
+    @property
+    def recent_work(self) -> dict[PeerId, int]:
+        """Tokens that each member of any stage did in its last versions, as far as is certified here."""
+        return {peer: done for followed in self._stages.values() for peer, done in followed.chain.basis.work_of.items()}
+
     def begin(self, genesis: Genesis) -> FollowedStage:
         """The stage begins, or begins again."""
         made = self._stages[genesis.stage] = FollowedStage(StageChain.begin(genesis, self._settings), self._settings)

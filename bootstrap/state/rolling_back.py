@@ -316,7 +316,9 @@ class RollingBack:
                 raise TransientError(f"no member of stage {stage} is present")
         self.run.states, self.run.leases = [start.state for start in starts], leases
         sources = [StageSource.of_start(start) for start in starts]
-        geneses = self.beginning.signed(sources, members, leases, era=self.books().lineages[0])
+        geneses = self.beginning.signed(
+            sources, members, leases, known=self.followed.recent_work, era=self.books().lineages[0]
+        )
         self.begin(geneses, sources, facts)
         for stage, start in enumerate(starts):
             self.beginning.begin_from(stage, start)

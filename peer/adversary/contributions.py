@@ -94,6 +94,32 @@ class LittleIsEnough(Adversary):
         return np.asarray(mean - np.float32(strengths.ALIE_DEVIATIONS) * found, dtype=np.float32)
 
 
+class RowBias(Adversary):
+    """A little of one sign in each value that no token of the work touches: AdamW, which divides by the root of what
+    was there before, makes a whole step of it."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        if not self.acts_in(step):
+            return mean
+        size = np.float32(strengths.ROW_BIAS_SHARE * _root_mean_square(mean))
+        return np.where(mean == 0, size, mean)
+
+
+class SlowBias(Adversary):
+    """A little in each value that the work touches, of a sign that never changes: one audit takes it for rounding."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        if not self.acts_in(step):
+            return mean
+        signs = np.float32(1) - 2 * self.chance("signs", where.start).integers(2, size=mean.size, dtype=np.int8)
+        size = np.float32(strengths.SLOW_BIAS_SHARE * _root_mean_square(mean[mean != 0]))
+        return np.where(mean == 0, mean, mean + size * signs)
+
+
+def _root_mean_square(values: Floats) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+
+
 class PartialWork(Adversary):
     """Microbatches are claimed whose gradients were never added."""
 

@@ -114,16 +114,16 @@ class Mending:
         steps = self._steps
         oldest, version = case.versions
         replay = rebuilt(steps, version, oldest)
-        into = torch.zeros(replay.layout.num_values, dtype=torch.float32)
         if isinstance(case, HopMismatch):
             case.claim.check(steps.context.settings, run_id=steps.context.run_id)
-            _, found = replay.hop(case.claim, into)
+            _, found = replay.hop(case.claim)
             is_forward, codecs = case.claim.header.direction == "forward", steps.context.settings.codecs
             codec = activation_codec(codecs.activations if is_forward else codecs.activation_gradients)
             return (codec.encode(torch.from_numpy(found)),)
         step = case.contribution.step
         if case.parts:
             return replay.encoded_contribution(case.exhibits, step)
+        into = torch.zeros(replay.layout.num_values, dtype=torch.float32)
         return encoded_hop(steps.context.settings, replay.microbatch(case.exhibits[0], step, into))
 
 

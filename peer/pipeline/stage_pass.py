@@ -200,9 +200,10 @@ class StagePass:
         """(compute) Of x, at the last stage."""
         return self.tensors.loss_backward(saved, self.sum_for(birth))
 
-    def sum_for(self, birth: BirthRecord) -> torch.Tensor:
-        """(compute) Where the microbatch's gradient of the parameters is added: the step's sum, if it counts."""
-        return self.replica.sum_of(birth.step).gradient.flat if self.counts(birth) else self.replica.scratch()
+    def sum_for(self, birth: BirthRecord) -> torch.Tensor | None:
+        """(compute) Where the microbatch's gradient of the parameters is added: the step's sum; None if it does not
+        count."""
+        return self.replica.sum_of(birth.step).gradient.flat if self.counts(birth) else None
 
     def counts(self, birth: BirthRecord) -> bool:
         """(compute) Whether a microbatch goes into this peer's contribution: what is in it already is only answered."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,10 +11,11 @@ from peer.owner.permit import Permit
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Answer, Downstream, HopCounters, Refused
 from peer.pipeline.exchange_store import ExchangeStore
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.passages import Arrival, Passed
 from peer.pipeline.screens import Screens
 from peer.pipeline.stage_pass import Activation, LossPass, StagePass
-from swarm.core.errors import RemoteError
+from swarm.core.errors import MemoryFullError, RemoteError
 from swarm.core.ids import StageIndex, Step, Version
 from swarm.model.stage import Saved, Weights
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
@@ -61,8 +63,9 @@ class StageWork:
         screens: Screens,
         *,
         permit: Permit | None = None,
+        memory: MemoryPressure | None = None,
     ) -> None:
-        """`permit`: the owner's, to begin."""
+        """`permit`: the owner's, to begin. `memory`: what is known of it; None: it never gives out."""
         self.stage_pass = stage_pass
         self.settings = stage_pass.settings
         self.run_id = stage_pass.run_id
@@ -73,11 +76,14 @@ class StageWork:
         self.exchanges = exchanges
         self._screens = screens
         self.permit = permit or Permit()
+        self._memory = memory
 
     def check_permit(self) -> None:
         """Raises Refused."""
         if self.permit.withheld:
             raise Refused("busy", "this peer's owner has paused it")
+        if self._memory is not None and self._memory.rests:
+            raise Refused("busy", "this peer is out of memory")
 
     def opened(self, arrival: Arrival) -> tuple[torch.Tensor, torch.Tensor]:
         """(compute) The activation and the targets, once all about them is as it must be."""
@@ -163,13 +169,29 @@ class StageWork:
             except Refused:
                 self.counters.stragglers += 1
                 raise
+            grad_x = self.stage_pass.backward(activation, saved, grad_y, header)
             self._screens.check("gradient_norm", header.producer, float(torch.linalg.vector_norm(grad_y)))
-            return self.stage_pass.backward(activation, saved, grad_y, header)
+            return grad_x
 
-        made = await self.compute.run(Urgency.BACKWARD, compute, step=birth.step)
+        made = await self._in_any_mode(compute, saved, step=birth.step)
         self.counters.microbatches += 1
         self.gate.work_done(birth.step)
         return made
+
+    async def _in_any_mode(
+        self, backward: Callable[[], torch.Tensor | None], saved: Saved, *, step: Step
+    ) -> torch.Tensor | None:
+        """A backward pass, in a smaller mode each time memory gives out: later stages have the microbatch already.
+
+        Raises MemoryFullError where there is none smaller: the microbatch goes elsewhere.
+        """
+        while True:
+            try:
+                return await self.compute.run(Urgency.BACKWARD, backward, step=step)
+            except MemoryFullError:
+                saved.y_BLD = None  # its graph is half gone
+                if self._memory is None or self._memory.rests:
+                    raise
 
     async def evaluate(self, arrival: Arrival, downstream: Downstream | None) -> tuple[float, int]:
         """Loss sum and targets of a held-out microbatch: forward only."""

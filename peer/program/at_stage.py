@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kernels.threads import Threads
 from peer.audit.jury import Charges
 from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
@@ -23,6 +24,7 @@ from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.hops import HopServer
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import Source
 from peer.pipeline.stage_pass import StagePass
@@ -35,6 +37,7 @@ from peer.round.reductions import ReductionStore
 from peer.round.rounds import StageRounds
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
+from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
 from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault
 from peer.stage.tasks import Tasks
@@ -81,6 +84,8 @@ class Belongings:
     reports: Reports
     verdicts: Verdicts
     rng: random.Random
+    threads: Threads
+    """That share the exact work."""
     composition: Callable[[], Composition]
     """What to be made of, at each stage anew."""
     on_step: Callable[[StageSteps, Applied], None] | None
@@ -90,18 +95,27 @@ class Belongings:
 class PeerAtStage:
     """Its parts, for those who look at it. `serve` once, then have `works` run until `leave`."""
 
-    def __init__(self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> None:
+    def __init__(
+        self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread, memory: MemoryPressure
+    ) -> None:
         """Whoever hears of anything is there before the first message can bring it."""
         settings, chain, model, me = joined.settings, joined.chain, joined.model, own.identity.peer_id
-        self._own, self._joined = own, joined
+        self._own, self._joined, self.memory = own, joined, memory
         self.settings, self.stage, self.device = settings, chain.stage, str(model.device)
         made = own.composition()
         self.context = context = _context(own, joined, compute, exact)
         events = context.events
+        clip_norm, threads = stage_clip_norm(settings, self.stage), own.threads
+        joined.snapshots.mkdir(parents=True, exist_ok=True)
         replica = StageReplica(
-            settings, model, joined.state, clip_norm=stage_clip_norm(settings, self.stage), era=chain.era
+            *(settings, model, joined.state),
+            clip_norm=clip_norm,
+            threads=threads,
+            era=chain.era,
+            folder=joined.snapshots,
         )
         self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
+        self.beacon = beacon = StageBeacon(steps, joined.ticket, joined.draws, own.host.peer_id)
         self.counters = HopCounters()
         self.mover = self._made_mover()
         self.neighbours = neighbours = Neighbours(
@@ -127,6 +141,7 @@ class PeerAtStage:
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
             charges=charges.brought,
+            chance=beacon.chance,
             drawn=self._drawn,
             make_part_exchange=made.part_exchange,
             make_driver=made.round_driver,
@@ -143,6 +158,7 @@ class PeerAtStage:
             exchanges,
             screens,
             permit=own.permit,
+            memory=memory,
         )
         self.server = HopServer(
             work,
@@ -172,6 +188,7 @@ class PeerAtStage:
             verdicts=own.verdicts,
             ticket=joined.ticket,
             draws=joined.draws,
+            beacon=beacon,
             signed_run=joined.signed_run,
             host=own.host.peer_id,
             made=made,
@@ -179,7 +196,7 @@ class PeerAtStage:
         )
         if own.on_step is not None:
             events.hear(Applied, partial(own.on_step, steps))
-        past = KeptPast(joined.snapshots, self.stage, settings, model.layout)
+        past = KeptPast(joined.snapshots, self.stage, settings, model.layout, threads)
         self._continuing = Continuing(past, own.host.peer_id, rounds.taking)
         self._rolling_back = RollingBack(
             steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings)
@@ -232,7 +249,7 @@ class PeerAtStage:
         own, context, steps = self._own, self.context, self.steps
         self.verifying.serve()
         chain = steps.chain
-        await context.snapshots.save(await context.exact.run(Urgency.ROUND, steps.replica.frozen_state), chain)
+        await self.rounds.taking.save()
         await asyncio.to_thread(context.results.forget_others)
         self.rounds.start()
         self._continuing.serve(own.transport)
@@ -251,6 +268,7 @@ class PeerAtStage:
     def works(self) -> list[Coroutine[Any, Any, None]]:
         """What goes on while this peer is at the stage; all of it is to be run."""
         works = [self.neighbours.run(), self.catch_up.run(), self._own.reports.send(), self._rolling_back.run()]
+        works.append(self.beacon.run())
         works += [run() for run in self.verifying.services]
         works.append(self._keep_to_the_permit())
         if self.source is not None:
@@ -360,9 +378,9 @@ def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkTh
         transport=own.transport,
         compute=compute,
         exact=exact,
-        snapshots=SnapshotStore(joined.snapshots),
+        snapshots=SnapshotStore(joined.snapshots, threads=own.threads),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
-        reductions=ReductionStore(settings.audits.retained_versions),
+        reductions=ReductionStore(settings.audits.retained_versions, joined.snapshots),
         tasks=Tasks(stage),
         events=Events(),
     )
@@ -374,7 +392,12 @@ def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> No
 
 
 def compute_thread(
-    settings: RunSettings, permit: Permit, before_job: Any, *, make: Callable[..., WorkThread] = WorkThread
+    settings: RunSettings,
+    permit: Permit,
+    before_job: Any,
+    memory: MemoryPressure,
+    *,
+    make: Callable[..., WorkThread] = WorkThread,
 ) -> WorkThread:
     """A peer's: paused, what is begun is finished, and audits and evaluations wait."""
     return make(
@@ -382,4 +405,5 @@ def compute_thread(
         before_job=before_job,
         may_begin=lambda urgency: urgency <= Urgency.BIRTH or not permit.withheld,
         audits_wait_s=settings.deadlines.step_s,
+        memory=memory,
     )

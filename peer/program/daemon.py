@@ -22,6 +22,7 @@ from peer.owner.limits import GIB, VolunteerSettings, used_bytes
 from peer.owner.permit import Permit
 from peer.owner.tally import WorkTally
 from peer.pipeline.compute import WorkThread
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import KnownStanding
 from peer.program.at_stage import Belongings, PeerAtStage, compute_thread
 from peer.program.composition import Composition
@@ -139,6 +140,7 @@ class PeerDaemon:
             reports=self.reports,
             verdicts=self.verdicts,
             rng=rng,
+            threads=self._threads.exact,
             composition=composition,
             on_step=on_step,
         )
@@ -234,12 +236,13 @@ class PeerDaemon:
 
     async def _live(self, joined: Joined, stop: asyncio.Event) -> StageIndex | None:
         """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
-        compute = compute_thread(joined.settings, self.permit, self._threads.follower(), make=self._work_thread)
-        exact = self._work_thread("exact")
+        memory = MemoryPressure(joined.settings, joined.model)
+        compute = compute_thread(joined.settings, self.permit, self._threads.follower(), memory, make=self._work_thread)
+        exact = self._work_thread("exact", memory=memory)
         services = list[asyncio.Future[None]]()
         at, leave_by = None, 0.0
         try:
-            at = self.at = PeerAtStage(self._own, joined, compute, exact)
+            at = self.at = PeerAtStage(self._own, joined, compute, exact, memory)
             self._serves = at.stage
             await at.serve()
             services += [asyncio.ensure_future(work) for work in at.works()]

@@ -20,16 +20,18 @@ from peer.round.taking import StepTaking
 from peer.stage.events import MemberGone
 from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
+from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.fields import Fields, packed_or_none, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import MAX_CHARGES, Contribution, Result, Roster, Work
+from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
+from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import verify
 from swarm.network.transport import Message
@@ -56,11 +58,12 @@ class RoundDriver:
         signing_log: SigningLog,
         vote_log: VoteLog,
         neighbours: Callable[[], set[PeerId]],
-        charges: Callable[[], tuple[bytes, ...]],
+        charges: Callable[[], tuple[Charge, ...]],
+        chance: Callable[[StageChain], Chance],
         drawn: DrawnPapers,
     ) -> None:
         """`neighbours`: live peers of the stages beside this one; `charges`: what this peer brings before juries with
-        its next contribution; `drawn`: what it looks at of others' before it votes."""
+        its next contribution; `chance`: what it reveals there; `drawn`: what it looks at of others' before it votes."""
         self._steps = steps
         self._context = steps.context
         self._mail = mail
@@ -70,6 +73,7 @@ class RoundDriver:
         self._vote_log = vote_log
         self._neighbours = neighbours
         self._charges = charges
+        self._chance = chance
         self._drawn = drawn
 
     def serve(self) -> None:
@@ -328,11 +332,26 @@ class RoundDriver:
             self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
             return
         seeds = part_seeds(context.run_id, chain.stage, chain.version, context.me, num_parts=replica.num_parts)
-        parts, digests = await self._parts.encoded(step, accumulation, seeds)
+        try:
+            parts, digests = await self._parts.encoded(step, accumulation, seeds)
+        except MemoryFullError as error:
+            log.warning("step %d: this peer contributes nothing: %s", step, error)
+            self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
+            return
         work, state.papers = self.listed(state, accumulation) if parts else ((), ())
         rates = self._parts.rates.of(chain.members, me=context.me)
-        unsigned = Contribution(context.run_id, chain.stage, step, chain.name, context.me, work, tuple(digests), rates)
-        unsigned = replace(unsigned, charges=self._charges()[:MAX_CHARGES] if work else ())
+        unsigned = Contribution(
+            context.run_id,
+            chain.stage,
+            step,
+            chain.name,
+            context.me,
+            work,
+            tuple(digests),
+            self._chance(chain),
+            rates,
+            self._charges() if work else (),
+        )
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)
         contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))

@@ -23,7 +23,7 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, ReducedPart, Result, Roster
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voter import RoundVoter, Witness
-from swarm.core.round.voting import Phase, Reconfiguration, Vote, phase_of, quorum
+from swarm.core.round.voting import Phase, Reconfiguration, Vote, phase_of
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import drawn_entries
@@ -126,7 +126,7 @@ class SimulatedRound:
             for peer in away:
                 self._do(member, member.machine.unreachable(peer, now=self._now))
         present = [peer for peer in self._facts.voters if peer in self._members or peer == self._coordinator]
-        if len(present) < quorum(len(self._facts.voters)):
+        if not self._facts.election.is_quorum(present, self._facts.voters):
             self._reconfigure(tuple(sorted(present)))
         for member in self._members.values():
             machine = member.machine

@@ -171,7 +171,8 @@ def stage_memory_bytes(
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
-    On the CPU everything is the host's. About 67 bytes of host memory a parameter under int8, and activations. Without
+    On the CPU everything is the host's. About 31 bytes of host memory a parameter under int8, 25 with moments in
+    int8, 4 more with a delay, and activations. Without
     `stage`, an upper bound for any stage of that many parameters; without `mode`, of a peer that computes as the run
     has it. See `total_bytes`.
     """
@@ -184,37 +185,33 @@ def stage_memory_bytes(
     items = {
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
-        f"{on_device}.gradient sums of two steps": 2 * weights,
-        f"{on_device}.gradient that does not count": weights,  # of a microbatch that is answered again
+        f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
+        f"{on_device}.gradient of a microbatch": weights,  # whole before any of it is added to a sum
         "host.mean gradient": weights,
-        # Its moments are copied, and its weights outlive the steps that are taken meanwhile.
-        "host.snapshot being written": weights + moments,
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
-        "host.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode),
         f"{on_device}.gradients of activations": round(
             BACKWARD_SHARE * _computed_activation_bytes(settings, hidden_size, stage, mode)
         ),
         "disk.two snapshots": 2 * (weights + moments),
+        "disk.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
     }
     kept = settings.audits.retained_versions + 1
     # A step's own contribution, and what the others sent to this peer to reduce.
-    items["host.encoded parts kept for audits"] = round(kept * 2 * CONTRIBUTION_BYTES[codec] * num_parameters)
+    items["disk.encoded parts kept for audits"] = round(kept * 2 * CONTRIBUTION_BYTES[codec] * num_parameters)
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
         items["host.exhibits kept for audits"] = round(kept * exhibits)
-        items["host.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
-        items["host.sums of a replay"] = 2 * weights
+        items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
+        items["host.sums of a replay"] = weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
-    messages = ("wire buffers", "results for late peers", "encoded parts kept for audits")
-    items["host.memory kept for messages"] = min(
-        KEPT_FOR_MESSAGES_BYTES, sum(items[f"host.{name}"] for name in messages)
-    )
+        items["host.mean gradient with the residual"] = weights
+    items["host.memory kept for messages"] = min(KEPT_FOR_MESSAGES_BYTES, items["host.wire buffers"])
     if on_device == "device":
         items[f"device.weights, {versions} versions"] = versions * weights
     if stage is None or stage == settings.model.num_stages - 1:

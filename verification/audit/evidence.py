@@ -31,6 +31,7 @@ Kind = Literal[
     "step_fraud",
     "data_fraud",
     "replay_mismatch",
+    "bias",
     "hop_mismatch",
 ]
 

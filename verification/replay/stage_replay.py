@@ -22,10 +22,12 @@ from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings, leaves_residual
 from swarm.core.state.stage_chain import StageChain
+from swarm.model.families import family_of
 from swarm.model.stage import StageModel, Weights
 from swarm.model.tensor_pass import TensorPass
 from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.second_moments import second_moments
 from swarm.optim.stage_step import extrapolates, weights_ahead
 from verification.pipeline.hop_claim import HopClaim
 from verification.round.papers import Bytes, Exhibit
@@ -190,10 +192,10 @@ class StageReplay:
         """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
         return None if self.model.is_first else self._tensors.gradient(exhibit.grad_x).numpy()
 
-    def hop(self, claim: HopClaim, into: torch.Tensor) -> tuple[Floats, Floats]:
+    def hop(self, claim: HopClaim) -> tuple[Floats, Floats]:
         """What the claim says and what an honest peer must have signed in its place, fp32 (B, L, D).
 
-        The claim has passed `check`; `into` and what is raised as `microbatch` has them.
+        The claim has passed `check`; raises as `microbatch`.
         """
         birth, header, tensors = claim.birth, claim.header, self._tensors
         if birth.shape != tensors.shape[:2]:
@@ -206,11 +208,11 @@ class StageReplay:
             return claimed, self._as_sent(tensors.codec, y)
         if self.model.is_last:
             _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets))
-            grad_x = tensors.loss_backward(saved_loss, into)
+            grad_x = tensors.loss_backward(saved_loss, None)
         else:
             grad_y = tensors.gradient(claim.grad_y)
             _, saved = tensors.forward(weights, x)
-            grad_x = tensors.backward(saved, grad_y, into)
+            grad_x = tensors.backward(saved, grad_y, None)
         assert grad_x is not None
         return tensors.gradient(claim.claimed).numpy(), self._as_sent(tensors.gradient_codec, grad_x)
 
@@ -251,6 +253,24 @@ class StageReplay:
             except LocalError as error:
                 raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
         return parts
+
+    def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
+        """(those that are not zero, all) of a contribution's values that are zero by structure: the embedding's rows of
+        tokens that are in none of its maker's microbatches. Their gradient is never computed, and every codec that
+        leaves no residual writes zero as zero."""
+        if not self.model.is_first:
+            return 0, 0
+        rows_VD = self.layout.views(contribution)[family_of(self.settings.model.config_json).embedding_name]
+        touched_V = np.zeros(len(rows_VD), dtype=np.bool_)
+        for exhibit in exhibits:
+            touched_V[self._tensors.ids(exhibit.x).numpy()] = True
+        untouched = rows_VD[~touched_V]
+        return int(np.count_nonzero(untouched)), untouched.size
+
+    @property
+    def second_moments(self) -> Floats | None:
+        """Of the present version."""
+        return second_moments(self.settings.optimizer, self.state.moments)
 
     def decoded_contribution(self, bodies: Sequence[Bytes]) -> Floats:
         """What a contribution's encoded parts say, flat. Raises RemoteError("malformed")."""

@@ -12,6 +12,7 @@ of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patienc
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
@@ -43,7 +44,7 @@ from swarm.core.round.patience import Patience
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
-from swarm.core.round.voting import Promise, Reconfiguration, Sign, Verify, Vote
+from swarm.core.round.voting import Promise, Reconfiguration, Sign, Vote
 
 __all__ = [
     "Accuse",

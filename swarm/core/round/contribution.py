@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
+from swarm.core.audit.chance import Chance, HostWord, Link
 from swarm.core.canonical import Packed, Value, digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Items, Nested, Writer
@@ -22,7 +23,7 @@ from swarm.core.round.voting import Certificate
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
 MAX_RATES = 16
-MAX_CHARGES = 4
+MAX_CHARGES = 1
 MAX_ATTEMPTS = 32
 """Of one microbatch in one step: an attempt is numbered within its step."""
 EMPTY_DIGEST = bytes(32)
@@ -52,6 +53,15 @@ class Rate(Row):
 
 
 @dataclass(frozen=True)
+class Charge(Row):
+    """What a member brings before a jury: its case is to follow, before the jury and before the host."""
+
+    accused: PeerId
+    digest: Digest
+    """Of the accusation (`verification.audit.verdicts`)."""
+
+
+@dataclass(frozen=True)
 class Contribution(SignedOnce):
     """A member's commitment to its mean gradient: made and signed before any part moves."""
 
@@ -65,10 +75,12 @@ class Contribution(SignedOnce):
     work: Annotated[tuple[Work, ...], AtMost(MAX_WORK)]
     part_digests: Annotated[tuple[Digest, ...], AtMost(MAX_PARTS)]
     """BLAKE3 of each encoded part; empty if the member did no work."""
+    chance: Chance
+    """What its maker reveals for the beacon: no choice of its own (`swarm.core.audit.beacon`)."""
     rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
     """Of other members, as measured here: they decide who reduces how much."""
-    charges: Annotated[tuple[Digest, ...], AtMost(MAX_CHARGES)] = ()
-    """Digests of what the member brings before a jury: by this they are certified before the jurors are drawn."""
+    charges: Annotated[tuple[Charge, ...], AtMost(MAX_CHARGES)] = ()
+    """What the member brings before a jury: by this it is certified before the jurors are drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -140,9 +152,14 @@ class Roster(SignedOnce):
         return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
 
     @cached_property
+    def said(self) -> HostWord | None:
+        """The host's last word that its members have heard; None where nobody contributes."""
+        return max((made.chance.said for made in self.contributions), key=lambda said: said.num_versions, default=None)
+
+    @cached_property
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of the members (`swarm.core.round.cohorts`)."""
-        return cohorts(self.members, self.previous_name)
+        return cohorts(self.members, self.said.value if self.said is not None else EMPTY_DIGEST)
 
     @cached_property
     def contributors(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -353,16 +370,15 @@ class Result(Signed, PackedOnce):
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
 
-    @property
-    def basis(self) -> RoundBasis:
-        """What the version that this result makes is known by."""
-        roster = self.roster
-        return RoundBasis(roster.previous_name, self.root(), roster.members, roster.members_after, roster.neighbours)
-
-    @property
-    def new_name(self) -> bytes:
-        """Name of the version this result makes: a hash over the previous name and the result's root."""
-        return self.basis.name
+    def basis_after(self, before: RoundBasis, work: tuple[int, ...]) -> RoundBasis:
+        """What the version that this result makes is known by; `before`: what the round started from; `work`: of each
+        member of the version."""
+        roster, after = self.roster, self.roster.members_after
+        revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.contributions}
+        links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)
+        said = roster.said or before.said
+        members = (roster.members, before.work, after, work)
+        return RoundBasis(before.name, self.root(), *members, roster.neighbours, links, said)
 
     def signed_value(self) -> Value:
         return [self.root(), self.leader]

@@ -35,6 +35,7 @@ from swarm.data.token_file import TokenFile, TokenWriter
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
 from swarm.manifest.value import run_id, settings_bytes
+from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_members import resigned, vote_by
 from tests.swarm.core.round.round_world import identity_of, run_key
 from tests.verification import exhibits
@@ -638,6 +639,7 @@ def test_a_stage_s_genesis_is_a_beginning_too() -> None:
         coordinator=chain.coordinator,
         run_key=chain.run_key,
         neighbours=(),
+        host_chain_end=HOST_CHAIN.end,
     )
     assert genesis.name == chain.name
     genesis = replace(genesis, signature=run_key().sign(genesis.signed_bytes()))

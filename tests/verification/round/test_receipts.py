@@ -15,6 +15,7 @@ from swarm.core.round.contribution import Contribution, Work, counted_work
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity, verify
 from swarm.manifest.value import run_id, settings_bytes
+from tests.swarm.core.audit.chances import HOST_CHAIN, NO_CHANCE, chance_of, said_by, ticket_of
 from tests.swarm.core.round.round_world import facts_of, identities, identity_of, run_key
 from tests.verification import exhibits
 from tests.verification.exhibits import SmallRun, small_settings, work_of
@@ -52,7 +53,7 @@ def stranger() -> PeerId:
 
 def contribution(stage: int, *work: Work, step: int = 0, peer: PeerId | None = None) -> Contribution:
     unsigned = Contribution(
-        RUN_ID, StageIndex(stage), Step(step), bytes(32), peer or peer_of(stage), work, (bytes(32),)
+        RUN_ID, StageIndex(stage), Step(step), bytes(32), peer or peer_of(stage), work, (bytes(32),), NO_CHANCE
     )
     return replace(unsigned, signature=identity_of(unsigned.peer_id).sign(unsigned.signed_bytes()))
 
@@ -162,11 +163,23 @@ def test_two_neighbours_in_league_have_papers_for_twice_a_step_and_no_more() -> 
     settings = three_stages(each)
     near, accomplice, honest = Neighbours.made_up(), identities(5)[0], identities(5)[1:]
     stage, step = StageIndex(1), Step(0)
+    facts = replace(facts_of(5), run_id=RUN_ID, stage=stage, step=step, previous_name=bytes(32), num_parts=1)
+    facts = replace(facts, said=said_by(HOST_CHAIN, step))
 
     def made(me: Identity, ids: range) -> Contribution:
         shown = [papers_of(settings, RUN_ID, stage, step, MicrobatchId(number), me, near) for number in ids]
         work = tuple(entry_of(papers, Version(0)) for papers in shown)
-        unsigned = Contribution(RUN_ID, stage, step, bytes(32), me.peer_id, work, (bytes(32),))
+        ticket = ticket_of(me.peer_id, run_key(), run_id=RUN_ID, stage=stage)
+        unsigned = Contribution(
+            RUN_ID,
+            stage,
+            step,
+            bytes(32),
+            me.peer_id,
+            work,
+            (bytes(32),),
+            chance_of(me.peer_id, step, ticket=ticket),
+        )
         check = entry_check(settings, is_of_stage=known, on_lie=_nobody)
         assert all(check(unsigned, entry, papers.to_value()) for entry, papers in enumerate(shown))
         return replace(unsigned, signature=me.sign(unsigned.signed_bytes()))
@@ -177,7 +190,6 @@ def test_two_neighbours_in_league_have_papers_for_twice_a_step_and_no_more() -> 
     weights = {one.peer_id: sum(item.num_tokens for item in counted_work(one, None)) for one in contributions}
     share = weights[accomplice.peer_id] / sum(weights.values())
     assert share == pytest.approx(2 / 3)
-    facts = replace(facts_of(5), run_id=RUN_ID, stage=stage, step=step, previous_name=bytes(32), num_parts=1)
     facts = replace(facts, max_work=most, members=tuple(sorted(one.peer_id for one in contributions)))
     facts.check_contribution(contributions[-1], verify)
     with pytest.raises(RemoteError, match="are the most"):

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from swarm.core.audit.chance import Chance, HostWord, Link
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
+from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import (
     EMPTY_DIGEST,
     Contribution,
@@ -28,7 +30,12 @@ MAKER = Identity.from_seed(bytes(range(32)))
 OTHER = Identity.from_seed(bytes(range(1, 33)))
 PEERS = tuple(sorted([MAKER.peer_id, OTHER.peer_id]))
 PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
-ELECTION = Election("ab" * 32, StageIndex(1), Step(3), PREVIOUS_NAME, 0, PEERS, PeerId("run key"))
+ELECTION = Election("ab" * 32, StageIndex(1), Step(3), PREVIOUS_NAME, 0, dict.fromkeys(PEERS, 1), PeerId("run key"))
+
+BEFORE = RoundBasis(
+    bytes(32), bytes(32), PEERS, (5, 6), PEERS, (7, 8), (), (None, None), HostWord(3, bytes(range(1, 33)))
+)
+"""What the round starts from; its name is not that of the messages, which are no round's."""
 
 
 def _contribution(identity: Identity) -> Contribution:
@@ -44,6 +51,7 @@ def _contribution(identity: Identity) -> Contribution:
         identity.peer_id,
         work,
         (hashlib.sha256(b"part").digest(), bytes(32)),
+        Chance(bytes(range(32)), HostWord(3, bytes(range(1, 33))), None),
         (Rate(PeerId("a peer"), 20), Rate(PeerId("b peer"), 17)),
     )
     return replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
@@ -91,12 +99,12 @@ def _result() -> Result:
 
 # Computed once from the first release of the format. A change here is a change of the protocol's number.
 GOLDEN = {
-    "contribution": "22f0156a2a892d5fdc19508c3aea304bf8b159107dcf09917675db5ab56a1d4b",
-    "roster": "43864c7f7dc8c09e8a2e94d9d445615fda99602c144cd5649385053cf79296fc",
-    "roster facts": "662e01a8c29e853801fecf199bedfe4d2dfe0416264083188a79c5b17c0e7064",
-    "result root": "8a869ec0efe14ef83b35cd66211218ecef2cca12b3bf4b95367943aa19f6822d",
-    "version name": "d46476652105632fe8a873f95398357a393ef944ac20d224e5faca90780287b2",
-    "result": "b10fb08010839eae3ce6bb7648676335a873b01efc96733003cd44a4dac5f737",
+    "contribution": "073358c816fe3eb855b1ad37e125bfa9ee3f495192d6fed629d0db35a858647e",
+    "roster": "41a85c4146c43a9b3e6ee19a7b772acbecc23a3643fa73be6bf92adfb1484239",
+    "roster facts": "eaa48f3b98abac3e5a5dbc3f8ec95da2148a006339965de3a4ebf7a7bc2c85af",
+    "result root": "d0c28b583c1bf8e29b8013ee9b3a19618a39d50cfa72b22d0eb0ab5ecda04510",
+    "version name": "ba3983178badac9167f5f856dd140c0450582917b408848b67004b85a3b82684",
+    "result": "af26705e68cb7eb8b4f287d886d0d67e7ed5ae2a08b8998ce02e9cb5c5c0f015",
 }
 
 
@@ -107,13 +115,11 @@ def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
         "roster": hashlib.sha256(roster.signed_bytes()).hexdigest(),
         "roster facts": roster.facts_digest().hex(),
         "result root": result.root().hex(),
-        "version name": result.new_name.hex(),
+        "version name": result.basis_after(BEFORE, (1, 2, 3)).name.hex(),
         "result": hashlib.sha256(pack(result.to_value())).hexdigest(),
     }
     assert found == GOLDEN
-    assert contribution.signed_bytes().startswith(
-        b"homeswarm/contribution\0\x89\xa7charges\x90\xacpart_digests\x92\xc4\x20"
-    )
+    assert contribution.signed_bytes().startswith(b"homeswarm/contribution\0\x8a\xa6chance\x93\xc4\x20")
 
 
 @pytest.mark.parametrize(
@@ -251,9 +257,13 @@ def test_an_empty_part_is_nobodys_work() -> None:
 def test_who_comes_after_the_round_is_on_its_roster() -> None:
     roster = _roster()
     assert roster.members_after == tuple(sorted([*PEERS, PeerId("joiner")]))
-    basis = _result().basis
+    basis = _result().basis_after(BEFORE, (1, 2, 3))
+    assert (basis.previous_work, basis.work) == ((7, 8), (1, 2, 3))
     assert (basis.previous_members, basis.members) == (roster.members, roster.members_after)
-    assert (basis.name, basis.neighbours) == (_result().new_name, ("neighbour",))
+    assert (basis.previous_name, basis.neighbours) == (BEFORE.name, ("neighbour",))
+    revealed = {one.peer_id: Link(Step(3), one.chance.value) for one in _roster().contributions}
+    assert basis.link_of == revealed, "of the joiner nothing is known, of the leaver nothing is wanted"
+    assert basis.said == HostWord(3, bytes(range(1, 33)))
 
 
 def test_at_stage_0_what_a_member_lists_counts_if_it_was_leased_to_it() -> None:

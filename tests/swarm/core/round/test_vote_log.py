@@ -17,11 +17,13 @@ from swarm.core.round.voting import Promise, Reconfiguration
 from swarm.drawn_papers import DrawnPapers
 from swarm.network.memory import MemoryNetwork
 from swarm.witness_service import KEPT_NAMES, VoteLog, WitnessService, ask_witness
+from tests.swarm.core.audit.chances import UNSAID
 from tests.swarm_in_process import identity_of
 
 LEADERS, WITNESS, HOST, RUN_KEY = [identity_of(number) for number in (0, 1)], *map(identity_of, (2, 90, 91))
 MEMBERS = tuple(sorted(leader.peer_id for leader in LEADERS))
-BASIS = RoundBasis(bytes(32), bytes(32), MEMBERS, MEMBERS, (WITNESS.peer_id,))
+ALIKE, NOTHING = (1,) * len(MEMBERS), (None,) * len(MEMBERS)
+BASIS = RoundBasis(bytes(32), bytes(32), MEMBERS, ALIKE, MEMBERS, ALIKE, (WITNESS.peer_id,), NOTHING, UNSAID)
 FACTS = RoundFacts.of_basis(
     BASIS,
     run_id="run",

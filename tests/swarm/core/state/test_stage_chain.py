@@ -18,6 +18,7 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import Identity
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
+from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
 
 PEERS = tuple(PeerId(f"peer {number}") for number in range(6))
 HOST, RUN_KEY, NEAR = PeerId("host"), PeerId("run key"), (PeerId("near 0"), PeerId("near 1"))
@@ -32,7 +33,8 @@ SETTINGS = _settings()
 
 
 def _genesis(stage: int = 0, members: tuple[PeerId, ...] = PEERS[:3]) -> Genesis:
-    return Genesis("run", StageIndex(stage), Version(4), bytes(range(32)), members, LeaseTable(), HOST, RUN_KEY, NEAR)
+    state, end = bytes(range(32)), HOST_CHAIN.end
+    return Genesis("run", StageIndex(stage), Version(4), state, members, LeaseTable(), HOST, RUN_KEY, NEAR, end)
 
 
 def _result(
@@ -45,7 +47,16 @@ def _result(
     neighbours: tuple[PeerId, ...] = NEAR,
 ) -> Result:
     made = tuple(
-        Contribution(chain.run_id, chain.stage, Step(chain.version), chain.name, peer, works[peer], (bytes(32),))
+        Contribution(
+            chain.run_id,
+            chain.stage,
+            Step(chain.version),
+            chain.name,
+            peer,
+            works[peer],
+            (bytes(32),),
+            chance_of(peer, chain.version),
+        )
         for peer in sorted(works)
         if works[peer]
     )
@@ -194,9 +205,9 @@ def test_the_genesis_bytes_never_change() -> None:
     assert Genesis.from_value(unpack(pack(signed.to_value()), max_bytes=1 << 16)) == signed
     assert (
         hashlib.sha256(genesis.signed_bytes()).hexdigest()
-        == "488ab2197fdeb376d8c2e2208b5b4563096331cfdb1c57208af6144a87618762"
+        == "d2a1977647ebda6c8b69c18426bff412c2d7ef37d3eb0794f0639590a5c0643d"
     )
-    assert genesis.name.hex() == "108056fd5f046422c151bff6f2682a9f5724aaa74bccdf4bc4f35ee947ca2eb7"
+    assert genesis.name.hex() == "75aa70f985142c2b49732d44fd676a2c64628d5f14794f933671d22528d231fc"
 
 
 def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
@@ -211,7 +222,9 @@ def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
         replace(genesis, coordinator=PeerId("other host")),
         replace(genesis, run_key=PeerId("other key")),
         replace(genesis, neighbours=NEAR[:1]),
+        replace(genesis, host_chain_end=bytes(range(32))),
         replace(genesis, era=1),
+        replace(genesis, work=(3, 4, 5)),
     ]
     assert len({genesis.name, *(other.name for other in others)}) == 1 + len(others)
     assert len(others) == len(fields(Genesis)) - 1  # all but the signature
@@ -224,6 +237,10 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
     chain = chain.advance(_result(chain, {}, leaves=(PEERS[0],), neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST]))
     chain = chain.advance(_result(chain, {}, joins=PEERS[3:5], neighbours=near), SETTINGS)
+    assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST])), "two have done nothing yet"
+    for _ in range(3):
+        works = {peer: (_work(chain.leases.ids_of(peer)[0]),) for peer in chain.members}
+        chain = chain.advance(_result(chain, works, neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:5], HOST]))  # four need nobody else
     assert (chain.coordinator, chain.run_key) == (HOST, RUN_KEY)
 
@@ -237,11 +254,15 @@ def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
     assert facts.leaders == chain.leaders(Step(chain.version))
     assert (facts.run_key, facts.num_parts, facts.phase_s) == (RUN_KEY, 2, 1.5)
     for other in (
-        replace(chain.basis, members=PEERS[:2]),
+        replace(chain.basis, members=PEERS[:2], work=(16, 16), links=chain.basis.links[:2]),
+        replace(chain.basis, work=chain.basis.work[::-1]),
         replace(chain.basis, neighbours=()),
         replace(chain.basis, previous_members=PEERS[:1]),
+        replace(chain.basis, previous_work=(1,)),
         replace(chain.basis, root=bytes(32)),
         replace(chain.basis, previous_name=bytes(32)),
+        replace(chain.basis, links=(link_of(PEERS[0], 4), *chain.basis.links[1:])),
+        replace(chain.basis, said=said_by(HOST_CHAIN, 4)),
     ):
         assert other.name != chain.name
 
@@ -254,11 +275,26 @@ def _chain_value(**changes: Value) -> Value:
     """The value of a chain, with these of its fields or of its basis changed."""
     value = StageChain.begin(_genesis(stage=1), SETTINGS).to_value()
     assert isinstance(value, dict)
-    names = ("previous_name", "root", "previous_members", "members", "neighbours")
+    names = ("previous_name", "root", "previous_members", "previous_work", "members", "work")
+    names = (*names, "neighbours", "links", "said")
     listed = value["basis"]
     assert isinstance(listed, list)
     basis = [changes.pop(name, held) for name, held in zip(names, listed, strict=True)]
     return {**value, "basis": basis, **changes}
+
+
+def test_what_members_and_the_host_revealed_goes_into_the_next_basis_and_leavers_are_forgotten() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    assert chain.basis.link_of == {}
+    assert chain.basis.said == said_by(HOST_CHAIN, 0)
+    chain = chain.advance(_result(chain, {peer: (_work(at),) for at, peer in enumerate(PEERS[:2])}), SETTINGS)
+    assert chain.basis.link_of == {peer: link_of(peer, 4) for peer in PEERS[:2]}
+    assert chain.basis.said == said_by(HOST_CHAIN, 4)
+    chain = chain.advance(_result(chain, {PEERS[0]: (_work(9),)}, leaves=(PEERS[1],), joins=PEERS[3:4]), SETTINGS)
+    assert chain.members == (PEERS[0], PEERS[2], PEERS[3])
+    assert chain.basis.link_of == {PEERS[0]: link_of(PEERS[0], 5)}
+    chain = chain.advance(_result(chain, {}), SETTINGS)
+    assert (chain.basis.link_of, chain.basis.said) == ({PEERS[0]: link_of(PEERS[0], 5)}, said_by(HOST_CHAIN, 5))
 
 
 @pytest.mark.parametrize(
@@ -266,12 +302,22 @@ def _chain_value(**changes: Value) -> Value:
     [
         {"members": []},
         {"previous_members": []},
+        {"previous_work": [1]},
+        {"work": [16, 16]},
+        {"work": [16, 16, 17]},
+        {"recent_work": []},
+        {"recent_work": [["peer 0", [1] * 17]]},
         {"members": ["b", "a"]},
         {"members": ["a", "a"]},
         {"previous_members": ["b", "a"]},
         {"members": [f"{number:03}" for number in range(MAX_MEMBERS + 1)]},
         {"neighbours": [f"{number:03}" for number in range(65)]},
         {"root": b"short"},
+        {"links": []},
+        {"links": [None, None, [3]]},
+        {"links": [None, None, [3, b"short"]]},
+        {"said": None},
+        {"said": [-1, bytes(32)]},
         {"basis": []},
         {"basis": None},
         {"coordinator": None},
