@@ -105,7 +105,7 @@ class StageWork:
         except RemoteError as error:
             case = ProtocolViolation(message=header, part=0, body=arrival.activation)
             raise ViolationError(case, error) from error
-        self._screens.check("activation_norm", sender, float(torch.linalg.vector_norm(x)))
+        self._screens.check("activation_norm", sender, tensors.norm(x))
         return x, targets_BL
 
     def _check_open(self, birth: BirthRecord) -> None:
@@ -163,7 +163,7 @@ class StageWork:
             except Refused:
                 self.counters.stragglers += 1
                 raise
-            self._screens.check("gradient_norm", header.producer, float(torch.linalg.vector_norm(grad_y)))
+            self._screens.check("gradient_norm", header.producer, self.stage_pass.tensors.norm(grad_y))
             return self.stage_pass.backward(activation, saved, grad_y, header)
 
         made = await self.compute.run(Urgency.BACKWARD, compute, step=birth.step)

@@ -146,7 +146,7 @@ class StageReplica:
         """(compute) The open sum that the step's microbatches go into."""
         held = self._sums.get(step)
         if held is None:
-            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.device)
+            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.link)
             gradient.zero()
             held = self._sums[step] = Accumulation(gradient)
         return held
@@ -175,6 +175,7 @@ class StageReplica:
         """(compute) Close the step's sum: nothing is added to it any more."""
         held = self.sum_of(step)
         held.closed = True
+        held.gradient.close()
         self.stale_share[step] = (held.stale, len(held.work))
         return held
 

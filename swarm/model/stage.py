@@ -7,7 +7,10 @@ import copy
 import math
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from swarm.model.families import (
     validate_stage_layers,
 )
 from swarm.model.layout import ParameterLayout
+from swarm.model.link import link_to
 
 IGNORED_TARGET = -100
 """A target that is not counted."""
@@ -48,9 +52,36 @@ class Weights:
     head_VD: nn.Parameter | None
     """Only at the last stage."""
     parameters: dict[str, nn.Parameter]
-    """By name, in layout order."""
-    backward_lock: threading.Lock
-    """Gradients pass through the parameters' `grad`: one backward at a time on one version."""
+    """By name, in layout order; in the type that they are computed with."""
+    sums: "Sums"
+
+
+class Sums:
+    """Where a backward adds the gradients of a version's parameters: one backward at a time.
+
+    Each gradient is added as soon as it is there, in fp32 whatever its own type, and then forgotten.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self._lock = threading.Lock()
+        self._views: dict[str, torch.Tensor] = {}
+        for name, parameter in parameters.items():
+            parameter.register_post_accumulate_grad_hook(partial(_add, self._views, name))
+
+    @contextmanager
+    def into(self, views: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Of parameters by name."""
+        with self._lock:
+            self._views.update(views)
+            try:
+                yield
+            finally:
+                self._views.clear()
+
+
+def _add(views: dict[str, torch.Tensor], name: str, parameter: torch.Tensor) -> None:
+    gradient, parameter.grad = parameter.grad, None
+    views[name].add_(gradient)
 
 
 @dataclass(frozen=True)
@@ -77,7 +108,8 @@ class SavedLoss:
 class StageModel:
     """A stage of a run's model. Same inputs and mode, same bits; calls change nothing in it.
 
-    It holds no weights: `weights` makes versions of them. bf16 runs under autocast, TF32 is off.
+    It holds no weights: `weights` makes versions of them. Under bf16 the matrices of products are rounded to it once a
+    version, and the rest is as autocast has it; TF32 is off.
     """
 
     mode: ComputeMode | None = None
@@ -89,6 +121,7 @@ class StageModel:
         if not 0 <= stage < model.num_stages:
             raise SettingsError(f"stage = {stage}: the run has stages 0 to {model.num_stages - 1}")
         self.device = _checked_device(device)
+        self.link = link_to(self.device)
         shape = validate_config(model.config_json)
         self.stage = stage
         self.is_first = stage == 0
@@ -100,6 +133,7 @@ class StageModel:
         self._head_name = family_of(model.config_json).head_name if self.is_last else None
         self._recompute = model.recompute
         self._bf16 = model.compute_dtype == "bf16"
+        self._of_products = _parameters_of_products(self._stack, self._names, self._head_name) if self._bf16 else set()
         self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
         self.layout: ParameterLayout = layout_of_stack(model, stage, self._stack)
 
@@ -112,18 +146,28 @@ class StageModel:
     def weights(self, flat: NDArray[np.float32]) -> Weights:
         """A version of the weights from their flat vector in layout order.
 
-        On a CPU it shares memory with `flat`, which must not change while the version lives; on a GPU it is a copy.
+        What is computed with in fp32 shares memory with `flat` on a CPU, which must not change while the version lives;
+        all else is a copy, of the type that it is computed with.
         """
         if flat.dtype != np.float32 or not flat.flags.c_contiguous:
             raise ValueError(f"weights are one contiguous fp32 vector, got {flat.dtype}")
         with warnings.catch_warnings():
             # A read-only array is welcome: nothing here writes to weights.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            values = torch.from_numpy(flat).to(self.device)
-        parameters = {name: nn.Parameter(view) for name, view in self.layout.views(values).items()}
+            values = torch.from_numpy(flat)
+        parameters = {name: nn.Parameter(self._resident(name, view)) for name, view in self.layout.views(values).items()}
         stack = _bound(self._stack, "", {local: parameters[name] for local, name in self._names.items()})
         head_VD = parameters[self._head_name] if self._head_name is not None else None
-        return Weights(stack, head_VD, parameters, threading.Lock())
+        return Weights(stack, head_VD, parameters, Sums(parameters))
+
+    def _resident(self, name: str, host: torch.Tensor) -> torch.Tensor:
+        """A parameter where and as it is computed with."""
+        dtype = torch.bfloat16 if name in self._of_products else torch.float32
+        if self.device.type == "cpu":
+            return host.to(dtype)
+        there = torch.empty(host.shape, dtype=dtype, device=self.device)
+        self.link.put_into(there, host)
+        return there
 
     def forward(self, weights: Weights, x: torch.Tensor, *, keep: bool) -> tuple[torch.Tensor, Saved | None]:
         """Hidden values y (B, L, D) fp32; after the final norm at the last stage.
@@ -148,7 +192,7 @@ class StageModel:
             raise RemoteError(
                 "malformed", f"gradient is {grad_y_BLD.dtype} {tuple(grad_y_BLD.shape)}, the output float32 {shape}"
             )
-        return self._backward_into(saved, grad_y_BLD.to(self.device), self.layout.views(into))
+        return self._backward_into(saved, self.link.put(grad_y_BLD), self.layout.views(into))
 
     def loss(
         self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool
@@ -158,16 +202,16 @@ class StageModel:
         targets are int64 (B, L), -100 where not counted. Raises RemoteError("malformed") as `forward`.
         """
         assert weights.head_VD is not None, f"stage {self.stage} has no head"
-        x = self._checked_input(x)
-        targets_N = self._checked_targets(targets_BL, x)
+        num_counted = self._checked_targets(targets_BL, x)
+        x, targets_N = self._checked_input(x), self.link.put(targets_BL).reshape(-1)
         if not keep:
             y_BLD = self._run_without_graph(weights, x)
             with torch.no_grad():
-                loss_sum = sum(
-                    float(self._chunk_loss(y_CD, weights.head_VD, targets_C))
+                losses = [
+                    self._chunk_loss(y_CD, weights.head_VD, targets_C)
                     for y_CD, targets_C in self._chunks(y_BLD, targets_N)
-                )
-            return loss_sum, _num_counted(targets_N), None
+                ]
+            return self._sum(losses), num_counted, None
         if self._slices(x) > 1:
             y_BLD, saved = self._run_without_graph(weights, x), Saved(weights, x, None)
         else:
@@ -175,8 +219,12 @@ class StageModel:
             saved = self._run_with_graph(weights, x)
             assert saved.y_BLD is not None
             y_BLD = saved.y_BLD
-        loss_sum, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights.head_VD, targets_N)
-        return loss_sum, _num_counted(targets_N), SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
+        losses, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights.head_VD, targets_N)
+        loss_sum = self._sum(losses)
+        return loss_sum, num_counted, SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
+
+    def _sum(self, losses: list[torch.Tensor]) -> float:
+        return sum(self.link.fetch(torch.stack(losses)).tolist())
 
     def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
         """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model).
@@ -243,22 +291,15 @@ class StageModel:
             ]
             found = [grad for grad in grads if grad is not None]
             return found[0] if len(found) == 1 else torch.cat(found) if found else None
-        parameters = saved.weights.parameters
-        with saved.weights.backward_lock:
-            try:
-                # Where a leaf has a gradient already, autograd adds to it in place: no copy for any parameter.
-                for name, parameter in parameters.items():
-                    parameter.grad = gradients[name]
-                torch.autograd.backward((saved.y_BLD,), (grad_y_BLD,))
-            finally:
-                for parameter in parameters.values():
-                    parameter.grad = None
+        with saved.weights.sums.into(gradients):
+            torch.autograd.backward((saved.y_BLD,), (grad_y_BLD,))
         return None if self.is_first else saved.x.grad
 
     def _loss_gradients(
         self, y_BLD: torch.Tensor, head_VD: nn.Parameter, targets_N: torch.Tensor
-    ) -> tuple[float, torch.Tensor, torch.Tensor]:
-        """Loss sum and its gradients for y and the head; each chunk's logits are freed before the next chunk's."""
+    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+        """Chunks' losses, and their sum's gradients for y and the head; each chunk's logits are freed before the next
+        one's."""
         losses: list[torch.Tensor] = []
         grads_y_CD: list[torch.Tensor] = []
         grad_head_VD: torch.Tensor | None = None
@@ -270,10 +311,10 @@ class StageModel:
             grad_logits_CV = _cross_entropy_gradient(logits_CV.detach(), targets_C)
             grad_y_CD, grad_chunk_VD = torch.autograd.grad(logits_CV, (leaf_CD, head_VD), grad_logits_CV)
             grads_y_CD.append(grad_y_CD)
-            grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.add_(grad_chunk_VD)
+            grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.float().add_(grad_chunk_VD)
         assert grad_head_VD is not None
         grad_ND = grads_y_CD[0] if len(grads_y_CD) == 1 else torch.cat(grads_y_CD)
-        return sum(float(loss) for loss in losses), grad_ND.view_as(y_BLD), grad_head_VD
+        return losses, grad_ND.view_as(y_BLD), grad_head_VD
 
     def _chunks(self, y_BLD: torch.Tensor, targets_N: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         y_ND = y_BLD.reshape(-1, self.hidden_size)
@@ -303,9 +344,10 @@ class StageModel:
             raise RemoteError(
                 "malformed", f"hidden values are float32 (B, L, {self.hidden_size}), got {x.dtype} {tuple(x.shape)}"
             )
-        return x.to(self.device)
+        return self.link.put(x)
 
-    def _checked_targets(self, targets_BL: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def _checked_targets(self, targets_BL: torch.Tensor, x: torch.Tensor) -> int:
+        """How many are counted. They are on the host yet."""
         # A target outside the vocabulary would stop a GPU for good, so it is refused here.
         if targets_BL.dtype != torch.int64 or targets_BL.shape != x.shape[:2]:
             raise RemoteError(
@@ -314,7 +356,7 @@ class StageModel:
         known = (targets_BL == IGNORED_TARGET) | ((targets_BL >= 0) & (targets_BL < self.vocab_size))
         if not bool(known.all()):
             raise RemoteError("malformed", f"targets lie in [0, {self.vocab_size}) or are {IGNORED_TARGET}")
-        return targets_BL.to(self.device).reshape(-1)
+        return int((targets_BL != IGNORED_TARGET).sum())
 
 
 def _checked_device(device: str) -> torch.device:
@@ -326,6 +368,17 @@ def _checked_device(device: str) -> torch.device:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     return checked
+
+
+def _parameters_of_products(stack: nn.Module, names: dict[str, str], head_name: str | None) -> set[str]:
+    """Names in the whole model of what autocast would round for each product."""
+    found = {
+        names[f"{path}.{name}"]
+        for path, module in stack.named_modules()
+        if isinstance(module, nn.Linear)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    return found if head_name is None else found | {head_name}
 
 
 def _bound(module: nn.Module, prefix: str, parameters: dict[str, nn.Parameter]) -> nn.Module:
@@ -358,6 +411,3 @@ def _cross_entropy_gradient(logits_CV: torch.Tensor, targets_C: torch.Tensor) ->
     gradient_CV.scatter_(-1, at_C1, -gradient_CV.sum(dim=-1, keepdim=True))
     return gradient_CV.mul_(counted_C.unsqueeze(-1))
 
-
-def _num_counted(targets_N: torch.Tensor) -> int:
-    return int((targets_N != IGNORED_TARGET).sum())

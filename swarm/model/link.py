@@ -1,0 +1,103 @@
+"""What passes between the host's memory and the device that a stage is computed on.
+
+Everything that crosses goes through a link, so that it can be counted, and be copied while the device computes.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+PUT_VALUES = 1 << 22
+"""Weights go to a GPU in pieces of so many values: pinned memory is scarce."""
+
+
+class Link:
+    """Copies as PyTorch makes them: none where the device is the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def put(self, host: torch.Tensor) -> torch.Tensor:
+        """On the device; what this thread has it compute from now on finds it there."""
+        return host.to(self.device)
+
+    def put_into(self, there: torch.Tensor, host: torch.Tensor) -> None:
+        """As `put`, into a tensor of the device; values are rounded to its type before they cross."""
+        there.copy_(host.to(there.dtype))
+
+    def mark(self) -> Any:
+        """A moment for `fetch`: what this thread has had computed until now."""
+        return None
+
+    def fetch(self, there: torch.Tensor, *, after: Any = None) -> torch.Tensor:
+        """On the host, once it is computed: waits for what this thread has had computed, or for a `mark`, no longer."""
+        return there.detach().to("cpu")
+
+    def aside(self) -> Any:
+        """A context in which this thread's work does not come before that of others, nor wait for it."""
+        return nullcontext()
+
+
+class PinnedLink(Link):
+    """Of a CUDA GPU: through pinned memory, on one stream each way; nothing is waited for but those streams' events."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._up, self._down = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._aside = torch.cuda.Stream(device, priority=0)
+
+    def put(self, host: torch.Tensor) -> torch.Tensor:
+        there = torch.empty(host.shape, dtype=host.dtype, device=self.device)
+        self._copied(there, host)
+        return there
+
+    def put_into(self, there: torch.Tensor, host: torch.Tensor) -> None:
+        flat_there, flat_host = there.view(-1), host.reshape(-1)
+        for start in range(0, flat_host.numel(), PUT_VALUES):
+            self._copied(flat_there[start : start + PUT_VALUES], flat_host[start : start + PUT_VALUES])
+
+    def _copied(self, there: torch.Tensor, host: torch.Tensor) -> None:
+        pinned = torch.empty(host.shape, dtype=there.dtype, pin_memory=True)
+        pinned.copy_(host)
+        with torch.cuda.device(self.device):
+            now = torch.cuda.current_stream()
+            self._up.wait_stream(now)  # the memory may have been another's until now
+            with torch.cuda.stream(self._up):
+                there.copy_(pinned, non_blocking=True)
+            there.record_stream(self._up)
+            now.wait_stream(self._up)
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def fetch(self, there: torch.Tensor, *, after: Any = None) -> torch.Tensor:
+        there = there.detach()
+        pinned = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+        with torch.cuda.device(self.device):
+            self._down.wait_event(after or self.mark())
+            with torch.cuda.stream(self._down):
+                pinned.copy_(there, non_blocking=True)
+                here = torch.cuda.Event(blocking=True)
+                here.record()
+            there.record_stream(self._down)
+        here.synchronize()
+        return pinned
+
+    def aside(self) -> Any:
+        return torch.cuda.stream(self._aside)
+
+
+def link_to(device: torch.device) -> Link:
+    """The quickest there is."""
+    return PinnedLink(device) if device.type == "cuda" else Link(device)
+
+
+def put_bytes(link: Link, body: bytes | bytearray | memoryview) -> torch.Tensor:
+    """As uint8, on the device."""
+    view: NDArray[np.uint8] = np.frombuffer(body, dtype=np.uint8)
+    return link.put(torch.from_numpy(view if view.flags.writeable else view.copy()))
