@@ -220,6 +220,8 @@ class OurPeer:
             transport=self._transport,
             compute=self._compute,
             exact=self._exact,
+            replays=self._compute,
+            judging=self._exact,
             snapshots=SnapshotStore(self._folder / f"snapshots-{name}"),
             results=ResultStore(self._folder / f"snapshots-{name}", chain, kept=KEPT_RESULTS),
             reductions=ReductionStore(settings.audits.retained_versions),

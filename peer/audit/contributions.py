@@ -57,7 +57,7 @@ class ContributionAudits:
         self._inquiry = inquiry
         self._beside = beside
         self._steps = steps = inquiry.steps
-        self._replay = StageReplay(steps.context.settings, steps.chain.stage, mode=steps.replica.model.mode)
+        self._replay = StageReplay(steps.context.settings, steps.chain.stage, model=steps.replica.model)
 
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[ContributionDue]:
         """Contributions with work in them, where a replay can give such sums."""
@@ -97,9 +97,9 @@ class ContributionAudits:
                 parts = self._replay.encoded_contribution(exhibits, step)
             return [(part, bulk_digest(part)) for part in parts]
 
-        own = await inquiry.compute(replayed)
+        own = await inquiry.replay(replayed)
         parts = await self._parts(due, own)
-        found = await inquiry.compute(lambda: self.compared(made, parts, [part for part, _ in own]))
+        found = await inquiry.replay(lambda: self.compared(made, parts, [part for part, _ in own]))
         inquiry.counters.contributions += 1
         case = ReplayMismatch(contribution=made, parts=tuple(parts), exhibits=tuple(exhibits))
         await inquiry.conclude(step, "contribution", found, case)

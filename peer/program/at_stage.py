@@ -85,16 +85,31 @@ class Belongings:
     """Told of each step that this peer took, after all others; None: nobody looks on."""
 
 
+@dataclass(frozen=True)
+class WorkThreads:
+    """What a peer at a stage works with; what each is for says `StageContext`."""
+
+    compute: WorkThread
+    exact: WorkThread
+    replays: WorkThread
+    judging: WorkThread
+
+    @property
+    def all(self) -> list[WorkThread]:
+        """Each once."""
+        return list({id(one): one for one in (self.compute, self.exact, self.replays, self.judging)}.values())
+
+
 class PeerAtStage:
     """Its parts, for those who look at it. `serve` once, then have `works` run until `leave`."""
 
-    def __init__(self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> None:
+    def __init__(self, own: Belongings, joined: Joined, threads: WorkThreads) -> None:
         """Whoever hears of anything is there before the first message can bring it."""
         settings, chain, model, me = joined.settings, joined.chain, joined.model, own.identity.peer_id
         self._own, self._joined = own, joined
         self.settings, self.stage, self.device = settings, chain.stage, str(model.device)
         made = own.composition()
-        self.context = context = _context(own, joined, compute, exact)
+        self.context = context = _context(own, joined, threads)
         events = context.events
         replica = StageReplica(
             settings, model, joined.state, clip_norm=stage_clip_norm(settings, self.stage), era=chain.era
@@ -129,7 +144,7 @@ class PeerAtStage:
         downstream = self._made_downstream(stage_pass, exchanges)
         work = StageWork(
             stage_pass,
-            compute,
+            context.compute,
             steps,
             self.counters,
             exchanges,
@@ -333,19 +348,22 @@ class PeerAtStage:
         """What may begin changes with the owner's permit."""
         while True:
             changed = self._own.permit.changed
-            self.context.compute.wake()
+            for thread in (self.context.compute, self.context.judging):
+                thread.wake()
             await changed.wait()
 
 
-def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> StageContext:
+def _context(own: Belongings, joined: Joined, threads: WorkThreads) -> StageContext:
     settings, stage = joined.settings, joined.chain.stage
     return StageContext(
         settings=settings,
         run_id=joined.run_id,
         identity=own.identity,
         transport=own.transport,
-        compute=compute,
-        exact=exact,
+        compute=threads.compute,
+        exact=threads.exact,
+        replays=threads.replays,
+        judging=threads.judging,
         snapshots=SnapshotStore(joined.snapshots),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
         reductions=ReductionStore(settings.audits.retained_versions),
@@ -357,6 +375,26 @@ def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkTh
 def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> None:
     if event.stage == stage:
         downstream.update_peers(set(event.peers))
+
+
+def work_threads(joined: Joined, permit: Permit, follower: Callable[[], Callable[[], None]]) -> WorkThreads:
+    """Of a peer that has joined; `follower` makes what sets how many cores a thread computes with."""
+    compute = compute_thread(joined.settings, permit, follower())
+    link, follow = joined.model.link, follower()
+
+    def go_aside() -> None:
+        follow()
+        link.go_aside()
+
+    shares = link.device.type == "cpu"
+    judging = WorkThread("judging", before_job=go_aside, may_begin=lambda urgency: shares or not permit.withheld)
+    replays = compute if shares else judging
+    log.info(
+        "replays for audits, exams and juries run on %s, %s",
+        link.device,
+        "after what is trained" if shares else "beside what is trained",
+    )
+    return WorkThreads(compute, WorkThread("exact"), replays, judging)
 
 
 def compute_thread(settings: RunSettings, permit: Permit, before_job: Any) -> WorkThread:

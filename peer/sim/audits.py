@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
-import torch
 
 from peer.sim.justice import Banned, StageJustice, is_out
 from peer.sim.pipeline import SimulatedPeer
@@ -74,8 +73,6 @@ class StageAudits:
     def __post_init__(self) -> None:
         settings, self.counts = self.stage.settings, self.justice.counts
         self._budget = AuditBudget.of_run(settings.audits)
-        layout = self.stage.members[0].replica.layout
-        self._into = torch.zeros(layout.num_values, dtype=torch.float32)
         self._known: dict[PeerId, tuple[int, bytes]] = {}
 
     def due(self, table: StandingTable) -> tuple[StandingTable, list[Banned]]:
@@ -175,7 +172,7 @@ class StageAudits:
                 self._found[key] = [compared_contribution(replay, self._parts(held, target, made), replayed)]
             else:
                 claims = self._claims(target, made, made.work[place])
-                self._found[key] = [compared_claim(replay, claim, self._into) for claim in claims]
+                self._found[key] = [compared_claim(replay, claim, replay.scratch()) for claim in claims]
         return self._found[key]
 
     def _is_honest_work(self, target: SimulatedPeer, step: Step) -> bool:

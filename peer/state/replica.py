@@ -4,7 +4,7 @@ Methods marked (compute) run on the compute thread, (exact) on the exact thread;
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -213,6 +213,11 @@ class StageReplica:
         ahead = weights_ahead(self.settings, self.state, made.state)
         extrapolated = self.model.weights(ahead) if ahead is not None else None
         return NewVersion(made.state, self.model.weights(made.state.weights), ahead, extrapolated, made.gradient_norm)
+
+    def placed(self, new: NewVersion) -> NewVersion:
+        """The same version, made by another replica, on this one's device."""
+        ahead = self.model.weights(new.ahead) if new.ahead is not None else None
+        return replace(new, weights=self.model.weights(new.state.weights), extrapolated=ahead)
 
     def swap(self, new: NewVersion) -> None:
         """The new version is the stage's from now on."""

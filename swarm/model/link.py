@@ -3,7 +3,6 @@
 Everything that crosses goes through a link, so that it can be counted, and be copied while the device computes.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,8 @@ class Link:
         """On the host, once it is computed: waits for what this thread has had computed, or for a `mark`, no longer."""
         return there.detach().to("cpu")
 
-    def aside(self) -> Any:
-        """A context in which this thread's work does not come before that of others, nor wait for it."""
-        return nullcontext()
+    def go_aside(self) -> None:
+        """What this thread has computed from now on neither waits for what others have, nor makes them wait."""
 
 
 class PinnedLink(Link):
@@ -46,8 +44,9 @@ class PinnedLink(Link):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._up, self._down = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._aside = torch.cuda.Stream(device, priority=0)
+        stream: Any = torch.cuda.Stream
+        self._up, self._down, self._aside = stream(device), stream(device), stream(device)
+        self._event: Any = torch.cuda.Event
 
     def put(self, host: torch.Tensor) -> torch.Tensor:
         there = torch.empty(host.shape, dtype=host.dtype, device=self.device)
@@ -71,7 +70,7 @@ class PinnedLink(Link):
             now.wait_stream(self._up)
 
     def mark(self) -> Any:
-        event = torch.cuda.Event()
+        event = self._event()
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -82,14 +81,14 @@ class PinnedLink(Link):
             self._down.wait_event(after or self.mark())
             with torch.cuda.stream(self._down):
                 pinned.copy_(there, non_blocking=True)
-                here = torch.cuda.Event(blocking=True)
+                here = self._event(blocking=True)
                 here.record()
             there.record_stream(self._down)
         here.synchronize()
         return pinned
 
-    def aside(self) -> Any:
-        return torch.cuda.stream(self._aside)
+    def go_aside(self) -> None:
+        torch.cuda.set_stream(self._aside)
 
 
 def link_to(device: torch.device) -> Link:

@@ -27,6 +27,7 @@ from swarm.model.families import (
     family_of,
     global_name,
     layout_of_stack,
+    run_stack,
     validate_config,
     validate_stage_layers,
 )
@@ -66,7 +67,8 @@ class Sums:
         self._lock = threading.Lock()
         self._views: dict[str, torch.Tensor] = {}
         for name, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(partial(_add, self._views, name))
+            leaf: Any = parameter
+            leaf.register_post_accumulate_grad_hook(partial(_add, self._views, name))
 
     @contextmanager
     def into(self, views: dict[str, torch.Tensor]) -> Iterator[None]:
@@ -81,6 +83,7 @@ class Sums:
 
 def _add(views: dict[str, torch.Tensor], name: str, parameter: torch.Tensor) -> None:
     gradient, parameter.grad = parameter.grad, None
+    assert gradient is not None
     views[name].add_(gradient)
 
 
@@ -224,7 +227,7 @@ class StageModel:
         return loss_sum, num_counted, SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
 
     def _sum(self, losses: list[torch.Tensor]) -> float:
-        return sum(self.link.fetch(torch.stack(losses)).tolist())
+        return sum(map(float, self.link.fetch(torch.stack(losses))))
 
     def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
         """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model).
@@ -269,10 +272,8 @@ class StageModel:
             return torch.cat([self._run(weights, part) for part in x.tensor_split(slices)])
 
     def _run(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        argument = "input_ids" if self.is_first else "inputs_embeds"
         with self._autocast():
-            y_BLD: torch.Tensor = weights.stack(**{argument: x}, use_cache=False).last_hidden_state
-        return y_BLD.float()
+            return run_stack(weights.stack, x).float()
 
     def _run_with_graph(self, weights: Weights, x: torch.Tensor) -> Saved:
         leaf = x if self.is_first else x.detach().requires_grad_()

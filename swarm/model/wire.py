@@ -6,6 +6,7 @@ encoded on the host.
 
 import importlib.util
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from swarm.core.settings import ActivationCodecName
 from swarm.memory.kept_buffers import BUFFERS
 from swarm.model.link import Link, put_bytes
 
-_OPERATORS = torch.library.Library("homeswarm", "DEF")
+_LIBRARY: Any = torch.library.Library
+_OPERATORS = _LIBRARY("homeswarm", "DEF")
 _OPERATORS.define("encoded(Tensor rows_TD, str codec) -> Tensor")
 _OPERATORS.define("decoded(Tensor body, str codec, int num_tokens, int width) -> Tensor[]")
 """Operators of PyTorch, so that a tensor's device chooses who encodes it. `encoded` gives the codec's bytes, then bytes

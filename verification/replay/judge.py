@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
@@ -203,7 +202,7 @@ def _contribution_verdict(case: ReplayMismatch, evidence: Evidence, replay: Stag
 
 def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
     (exhibit,) = case.exhibits
-    unused = torch.zeros(replay.layout.num_values, dtype=torch.float32)
+    unused = replay.scratch()
     compared = compared_hop(replay, exhibit, case.contribution.step, unused)
     number = exhibit.papers.birth.microbatch_id
     return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
@@ -228,7 +227,7 @@ def _claimed_verdict(case: HopMismatch, evidence: Evidence, replay: StageReplay,
     header, chain = claim.header, replay.chain
     if (chain.stage, replay.version, chain.era) != (header.stage, header.version, claim.birth.era):
         raise RemoteError("fork", f"version {replay.version} is not {header.version}, or of another era")
-    found = compared_claim(replay, claim, torch.zeros(replay.layout.num_values, dtype=torch.float32))
+    found = compared_claim(replay, claim, replay.scratch())
     what = "activation" if claim.header.direction == "forward" else "gradient"
     return _graded(evidence, {f"{what} of microbatch {claim.birth.microbatch_id}": found})
 

@@ -88,6 +88,7 @@ class StageReplay:
         self._contribution_codec = vector_codec(settings.codecs.averaging)
         self._steps: CertifiedSteps | None = None
         self._held: dict[int, _Held] = {}
+        self._scratch: torch.Tensor | None = None
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -157,6 +158,12 @@ class StageReplay:
         return self.version, self._weights(self.version, step)
 
     # -- microbatches -------------------------------------------------------------------------------------
+
+    def scratch(self) -> torch.Tensor:
+        """Where gradients of parameters go that nobody wants, on the replay's device."""
+        if self._scratch is None:
+            self._scratch = torch.zeros(self.layout.num_values, dtype=torch.float32, device=self.model.device)
+        return self._scratch
 
     def microbatch(self, exhibit: Exhibit, step: Step, into: torch.Tensor) -> Replayed:
         """Compute what the exhibit's peer must have computed from x and the gradient of y, on the version it signed.
