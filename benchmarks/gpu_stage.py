@@ -70,7 +70,9 @@ class Case:
             "eos_token_id": None,
             "pad_token_id": None,
         }
-        cuts = ((0, self.layers),) if self.is_whole else ((0, 1), (1, self.layers + 1), (self.layers + 1, self.layers + 2))
+        cuts = (
+            ((0, self.layers),) if self.is_whole else ((0, 1), (1, self.layers + 1), (self.layers + 1, self.layers + 2))
+        )
         return ModelSettings(
             config_json=canonical_config_json(config),
             stage_layers=cuts,
@@ -237,8 +239,13 @@ def peak_of(device: torch.device) -> tuple[float, str]:
                 return peak, f"{name}, by its maker"
     size = 8192 if device.type == "cuda" else 512
     one = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    seconds(lambda: None if one @ one is None else None, device, times=2)
-    return 2 * size**3 / seconds(lambda: None if one @ one is None else None, device, times=5), "a large product here"
+    product = torch.empty_like(one)
+
+    def multiply() -> None:
+        torch.matmul(one, one, out=product)
+
+    seconds(multiply, device, times=2)
+    return 2 * size**3 / seconds(multiply, device, times=5), "a large product here"
 
 
 def measured(bench: Bench, *, times: int, turns: int) -> dict[str, Any]:
@@ -294,7 +301,9 @@ def main() -> None:
         if not chosen.json:
             sys.stdout.write(json.dumps(found[-1]) + "\n")
     if chosen.json:
-        sys.stdout.write(json.dumps({"device": str(device), "torch": torch.__version__, "cases": found}, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps({"device": str(device), "torch": torch.__version__, "cases": found}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

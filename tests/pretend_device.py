@@ -83,7 +83,11 @@ class PretendTensor(torch.Tensor):
         if func is _aten._to_copy.default:
             return _moved(args[0], kwargs)
         if func is _aten.copy_.default:
-            _count(args[1], to_host=not isinstance(args[0], cls), crosses=isinstance(args[0], cls) != isinstance(args[1], cls))
+            _count(
+                args[1],
+                to_host=not isinstance(args[0], cls),
+                crosses=isinstance(args[0], cls) != isinstance(args[1], cls),
+            )
         elif any(not isinstance(tensor, cls) and tensor.ndim > 0 for tensor in tensors):
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, found {PRETEND} and cpu")
         if func in _WAITS:

@@ -88,9 +88,7 @@ def encode_int8_tokens(rows_TD: torch.Tensor) -> Tokens | None:
 def encode_int4_tokens(rows_TD: torch.Tensor) -> Tokens | None:
     """What `codecs.int4_tokens.encode` fills; None where it is False."""
     num_tokens, width = rows_TD.shape
-    return _encode_tokens(
-        rows_TD, torch.empty((num_tokens, -(-width // 2)), dtype=torch.uint8, device=rows_TD.device)
-    )
+    return _encode_tokens(rows_TD, torch.empty((num_tokens, -(-width // 2)), dtype=torch.uint8, device=rows_TD.device))
 
 
 def decode_int8_tokens(
@@ -136,7 +134,7 @@ def launch_decode_bfloat16(halves: torch.Tensor, values: torch.Tensor, valid: to
 
 
 def launch_encode_tokens(rows_TD: torch.Tensor, tokens: Tokens, valid: torch.Tensor) -> None:
-    """Into `tokens`, whose codes say by their type which codec's they are, and `valid`, one a token; without waiting."""
+    """Into `tokens`, whose codes' type tells the codec, and `valid`, one a token; without waiting."""
     scales_TK, outliers_TJ = tokens[:2]
     _launch(
         triton_tokens.encode_tokens,

@@ -144,9 +144,7 @@ class Newcomer:
     _due: tuple[Exam, bytes, PastVersion] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._replay = StageReplay(
-            self.steps.context.settings, self.steps.chain.stage, model=self.steps.replica.model
-        )
+        self._replay = StageReplay(self.steps.context.settings, self.steps.chain.stage, model=self.steps.replica.model)
 
     def applied(self, applied: Applied) -> None:
         """A round is over that this peer had no part in: what it is examined about."""

@@ -86,7 +86,7 @@ class StagePass:
         self.replica = replica
         self.tensors = TensorPass(settings, replica.model)
         self.shape = self.tensors.shape
-        self._numeric_class = numeric_class(str(replica.model.device), settings.model.compute_dtype)
+        self._numeric_class = numeric_class(replica.model.device, settings.model.compute_dtype)
 
     # -- birth --------------------------------------------------------------------------------------------
 
@@ -282,9 +282,15 @@ def _must_be_finite() -> Iterator[None]:
         raise TransientError(f"what this peer computed is not finite: {error}") from error
 
 
-def numeric_class(device: str, compute_dtype: str) -> str:
-    """What a computation's bits depend on besides its inputs; replays are compared within a class."""
-    return f"torch-{torch.__version__.partition('+')[0]}/{device.partition(':')[0]}/{compute_dtype}"
+def numeric_class(device: torch.device, compute_dtype: str) -> str:
+    """What a computation's bits depend on besides its inputs: PyTorch's version, the kind and generation of the device,
+    the type. Replays are compared within a class."""
+    kind = device.type
+    if kind == "cuda":
+        kind += "-sm{}{}".format(*torch.cuda.get_device_capability(device))
+    elif kind == "cpu":
+        kind += f"-{torch.backends.cpu.get_cpu_capability().lower()}"
+    return f"torch-{torch.__version__.partition('+')[0]}/{kind}/{compute_dtype}"
 
 
 def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:

@@ -21,7 +21,6 @@ from peer.owner.core_share import ComputeThreads
 from peer.owner.limits import GIB, VolunteerSettings, used_bytes
 from peer.owner.permit import Permit
 from peer.owner.tally import WorkTally
-from peer.pipeline.compute import WorkThread
 from peer.pipeline.screens import KnownStanding
 from peer.program.at_stage import Belongings, PeerAtStage, work_threads
 from peer.program.composition import Composition

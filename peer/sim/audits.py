@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
-
 from peer.sim.justice import Banned, StageJustice, is_out
 from peer.sim.pipeline import SimulatedPeer
 from peer.sim.stages import Round, SimulatedStage

@@ -251,8 +251,3 @@ class StageReplica:
     def parts(self) -> Parts:
         """Where each part lies among the stage's values."""
         return self._parts
-
-
-def stage_device(gpu: int | None) -> str:
-    """PyTorch's name of the device a volunteer allows."""
-    return "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"

@@ -42,7 +42,10 @@ class TensorPass:
         return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.int64).reshape(num_samples, num_tokens))
 
     def x(self, body: Bytes) -> torch.Tensor:
-        """What the stage computes from: ids at the first, on the host; else an activation, on its device. Raises RemoteError("malformed")."""
+        """What the stage computes from: ids at the first, on the host; else an activation, on its device.
+
+        Raises RemoteError("malformed").
+        """
         return self.ids(body) if self.model.is_first else self._wire.decoded(body, self.shape)
 
     def gradient(self, body: Bytes) -> torch.Tensor:
