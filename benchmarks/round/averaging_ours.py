@@ -219,6 +219,7 @@ class OurPeer:
             identity=self._me,
             transport=self._transport,
             compute=self._compute,
+            copies=self._compute,
             exact=self._exact,
             replays=self._compute,
             judging=self._exact,

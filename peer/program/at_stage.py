@@ -90,6 +90,7 @@ class WorkThreads:
     """What a peer at a stage works with; what each is for says `StageContext`."""
 
     compute: WorkThread
+    copies: WorkThread
     exact: WorkThread
     replays: WorkThread
     judging: WorkThread
@@ -97,7 +98,8 @@ class WorkThreads:
     @property
     def all(self) -> list[WorkThread]:
         """Each once."""
-        return list({id(one): one for one in (self.compute, self.exact, self.replays, self.judging)}.values())
+        named = self.compute, self.copies, self.exact, self.replays, self.judging
+        return list({id(one): one for one in named}.values())
 
 
 class PeerAtStage:
@@ -149,6 +151,7 @@ class PeerAtStage:
             self.counters,
             exchanges,
             screens,
+            copies=context.copies,
             permit=own.permit,
         )
         self.server = HopServer(
@@ -212,7 +215,7 @@ class PeerAtStage:
         return Downstream(
             stage_pass,
             own.transport,
-            context.compute,
+            context.copies,
             EarliestFinishWiring(StageIndex(self.stage + 1), own.rng),
             self.counters,
             era=lambda: steps.era,
@@ -361,6 +364,7 @@ def _context(own: Belongings, joined: Joined, threads: WorkThreads) -> StageCont
         identity=own.identity,
         transport=own.transport,
         compute=threads.compute,
+        copies=threads.copies,
         exact=threads.exact,
         replays=threads.replays,
         judging=threads.judging,
@@ -394,7 +398,8 @@ def work_threads(joined: Joined, permit: Permit, follower: Callable[[], Callable
         link.device,
         "after what is trained" if shares else "beside what is trained",
     )
-    return WorkThreads(compute, WorkThread("exact"), replays, judging)
+    copies = compute if shares else WorkThread("copies")
+    return WorkThreads(compute, copies, WorkThread("exact"), replays, judging)
 
 
 def compute_thread(settings: RunSettings, permit: Permit, before_job: Any) -> WorkThread:

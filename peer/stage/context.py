@@ -28,6 +28,9 @@ class StageContext:
     """To all others, the host among them."""
     compute: WorkThread
     """Forward and backward, and what must not come between them: the closing of a step's sum."""
+    copies: WorkThread
+    """What comes is checked and decoded, what goes is taken from the device: on a CPU `compute`; on a GPU a thread of
+    its own, so that the GPU has something to compute meanwhile."""
     exact: WorkThread
     """Encoding, hashing, aggregation, the optimizer's step."""
     replays: WorkThread

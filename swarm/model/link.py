@@ -3,6 +3,8 @@
 Everything that crosses goes through a link, so that it can be counted, and be copied while the device computes.
 """
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,9 +33,17 @@ class Link:
         """A moment for `fetch`: what this thread has had computed until now."""
         return None
 
+    def wait(self, mark: Any) -> None:
+        """Until that moment has come."""
+
     def fetch(self, there: torch.Tensor, *, after: Any = None) -> torch.Tensor:
         """On the host, once it is computed: waits for what this thread has had computed, or for a `mark`, no longer."""
-        return there.detach().to("cpu")
+        return self.fetching(there, after=after)()
+
+    def fetching(self, there: torch.Tensor, *, after: Any = None) -> Callable[[], torch.Tensor]:
+        """`fetch` in two halves: what is returned waits, in whatever thread calls it."""
+        host = there.detach().to("cpu")
+        return lambda: host
 
     def go_aside(self) -> None:
         """What this thread has computed from now on neither waits for what others have, nor makes them wait."""
@@ -49,8 +59,13 @@ class PinnedLink(Link):
         self._event: Any = torch.cuda.Event
 
     def put(self, host: torch.Tensor) -> torch.Tensor:
-        there = torch.empty(host.shape, dtype=host.dtype, device=self.device)
-        self._copied(there, host)
+        pinned = _pinned(host, host.dtype)
+        with torch.cuda.device(self.device):
+            with torch.cuda.stream(self._up):
+                there = pinned.to(self.device, non_blocking=True)
+            now = torch.cuda.current_stream()
+            there.record_stream(now)
+            now.wait_stream(self._up)
         return there
 
     def put_into(self, there: torch.Tensor, host: torch.Tensor) -> None:
@@ -59,8 +74,7 @@ class PinnedLink(Link):
             self._copied(flat_there[start : start + PUT_VALUES], flat_host[start : start + PUT_VALUES])
 
     def _copied(self, there: torch.Tensor, host: torch.Tensor) -> None:
-        pinned = torch.empty(host.shape, dtype=there.dtype, pin_memory=True)
-        pinned.copy_(host)
+        pinned = _pinned(host, there.dtype)
         with torch.cuda.device(self.device):
             now = torch.cuda.current_stream()
             self._up.wait_stream(now)  # the memory may have been another's until now
@@ -70,11 +84,14 @@ class PinnedLink(Link):
             now.wait_stream(self._up)
 
     def mark(self) -> Any:
-        event = self._event()
+        event = self._event(blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def fetch(self, there: torch.Tensor, *, after: Any = None) -> torch.Tensor:
+    def wait(self, mark: Any) -> None:
+        mark.synchronize()
+
+    def fetching(self, there: torch.Tensor, *, after: Any = None) -> Callable[[], torch.Tensor]:
         there = there.detach()
         pinned = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
         with torch.cuda.device(self.device):
@@ -84,11 +101,20 @@ class PinnedLink(Link):
                 here = self._event(blocking=True)
                 here.record()
             there.record_stream(self._down)
-        here.synchronize()
-        return pinned
+
+        def fetched() -> torch.Tensor:
+            here.synchronize()
+            return pinned
+
+        return fetched
 
     def go_aside(self) -> None:
         torch.cuda.set_stream(self._aside)
+
+
+def _pinned(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy, rounded to `dtype`."""
+    return torch.empty(host.shape, dtype=dtype, pin_memory=True).copy_(host)
 
 
 def link_to(device: torch.device) -> Link:
@@ -99,4 +125,7 @@ def link_to(device: torch.device) -> Link:
 def put_bytes(link: Link, body: bytes | bytearray | memoryview) -> torch.Tensor:
     """As uint8, on the device."""
     view: NDArray[np.uint8] = np.frombuffer(body, dtype=np.uint8)
-    return link.put(torch.from_numpy(view if view.flags.writeable else view.copy()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
+        host = torch.from_numpy(view)
+    return link.put(host)

@@ -389,7 +389,7 @@ def _parameters_of_products(stack: nn.Module, names: dict[str, str], head_name: 
 class _RoundedNorm(nn.Module):
     """A layer's RMSNorm of fp32 values in one kernel, rounded to bf16 once for all the products that follow.
 
-    Autocast rounds anew for each. transformers' own norm has six kernels, which on a GPU take longer than some products.
+    Autocast rounds anew for each; transformers' own norm has six kernels.
     """
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:

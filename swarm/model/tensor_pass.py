@@ -4,6 +4,7 @@ The peer that serves the stage, the simulated one and whoever replays them compu
 Shapes: B samples, L tokens, D hidden values.
 """
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -82,8 +83,16 @@ class TensorPass:
 
     def sent(self, y_BLD: torch.Tensor) -> memoryview:
         """Raises LocalError for what is not finite: no codec carries it."""
-        return self._wire.encoded(y_BLD)
+        return self.sending(y_BLD)()
+
+    def sending(self, y_BLD: torch.Tensor) -> Callable[[], memoryview]:
+        """`sent` in two halves: what is returned waits for the device, in whatever thread calls it."""
+        return self._wire.encoding(y_BLD)
 
     def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
         """Raises LocalError for what is not finite."""
-        return self._gradient_wire.encoded(grad_x_BLD)
+        return self.answering(grad_x_BLD)()
+
+    def answering(self, grad_x_BLD: torch.Tensor) -> Callable[[], memoryview]:
+        """`answered` in two halves, as `sending` is."""
+        return self._gradient_wire.encoding(grad_x_BLD)

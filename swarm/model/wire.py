@@ -5,7 +5,8 @@ encoded on the host.
 """
 
 import importlib.util
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,20 @@ class Wire:
 
     def encoded(self, tensor_BLD: torch.Tensor) -> memoryview:
         """Raises LocalError for values that are not finite or not below 2^126."""
+        return self.encoding(tensor_BLD)()
+
+    def encoding(self, tensor_BLD: torch.Tensor) -> Callable[[], memoryview]:
+        """`encoded` in two halves: what is returned waits for the device, in whatever thread calls it."""
         tensor_BLD = tensor_BLD.detach()
         if not self._is_there:
-            return self.codec.encode(self._link.fetch(tensor_BLD))
+            fetched = self._link.fetching(tensor_BLD)
+            return lambda: self.codec.encode(fetched())
         rows_TD = tensor_BLD.float().reshape(-1, tensor_BLD.shape[-1]).contiguous()
         size = self.codec.encoded_bytes((1, *rows_TD.shape))
-        found = self._link.fetch(torch.ops.homeswarm.encoded(rows_TD, self.codec.name)).numpy()
+        return partial(self._body, size, self._link.fetching(torch.ops.homeswarm.encoded(rows_TD, self.codec.name)))
+
+    def _body(self, size: int, fetched: Callable[[], torch.Tensor]) -> memoryview:
+        found = fetched().numpy()
         if not found[size:].all():
             raise LocalError("values are not finite, or 2^126 and more: no codec carries them")
         body = BUFFERS.take(size)  # what is kept for audits must not keep pinned memory
