@@ -16,7 +16,9 @@ import statistics
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from peer.pipeline.stage_work import AHEAD
 from peer.sim.tiny_run import TinyRun
 from swarm.averaging.parts import Parts
 from swarm.core.settings import CodecSettings, ModelSettings, RunSettings
@@ -100,6 +103,15 @@ SMOKE = (
 )
 
 
+class AtOnce(Executor):
+    """No thread: on a CPU the one that computes opens and takes."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*arguments, **named))
+        return done
+
+
 @dataclass
 class Bench:
     """One case on one device."""
@@ -126,21 +138,35 @@ class Bench:
         self.ids = torch.from_numpy(rng.integers(0, case.vocab_size, (case.samples, case.tokens)))
         hidden = rng.standard_normal((case.samples, case.tokens, case.hidden_size), dtype=np.float32)
         self.hidden = torch.from_numpy(hidden)
+        self._copies = ThreadPoolExecutor(1) if self.device.type != "cpu" else AtOnce()
+        self._opened: deque[tuple[Future[torch.Tensor], Future[torch.Tensor]]] = deque()
+        self._taken: deque[Future[memoryview]] = deque()
         self.x, self.grad_y = self.tensors.codec.encode(self.hidden), self.tensors.gradient_codec.encode(self.hidden)
+        if not case.is_whole:
+            self._open()
 
     def ours(self) -> None:
-        """A microbatch as a peer has it."""
+        """A microbatch as a peer has it; the thread that computes is not more than two ahead of the device."""
         tensors = self.tensors
         if self.case.is_whole:
             _, _, loss = tensors.loss(self.weights, self.ids, self.ids)
             tensors.loss_backward(loss, self.sum.flat)
         else:
-            y, saved = tensors.forward(self.weights, tensors.x(self.x))
-            tensors.sent(y)
-            grad_x = tensors.backward(saved, tensors.gradient(self.grad_y), self.sum.flat)
+            x, grad_y = self._opened.popleft()
+            self._open()
+            y, saved = tensors.forward(self.weights, x.result())
+            self._taken.append(self._copies.submit(tensors.sending(y)))
+            grad_x = tensors.backward(saved, grad_y.result(), self.sum.flat)
             assert grad_x is not None
-            tensors.answered(grad_x)
+            self._taken.append(self._copies.submit(tensors.answering(grad_x)))
+            while len(self._taken) > 2 * AHEAD:
+                self._taken.popleft().result()
         self.sum.add_tokens(self.ids.numel())
+
+    def _open(self) -> None:
+        """What comes is decoded by a thread of its own, one microbatch ahead; where there is a GPU."""
+        tensors, gradient = self.tensors, self.tensors.gradient
+        self._opened.append((self._copies.submit(tensors.x, self.x), self._copies.submit(gradient, self.grad_y)))
 
     def round(self) -> None:
         """What the end of a step moves between device and host."""

@@ -19,11 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 PRETEND = "pretend:0"
+OTHERS = [PRETEND, pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+"""Devices to be mixed with CPUs."""
 
 _aten = torch.ops.aten
 _WAITS = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.nonzero.default, _aten.equal.default}

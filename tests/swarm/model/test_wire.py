@@ -13,9 +13,10 @@ from swarm.model.link import link_to
 from swarm.model.stage import StageModel
 from swarm.model.tensor_pass import TensorPass
 from swarm.model.wire import Wire
-from tests.pretend_device import PRETEND, counted
+from tests.pretend_device import OTHERS, PRETEND, counted
 
 HOST, THERE = link_to(torch.device("cpu")), link_to(torch.device(PRETEND))
+on_other_devices = pytest.mark.parametrize("device", OTHERS)
 CODECS: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4")
 
 
@@ -30,25 +31,31 @@ def settings_of(codec: ActivationCodecName, dtype: str) -> RunSettings:
     return replace(settings, model=replace(settings.model, compute_dtype=dtype))  # type: ignore[arg-type]
 
 
+@on_other_devices
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_device_encodes_and_decodes_the_bytes_of_the_host(codec: ActivationCodecName) -> None:
-    shape = (2, 3, 131)
+@pytest.mark.parametrize("shape", [(2, 3, 131), (1, 7, 1024)])
+def test_a_device_encodes_and_decodes_the_bytes_of_the_host(
+    codec: ActivationCodecName, shape: tuple[int, int, int], device: str
+) -> None:
+    link = link_to(torch.device(device))
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).exp()
-    here, there = Wire(codec, HOST), Wire(codec, THERE)
+    here, there = Wire(codec, HOST), Wire(codec, link)
     body = here.encoded(values)
-    assert bytes(there.encoded(THERE.put(values))) == bytes(body)
+    assert bytes(there.encoded(link.put(values))) == bytes(body)
     decoded = there.decoded(body, shape)
-    assert decoded.device.type == "pretend"
-    assert torch.equal(THERE.fetch(decoded), here.decoded(body, shape))
+    assert decoded.device.type == link.device.type
+    assert torch.equal(link.fetch(decoded), here.decoded(body, shape))
 
 
+@on_other_devices
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_device_refuses_what_the_host_refuses(codec: ActivationCodecName) -> None:
-    wire, shape = Wire(codec, THERE), (1, 2, 64)
+def test_a_device_refuses_what_the_host_refuses(codec: ActivationCodecName, device: str) -> None:
+    link, shape = link_to(torch.device(device)), (1, 2, 64)
+    wire = Wire(codec, link)
     values = torch.ones(shape)
     values[0, 1, 63] = torch.nan
     with pytest.raises(LocalError):
-        wire.encoded(THERE.put(values))
+        wire.encoded(link.put(values))
     with pytest.raises(RemoteError, match=codec):
         wire.decoded(b"\xff" * wire.codec.encoded_bytes(shape), shape)
     with pytest.raises(RemoteError):
@@ -110,11 +117,14 @@ def test_at_the_ends_ids_cross_and_losses_do() -> None:
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("fp32", 1e-6), ("bf16", 1e-2)])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_device_computes_what_the_host_computes_up_to_rounding(stage: int, dtype: str, rounding: float) -> None:
+@on_other_devices
+def test_a_device_computes_what_the_host_computes_up_to_rounding(
+    stage: int, dtype: str, rounding: float, device: str
+) -> None:
     made = []
-    for device in ("cpu", PRETEND):
-        tensors, flat = stage_of(settings_of("int8", dtype), stage, device)
-        weights, into = tensors.model.weights(flat), torch.zeros(flat.size, device=device)
+    for place in ("cpu", device):
+        tensors, flat = stage_of(settings_of("int8", dtype), stage, place)
+        weights, into = tensors.model.weights(flat), torch.zeros(flat.size, device=place)
         chance = torch.Generator().manual_seed(2)
         ids = torch.randint(0, 64, tensors.shape[:2], generator=chance)
         hidden = torch.randn(tensors.shape, generator=chance)
