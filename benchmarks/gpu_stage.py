@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -307,14 +307,14 @@ def measured(bench: Bench, *, times: int, turns: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="write one JSON object")
     parser.add_argument("--smoke", action="store_true", help="tiny models")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--wire", default="int8", choices=("fp32", "bf16", "int8", "int4"))
     parser.add_argument("--compute", default="bf16", choices=("fp32", "bf16"))
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     device = torch.device(chosen.device)
     found = []
     for case in SMOKE if chosen.smoke else CASES:
