@@ -40,7 +40,7 @@ from swarm.network.transport import Directory, Transport
 
 Event = dict[str, Any]
 DeviceOf = Callable[[int, int], str]
-"""(stage, index within the stage) -> what the peer computes on."""
+"""(stage, index within the stage) -> what the peer computes on, or several with commas, the first that will do."""
 Wrap = Callable[[int, int, Transport], Transport]
 """(stage, index within the stage, transport) -> the transport the peer gets: for slow, greedy or lying peers."""
 
@@ -166,7 +166,7 @@ class Volunteer(VolunteerSettings):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        return (self.device,)
+        return tuple(self.device.split(","))
 
 
 @dataclass(eq=False)

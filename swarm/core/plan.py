@@ -208,6 +208,8 @@ def stage_memory_bytes(
     items["host.memory kept for messages"] = min(
         KEPT_FOR_MESSAGES_BYTES, sum(items[f"host.{name}"] for name in messages)
     )
+    if on_device == "device" and settings.replays:
+        items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
         items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
     if on_device == "device" and (not rounded or stage in (None, 0)):

@@ -369,6 +369,8 @@ def _checked_device(device: str) -> torch.device:
     if checked.type == "cuda":
         if not torch.cuda.is_available():
             raise SettingsError(f"device = {device}: PyTorch finds no GPU here; use cpu or install its CUDA build")
+        if (checked.index or 0) >= torch.cuda.device_count():
+            raise SettingsError(f"device = {device}: PyTorch finds {torch.cuda.device_count()} GPUs, counted from 0")
         # TF32 keeps 10 bits of a product: replays on other machines would not agree.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
