@@ -55,17 +55,21 @@ class AttackedPass(StagePass):
 
     def gradient(self, birth: BirthRecord, saved: Saved, grad_y_BLD: torch.Tensor) -> torch.Tensor | None:
         adversary, at, into = self._adversary, _at(birth), self.sum_for(birth)
-        adversary.adding(at, into)
+        if into is not None:
+            adversary.adding(at, into)
         grad_x = super().gradient(birth, saved, adversary.output_gradient(at, grad_y_BLD))
-        adversary.added(at, into, num_tokens=birth.num_targets)
+        if into is not None:
+            adversary.added(at, into, num_tokens=birth.num_targets)
         return None if grad_x is None else adversary.activation_gradient(at, grad_x, grad_y_BLD)
 
     def loss_gradient(self, birth: BirthRecord, saved: SavedLoss) -> torch.Tensor | None:
         adversary, at, into, grad_y_BLD = self._adversary, _at(birth), self.sum_for(birth), saved.grad_y_BLD
-        adversary.adding(at, into)
+        if into is not None:
+            adversary.adding(at, into)
         changed = replace(saved, grad_y_BLD=adversary.output_gradient(at, grad_y_BLD))
         grad_x = super().loss_gradient(birth, changed)
-        adversary.added(at, into, num_tokens=birth.num_targets)
+        if into is not None:
+            adversary.added(at, into, num_tokens=birth.num_targets)
         return None if grad_x is None else adversary.activation_gradient(at, grad_x, grad_y_BLD)
 
     def counts(self, birth: BirthRecord) -> bool:

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from peer.adversary.strengths import SOMETIMES_SHARE
 from swarm.attacks import Attack
 from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value, digest
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.round.averaging_round import Instruction, RoundFacts
+from swarm.core.round.contribution import Charge, Work
+from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
 from swarm.network.transport import Directory
@@ -95,6 +98,11 @@ class Adversary:
         """That part of this peer's mean gradient."""
         return mean
 
+    def listed(self, step: Step, work: tuple[Work, ...], *, most: int) -> tuple[tuple[Work, MicrobatchId | None], ...]:
+        """What it says is in its contribution, of which `most` are allowed, each with the microbatch whose papers it
+        shows for it, if any."""
+        return tuple((item, item.microbatch_id) for item in work)
+
     def reduced(
         self, step: Step, encoded: tuple[memoryview, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
     ) -> tuple[memoryview, bytes]:
@@ -104,6 +112,14 @@ class Adversary:
     def instructed(self, facts: RoundFacts, instruction: Instruction, me: Identity) -> tuple[Instruction, ...]:
         """What it does where the round's rules say this."""
         return (instruction,)
+
+    def charged(self, chain: StageChain, charges: tuple[Charge, ...], me: PeerId) -> tuple[Charge, ...]:
+        """What it says it brings before juries, in its contribution to the round that starts from the version."""
+        return charges
+
+    def revealed(self, step: Step, chance: Chance) -> Chance:
+        """What its contribution reveals."""
+        return chance
 
     def ignores(self, step: Step, members: tuple[PeerId, ...], sender: PeerId, *, me: PeerId) -> bool:
         """Whether a member's commitment is as if it had not come, where this peer leads."""
@@ -131,6 +147,10 @@ class Adversary:
 
     def accuses_falsely(self, step: Step) -> bool:
         """Whether it accuses a peer whose work in this step it found honest."""
+        return False
+
+    def charges_in(self, step: Step) -> bool:
+        """Whether it charges somebody in this step with what there is no evidence of."""
         return False
 
     def finds(self, guilty: bool) -> bool:

@@ -5,12 +5,17 @@ from dataclasses import replace
 import numpy as np
 
 from peer.adversary.hooks import Adversary
+from peer.adversary.strengths import GROUND_NAMES, GROUND_VALUE_EVERY
 from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.core.audit.chance import Chance
+from swarm.core.canonical import digest
 from swarm.core.ids import PeerId, Step
+from swarm.core.ranking import rank
 from swarm.core.round.averaging_round import AggregatePart, Instruction, RoundFacts, SendBallot, SendVote
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Exclusion, Roster
+from swarm.core.round.contribution import MAX_CHARGES, Charge, Exclusion, Roster
 from swarm.core.round.voting import Vote
+from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 
 
@@ -70,6 +75,24 @@ class TwoVotes(Adversary):
         asked, value = instruction.proposal, bytes(32)
         other = Vote(me.peer_id, me.sign(facts.election.ballot(asked.phase, asked.view, value)))
         return (instruction, SendVote(instruction.to, replace(asked, value=value), other))
+
+
+class Grinding(Adversary):
+    """It writes what it may until a hash of it puts it first: charges that nobody brings, in every contribution; and in
+    some of them another value than its chain has."""
+
+    def charged(self, chain: StageChain, charges: tuple[Charge, ...], me: PeerId) -> tuple[Charge, ...]:
+        if not self.acts_in(Step(chain.version)):
+            return charges
+        tried = (digest("ground", [chain.name, number, me]) for number in range(GROUND_NAMES))
+        accused = _victim(chain.members, me)
+        ground = [Charge(accused, name) for name in tried if accused and rank(chain.members, "leader", name)[0] == me]
+        return tuple([*charges, *ground][:MAX_CHARGES])
+
+    def revealed(self, step: Step, chance: Chance) -> Chance:
+        if not self.acts_in(step) or int(step) % GROUND_VALUE_EVERY != GROUND_VALUE_EVERY - 1:
+            return chance
+        return replace(chance, value=digest("ground", [chance.value]))
 
 
 def _victim(peers: tuple[PeerId, ...], me: PeerId) -> PeerId | None:

@@ -116,14 +116,14 @@ class Mending:
         replay = rebuilt(steps, version, oldest)
         if isinstance(case, HopMismatch):
             case.claim.check(steps.context.settings, run_id=steps.context.run_id)
-            _, found = replay.hop(case.claim, replay.scratch())
+            _, found = replay.hop(case.claim)
             is_forward, codecs = case.claim.header.direction == "forward", steps.context.settings.codecs
             codec = activation_codec(codecs.activations if is_forward else codecs.activation_gradients)
             return (codec.encode(torch.from_numpy(found)),)
         step = case.contribution.step
         if case.parts:
             return replay.encoded_contribution(case.exhibits, step)
-        return encoded_hop(steps.context.settings, replay.microbatch(case.exhibits[0], step, replay.scratch()))
+        return encoded_hop(steps.context.settings, replay.microbatch(case.exhibits[0], step, None))
 
 
 def self_test(steps: StageSteps) -> None:

@@ -21,6 +21,7 @@ from peer.round.stage_steps import StageSteps
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
+from swarm.core.round.contribution import MAX_ATTEMPTS
 from swarm.data.batches import BatchReader, held_out_batches
 from swarm.data.token_file import TokenFile
 from swarm.model.stage import Saved
@@ -117,7 +118,7 @@ class Source:
                 return
             except (TransientError, RemoteError) as error:
                 log.info("microbatch %d of step %d again: %s", turn.microbatch_id, turn.step, error)
-                attempt += 1
+                attempt = min(attempt + 1, MAX_ATTEMPTS - 1)
                 await asyncio.sleep(RETRY_S)
             else:
                 self.turns.done(turn)

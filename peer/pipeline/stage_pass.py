@@ -24,7 +24,7 @@ from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
 from swarm.model.tensor_pass import TensorPass
 from verification.pipeline.headers import BirthRecord, Direction, HopHeader, Kind, ids_bytes
-from verification.round.papers import NO_HEADER, Bytes
+from verification.round.papers import Bytes, Papers
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Activation:
     birth: BirthRecord
     version: Version
     parents: tuple[bytes, ...]
+    input_header: HopHeader | None
+    """Of x; None at stage 0."""
     body: memoryview
     """Encoded activation, then the targets."""
     num_activation_bytes: int
@@ -158,7 +160,7 @@ class StagePass:
         counted, grad_x = self.counts(birth), self.loss_gradient(birth, saved)
         assert grad_x is not None
         if counted:
-            replica.record(step, _work(birth, version, input_header.digest(), NO_HEADER))
+            self._record(version, Papers.received(birth, input_header))
         if not saved.is_finite:
             log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
             replica.sum_of(step).not_finite.add(birth.microbatch_id)
@@ -175,8 +177,8 @@ class StagePass:
         birth = activation.birth
         counted, grad_x = self.counts(birth), self.gradient(birth, saved, grad_y_BLD)
         if counted:
-            work = _work(birth, activation.version, activation.parents[-1], answer.digest())
-            self.replica.record(birth.step, work)
+            sent = self.forward_header(activation, answer.producer)
+            self._record(activation.version, Papers.received(birth, activation.input_header, sent, answer))
         return grad_x
 
     def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
@@ -221,9 +223,10 @@ class StagePass:
         """(compute) Of x, at the last stage."""
         return self.tensors.loss_backward(saved, self.sum_for(birth))
 
-    def sum_for(self, birth: BirthRecord) -> torch.Tensor:
-        """(compute) Where the microbatch's gradient of the parameters is added: the step's sum, if it counts."""
-        return self.replica.sum_of(birth.step).gradient.flat if self.counts(birth) else self.replica.scratch()
+    def sum_for(self, birth: BirthRecord) -> torch.Tensor | None:
+        """(compute) Where the microbatch's gradient of the parameters is added: the step's sum; None if it does not
+        count."""
+        return self.replica.sum_of(birth.step).gradient.flat if self.counts(birth) else None
 
     def counts(self, birth: BirthRecord) -> bool:
         """(compute) Whether a microbatch goes into this peer's contribution: what is in it already is only answered."""
@@ -285,6 +288,13 @@ class StagePass:
 
     # -- within -------------------------------------------------------------------------------------------
 
+    def _record(self, version: Version, papers: Papers) -> None:
+        """(compute) A microbatch's gradient is in its step's sum, for these papers."""
+        birth, replica = papers.birth, self.replica
+        entry = (papers.input_digest, papers.output_digest)
+        replica.record(birth.step, Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, *entry))
+        replica.sum_of(birth.step).papers[birth.microbatch_id] = papers
+
     def _packed(
         self,
         birth: BirthRecord,
@@ -297,7 +307,7 @@ class StagePass:
             encoded = encoding()
         parents = (birth.digest(), *(() if input_header is None else (input_header.digest(),)))
         body = memoryview(b"".join((encoded, targets)))
-        return Activation(birth, version, parents, body, len(encoded), bulk_digest(encoded))
+        return Activation(birth, version, parents, input_header, body, len(encoded), bulk_digest(encoded))
 
 
 @contextmanager
@@ -319,7 +329,3 @@ def numeric_class(device: torch.device, compute_dtype: str) -> str:
     elif kind == "cpu":
         kind += f"-{torch.backends.cpu.get_cpu_capability().lower()}"
     return f"torch-{torch.__version__.partition('+')[0]}/{kind}/{compute_dtype}"
-
-
-def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:
-    return Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, input_header, output_header)

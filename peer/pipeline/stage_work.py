@@ -12,10 +12,11 @@ from peer.owner.permit import Permit
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Answer, Downstream, HopCounters, Refused
 from peer.pipeline.exchange_store import ExchangeStore
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.passages import Arrival, Passed
 from peer.pipeline.screens import Screens
 from peer.pipeline.stage_pass import Activation, LossPass, StagePass
-from swarm.core.errors import RemoteError
+from swarm.core.errors import MemoryFullError, RemoteError
 from swarm.core.ids import StageIndex, Step, Version
 from swarm.model.stage import Saved, Weights
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
@@ -70,8 +71,12 @@ class StageWork:
         *,
         copies: WorkThread | None = None,
         permit: Permit | None = None,
+        memory: MemoryPressure | None = None,
     ) -> None:
-        """`permit`: the owner's, to begin. `copies` as in `StageContext`; None: `compute`."""
+        """`permit`: the owner's, to begin. `copies` as in `StageContext`; None: `compute`.
+
+        `memory`: what is known of it; None: it never gives out.
+        """
         self.stage_pass = stage_pass
         self.settings = stage_pass.settings
         self.run_id = stage_pass.run_id
@@ -85,11 +90,14 @@ class StageWork:
         self.exchanges = exchanges
         self._screens = screens
         self.permit = permit or Permit()
+        self._memory = memory
 
     def check_permit(self) -> None:
         """Raises Refused."""
         if self.permit.withheld:
             raise Refused("busy", "this peer's owner has paused it")
+        if self._memory is not None and self._memory.rests:
+            raise Refused("busy", "this peer is out of memory")
 
     async def in_turns(
         self, urgency: Urgency, opened: Callable[[], T], begun: Callable[[T], Callable[[], R]], *, step: int = 0
@@ -205,10 +213,31 @@ class StageWork:
             grad_x = self.stage_pass.backward(activation, saved, grad_y, header)
             return self.stage_pass.answering(grad_x) if grad_x is not None else lambda: None
 
-        made = await self.in_turns(Urgency.BACKWARD, screen, compute, step=birth.step)
+        made = await self._in_any_mode(screen, compute, saved, step=birth.step)
         self.counters.microbatches += 1
         self.gate.work_done(birth.step)
         return made
+
+    async def _in_any_mode(
+        self,
+        screen: Callable[[], None],
+        backward: Callable[[None], Callable[[], memoryview | None]],
+        saved: Saved,
+        *,
+        step: Step,
+    ) -> memoryview | None:
+        """A backward pass, in a smaller mode each time memory gives out: later stages have the microbatch already.
+
+        Raises MemoryFullError where there is none smaller: the microbatch goes elsewhere.
+        """
+        while True:
+            try:
+                return await self.in_turns(Urgency.BACKWARD, screen, backward, step=step)
+            except MemoryFullError:
+                screen = _nothing  # what came was screened
+                saved.y_BLD = None  # its graph is half gone
+                if self._memory is None or self._memory.rests:
+                    raise
 
     async def evaluate(self, arrival: Arrival, downstream: Downstream | None) -> tuple[float, int]:
         """Loss sum and targets of a held-out microbatch: forward only."""
@@ -236,3 +265,7 @@ class StageWork:
             loss_sum, num_targets = answer.loss_sum, answer.num_targets
         self.counters.evaluated += 1
         return loss_sum, num_targets
+
+
+def _nothing() -> None:
+    """To be done."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kernels.threads import Threads
 from peer.audit.jury import Charges
 from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
@@ -23,6 +24,7 @@ from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.hops import HopServer
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import Source
 from peer.pipeline.stage_pass import StagePass
@@ -35,6 +37,7 @@ from peer.round.reductions import ReductionStore
 from peer.round.rounds import StageRounds
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
+from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
 from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault
 from peer.stage.tasks import Tasks
@@ -52,11 +55,13 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
+from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.witness_service import VoteLog, WitnessService
+from verification.kinds.false_work import entry_check
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +84,8 @@ class Belongings:
     reports: Reports
     verdicts: Verdicts
     rng: random.Random
+    threads: Threads
+    """That share the exact work."""
     composition: Callable[[], Composition]
     """What to be made of, at each stage anew."""
     on_step: Callable[[StageSteps, Applied], None] | None
@@ -105,18 +112,25 @@ class WorkThreads:
 class PeerAtStage:
     """Its parts, for those who look at it. `serve` once, then have `works` run until `leave`."""
 
-    def __init__(self, own: Belongings, joined: Joined, threads: WorkThreads) -> None:
+    def __init__(self, own: Belongings, joined: Joined, works_on: WorkThreads, memory: MemoryPressure) -> None:
         """Whoever hears of anything is there before the first message can bring it."""
         settings, chain, model, me = joined.settings, joined.chain, joined.model, own.identity.peer_id
-        self._own, self._joined = own, joined
+        self._own, self._joined, self.memory = own, joined, memory
         self.settings, self.stage, self.device = settings, chain.stage, str(model.device)
         made = own.composition()
-        self.context = context = _context(own, joined, threads)
+        self.context = context = _context(own, joined, works_on)
         events = context.events
+        clip_norm, threads = stage_clip_norm(settings, self.stage), own.threads
+        joined.snapshots.mkdir(parents=True, exist_ok=True)
         replica = StageReplica(
-            settings, model, joined.state, clip_norm=stage_clip_norm(settings, self.stage), era=chain.era
+            *(settings, model, joined.state),
+            clip_norm=clip_norm,
+            threads=threads,
+            era=chain.era,
+            folder=joined.snapshots,
         )
         self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
+        self.beacon = beacon = StageBeacon(steps, joined.ticket, joined.draws, own.host.peer_id)
         self.counters = HopCounters()
         self.mover = self._made_mover()
         self.neighbours = neighbours = Neighbours(
@@ -126,6 +140,11 @@ class PeerAtStage:
             version=lambda: steps.version,
             takes=own.verdicts.is_shown_to_train,
             more_to_say=self._more_to_say,
+        )
+        self._drawn = DrawnPapers(
+            own.transport,
+            entry_check(settings, is_of_stage=self._was_of_stage, on_lie=events.publish),
+            random.SystemRandom(),
         )
         screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
         vote_log = VoteLog(joined.folder / f"voted-{me[-8:]}.log")
@@ -137,6 +156,8 @@ class PeerAtStage:
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
             charges=charges.brought,
+            chance=beacon.chance,
+            drawn=self._drawn,
             make_part_exchange=made.part_exchange,
             make_driver=made.round_driver,
         )
@@ -153,6 +174,7 @@ class PeerAtStage:
             screens,
             copies=context.copies,
             permit=own.permit,
+            memory=memory,
         )
         self.server = HopServer(
             work,
@@ -182,6 +204,7 @@ class PeerAtStage:
             verdicts=own.verdicts,
             ticket=joined.ticket,
             draws=joined.draws,
+            beacon=beacon,
             signed_run=joined.signed_run,
             host=own.host.peer_id,
             made=made,
@@ -189,7 +212,7 @@ class PeerAtStage:
         )
         if own.on_step is not None:
             events.hear(Applied, partial(own.on_step, steps))
-        past = KeptPast(joined.snapshots, self.stage, settings, model.layout)
+        past = KeptPast(joined.snapshots, self.stage, settings, model.layout, threads)
         self._continuing = Continuing(past, own.host.peer_id, rounds.taking)
         self._rolling_back = RollingBack(
             steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings)
@@ -203,6 +226,7 @@ class PeerAtStage:
             vote_log,
             self._is_of_stage,
             own.verdicts.may_train,
+            papers=self._drawn,
         )
         self._draining = asyncio.Event()
         events.seal()
@@ -241,7 +265,7 @@ class PeerAtStage:
         own, context, steps = self._own, self.context, self.steps
         self.verifying.serve()
         chain = steps.chain
-        await context.snapshots.save(await context.exact.run(Urgency.ROUND, steps.replica.frozen_state), chain)
+        await self.rounds.taking.save()
         await asyncio.to_thread(context.results.forget_others)
         self.rounds.start()
         self._continuing.serve(own.transport)
@@ -260,6 +284,7 @@ class PeerAtStage:
     def works(self) -> list[Coroutine[Any, Any, None]]:
         """What goes on while this peer is at the stage; all of it is to be run."""
         works = [self.neighbours.run(), self.catch_up.run(), self._own.reports.send(), self._rolling_back.run()]
+        works.append(self.beacon.run())
         works += [run() for run in self.verifying.services]
         works.append(self._keep_to_the_permit())
         if self.source is not None:
@@ -343,6 +368,11 @@ class PeerAtStage:
         moving: Mapping[str, Value] = self.mover.said() if self.mover is not None else {}
         return {**self._own.verdicts.said_of_self(), **moving}
 
+    def _was_of_stage(self, peer: PeerId, stage: int) -> bool:
+        """Whether a header of that stage may be a peer's, whatever has become of it since: as far as this peer can
+        know, that is of the stages beside it."""
+        return abs(stage - self.stage) > 1 or self._own.verdicts.standing.table.was_member(peer)
+
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         """As far as this peer can know: it knows its own stage."""
         return stage != self.stage or peer in self.steps.chain.members or peer in self.neighbours.of_stage(stage)
@@ -368,9 +398,9 @@ def _context(own: Belongings, joined: Joined, threads: WorkThreads) -> StageCont
         exact=threads.exact,
         replays=threads.replays,
         judging=threads.judging,
-        snapshots=SnapshotStore(joined.snapshots),
+        snapshots=SnapshotStore(joined.snapshots, threads=own.threads),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
-        reductions=ReductionStore(settings.audits.retained_versions),
+        reductions=ReductionStore(settings.audits.retained_versions, joined.snapshots),
         tasks=Tasks(stage),
         events=Events(),
     )
@@ -381,9 +411,11 @@ def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> No
         downstream.update_peers(set(event.peers))
 
 
-def work_threads(joined: Joined, permit: Permit, follower: Callable[[], Callable[[], None]]) -> WorkThreads:
+def work_threads(
+    joined: Joined, permit: Permit, follower: Callable[[], Callable[[], None]], memory: MemoryPressure
+) -> WorkThreads:
     """Of a peer that has joined; `follower` makes what sets how many cores a thread computes with."""
-    compute = compute_thread(joined.settings, permit, follower())
+    compute = compute_thread(joined.settings, permit, follower(), memory)
     link, follow = joined.model.link, follower()
 
     def go_aside() -> None:
@@ -391,22 +423,25 @@ def work_threads(joined: Joined, permit: Permit, follower: Callable[[], Callable
         link.go_aside()
 
     shares = link.device.type == "cpu"
-    judging = WorkThread("judging", before_job=go_aside, may_begin=lambda urgency: shares or not permit.withheld)
+    judging = WorkThread(
+        "judging", before_job=go_aside, may_begin=lambda urgency: shares or not permit.withheld, memory=memory
+    )
     replays = compute if shares else judging
     log.info(
         "replays for audits, exams and juries run on %s, %s",
         link.device,
         "after what is trained" if shares else "beside what is trained",
     )
-    copies = compute if shares else WorkThread("copies")
-    return WorkThreads(compute, copies, WorkThread("exact"), replays, judging)
+    copies = compute if shares else WorkThread("copies", memory=memory)
+    return WorkThreads(compute, copies, WorkThread("exact", memory=memory), replays, judging)
 
 
-def compute_thread(settings: RunSettings, permit: Permit, before_job: Any) -> WorkThread:
+def compute_thread(settings: RunSettings, permit: Permit, before_job: Any, memory: MemoryPressure) -> WorkThread:
     """A peer's: paused, what is begun is finished, and audits and evaluations wait."""
     return WorkThread(
         "compute",
         before_job=before_job,
         may_begin=lambda urgency: urgency <= Urgency.BIRTH or not permit.withheld,
         audits_wait_s=settings.deadlines.step_s,
+        memory=memory,
     )

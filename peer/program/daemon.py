@@ -21,6 +21,7 @@ from peer.owner.core_share import ComputeThreads
 from peer.owner.limits import GIB, VolunteerSettings, used_bytes
 from peer.owner.permit import Permit
 from peer.owner.tally import WorkTally
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import KnownStanding
 from peer.program.at_stage import Belongings, PeerAtStage, work_threads
 from peer.program.composition import Composition
@@ -31,7 +32,7 @@ from peer.stage.events import Applied
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
 from swarm.core.ids import PeerId, StageIndex
 from swarm.disk.room import disk_room
-from swarm.host_protocol import FINISH, GOODBYE
+from swarm.host_protocol import FINISH, GOODBYE, OVER
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message, Transport
@@ -134,6 +135,7 @@ class PeerDaemon:
             reports=self.reports,
             verdicts=self.verdicts,
             rng=rng,
+            threads=self._threads.exact,
             composition=composition,
             on_step=on_step,
         )
@@ -154,13 +156,19 @@ class PeerDaemon:
         self.transport.serve("ping", self._on_ping, max_body_bytes=0)
         self.transport.serve(FINISH, self._on_finish, max_body_bytes=0)
         joining = asyncio.ensure_future(self._joining.join(self.volunteer.stage, self._on_run))
-        stopping = asyncio.ensure_future(stop.wait())
+        ends = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self.finished.wait())}
         try:
             while True:
-                await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not joining.done():
+                await asyncio.wait({joining, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                if not joining.done() or self.finished.is_set():
                     break
-                joined = joining.result()
+                try:
+                    joined = joining.result()
+                except RemoteError as error:
+                    if error.kind != OVER:
+                        raise
+                    self.finished.set()
+                    break
                 target = await self._live(joined, stop)
                 if target is None or stop.is_set() or self.finished.is_set():
                     break
@@ -174,10 +182,9 @@ class PeerDaemon:
                     f"{verdict.stage}; the host keeps the evidence {verdict.evidence_digest.hex()[:16]}"
                 )
         finally:
-            stopping.cancel()
-            if not joining.done():
-                joining.cancel()
-                await asyncio.gather(joining, return_exceptions=True)
+            for waiting in (joining, *ends):
+                waiting.cancel()
+            await asyncio.gather(joining, *ends, return_exceptions=True)
 
     async def _join_from_elsewhere(self, joined: Joined, target: StageIndex) -> Joined:
         """Join another stage, counting there from now on."""
@@ -224,11 +231,12 @@ class PeerDaemon:
 
     async def _live(self, joined: Joined, stop: asyncio.Event) -> StageIndex | None:
         """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
-        threads = work_threads(joined, self.permit, self._threads.follower)
+        memory = MemoryPressure(joined.settings, joined.model)
+        threads = work_threads(joined, self.permit, self._threads.follower, memory)
         services = list[asyncio.Future[None]]()
         at, leave_by = None, 0.0
         try:
-            at = self.at = PeerAtStage(self._own, joined, threads)
+            at = self.at = PeerAtStage(self._own, joined, threads, memory)
             self._serves = at.stage
             await at.serve()
             services += [asyncio.ensure_future(work) for work in at.works()]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from kernels.threads import Threads
 from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
@@ -23,6 +24,8 @@ from peer.state.donors import donors_of
 from peer.state.first_state import FirstState
 from peer.state.run_files import RunFiles
 from swarm.checkpoint.state import StageState
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value, signed_bytes
 from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.fields import Fields
@@ -33,15 +36,13 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.data.token_file import TokenFile
 from swarm.host_protocol import ADMIT, SignedRun
-from swarm.identity.key import Identity
+from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
 from swarm.model.families import stage_layout, validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Transport
 from swarm.release import check_release
-from verification.audit.draws import HashChain
-from verification.pipeline.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ class Joining:
             directory=self._directory,
             kept=snapshots,
             on_begun=partial(self._verdicts.begin, settings),
+            threads=Threads(self._volunteer.threads),
             say=self._say,
             rng=self._rng,
         )
@@ -155,7 +157,7 @@ class Joining:
         answer = await self._host.answer(about, ADMIT, meta)
         fields = Fields("admission", answer)
         ticket = Ticket.from_value(fields.message("ticket"))
-        ticket.check(run_id=name, run_key=run_key)
+        ticket.check(run_id=name, run_key=run_key, verify=verify)
         check_release(fields.text("minimum_release", max_length=32))
         if (ticket.peer_id, ticket.chain_end) != (self._identity.peer_id, chain_end):
             raise RemoteError(

@@ -203,5 +203,5 @@ class ProgressCalls:
             :free
         ]
         # Drawn, so that no neighbour can make sure of being asked.
-        drawn = rank(self._neighbours(), "neighbour", steps.chain.name)[:MAX_NEIGHBOURS_NAMED]
+        drawn = rank(self._neighbours(), "neighbour", steps.chain.basis.said.value)[:MAX_NEIGHBOURS_NAMED]
         return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)

@@ -7,11 +7,9 @@ import copy
 import math
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -54,42 +52,16 @@ class Weights:
     """Only at the last stage."""
     parameters: dict[str, nn.Parameter]
     """By name, in layout order; in the type that they are computed with."""
-    sums: "Sums"
+    backward_lock: threading.Lock
+    """Gradients pass through the parameters' `grad`: one backward at a time on one version."""
 
 
-class Sums:
-    """Where a backward adds the gradients of a version's parameters: one backward at a time.
-
-    Each gradient is added as soon as it is there, in fp32 whatever its own type, and then forgotten.
-    """
-
-    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
-        self._lock = threading.Lock()
-        self._views: dict[str, torch.Tensor] = {}
-        for name, parameter in parameters.items():
-            leaf: Any = parameter
-            leaf.register_post_accumulate_grad_hook(partial(_add, self._views, name))
-
-    @contextmanager
-    def into(self, views: dict[str, torch.Tensor]) -> Iterator[None]:
-        """Of parameters by name."""
-        with self._lock:
-            self._views.update(views)
-            try:
-                yield
-            finally:
-                self._views.clear()
-
-
-def _add(views: dict[str, torch.Tensor], name: str, parameter: torch.Tensor) -> None:
-    gradient, parameter.grad = parameter.grad, None
-    assert gradient is not None
-    views[name].add_(gradient)
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Saved:
-    """What backward needs of one forward: its graph, or where that is computed again only x. It serves one backward."""
+    """What backward needs of one forward: its graph, or where that is computed again only x.
+
+    It serves one backward, and another one if that came to nothing and the graph was forgotten.
+    """
 
     weights: Weights
     x: torch.Tensor
@@ -139,12 +111,20 @@ class StageModel:
         self._of_products = _parameters_of_products(self._stack, self._names, self._head_name) if self._bf16 else set()
         self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
         self.layout: ParameterLayout = layout_of_stack(model, stage, self._stack)
+        self._waiting = WeakSet[Saved]()
+        """Of those that hold a graph, what `forward` gave."""
 
     def computing(self, mode: ComputeMode | None) -> "StageModel":
         """The same stage, computed in that mode."""
         made = copy.copy(self)
-        made.mode = mode
+        made.mode, made._waiting = mode, WeakSet[Saved]()
         return made
+
+    def compute_less(self, mode: ComputeMode) -> None:
+        """(compute) In that mode from now on. What waits for its gradient forgets its graph: forward is run again."""
+        self.mode = mode
+        for saved in list(self._waiting):
+            saved.y_BLD = None
 
     def weights(self, flat: NDArray[np.float32]) -> Weights:
         """A version of the weights from their flat vector in layout order.
@@ -165,7 +145,7 @@ class StageModel:
         if self._bf16 and self.device.type != "cpu":
             stack = _with_rounded_norms(stack)
         head_VD = parameters[self._head_name] if self._head_name is not None else None
-        return Weights(stack, head_VD, parameters, Sums(parameters))
+        return Weights(stack, head_VD, parameters, threading.Lock())
 
     def _resident(self, name: str, host: torch.Tensor) -> torch.Tensor:
         """A parameter where and as it is computed with."""
@@ -187,19 +167,21 @@ class StageModel:
             return self._run_without_graph(weights, x), Saved(weights, x, None) if keep else None
         saved = self._run_with_graph(weights, x)
         assert saved.y_BLD is not None
+        self._waiting.add(saved)
         return saved.y_BLD.detach(), saved
 
-    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
+    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
         """Add parameter gradients to `into` (flat fp32, layout order, on the device); return the gradient of x.
 
-        The first stage returns None. Raises RemoteError("malformed") for a gradient of another shape or dtype.
+        They are added once all are there: where anything is raised, nothing was. `into` None: they are not wanted. The
+        first stage returns None. Raises RemoteError("malformed") for a gradient of another shape or dtype.
         """
         shape = (*saved.x.shape[:2], self.hidden_size)
         if grad_y_BLD.shape != shape or grad_y_BLD.dtype != torch.float32:
             raise RemoteError(
                 "malformed", f"gradient is {grad_y_BLD.dtype} {tuple(grad_y_BLD.shape)}, the output float32 {shape}"
             )
-        return self._backward_into(saved, self.link.put(grad_y_BLD), self.layout.views(into))
+        return self._backward_into(saved, self.link.put(grad_y_BLD), into, None)
 
     def loss(
         self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool
@@ -233,17 +215,15 @@ class StageModel:
     def _sum(self, losses: list[torch.Tensor]) -> float:
         return sum(map(float, self.link.fetch(torch.stack(losses))))
 
-    def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
-        """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model).
+    def loss_backward(self, saved: SavedLoss, into: torch.Tensor | None) -> torch.Tensor | None:
+        """Add the gradients of the loss sum to `into`, as `backward` does; return that of x, None in a one-stage model.
 
         Those of a loss that is not finite are zero: one such microbatch does not spoil the step's others.
         """
         assert self._head_name is not None
         if not saved.is_finite:
             return None if self.is_first else torch.zeros_like(saved.forward.x)
-        gradients = self.layout.views(into)
-        gradients[self._head_name].add_(saved.grad_head_VD)
-        return self._backward_into(saved.forward, saved.grad_y_BLD, gradients)
+        return self._backward_into(saved.forward, saved.grad_y_BLD, into, saved.grad_head_VD)
 
     def logits(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         """Full logits (B, L, V) of the last stage, for comparing with a whole model: not for training."""
@@ -285,19 +265,40 @@ class StageModel:
             return Saved(weights, leaf, self._run(weights, leaf))
 
     def _backward_into(
-        self, saved: Saved, grad_y_BLD: torch.Tensor, gradients: dict[str, torch.Tensor]
+        self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None, grad_head_VD: torch.Tensor | None
     ) -> torch.Tensor | None:
+        if into is None:
+            return None if self.is_first else self._gradient_of_x(saved, grad_y_BLD, only_x=True)
+        sums, parameters = self.layout.views(into), saved.weights.parameters
+        with saved.weights.backward_lock:
+            try:
+                grad_x = self._gradient_of_x(saved, grad_y_BLD, only_x=False)
+                # From here on nothing is allocated: memory cannot give out between two of them.
+                if grad_head_VD is not None:
+                    sums[self._head_name or ""].add_(grad_head_VD)
+                for name, parameter in parameters.items():
+                    if parameter.grad is not None:
+                        sums[name].add_(parameter.grad)
+                        parameter.grad = None
+            finally:
+                for parameter in parameters.values():
+                    parameter.grad = None
+        return grad_x
+
+    def _gradient_of_x(self, saved: Saved, grad_y_BLD: torch.Tensor, *, only_x: bool) -> torch.Tensor | None:
+        """None at the first stage. The parameters' gradients are added to their `grad`, unless only that of x is asked
+        for."""
         if saved.y_BLD is None:  # forward is run again, and forgotten again, piece by piece
             slices = self._slices(saved.x)
             pieces = zip(saved.x.tensor_split(slices), grad_y_BLD.tensor_split(slices), strict=True)
             grads = [
-                self._backward_into(self._run_with_graph(saved.weights, x), grad_BLD, gradients)
+                self._gradient_of_x(self._run_with_graph(saved.weights, x), grad_BLD, only_x=only_x)
                 for x, grad_BLD in pieces
             ]
             found = [grad for grad in grads if grad is not None]
             return found[0] if len(found) == 1 else torch.cat(found) if found else None
-        with saved.weights.sums.into(gradients):
-            torch.autograd.backward((saved.y_BLD,), (grad_y_BLD,))
+        # Where a leaf has a gradient already, autograd adds to it in place; else the one that was made is its own.
+        torch.autograd.backward((saved.y_BLD,), (grad_y_BLD,), inputs=(saved.x,) if only_x else None)
         return None if self.is_first else saved.x.grad
 
     def _loss_gradients(

@@ -71,11 +71,12 @@ class TensorPass:
         assert saved is not None
         return loss_sum, num_targets, saved
 
-    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
-        """The gradient of x (None at the first stage); parameters' gradients are added to `into`."""
+    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of x (None at the first stage); all parameters' gradients are added to `into`, if there is one,
+        or none of them."""
         return self.model.backward(saved, grad_y_BLD, into)
 
-    def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
+    def loss_backward(self, saved: SavedLoss, into: torch.Tensor | None) -> torch.Tensor | None:
         """As `backward`, from the loss; zero if it is not finite."""
         return self.model.loss_backward(saved, into)
 

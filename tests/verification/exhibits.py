@@ -27,7 +27,7 @@ from swarm.averaging.seeds import part_seeds, reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.pipeline.leases import LeaseTable, OpenChunk
 from swarm.core.round.contribution import Contribution, ReducedPart, Result, Work
 from swarm.core.settings import (
     BatchSettings,
@@ -43,6 +43,7 @@ from swarm.model.initial import initial_weights
 from swarm.model.stage import Saved, StageModel
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
+from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, ticket_of
 from tests.swarm.core.round.round_members import certified, result_of, roster_of
 from tests.swarm.core.round.round_world import identities, run_key, witness_identities
 from tests.swarm.model.tiny_models import VOCAB_SIZE, tiny_model
@@ -122,6 +123,7 @@ class SmallRun:
         step = Step(line[0].version) if step is None else step
         tokens, targets = tokens_and_targets(self.settings, number)
         birth = self._birth(number, attempt, step, tokens, targets, peers[0])
+        self._lease(birth)
         forward = activation_codec(self.settings.codecs.activations)
         backward = activation_codec(self.settings.codecs.activation_gradients)
         shape = (*tokens.shape, line[0].model.hidden_size)
@@ -200,12 +202,15 @@ class SmallRun:
             seeds = part_seeds(chain.run_id, chain.stage, chain.version, me, num_parts=num_parts)
             encoded, digests = ContributionEncoder(replica).encode(step, closed, seeds)
             work = tuple(closed.work[key] for key in sorted(closed.work))
-            unsigned = Contribution(chain.run_id, chain.stage, step, chain.name, me, work, tuple(digests))
+            known = me in chain.basis.link_of
+            ticket = None if known else ticket_of(me, run_key(), run_id=chain.run_id, stage=stage)
+            facts_of_it = chain.run_id, chain.stage, step, chain.name, me, work, tuple(digests)
+            unsigned = Contribution(*facts_of_it, chance_of(me, step, ticket=ticket))
             made[me] = replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
             if work:
                 parts[me] = encoded
         roster = roster_of(facts, commits=made)
-        tokens = chain.weights_of(Result(roster, (), roster.leader))
+        tokens = chain.weights_of(roster)
         contributors = tuple(one.peer_id for one in roster.contributions)
         bodies, reduced = [], []
         for part in range(replicas[0].num_parts if contributors else 0):
@@ -227,6 +232,15 @@ class SmallRun:
             replica.swap(replica.next_version(gradient, self.chains[stage].name, gradient_norm=norm))
         return Done(chain, result, bodies, {peer: one for peer, one in made.items() if one.work}, parts)
 
+    def _lease(self, birth: BirthRecord) -> None:
+        """The source may use the id, whoever else may."""
+        leases, number = self.chains[0].leases, int(birth.microbatch_id)
+        last = max((chunk.position for chunk in leases.open_chunks), default=-1)
+        given = OpenChunk(last + 1, birth.source, ((number, number + 1),))
+        open_chunks = (*leases.open_chunks, given)
+        table = LeaseTable(max(leases.next_chunk, last + 2), open_chunks, leases.consumed)
+        self.chains[0] = replace(self.chains[0], leases=table)
+
     def _replicas_of(self, stage: int, num_peers: int) -> list[StageReplica]:
         state = replace(self.states[stage], name=self.chains[stage].name)
         model, clip_norm = _stage_model(self.settings.model, stage), _clip_norm(self.settings, stage)
@@ -244,6 +258,7 @@ class SmallRun:
                 coordinator=witness_identities(1)[0].peer_id,
                 run_key=run_key().peer_id,
                 neighbours=(),
+                host_chain_end=HOST_CHAIN.end,
             ),
             self.settings,
         )

@@ -21,10 +21,12 @@ from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings, leaves_residual
 from swarm.core.state.stage_chain import StageChain
+from swarm.model.families import family_of
 from swarm.model.stage import StageModel, Weights
 from swarm.model.tensor_pass import TensorPass
 from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.second_moments import second_moments
 from swarm.optim.stage_step import extrapolates, weights_ahead
 from verification.pipeline.hop_claim import HopClaim
 from verification.round.papers import Bytes, Exhibit
@@ -88,7 +90,6 @@ class StageReplay:
         self._contribution_codec = vector_codec(settings.codecs.averaging)
         self._steps: CertifiedSteps | None = None
         self._held: dict[int, _Held] = {}
-        self._scratch: torch.Tensor | None = None
 
     # -- versions -----------------------------------------------------------------------------------------
 
@@ -159,19 +160,13 @@ class StageReplay:
 
     # -- microbatches -------------------------------------------------------------------------------------
 
-    def scratch(self) -> torch.Tensor:
-        """Where gradients of parameters go that nobody wants, on the replay's device."""
-        if self._scratch is None:
-            self._scratch = torch.zeros(self.layout.num_values, dtype=torch.float32, device=self.model.device)
-        return self._scratch
-
-    def microbatch(self, exhibit: Exhibit, step: Step, into: torch.Tensor) -> Replayed:
+    def microbatch(self, exhibit: Exhibit, step: Step, into: torch.Tensor | None) -> Replayed:
         """Compute what the exhibit's peer must have computed from x and the gradient of y, on the version it signed.
 
-        Parameter gradients are added to `into` (flat fp32 on the replay's device). The exhibit has passed `check`
-        with its peer. Raises RemoteError for bytes that an honest peer would have refused, and "not-finite" where
-        the honest outcome has no encoding; LocalError if the version is neither the present nor the one before, or
-        cannot be known here.
+        Parameter gradients are added to `into` (flat fp32 on the replay's device; None: they are not wanted). The
+        exhibit has passed `check` with its peer. Raises RemoteError for bytes that an honest peer would have refused,
+        and "not-finite" where the honest outcome has no encoding; LocalError if the version is neither the present nor
+        the one before, or cannot be known here.
         """
         birth = exhibit.papers.birth
         tensors = self._tensors
@@ -196,10 +191,10 @@ class StageReplay:
         """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
         return None if self.model.is_first else self._decoded_gradient(exhibit.grad_x)
 
-    def hop(self, claim: HopClaim, into: torch.Tensor) -> tuple[Floats, Floats]:
+    def hop(self, claim: HopClaim) -> tuple[Floats, Floats]:
         """What the claim says and what an honest peer must have signed in its place, fp32 (B, L, D).
 
-        The claim has passed `check`; `into` and what is raised as `microbatch` has them.
+        The claim has passed `check`; raises as `microbatch`.
         """
         birth, header, tensors = claim.birth, claim.header, self._tensors
         if birth.shape != tensors.shape[:2]:
@@ -212,11 +207,11 @@ class StageReplay:
             return claimed, self._as_sent(y)
         if self.model.is_last:
             _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets))
-            grad_x = tensors.loss_backward(saved_loss, into)
+            grad_x = tensors.loss_backward(saved_loss, None)
         else:
             grad_y = tensors.gradient(claim.grad_y)
             _, saved = tensors.forward(weights, x)
-            grad_x = tensors.backward(saved, grad_y, into)
+            grad_x = tensors.backward(saved, grad_y, None)
         found = self._sent_gradient(grad_x)
         assert found is not None
         return self._decoded_gradient(claim.claimed), found
@@ -258,6 +253,24 @@ class StageReplay:
             except LocalError as error:
                 raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
         return parts
+
+    def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
+        """(those that are not zero, all) of a contribution's values that are zero by structure: the embedding's rows of
+        tokens that are in none of its maker's microbatches. Their gradient is never computed, and every codec that
+        leaves no residual writes zero as zero."""
+        if not self.model.is_first:
+            return 0, 0
+        rows_VD = self.layout.views(contribution)[family_of(self.settings.model.config_json).embedding_name]
+        touched_V = np.zeros(len(rows_VD), dtype=np.bool_)
+        for exhibit in exhibits:
+            touched_V[self._tensors.ids(exhibit.x).numpy()] = True
+        untouched = rows_VD[~touched_V]
+        return int(np.count_nonzero(untouched)), untouched.size
+
+    @property
+    def second_moments(self) -> Floats | None:
+        """Of the present version."""
+        return second_moments(self.settings.optimizer, self.state.moments)
 
     def decoded_contribution(self, bodies: Sequence[Bytes]) -> Floats:
         """What a contribution's encoded parts say, flat. Raises RemoteError("malformed")."""

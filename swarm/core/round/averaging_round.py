@@ -12,6 +12,7 @@ of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patienc
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
@@ -42,7 +43,7 @@ from swarm.core.round.patience import Patience
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
-from swarm.core.round.voting import Promise, Reconfiguration, Sign, Verify, Vote
+from swarm.core.round.voting import Promise, Reconfiguration, Sign, Vote
 
 __all__ = [
     "Accuse",
@@ -96,6 +97,7 @@ class AveragingRound:
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
+    _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
     _voter: RoundVoter = field(init=False)
     _reduction: RoundReduction = field(init=False)
     _patience: Patience = field(init=False)
@@ -257,7 +259,7 @@ class AveragingRound:
         lead = self._lead
         if promise is not None:
             lead.ballots.promised(promise)
-        lead.committed[sender] = made
+        lead.committed[sender] = None if sender in self._unproved else made
         lead.late.pop(sender, None)
         proposal = lead.ballots.proposal
         if proposal is not None:  # it came after the proposal: it votes all the same
@@ -323,6 +325,33 @@ class AveragingRound:
         if self.roster is not None and self.roster.view >= view:
             return [SendRoster((sender,), self.roster)]
         return []
+
+    def leave_out(self, peer: PeerId, *, now: float) -> Instructions:
+        """A member does not show what its contribution was given for: where this peer leads, it is not proposed.
+
+        It stays a member. If votes are being asked for already, a view of this peer's own begins.
+        """
+        if peer == self.me or peer in self._unproved or self.result is not None:
+            return []
+        self._unproved.add(peer)
+        if not self._lead.is_on:
+            return []
+        if self.asks_votes_for(peer) is not None:
+            return self._begin(self._own_view_after(self.view), f"{peer} shows no papers", now)
+        if self._lead.committed.get(peer) is not None and not self._lead.has_roster:
+            self._lead.committed[peer] = None
+        return self._lead.propose(now)
+
+    def asks_votes_for(self, peer: PeerId) -> Contribution | None:
+        """Its contribution, if it is on a new roster that this peer asks votes for."""
+        proposal = self._lead.ballots.proposal
+        if not self._lead.asks("roster") or proposal is None or proposal.roster is None:
+            return None
+        return proposal.roster.contribution_of(peer) if proposal.proof.certificate is None else None
+
+    def is_past(self, view: int) -> bool:
+        """Whether nothing that is proposed in a view is voted for here any more."""
+        return self.result is not None or view < self._promised
 
     # -- votes --------------------------------------------------------------------------------------------
 

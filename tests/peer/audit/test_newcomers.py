@@ -16,6 +16,7 @@ from peer.pipeline.downstream import METHOD
 from peer.round.mail import ROUND
 from peer.round.step_progress import PROGRESS
 from peer.state.catch_up import JOIN
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import EXHIBIT, PART
@@ -23,7 +24,6 @@ from swarm.network.transport import Message, Transport
 from swarm.witness_service import WITNESS
 from tests.pretend_device import OTHERS
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
-from verification.pipeline.ticket import Ticket
 
 
 def public(**tables: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
-"""A daemon tries for ever without pressing, and remembers whom it met."""
+"""A daemon tries for ever without pressing, ends when its run does, and remembers whom it met."""
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -7,10 +8,16 @@ from pathlib import Path
 import pytest
 
 from peer.directory.known_peers import MOST_PEERS, KnownPeers
+from peer.owner.limits import VolunteerSettings
 from peer.owner.tally import WorkTally
+from peer.program.daemon import PeerDaemon
 from peer.program.life import FIRST_RETRY_S, LONGEST_RETRY_S, Backoff
 from swarm.core.ids import PeerId
+from swarm.host_protocol import FINISH
 from swarm.identity.key import Identity
+from swarm.network.memory import MemoryNetwork
+from swarm.network.service import Message
+from tests.swarm_in_process import identity_of
 
 
 def test_waits_double_up_to_the_longest_and_begin_anew() -> None:
@@ -48,3 +55,24 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, text: str) -> None:
 def test_a_tally_without_work_has_no_rank() -> None:
     tally = WorkTally(Identity.generate().peer_id)
     assert (tally.rank(), tally.since_last_s, tally.tokens_per_s) == ((0, 0), -1.0, 0.0)
+
+
+def test_a_peer_that_is_still_joining_ends_with_its_run(tmp_path: Path) -> None:
+    async def follow() -> None:
+        network = MemoryNetwork(random.Random(3))
+        host = network.transport(identity_of(0))  # it serves nothing (any more): nobody gets in
+        identity = identity_of(77)
+        transport, directory = network.transport(identity), network.directory(identity)
+        volunteer = VolunteerSettings(folder=tmp_path, threads=1)
+        daemon = PeerDaemon(volunteer, identity, transport, directory, identity_of(0).peer_id)
+        running = asyncio.ensure_future(daemon.run(asyncio.Event()))
+        done, _ = await asyncio.wait({running}, timeout=0.2)
+        assert not done, "it tries on"
+        await host.call(identity.peer_id, FINISH, Message(), timeout_s=5, max_body_bytes=0)
+        async with asyncio.timeout(5):
+            await running
+        assert daemon.finished.is_set()
+        for each in (directory, transport, host):
+            await each.close()
+
+    asyncio.run(follow())

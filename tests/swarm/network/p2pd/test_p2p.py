@@ -102,10 +102,22 @@ class Stranger:
 
 
 class Scene:
+    """`slow` is answered once `go_on` is set; `all_wait` is set when as many wait as one peer has places."""
+
     def __init__(self, run: Callable[[Awaitable[T]], T], honest: P2PTransport, stranger: Stranger) -> None:
         self.run = run
         self.honest = honest
         self.stranger = stranger
+        self.all_wait, self.go_on = asyncio.Event(), asyncio.Event()
+        self._num_slow = 0
+        honest.serve("slow", self._slow, max_body_bytes=0)
+
+    async def _slow(self, _: PeerId, __: Message) -> Message:
+        self._num_slow += 1
+        if self._num_slow == SETTINGS.limits.max_calls_per_peer:
+            self.all_wait.set()
+        await self.go_on.wait()
+        return Message()
 
 
 @pytest.fixture(scope="module")
@@ -184,17 +196,35 @@ def test_malformed_request_is_answered_by_an_error_and_nothing_worse(scene: Scen
 
 
 def test_request_that_stalls_mid_body_is_dropped_and_gives_its_place_back(scene: Scene) -> None:
+    most = SETTINGS.limits.max_calls_per_peer
     half = request_bytes(body=bytes(1000))[:-500]
 
-    async def main() -> list[bytes]:
-        num_calls = 2 * SETTINGS.limits.max_calls_per_peer
-        heard = await asyncio.gather(*(scene.stranger.say(scene.honest.peer_id, half) for _ in range(num_calls)))
-        return [answer for answer in heard if answer]
+    async def main() -> None:
+        # More in all than there are places: each hears nothing but the end of its stream.
+        for _ in range(3):
+            heard = await asyncio.gather(*(scene.stranger.say(scene.honest.peer_id, half) for _ in range(most // 2)))
+            assert heard == [b""] * (most // 2)
 
-    # Those admitted hear nothing but the end of the stream; the others are told BUSY at once.
-    busy = scene.run(main())
-    assert len(busy) == SETTINGS.limits.max_calls_per_peer
-    assert all(b"busy" in answer for answer in busy)
+    scene.run(main())
+    test_well_formed_request_of_a_stranger_is_answered(scene)
+
+
+def test_who_has_all_places_of_a_peer_is_told_so_at_once(scene: Scene) -> None:
+    most = SETTINGS.limits.max_calls_per_peer
+
+    async def main() -> bytes:
+        asked = [
+            asyncio.ensure_future(scene.stranger.say(scene.honest.peer_id, request_bytes(method=b"slow")))
+            for _ in range(most)
+        ]
+        async with asyncio.timeout(10):
+            await scene.all_wait.wait()
+        refused = await scene.stranger.say(scene.honest.peer_id, request_bytes(method=b"slow"))
+        scene.go_on.set()
+        assert await asyncio.gather(*asked) == [reply_bytes()] * most
+        return refused
+
+    assert b"busy: 64 open calls of slow, 64 of yours" in scene.run(main())
     test_well_formed_request_of_a_stranger_is_answered(scene)
 
 
