@@ -61,7 +61,7 @@ class ContributionAudits:
         self._beside = beside
         self._steps = steps = inquiry.steps
         settings = steps.context.settings
-        self._replay = StageReplay(settings, steps.chain.stage, mode=steps.replica.model.mode)
+        self._replay = StageReplay(settings, steps.chain.stage, model=steps.replica.model_of_replays())
         bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
         self._biases = RunningBiases(inquiry.draws.secret, bounds)
 
@@ -103,10 +103,10 @@ class ContributionAudits:
                 parts = self._replay.encoded_contribution(exhibits, step)
             return [(part, bulk_digest(part)) for part in parts]
 
-        own = await inquiry.compute(replayed)
+        own = await inquiry.replay(replayed)
         parts = await self._parts(due, own)
         case = ReplayMismatch(contribution=made, parts=tuple(parts), exhibits=tuple(exhibits))
-        compared = await inquiry.compute(lambda: self.compared(case, [part for part, _ in own]))
+        compared = await inquiry.replay(lambda: self.compared(case, [part for part, _ in own]))
         inquiry.counters.contributions += 1
         await inquiry.conclude(step, "contribution", compared.found, case)
         if compared.found.grade is not Grade.FRAUD:

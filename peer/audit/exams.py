@@ -150,7 +150,7 @@ class Newcomer:
 
     def __post_init__(self) -> None:
         self._replay = StageReplay(
-            self.steps.context.settings, self.steps.chain.stage, mode=self.steps.replica.model.mode
+            self.steps.context.settings, self.steps.chain.stage, model=self.steps.replica.model_of_replays()
         )
 
     def applied(self, applied: Applied) -> None:
@@ -215,7 +215,7 @@ class Newcomer:
         shown = await steps.context.transport.call(
             exam.examiner, EXAM, Message(meta), timeout_s=call_s, max_body_bytes=largest
         )
-        y, grad_x = await steps.context.compute.run(Urgency.AUDIT, lambda: self._answer(exam, past, shown))
+        y, grad_x = await steps.context.replays.run(Urgency.AUDIT, lambda: self._answer(exam, past, shown))
         reply = await steps.context.transport.call(
             exam.examiner,
             EXAM_ANSWER,
@@ -226,7 +226,7 @@ class Newcomer:
         return Agreement.from_value(Fields("exam result", reply.meta).message("agreement"))
 
     def _answer(self, exam: Exam, past: PastVersion, shown: Message) -> tuple[Bytes, Bytes]:
-        """(compute) What the examiner must have sent on and sent back, encoded."""
+        """(replays) What the examiner must have sent on and sent back, encoded."""
         fields = Fields("exam", shown.meta)
         papers, sizes = Papers.from_value(fields.message("papers")), fields.items("sizes", integer_item, max_items=3)
         fields.done()
@@ -235,10 +235,9 @@ class Newcomer:
         view = memoryview(shown.body)
         x, targets, grad_y = view[: sizes[0]], view[sizes[0] : sum(sizes[:2])], view[sum(sizes[:2]) :]
         exhibit = Exhibit(papers=papers, x=x, targets=targets, y=b"", grad_y=grad_y, grad_x=b"")
-        replay, model = self._replay, self.steps.replica.model
-        into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=model.device)
+        replay = self._replay
         with standing_on(replay, {exam.work.version: past}):
-            found = replay.microbatch(exhibit, exam.contribution.step, into)
+            found = replay.microbatch(exhibit, exam.contribution.step, None)
         return encoded_hop(self.steps.context.settings, found)
 
 

@@ -90,8 +90,8 @@ class Inquiry:
     def exact(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
         return self.steps.context.exact.run(Urgency.AUDIT, work)
 
-    def compute(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
-        return self.steps.context.compute.run(Urgency.AUDIT, work)
+    def replay(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
+        return self.steps.context.replays.run(Urgency.AUDIT, work)
 
     # -- asked --------------------------------------------------------------------------------------------
 

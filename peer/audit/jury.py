@@ -228,7 +228,7 @@ class Jury:
         if evidence.run_id != steps.context.run_id or accusation_of(evidence) != accusation:
             raise RemoteError("evidence", "the evidence is not what the charge commits to", accuser)
         try:
-            guilty = await steps.context.exact.run(Urgency.AUDIT, lambda: self._is_guilty(evidence))
+            guilty = await steps.context.judging.run(Urgency.AUDIT, lambda: self._is_guilty(evidence))
         except LocalError as error:
             raise TransientError(f"the case cannot be judged here: {error}") from error
         self._contradicted[accuser] += not guilty
@@ -253,7 +253,7 @@ class Jury:
             self._answered_for.discard(case.accused)
 
     def _is_guilty(self, evidence: Evidence) -> bool:
-        """(exact) Raises LocalError if this peer does not hold the versions."""
+        """(judging) Raises LocalError if this peer does not hold the versions."""
         oldest, version = mismatch_of(evidence).versions
         if not version - 1 <= oldest <= version <= self._steps.version:
             raise RemoteError("evidence", f"work of version {oldest} on the way to version {version}")

@@ -5,7 +5,7 @@ Methods marked (compute) run on the compute thread.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -88,7 +88,7 @@ class StagePass:
         self.replica = replica
         self.tensors = TensorPass(settings, replica.model)
         self.shape = self.tensors.shape
-        self._numeric_class = numeric_class(str(replica.model.device), settings.model.compute_dtype)
+        self._numeric_class = numeric_class(replica.model.device, settings.model.compute_dtype)
 
     # -- birth --------------------------------------------------------------------------------------------
 
@@ -126,21 +126,34 @@ class StagePass:
 
         Raises TransientError if it is not finite.
         """
+        return self.forward_begun(birth, x, targets, input_header)()
+
+    def forward_begun(
+        self, birth: BirthRecord, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+    ) -> Callable[[], tuple[Activation, Saved]]:
+        """(compute) `forward` in two halves: what is returned waits for the device, and may be called elsewhere."""
         version, y_BLD, saved = self.output(birth, x)
-        return self._packed(birth, version, y_BLD, targets, input_header), saved
+        encoding = self.tensors.sending(y_BLD)
+        return lambda: (self._packed(birth, version, encoding, targets, input_header), saved)
 
     def forward_only(
         self, birth: BirthRecord, weights: Weights, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
     ) -> Activation:
         """(compute) As `forward`, to evaluate the version that the record names."""
         y_BLD, _ = self.tensors.model.forward(weights, x, keep=False)
-        return self._packed(birth, Version(int(birth.step)), y_BLD, targets, input_header)
+        return self._packed(birth, Version(int(birth.step)), self.tensors.sending(y_BLD), targets, input_header)
 
     def loss(self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader) -> LossPass:
+        """(compute) `loss_begun`, and its end."""
+        return self.loss_begun(birth, x, targets_BL, input_header)()
+
+    def loss_begun(
+        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader
+    ) -> Callable[[], LossPass]:
         """(compute) At the last stage: the loss and the gradient of x; the parameters' is added to the step's sum.
 
-        Raises RemoteError for targets that the birth record does not count, TransientError if the gradient is not
-        finite.
+        What is returned waits for the device, and may be called elsewhere. Raises RemoteError for targets that the
+        birth record does not count; in the end TransientError if the gradient is not finite.
         """
         replica, step = self.replica, birth.step
         version, loss_sum, saved = self.outcome(birth, x, targets_BL)
@@ -151,7 +164,8 @@ class StagePass:
         if not saved.is_finite:
             log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
             replica.sum_of(step).not_finite.add(birth.microbatch_id)
-        return LossPass(loss_sum, self.answered(grad_x), version)
+        answering = self.answering(grad_x)
+        return lambda: LossPass(loss_sum, answering(), version)
 
     # -- back ---------------------------------------------------------------------------------------------
 
@@ -169,8 +183,17 @@ class StagePass:
 
     def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
         """(compute) The gradient of x as it goes to whoever sent x. Raises TransientError if it is not finite."""
-        with _must_be_finite():
-            return self.tensors.answered(grad_x_BLD)
+        return self.answering(grad_x_BLD)()
+
+    def answering(self, grad_x_BLD: torch.Tensor) -> Callable[[], memoryview]:
+        """(compute) `answered` in two halves: what is returned waits for the device, and may be called elsewhere."""
+        encoding = self.tensors.answering(grad_x_BLD)
+
+        def encoded() -> memoryview:
+            with _must_be_finite():
+                return encoding()
+
+        return encoded
 
     # -- step by step -------------------------------------------------------------------------------------
 
@@ -273,10 +296,15 @@ class StagePass:
         replica.sum_of(birth.step).papers[birth.microbatch_id] = papers
 
     def _packed(
-        self, birth: BirthRecord, version: Version, y_BLD: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+        self,
+        birth: BirthRecord,
+        version: Version,
+        encoding: Callable[[], memoryview],
+        targets: Bytes,
+        input_header: HopHeader | None,
     ) -> Activation:
         with _must_be_finite():
-            encoded = self.tensors.sent(y_BLD)
+            encoded = encoding()
         parents = (birth.digest(), *(() if input_header is None else (input_header.digest(),)))
         body = memoryview(b"".join((encoded, targets)))
         return Activation(birth, version, parents, input_header, body, len(encoded), bulk_digest(encoded))
@@ -292,6 +320,12 @@ def _must_be_finite() -> Iterator[None]:
         raise TransientError(f"what this peer computed is not finite: {error}") from error
 
 
-def numeric_class(device: str, compute_dtype: str) -> str:
-    """What a computation's bits depend on besides its inputs; replays are compared within a class."""
-    return f"torch-{torch.__version__.partition('+')[0]}/{device.partition(':')[0]}/{compute_dtype}"
+def numeric_class(device: torch.device, compute_dtype: str) -> str:
+    """What a computation's bits depend on besides its inputs: PyTorch's version, the kind and generation of the device,
+    the type. Replays are compared within a class."""
+    kind = device.type
+    if kind == "cuda":
+        kind += "-sm{}{}".format(*torch.cuda.get_device_capability(device))
+    elif kind == "cpu":
+        kind += f"-{torch.backends.cpu.get_cpu_capability().lower()}"
+    return f"torch-{torch.__version__.partition('+')[0]}/{kind}/{compute_dtype}"

@@ -92,18 +92,33 @@ class Belongings:
     """Told of each step that this peer took, after all others; None: nobody looks on."""
 
 
+@dataclass(frozen=True)
+class WorkThreads:
+    """What a peer at a stage works with; what each is for says `StageContext`."""
+
+    compute: WorkThread
+    copies: WorkThread
+    exact: WorkThread
+    replays: WorkThread
+    judging: WorkThread
+
+    @property
+    def all(self) -> list[WorkThread]:
+        """Each once."""
+        named = self.compute, self.copies, self.exact, self.replays, self.judging
+        return list({id(one): one for one in named}.values())
+
+
 class PeerAtStage:
     """Its parts, for those who look at it. `serve` once, then have `works` run until `leave`."""
 
-    def __init__(
-        self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread, memory: MemoryPressure
-    ) -> None:
+    def __init__(self, own: Belongings, joined: Joined, works_on: WorkThreads, memory: MemoryPressure) -> None:
         """Whoever hears of anything is there before the first message can bring it."""
         settings, chain, model, me = joined.settings, joined.chain, joined.model, own.identity.peer_id
         self._own, self._joined, self.memory = own, joined, memory
         self.settings, self.stage, self.device = settings, chain.stage, str(model.device)
         made = own.composition()
-        self.context = context = _context(own, joined, compute, exact)
+        self.context = context = _context(own, joined, works_on)
         events = context.events
         clip_norm, threads = stage_clip_norm(settings, self.stage), own.threads
         joined.snapshots.mkdir(parents=True, exist_ok=True)
@@ -152,11 +167,12 @@ class PeerAtStage:
         downstream = self._made_downstream(stage_pass, exchanges)
         work = StageWork(
             stage_pass,
-            compute,
+            context.compute,
             steps,
             self.counters,
             exchanges,
             screens,
+            copies=context.copies,
             permit=own.permit,
             memory=memory,
         )
@@ -223,7 +239,7 @@ class PeerAtStage:
         return Downstream(
             stage_pass,
             own.transport,
-            context.compute,
+            context.copies,
             EarliestFinishWiring(StageIndex(self.stage + 1), own.rng),
             self.counters,
             era=lambda: steps.era,
@@ -365,19 +381,23 @@ class PeerAtStage:
         """What may begin changes with the owner's permit."""
         while True:
             changed = self._own.permit.changed
-            self.context.compute.wake()
+            for thread in (self.context.compute, self.context.judging):
+                thread.wake()
             await changed.wait()
 
 
-def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> StageContext:
+def _context(own: Belongings, joined: Joined, threads: WorkThreads) -> StageContext:
     settings, stage = joined.settings, joined.chain.stage
     return StageContext(
         settings=settings,
         run_id=joined.run_id,
         identity=own.identity,
         transport=own.transport,
-        compute=compute,
-        exact=exact,
+        compute=threads.compute,
+        copies=threads.copies,
+        exact=threads.exact,
+        replays=threads.replays,
+        judging=threads.judging,
         snapshots=SnapshotStore(joined.snapshots, threads=own.threads),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
         reductions=ReductionStore(settings.audits.retained_versions, joined.snapshots),
@@ -389,6 +409,36 @@ def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkTh
 def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> None:
     if event.stage == stage:
         downstream.update_peers(set(event.peers))
+
+
+def work_threads(
+    joined: Joined,
+    permit: Permit,
+    follower: Callable[[], Callable[[], None]],
+    memory: MemoryPressure,
+    *,
+    make: Callable[..., WorkThread] = WorkThread,
+) -> WorkThreads:
+    """Of a peer that has joined; `follower` makes what sets how many cores a thread computes with."""
+    compute = compute_thread(joined.settings, permit, follower(), memory, make=make)
+    link, follow = joined.model.link, follower()
+
+    def go_aside() -> None:
+        follow()
+        link.go_aside()
+
+    shares = link.device.type == "cpu"
+    judging = make(
+        "judging", before_job=go_aside, may_begin=lambda urgency: shares or not permit.withheld, memory=memory
+    )
+    replays = compute if shares else judging
+    log.info(
+        "replays for audits, exams and juries run on %s, %s",
+        link.device,
+        "after what is trained" if shares else "beside what is trained",
+    )
+    copies = compute if shares else make("copies", memory=memory)
+    return WorkThreads(compute, copies, make("exact", memory=memory), replays, judging)
 
 
 def compute_thread(

@@ -24,7 +24,7 @@ from peer.owner.tally import WorkTally
 from peer.pipeline.compute import WorkThread
 from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import KnownStanding
-from peer.program.at_stage import Belongings, PeerAtStage, compute_thread
+from peer.program.at_stage import Belongings, PeerAtStage, work_threads
 from peer.program.composition import Composition
 from peer.program.joining import Joined, Joining, OnRun
 from peer.program.reports import Reports
@@ -237,12 +237,11 @@ class PeerDaemon:
     async def _live(self, joined: Joined, stop: asyncio.Event) -> StageIndex | None:
         """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
         memory = MemoryPressure(joined.settings, joined.model)
-        compute = compute_thread(joined.settings, self.permit, self._threads.follower(), memory, make=self._work_thread)
-        exact = self._work_thread("exact", memory=memory)
+        threads = work_threads(joined, self.permit, self._threads.follower, memory, make=self._work_thread)
         services = list[asyncio.Future[None]]()
         at, leave_by = None, 0.0
         try:
-            at = self.at = PeerAtStage(self._own, joined, compute, exact, memory)
+            at = self.at = PeerAtStage(self._own, joined, threads, memory)
             self._serves = at.stage
             await at.serve()
             services += [asyncio.ensure_future(work) for work in at.works()]
@@ -258,7 +257,7 @@ class PeerDaemon:
         finally:
             if at is not None:
                 await self._leave(at, services)
-            for thread in (compute, exact):
+            for thread in threads.all:
                 thread.close(timeout_s=max(0.5, leave_by - time.monotonic()))
         return at.target
 

@@ -138,4 +138,4 @@ class SimulatedStage:
         gradient, norm = first.result_decoder().gradient(result.parts, list(outcome.bodies)) or (None, None)
         new = first.next_version(gradient, self.chain.name, gradient_norm=norm)
         for peer in self.peers.values():
-            peer.replica.swap(new)
+            peer.replica.swap(new if peer.replica.model.device == first.model.device else peer.replica.placed(new))

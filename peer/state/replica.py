@@ -4,11 +4,10 @@ Methods marked (compute) run on the compute thread, (exact) on the exact thread;
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kernels.cache_hints import zeros_on_lines
@@ -124,6 +123,10 @@ class StageReplica:
         self.residual = Residual(self.layout.num_values) if feeds_back else None
         """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
 
+    def model_of_replays(self) -> StageModel:
+        """What others' work is computed again with, on this peer's device, perhaps beside its own work."""
+        return self.model.computing(self.model.mode)
+
     # -- microbatches -------------------------------------------------------------------------------------
 
     def weights_for(self, step: Step) -> tuple[Version, Weights]:
@@ -154,7 +157,7 @@ class StageReplica:
         """(compute) The open sum that the step's microbatches go into."""
         held = self._sums.get(step)
         if held is None:
-            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.device)
+            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.link)
             gradient.zero()
             held = self._sums[step] = Accumulation(gradient)
         return held
@@ -177,6 +180,7 @@ class StageReplica:
         """(compute) Close the step's sum: nothing is added to it any more."""
         held = self.sum_of(step)
         held.closed = True
+        held.gradient.close()
         self.stale_share[step] = (held.stale, len(held.work))
         return held
 
@@ -217,6 +221,11 @@ class StageReplica:
         extrapolated = self.model.weights(ahead) if ahead is not None else None
         return NewVersion(made.state, self.model.weights(made.state.weights), ahead, extrapolated, made.gradient_norm)
 
+    def placed(self, new: NewVersion) -> NewVersion:
+        """The same version, made by another replica, on this one's device."""
+        ahead = self.model.weights(new.ahead) if new.ahead is not None else None
+        return replace(new, weights=self.model.weights(new.state.weights), extrapolated=ahead)
+
     def swap(self, new: NewVersion) -> None:
         """The new version is the stage's from now on."""
         if new.state.version != self.state.version + 1:
@@ -249,8 +258,3 @@ class StageReplica:
     def parts(self) -> Parts:
         """Where each part lies among the stage's values."""
         return self._parts
-
-
-def stage_device(gpu: int | None) -> str:
-    """PyTorch's name of the device a volunteer allows."""
-    return "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"

@@ -181,6 +181,7 @@ def stage_memory_bytes(
     moments = round(settings.optimizer.moment_bytes * num_parameters)
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
     weights = FLOAT_BYTES * num_parameters
+    rounded = settings.model.compute_dtype == "bf16"
     codec = settings.codecs.averaging
     items = {
         f"host.weights, {versions} versions": versions * weights,
@@ -206,13 +207,17 @@ def stage_memory_bytes(
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
         items["host.exhibits kept for audits"] = round(kept * exhibits)
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
-        items["host.sums of a replay"] = weights
+        items[f"{on_device}.sums of a replay"] = weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
         items["host.mean gradient with the residual"] = weights
     items["host.memory kept for messages"] = min(KEPT_FOR_MESSAGES_BYTES, items["host.wire buffers"])
-    if on_device == "device":
+    if on_device == "device" and settings.replays:
+        items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
+    if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
+        items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
+    if on_device == "device" and (not rounded or stage in (None, 0)):
         items[f"device.weights, {versions} versions"] = versions * weights
     if stage is None or stage == settings.model.num_stages - 1:
         tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // settings.data.vocab_size + 1)

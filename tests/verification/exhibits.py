@@ -303,7 +303,7 @@ class SmallRun:
             shape=shape,
             dtype="fp32",
             codec=codecs.activations if direction == "forward" else codecs.activation_gradients,
-            numeric_class=numeric_class("cpu", self.settings.model.compute_dtype),
+            numeric_class=numeric_class(torch.device("cpu"), self.settings.model.compute_dtype),
             body_digest=bulk_digest(body),
         ).signed_by(producer)
 

@@ -72,7 +72,7 @@ def _worse(found: Comparison, grade: Grade, reason: str, extent: float) -> Compa
 
 
 def compared_hop(
-    replay: StageReplay, exhibit: Exhibit, step: Step, into: torch.Tensor
+    replay: StageReplay, exhibit: Exhibit, step: Step, into: torch.Tensor | None
 ) -> dict[Literal["activation", "gradient"], Comparison]:
     """Of what the exhibit's peer sent on and sent back, where it sent any; `into` as `StageReplay.microbatch` has it,
     which also says what is raised."""

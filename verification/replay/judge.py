@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
@@ -248,8 +246,7 @@ def _contribution_verdict(
 
 def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
     (exhibit,) = case.exhibits
-    unused = torch.zeros(replay.layout.num_values, dtype=torch.float32)
-    compared = compared_hop(replay, exhibit, case.contribution.step, unused)
+    compared = compared_hop(replay, exhibit, case.contribution.step, None)
     number = exhibit.papers.birth.microbatch_id
     return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
 

@@ -107,6 +107,14 @@ def test_gpu_holds_weights_gradients_and_activations_but_no_moments() -> None:
     assert "host.moments" in items
 
 
+def test_under_bf16_matrices_are_kept_rounded_beside_the_host_s_weights() -> None:
+    rounded = replace(_settings(), model=replace(_settings().model, compute_dtype="bf16"))
+    on_cpu, on_gpu = (stage_memory_bytes(rounded, 1000, 128, device, stage=1) for device in ("cpu", "cuda:0"))
+    assert on_cpu["host.weights in bf16, 2 versions"] == on_gpu["device.weights in bf16, 2 versions"] == 4_000
+    assert "device.weights, 2 versions" not in on_gpu
+    assert on_cpu["host.weights, 2 versions"] == on_gpu["host.weights, 2 versions"] == 8_000
+
+
 def test_memory_follows_the_settings_that_decide_it() -> None:
     def item(settings: RunSettings, name: str) -> int:
         return stage_memory_bytes(settings, 1000, 128, "cpu")[name]
