@@ -12,6 +12,7 @@ from peer.directory import moving
 from peer.round import fragments
 from swarm import host_protocol
 from swarm.checkpoint import record as checkpoint_record
+from swarm.core.audit import chance, ticket
 from swarm.core.canonical import Value
 from swarm.core.forms import Each, Form, Items, Maybe, Nested
 from swarm.core.layout import Slot, layout_of
@@ -24,7 +25,7 @@ from swarm.network.bulk import direct
 from swarm.network.directory import dial_back
 from verification.audit import owed, probation, verdicts
 from verification.kinds import equivocation
-from verification.pipeline import headers, ticket
+from verification.pipeline import headers
 from verification.round import papers, reduction
 from verification.state import anchor, state_statement
 
@@ -35,7 +36,7 @@ PACKAGES = ("swarm.", "verification.", "peer.")
 HOLDING = (
     *(ballots, basis, checkpoint_record, contribution, direct, dial_back, equivocation, fragments, headers),
     *(host_protocol, moving, owed, papers, pieces, probation, reduction, stage_chain, state_statement, ticket),
-    *(verdicts, anchor),
+    *(verdicts, anchor, chance),
 )
 """Modules with records, which are loaded by this. A test looks for others."""
 BASES = frozenset({Signed, SignedOnce, SignedRecord, SignedValue, Record, Row})

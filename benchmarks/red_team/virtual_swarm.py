@@ -33,6 +33,7 @@ from peer.program.daemon import PeerDaemon
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.averaging.result_decoder import squares_of
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
 from swarm.data.batches import held_out_batches
@@ -44,7 +45,6 @@ from swarm.network.identity_file import save_identity
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.service import decode_meta
 from swarm.network.transport import Message
-from verification.audit.draws import HashChain
 from verification.pipeline.headers import BirthRecord
 
 Event = dict[str, Any]

@@ -40,8 +40,9 @@ from verification.audit.standing import StandingTable
 EVALUATED_EVERY = 10
 """Steps."""
 EVALUATED_MICROBATCHES = 32
-NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records", "charges")
-"""They lie in the directory alone, of which a simulated swarm has none: everybody knows who is there."""
+NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records", "charges", "framing", "written_result")
+"""They lie in the directory, of which a simulated swarm has none: everybody knows who is there; or in what nobody takes
+and somebody else does instead, later: here nothing takes time."""
 
 
 @dataclass(frozen=True)

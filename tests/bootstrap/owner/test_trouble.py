@@ -102,10 +102,8 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
             assert (not_finite["stage"], not_finite["step"], not_finite["peers"]) == (0, 4, [first])
             assert sum(stop - start for start, stop in not_finite["ids"]) == 4
             assert len(not_finite["tokens"]) == 2 * len(not_finite["ids"]), "of a microbatch's two samples"
-            again, told, *later = others
+            told, *later = others
             assert all(one["step"] > 17 for one in later), "the liar goes on"
-            # Stage 1 had learnt from that data in step 4: when it came again, its work weighed nothing there.
-            assert (again["stage"], again["step"], again["reason"]) == (1, 5, "the gradient's norm is 0.0")
             assert (told["stage"], told["step"]) == (1, 17)
             assert told["peers"] == [liar]
             assert sum(stop - start for start, stop in told["ids"]) == 4

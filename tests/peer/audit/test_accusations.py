@@ -10,7 +10,7 @@ import pytest
 
 import bootstrap.audit.accusations
 import peer.audit.accuser
-from bootstrap.audit.accusations import MAX_COMING, IncomingEvidence, largest_evidence_bytes
+from bootstrap.audit.accusations import MAX_COMING, IncomingEvidence
 from peer.audit.accuser import MAX_TRIES, Accuser
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
@@ -20,6 +20,7 @@ from swarm.network.transport import Message
 from tests.swarm_in_process import identity_of
 from tests.verification.exhibits import small_settings
 from verification.audit.evidence import Evidence
+from verification.replay.evidence_file import largest_evidence_bytes
 
 PIECE = 1000
 ACCUSED = PeerId("accused")

@@ -9,6 +9,7 @@ import pytest
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import ADMIT, REPORT, StepReport
+from swarm.identity.key import Identity
 from swarm.network.transport import Message
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 
@@ -34,6 +35,9 @@ def test_reports_that_are_no_members_or_come_again_change_nothing(tmp_path: Path
 
     async def train() -> None:
         async with swarm_in_process(manifest, tmp_path, peers=(1, 1), evaluate_tokens=64) as swarm:
+            outsider = swarm.network.transport(OUTSIDER)
+            wish = Message({"stage": 0, "chain_end": bytes(32), "voucher": None})
+            await outsider.call(swarm.run.host_key.peer_id, ADMIT, wish, timeout_s=5.0, max_body_bytes=0)
             before = await swarm.finished()
             progress, member = swarm.host.progress, swarm.peers[0].peer_id
             assert before["steps"] == STEPS
@@ -43,11 +47,9 @@ def test_reports_that_are_no_members_or_come_again_change_nothing(tmp_path: Path
             assert report.state_digest
             lie = replace(report, loss_sum=1e9, state_digest=bytes(32))
 
-            await refused(swarm, OUTSIDER.peer_id, lie, kind="standing")
-            assert OUTSIDER.peer_id not in progress.peers
-            outsider = swarm.network.transport(OUTSIDER)
-            wish = Message({"stage": 0, "chain_end": bytes(32), "voucher": None})
-            await outsider.call(swarm.run.host_key.peer_id, ADMIT, wish, timeout_s=5.0, max_body_bytes=0)
+            stranger = Identity.generate().peer_id
+            await refused(swarm, stranger, lie, kind="standing")
+            assert stranger not in progress.peers
             await told(swarm, OUTSIDER.peer_id, lie)  # anybody is admitted here, to probation
             await told(swarm, member, report)  # again: its answer was lost
             await refused(swarm, member, replace(report, stage=1), kind="standing")

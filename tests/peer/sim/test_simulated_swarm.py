@@ -8,13 +8,13 @@ from peer.adversary import strengths
 from peer.sim import Outcome, SimulatedSwarm, TinyRun
 from peer.sim.swarm import NOT_SIMULATED
 from swarm.attacks import KINDS, Attack
+from swarm.core.audit.chance import REVEALED_AFTER
 from swarm.core.errors import SettingsError
 from swarm.core.ids import Step
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import AuditSettings, CodecSettings
 from swarm.model.stage import StageModel
 from verification.audit.amplified import TABLE, region_sizes
-from verification.audit.draws import REVEALED_AFTER
 from verification.audit.running_bias import audits_needed
 
 MUCH = AuditSettings(hop_budget=1.0, contribution_budget=1.5)
@@ -160,6 +160,8 @@ LEFT_OUT = {
     "forged_records": "it lies in the directory, of which the virtual swarm has none: everybody knows who is there",
     "replayed_records": "it lies in the directory",
     "inflated_records": "it lies in the directory, and of how long work waits: work is dealt out, and waits for nobody",
+    "framing": "whoever gets its header refuses it: here a microbatch has no other way to go",
+    "written_result": "nobody votes for it, and another leads when it has waited: here time stands still",
     "charges": "it brings charges of which there is no case: here a case is judged at once",
 }
 UNHARMFUL = frozenset(
@@ -171,8 +173,6 @@ UNHARMFUL = frozenset(
         "omitting_reducer",  # a part may not have come, for all that others know
         "omitting_leader",  # nor a commitment; whom it left out asks to be let in again
         "equivocating_leader",  # neither roster is voted for, and another leads
-        "written_result",  # nobody votes for it, and another leads
-        "framing",  # whoever gets it refuses it; here nobody looks
         "grinding",  # nothing is drawn by what it writes; with another value than its chain has, it is left out
         "sybil_flood",  # nobody votes for a roster that names strangers
         "lying_juror",  # nobody is accused

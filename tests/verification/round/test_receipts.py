@@ -164,7 +164,7 @@ def test_two_neighbours_in_league_have_papers_for_twice_a_step_and_no_more() -> 
     near, accomplice, honest = Neighbours.made_up(), identities(5)[0], identities(5)[1:]
     stage, step = StageIndex(1), Step(0)
     facts = replace(facts_of(5), run_id=RUN_ID, stage=stage, step=step, previous_name=bytes(32), num_parts=1)
-    facts = replace(facts, said=said_by(HOST_CHAIN, step))
+    facts = replace(facts, said=said_by(HOST_CHAIN, step), links={})
 
     def made(me: Identity, ids: range) -> Contribution:
         shown = [papers_of(settings, RUN_ID, stage, step, MicrobatchId(number), me, near) for number in ids]
