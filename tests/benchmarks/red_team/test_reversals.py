@@ -16,7 +16,7 @@ FIRST_STAGE, LAST_STAGE = "one of 5, the first stage", "one of 5, the last stage
 TWO_LIARS = "two of 8, the first stage"
 
 SHRUNK: dict[str, tuple[int, str, Rule, str]] = {
-    "framing": (432, FIRST_STAGE, Rule(0, "made", "HopHeader", "parents", "sibling", to_step=9), "shut_out"),
+    "framing": (432, FIRST_STAGE, Rule(0, "made", "HopHeader", "parents", "sibling", to_step=9), "stopped"),
     "claimed_ids": (299, LAST_STAGE, Rule(0, "made", "Contribution", "work", "inner", to_step=6), "claims"),
     "long_contributions": (116, TWO_LIARS, Rule(0, "made", "Contribution", "work", "longest", to_step=3), "ended"),
 }
