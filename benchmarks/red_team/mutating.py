@@ -17,6 +17,7 @@ from dataclasses import asdict
 
 from benchmarks.red_team.plan import Plan
 from benchmarks.red_team.trial import Trial, run
+from swarm.local.compute_pools import bound_pools
 
 ORDERED = "PYTHONHASHSEED"
 """Sets of names are gone through in the same order in every process if this is 0."""
@@ -73,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "benchmarks.red_team.mutating",
             *(sys.argv[1:] if arguments is None else arguments),
         ]
-        return subprocess.run(again, env=os.environ | {ORDERED: "0", "OMP_NUM_THREADS": "1"}, check=False).returncode
+        environment = os.environ | {ORDERED: "0"}
+        bound_pools(1, environment)
+        return subprocess.run(again, env=environment, check=False).returncode
     began = told = time.time()
     broken, done, held, peak = Counter[str](), 0, 0, 0.0
     failing: list[Trial] = []

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from peer.adversary.strengths import GROUND_VALUE_EVERY
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
@@ -11,6 +13,7 @@ from swarm.core.round.contribution import MAX_CHARGES, Result
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 
 
+@pytest.mark.soak
 def test_a_grinding_peer_leads_and_reduces_in_its_turn_and_is_left_out_where_its_value_is_another(
     tmp_path: Path,
 ) -> None:

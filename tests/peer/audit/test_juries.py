@@ -61,6 +61,7 @@ def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
     asyncio.run(train())
 
 
+@pytest.mark.soak
 def test_charges_without_a_case_put_nobody_out_and_cost_their_bringers_their_place(tmp_path: Path) -> None:
     """Two of seven charge somebody each step, and convict whomever anybody asks about."""
     attacks = {(1, 5): "charges@6", (1, 6): "charges@6"}
