@@ -147,7 +147,7 @@ class _ModelElsewhere(StageModel):
         answer, (y,) = self._ask("forward", weights, [x], keep=keep)
         return torch.from_numpy(y), cast(Saved, _Kept(answer["kept"], weights)) if keep else None
 
-    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
+    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
         return self._back("backward", cast(_Kept, saved), [grad_y_BLD.numpy()], into)
 
     def loss(
@@ -161,7 +161,7 @@ class _ModelElsewhere(StageModel):
         )
         return answer["loss_sum"], answer["num_targets"], cast(SavedLoss | None, kept)
 
-    def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
+    def loss_backward(self, saved: SavedLoss, into: torch.Tensor | None) -> torch.Tensor | None:
         return self._back("loss_backward", cast(_Kept, saved), [], into)
 
     def _ask(
@@ -171,10 +171,11 @@ class _ModelElsewhere(StageModel):
         request = {"do": what, "stage": self.stage, "weights": number, "keep": keep}
         return self._machine.ask(request, [tensor.numpy() for tensor in tensors])
 
-    def _back(self, what: str, kept: _Kept, arrays: Sequence[Array], into: torch.Tensor) -> torch.Tensor | None:
+    def _back(self, what: str, kept: _Kept, arrays: Sequence[Array], into: torch.Tensor | None) -> torch.Tensor | None:
         request = {"do": what, "stage": self.stage, "kept": kept.number}
         _, (gradient, *grad_x) = self._machine.ask(request, arrays)
-        into += torch.from_numpy(gradient)
+        if into is not None:
+            into += torch.from_numpy(gradient)
         return torch.from_numpy(grad_x[0]) if grad_x else None
 
 

@@ -72,6 +72,7 @@ from swarm.drawn_papers import DrawnPapers  # noqa: E402
 from swarm.identity.key import Identity  # noqa: E402
 from swarm.local.rehearsal import rehearse  # noqa: E402
 from swarm.model.layout import ParameterLayout  # noqa: E402
+from swarm.model.link import link_to  # noqa: E402
 from swarm.network.loop import run  # noqa: E402
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport  # noqa: E402
 from swarm.network.transport import Message, Transport  # noqa: E402
@@ -98,6 +99,7 @@ class BareModel:
     def __init__(self, params: int) -> None:
         self.stage = STAGE
         self.device = torch.device("cpu")
+        self.link = link_to(self.device)
         norm = min(1024, params // 2)
         self.layout = ParameterLayout.of({"norm.weight": (norm,), "mlp.weight": (1, params - norm)})
 
