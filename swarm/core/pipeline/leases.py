@@ -4,8 +4,8 @@ Chunks are leased in order. A member takes the ids of its leases in order; what 
 consumed; a leaver's unfinished chunks go to others. Every member computes the same table.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,6 +51,21 @@ class OpenChunk:
         return OpenChunk(self.position, self.holder, tuple(left))
 
 
+class HeldIds(Container[int]):
+    """Unconsumed ids of one holder, by their runs: a table may hold millions."""
+
+    def __init__(self, runs: Iterable[tuple[int, int]]) -> None:
+        """Runs [start, stop) that do not overlap."""
+        self._runs = sorted(runs)
+        self._starts = [start for start, _ in self._runs]
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int):
+            return False
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._runs[at][1]
+
+
 @dataclass(frozen=True)
 class LeaseTable(Wire):
     """Which ids each member of stage 0 may use for the coming step."""
@@ -71,13 +86,12 @@ class LeaseTable(Wire):
             for number in range(start, stop)
         ]
 
-    def ids_by_holder(self) -> dict[PeerId, frozenset[MicrobatchId]]:
+    def ids_by_holder(self) -> dict[PeerId, "HeldIds"]:
         """The unconsumed ids of each."""
-        held: dict[PeerId, list[MicrobatchId]] = {}
+        held: dict[PeerId, list[tuple[int, int]]] = {}
         for chunk in self.open_chunks:
-            ids = (MicrobatchId(number) for start, stop in chunk.left for number in range(start, stop))
-            held.setdefault(chunk.holder, []).extend(ids)
-        return {holder: frozenset(ids) for holder, ids in held.items()}
+            held.setdefault(chunk.holder, []).extend(chunk.left)
+        return {holder: HeldIds(runs) for holder, runs in held.items()}
 
     def advance(
         self, *, consumed: Iterable[MicrobatchId], members: Iterable[PeerId], order: DataOrder, ids_each: int

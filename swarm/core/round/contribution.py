@@ -3,8 +3,7 @@
 Each is signed by its maker under its domain.
 """
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
@@ -394,7 +393,7 @@ class Result(Signed, PackedOnce):
         return frozenset(peer for part in self.parts for peer in part.contributors)
 
 
-Leases: TypeAlias = Mapping[PeerId, AbstractSet[MicrobatchId]]
+Leases: TypeAlias = Mapping[PeerId, Container[int]]
 """At stage 0, the ids that each member may use."""
 
 
@@ -407,5 +406,5 @@ def counted_work(made: Contribution, leases: Leases | None) -> tuple[Work, ...]:
     """
     if leases is None:
         return made.work
-    own = leases.get(made.peer_id, frozenset())
+    own = leases.get(made.peer_id, ())
     return tuple(item for item in made.work if item.microbatch_id in own)

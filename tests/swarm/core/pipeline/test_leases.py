@@ -177,3 +177,14 @@ def test_too_much_to_skip_is_refused() -> None:
     table = LeaseTable(1, (OpenChunk(0, PEERS[0], ((0, 1 << 14),)),))
     with pytest.raises(ValueError, match="ranges"):
         table.skipping([(number, number + 1) for number in range(1, 1 << 14, 2)], ORDER)
+
+
+def test_who_holds_an_id_is_found_by_its_runs() -> None:
+    table = LeaseTable().advance(consumed=(), members=PEERS[:2], order=ORDER, ids_each=8)
+    ids = table.ids_of(PEERS[0])
+    table = table.advance(consumed=ids[1:3], members=PEERS[:2], order=ORDER, ids_each=8)
+    held = table.ids_by_holder()
+    for peer in PEERS[:2]:
+        own = {*table.ids_of(peer)}
+        assert {number for number in range(200) if number in held[peer]} == own
+    assert "1" not in held[PEERS[0]]
