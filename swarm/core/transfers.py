@@ -12,8 +12,8 @@ LEAST_MBIT = 1.0
 """What a line is assumed to carry where a run's manifest does not say (`deadlines.least_mbit`)."""
 ALIVE_SHARE = 0.25
 WINDOW_S = 5.0
-LOOK_S = 0.25
-"""What comes within less is looked at together."""
+LOOKS = 20
+"""In a window: what comes between two is looked at together."""
 MOST_TIMES = 4.0
 SHARED_BY = 16
 """Transfers that may share one line at a time: what a line is assumed to carry is divided among them."""
@@ -62,30 +62,32 @@ class Transfer:
 
     num_bytes: int
     began: float
-    floor_s: float = WINDOW_S
+    window_s: float = WINDOW_S
+    floor_s: float = 0.0
     """The call's own: before this time nothing is given up."""
     rate: float = LEAST_BYTES_PER_S
-    """Assumed, bytes a second; from the first `WINDOW_S` on what they brought, if that is less, down to `least`."""
+    """Assumed, bytes a second; from the first window on what that brought, if that is less, down to `least`."""
     _looks: list[tuple[float, int]] = field(default_factory=list)
     """When how many bytes were there in all, lately."""
     _is_measured: bool = False
 
     def __post_init__(self) -> None:
         self.least = self.rate / SHARED_BY
+        self.floor_s = max(self.floor_s, self.window_s)
         self._looks.append((self.began, 0))
         self.came = 0
 
     def progress(self, came: int, *, now: float) -> None:
         """So many bytes are here in all."""
-        self.came = came
-        if not self._is_measured and now >= self.began + WINDOW_S:
+        self.came = came = max(came, self.came)
+        if not self._is_measured and now >= self.began + self.window_s:
             self._is_measured = True
             self.rate = min(self.rate, max(self.least, came / (now - self.began)))
-        if now < self._looks[-1][0] + LOOK_S and len(self._looks) > 1:
+        if now < self._looks[-1][0] + self.window_s / LOOKS and len(self._looks) > 1:
             self._looks[-1] = (self._looks[-1][0], came)  # as if it had come a little earlier
             return
         self._looks.append((now, came))
-        while self._looks[1][0] <= now - WINDOW_S and len(self._looks) > 2:
+        while self._looks[1][0] <= now - self.window_s and len(self._looks) > 2:
             del self._looks[0]
 
     @property
@@ -93,8 +95,8 @@ class Transfer:
         """When it is given up, unless more has come by then."""
         rate = self.rate if self._is_measured else self.least
         ends_at = self.began + longest_s(self.num_bytes, rate, floor_s=self.floor_s)
-        wanted = min(ALIVE_SHARE * WINDOW_S * rate, self.num_bytes - self.came)
+        wanted = min(ALIVE_SHARE * self.window_s * rate, self.num_bytes - self.came)
         if wanted <= 0:
             return ends_at
         enough_at = next(at for at, came in self._looks if came > self.came - wanted)
-        return min(ends_at, max(self.began + self.floor_s, enough_at + WINDOW_S))
+        return min(ends_at, max(self.began + self.floor_s, enough_at + self.window_s))

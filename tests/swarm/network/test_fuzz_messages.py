@@ -437,7 +437,7 @@ def network_readers() -> list[Reader]:
         async def whole(stream: socket.socket) -> Message | RemoteError | EOFError | None:
             try:
                 head = await read_one(stream)
-                return await framing.read_content(stream, head, stall_s=5.0) if head.body_bytes < 1 << 20 else None
+                return await framing.read_content(stream, head, window_s=5.0) if head.body_bytes < 1 << 20 else None
             except ends as error:  # raised through `run_until_complete`, it would keep the body until it is collected
                 return error.with_traceback(None)
 
