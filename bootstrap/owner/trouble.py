@@ -119,4 +119,4 @@ class Trouble:
     def silent_after_s(self) -> float:
         """No step takes longer than this, unless something is wrong."""
         deadlines = self.settings.deadlines
-        return deadlines.step_s + deadlines.straggler_s + 4 * deadlines.round_phase_s + deadlines.lease_s
+        return deadlines.step_s + deadlines.straggler_s + 4 * deadlines.call_s + deadlines.lease_s

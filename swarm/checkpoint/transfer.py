@@ -6,7 +6,7 @@ and CHUNK {stage, version, index} with one chunk.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.averaging.codecs import result_codec
@@ -23,9 +23,11 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId
+from swarm.core.plan import FLOAT_BYTES, RESULT_BYTES
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.transfers import bytes_per_s, longest_s
 from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
@@ -166,12 +168,12 @@ async def fetch_chunks(
     A donor that fails once, or gives another chunk, is asked no more. Raises the last one's TransientError or
     RemoteError, or TimeoutError.
     """
-    call_s, places = settings.deadlines.call_s, asyncio.Semaphore(PARALLEL_CHUNKS)
+    chunk_s, places = transfer_s(settings, PARALLEL_CHUNKS * CHUNK_BYTES), asyncio.Semaphore(PARALLEL_CHUNKS)
     failed: set[PeerId] = set()
 
     async def from_donor(donor: PeerId, index: int) -> bytes:
         meta: dict[str, Value] = {"stage": offer.stage, "version": offer.version, "index": index}
-        answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=call_s * 3, max_body_bytes=CHUNK_BYTES)
+        answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=chunk_s, max_body_bytes=CHUNK_BYTES)
         data = bytes(answer.body)
         await asyncio.to_thread(verify_chunk, offer.hashes, index, data)
         return data
@@ -191,8 +193,20 @@ async def fetch_chunks(
                     last = error
         raise last
 
-    async with asyncio.timeout(settings.deadlines.state_transfer_s):
+    async with asyncio.timeout(transfer_s(settings, offer.total_bytes)):
         return await asyncio.gather(*(chunk(index) for index in range(num_chunks_of(offer.total_bytes))))
+
+
+def transfer_s(settings: RunSettings, num_bytes: float) -> float:
+    """Seconds after which a transfer of so many bytes has ended in any case."""
+    return longest_s(num_bytes, bytes_per_s(settings.deadlines.least_mbit), floor_s=settings.deadlines.call_s)
+
+
+def states_s(settings: RunSettings, num_values: Iterable[int]) -> float:
+    """`transfer_s` of the states of stages with so many values each, with the results until the next snapshots."""
+    result_bytes = RESULT_BYTES[settings.codecs.averaging] * settings.retained_results
+    value_bytes = FLOAT_BYTES + settings.optimizer.moment_bytes + result_bytes
+    return transfer_s(settings, sum(num_values) * value_bytes)
 
 
 def _read_offer(reply: Message, layout: ParameterLayout) -> Offer:

@@ -3,8 +3,8 @@
 Each is signed by its maker under its domain.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -124,6 +124,9 @@ class Roster(SignedOnce):
     """Why the round was closed."""
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)] = ()
     """Members of the neighbouring stages: they vote on the next round if this stage has few members."""
+    left_out: Annotated[tuple[Contribution, ...], AtMost(MAX_MEMBERS)] = ()
+    """Contributions that were certified and are not in the round, for their parts did not come to the reducers of a
+    quorum of parts; in the order in which they were left out."""
     certificate: Annotated[Certificate | None, Beside()] = None
     """Of the facts; none yet while it is being voted on. No part moves without it."""
 
@@ -176,6 +179,21 @@ class Roster(SignedOnce):
 
     @cached_property
     def _facts_digest(self) -> bytes:
+        return self._facts_without(len(self.left_out))
+
+    def comes_of(self, facts: bytes) -> bool:
+        """Whether it is made of these certified facts, perhaps with some contributions left out since."""
+        return any(self._facts_without(count) == facts for count in range(len(self.left_out) + 1))
+
+    def without(self, peers: Collection[PeerId]) -> "Roster":
+        """The same, with the contributions of these left out as well; never all of them."""
+        lost = tuple(made for made in self.contributions if made.peer_id in peers)
+        stay = tuple(made for made in self.contributions if made.peer_id not in peers)
+        return replace(self, contributions=stay, left_out=(*self.left_out, *lost)) if stay else self
+
+    def _facts_without(self, count: int) -> bytes:
+        """Of the contributions that are left out, only the first `count`."""
+        contributions = sorted((*self.contributions, *self.left_out[count:]), key=lambda made: made.peer_id)
         return digest(
             "roster-facts",
             [
@@ -184,10 +202,11 @@ class Roster(SignedOnce):
                 self.step,
                 self.previous_name,
                 list(self.members),
-                [c.packed for c in self.contributions],
+                [c.packed for c in contributions],
                 list(self.joins),
                 [d.peer_id for d in self.leaves],
                 list(self.neighbours),
+                [c.packed for c in self.left_out[:count]],
             ],
         )
 
@@ -195,10 +214,13 @@ class Roster(SignedOnce):
         names = [c.peer_id for c in self.contributions]
         if names != sorted(set(names)):
             raise RemoteError("malformed", "roster's contributions are not in the order of peer ids")
+        lost = [c.peer_id for c in self.left_out]
+        if len(set(lost)) != len(lost) or set(lost) & set(names) or (lost and not names):
+            raise RemoteError("malformed", "roster leaves out contributions that it has, one twice, or all")
 
 
-Why: TypeAlias = Literal["missing", "malformed"]
-"""It did not come, or it came as committed to and stands for no values."""
+Why: TypeAlias = Literal["malformed"]
+"""It came as committed to and stands for no values. Parts that do not come are never left out one by one."""
 
 
 @dataclass(frozen=True)

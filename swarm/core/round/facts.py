@@ -162,7 +162,7 @@ class RoundFacts:
             raise RemoteError("protocol", f"roster's {len(roster.joins)} joins are not new peers, each once", leader)
         if not set(roster.reducers) <= members - left:
             raise RemoteError("standing", "a reducer is no member, or leaves", leader)
-        for contribution in roster.contributions:
+        for contribution in (*roster.contributions, *roster.left_out):
             if contribution.peer_id in left or not contribution.work:
                 raise RemoteError("protocol", f"{contribution.peer_id} leaves or has no work, but contributes", leader)
             if not known(contribution):

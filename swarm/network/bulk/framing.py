@@ -142,6 +142,7 @@ async def _alive(stream: Stream, num_bytes: int, window_s: float, came: Callable
     """Ends what is in it with TimeoutError once the transfer of so many bytes is given up; `came`: those that moved."""
     loop = asyncio.get_running_loop()
     transfer = Transfer(num_bytes, loop.time(), window_s=window_s)
+    looking: asyncio.TimerHandle | None = None
     async with asyncio.timeout_at(transfer.due) as deadline:
 
         def look() -> None:
@@ -150,11 +151,12 @@ async def _alive(stream: Stream, num_bytes: int, window_s: float, came: Callable
             deadline.reschedule(transfer.due)
             looking = loop.call_later(window_s / LOOKS, look)
 
-        looking = loop.call_later(window_s / LOOKS, look)
+        look()
         try:
             yield
         finally:
-            looking.cancel()
+            if looking is not None:
+                looking.cancel()
 
 
 async def reply_head_after(
@@ -173,6 +175,7 @@ async def reply_head_after(
     is_seen = isinstance(stream, SealedSocket)
     answer_s = wait_s if is_seen else shared_longest_s(num_bytes, floor_s=wait_s)
     gone_at: float | None = None
+    looking: asyncio.TimerHandle | None = None
     async with asyncio.timeout_at(transfer.due) as deadline:
 
         def look() -> None:
@@ -186,11 +189,12 @@ async def reply_head_after(
             deadline.reschedule(transfer.due if gone_at is None else gone_at + answer_s)
             looking = loop.call_later(min(window_s, wait_s) / LOOKS, look)
 
-        looking = loop.call_soon(look)
+        look()
         try:
             return await read_reply_head(stream)
         finally:
-            looking.cancel()
+            if looking is not None:
+                looking.cancel()
 
 
 def waiting_bytes(stream: Stream) -> int:

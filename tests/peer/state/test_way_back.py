@@ -29,7 +29,7 @@ def manifest(steps: int) -> str:
         optimizer={"total_steps": total},
         checkpoint={"every_steps": total - total % SNAPSHOT_EVERY, "snapshot_every": SNAPSHOT_EVERY},
         limits={"founders_per_stage": 1},
-        deadlines={"call_s": 1.0, "round_phase_s": 1.0},
+        deadlines={"call_s": 1.0},
     )
 
 

@@ -235,7 +235,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         ),
         replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(bytes(32),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
-        ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "missing"),)),
+        ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),)),
         OwedAudit(
             run_id=chain.run_id,
             stage=StageIndex(1),

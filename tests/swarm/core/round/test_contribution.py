@@ -81,7 +81,7 @@ def _roster() -> Roster:
 
 
 def _result() -> Result:
-    left_out = (Exclusion(PEERS[1], "missing"),)
+    left_out = (Exclusion(PEERS[1], "malformed"),)
     parts = (
         ReducedPart(0, bytes(range(32)), PEERS, squares=0.5),
         ReducedPart.empty(1),
@@ -95,11 +95,11 @@ def _result() -> Result:
 # Computed once from the first release of the format. A change here is a change of the protocol's number.
 GOLDEN = {
     "contribution": "cf1595b31da21a8c918655976ba3220e0bffeb440e268b9ebb2abf117a103f1b",
-    "roster": "d81aafb4adba73e8dcbeefc8009aed9340682d778dd276dca44aac4dfbec4b1d",
-    "roster facts": "0e151817870c166ab5e70fff10b09288231edae2dc7ba3cfe5bea1e8a0710399",
-    "result root": "dbf93863d85d2e5cc2447ee2922a6279869e52ebf67a0c8582f5f50d45fbd098",
-    "version name": "7b015d1fd205473c148af51c2e102ff30d5beae2d84beeb0379172eb36b435b1",
-    "result": "5949292f52a4093ba188542d49901543fe2aea10711370d5ad87574c01b954ac",
+    "roster": "b758ca9c3b80912929802172615f321b27c68d285cb14c4bf8a7f3728c1eee07",
+    "roster facts": "5509f65f0753e4d7b67346dcf4b53ee2cdb116dd5e4fa7a24fa9732afaa7ec35",
+    "result root": "02c7b1ab403061e715f6a630602b375f626f01f48de327fd9ac7c3f7c471ba11",
+    "version name": "18fa62f883f6a57dc5d10c1b9ed534a7db9a2d499698274889ef05901584bc62",
+    "result": "b64d9ffe88f1880008d196547f445de0816c9524d065716c75291ea1d76efda4",
 }
 
 
@@ -217,7 +217,9 @@ def test_malformed_messages_are_refused() -> None:
     contribution, roster, result = _contribution(MAKER), _roster(), _result()
     twice = replace(contribution, work=contribution.work[:1] * 2)
     disordered = replace(roster, contributions=roster.contributions[::-1])
-    of_strangers = replace(result, parts=(replace(result.parts[0], excluded=(Exclusion(PeerId("x"), "missing"),) * 2),))
+    of_strangers = replace(
+        result, parts=(replace(result.parts[0], excluded=(Exclusion(PeerId("x"), "malformed"),) * 2),)
+    )
     of_good = ReducedPart(0, b"0" * 32, PEERS)
     backwards = ReducedPart(0, b"0" * 32, PEERS[::-1])
     doubled = ReducedPart(0, b"0" * 32, PEERS[:1] * 2)
