@@ -2,11 +2,11 @@
 
     python -m benchmarks.big_stage --params 10000000 --peers 3 --uplink-mbit 1 --json [--slow-line 0.1]
 
-The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times as
-fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the defaults. After two rounds one more peer joins, and in
-the middle of a round the last founder's line is dead for a minute; with `--slow-line` it has that share of the others'
-rate instead, from the first. Counted from the certified results on the first peer's disk, the router's lines and the
-host's events. Needs root and `ip`.
+The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times
+as fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the
+defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for a
+minute; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
+results on the first peer's disk, the router's lines and the host's events. Needs root and `ip`.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,12 @@ def watch(
             return max(1.0, give_up_at - time.monotonic())
 
         now_at = max((event["version"] for event in list(events.seen) if event["event"] == "version"), default=0)
-        begun = events.wait_for(lambda event: event.get("version", 0) >= now_at + 2, timeout_s=left_s())
+        begun = events.wait_for(lambda event: event.get("version", 0) >= now_at + 1, timeout_s=left_s())
         wanted = begun["version"] + ROUNDS_BEFORE
-        ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
         newcomer_s = None
         came_at = time.time()
         try:
+            ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
             if slow_line is None:
                 join(NEWCOMER)
                 per_round_s = (ended["at"] - begun["at"]) / ROUNDS_BEFORE
@@ -194,7 +195,7 @@ def figures(watched: Watched, plan: dict[str, Any], num_parameters: int) -> dict
     begun, ended, lines = watched.begun, watched.ended, watched.lines
     versions = [event for event in watched.events if event["event"] == "version" and event["at"] <= ended["at"]]
     versions = [event for event in versions if event["at"] >= begun["at"]]
-    gaps = [after["at"] - before["at"] for before, after in zip(versions, versions[1:], strict=False)]
+    gaps = [after["at"] - before["at"] for before, after in pairwise(versions)]
     stage = plan["stages"][1]
     usual_s = statistics.median(gaps) if gaps else 0.0
     gaps.append(ended["at"] - versions[-1]["at"])

@@ -25,7 +25,7 @@ MESSAGE_S = 0.1
 """How long a message should take."""
 UNDER_WAY_S = 1.6
 UNDER_WAY_BYTES = 4 << 20
-"""Of all messages to one peer together, at most: so much as its line carries in `UNDER_WAY_S`. A line is never idle for an
+"""Of all messages to one peer together, at most: so much as its line carries in `UNDER_WAY_S`. No line is idle for an
 answer that takes 100 ms, and whoever waits for a message sees within seconds that it comes."""
 LEAST_LANES, MOST_LANES = 2, 16
 CUT_BELOW_BYTES = 512 << 10
@@ -62,8 +62,8 @@ class Pace(NamedTuple):
         return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
 
 
-FIRST_PACE = Pace(64 << 10, 4, cuts=True)
-"""While nothing has been measured: a line of 1 Mbit/s carries so much in two seconds."""
+FIRST_PACE = Pace(32 << 10, 4, cuts=True)
+"""While nothing has been measured: a line of 1 Mbit/s carries so much in a second."""
 LOOK_AFTER_S = 1.0
 """A line that is busy for longer is measured while it is."""
 

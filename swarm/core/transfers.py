@@ -1,9 +1,9 @@
 """How long moving bytes may take: in proportion to them, and for as long as they come.
 
-A transfer of n bytes is expected to take n / rate seconds. It is alive while at least `ALIVE_SHARE` of that rate comes in
-over any `WINDOW_S`, and is over in any case `MOST_TIMES` the expected time and the call's own floor after it began: who
-lets bytes drip keeps nothing open. The rate is what the first `WINDOW_S` brought, at most what every line is assumed to
-carry, and at least what is left of that where `SHARED_BY` transfers share the line.
+A transfer of n bytes is expected to take n / rate seconds. It is alive while at least `ALIVE_SHARE` of that rate comes
+in over any `WINDOW_S`, and is over in any case `MOST_TIMES` the expected time and the call's own floor after it began:
+who lets bytes drip keeps nothing open. The rate is what the first `WINDOW_S` brought, at most what every line is
+assumed to carry, and at least what is left of that where `SHARED_BY` transfers share the line.
 """
 
 from dataclasses import dataclass, field

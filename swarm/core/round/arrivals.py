@@ -19,7 +19,7 @@ class Waits:
     opened_at: float = 0.0
     """When the step opened here: the step's time counts from then."""
     straggler_share: float = 0.0
-    """Of the step's time so far, for which a round waits for the last members: the run's `averaging.straggler_share`."""
+    """Of the step's time so far: how long a round waits for the last members (`averaging.straggler_share`)."""
     longest_s: float = math.inf
     """After which parts are not waited for however they come: their bytes at the least rate, four times over."""
     not_waited_for: frozenset[PeerId] = frozenset()
@@ -60,8 +60,7 @@ class Arrivals:
 
     def until(self, peer: PeerId) -> float:
         """Until when the member's parts are waited for, unless more comes of them."""
-        window_s = min(WINDOW_S, 5 * self.phase_s)
-        alive_until = max(self._began + self.phase_s, self._heard.get(peer, -math.inf) + window_s)
+        alive_until = max(self._began + self.phase_s, max(self._began, self._heard.get(peer, -math.inf)) + WINDOW_S)
         limits = [alive_until, self.ends_at]
         if self._most_at is not None:
             is_waited_for = peer not in self.waits.not_waited_for

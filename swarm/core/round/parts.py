@@ -42,8 +42,8 @@ class RoundParts:
     def begin(self, slot: Slot, roster: Roster) -> tuple[PeerId, ...] | None:
         """The contributors to aggregate over now; None if it is not time.
 
-        It is time when every contributor's part is here, or what is here of it is nonsense. Nothing is made of nobody's,
-        but for a cohort's share: the other cohorts go on without it.
+        It is time when every contributor's part is here, or what is here of it is nonsense. Nothing is made of
+        nobody's, but for a cohort's share: the other cohorts go on without it.
         """
         wanted = _wanted(slot, roster)
         if self.is_begun(slot) or not wanted or self.missing(slot, roster):

@@ -4,7 +4,8 @@ Practical Byzantine fault tolerance (Castro and Liskov, 1999), for one value a r
 three phases: "roster" (who contributes what), "result" (what came of it), "commit" (that a quorum knows the result).
 Each voter votes once in a (view, phase). A leader of a later view first needs promises of a quorum: each says which
 certificates its voter holds and refuses all lower views. What the highest certificate says must be proposed again (of a
-roster: it, or it with contributions left out whose parts do not come), and voters check that it is. Fewer than a third of the voters may lie; any number may be silent, which only stops the round.
+roster: it, or it with contributions left out whose parts do not come), and voters check that it is. Fewer than a third
+of the voters may lie; any number may be silent, which only stops the round.
 """
 
 from collections.abc import Callable, Iterable, Sequence

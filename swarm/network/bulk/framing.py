@@ -147,6 +147,8 @@ async def _alive(stream: Stream, num_bytes: int, window_s: float, came: Callable
 
         def look() -> None:
             nonlocal looking
+            if deadline.expired():
+                return
             transfer.progress(came(), now=loop.time())
             deadline.reschedule(transfer.due)
             looking = loop.call_later(window_s / LOOKS, look)
@@ -164,7 +166,8 @@ async def reply_head_after(
 ) -> ReplyHead:
     """Of the answer to a request that is being sent: due `wait_s` after the last of its bytes has gone.
 
-    What p2pd has taken and has not sent, nobody hears of: it has its time besides. Raises TimeoutError when it does not come, or too little of the request goes.
+    What p2pd has taken and has not sent, nobody hears of: it has its time besides. Raises TimeoutError when it does
+    not come, or too little of the request goes.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -180,6 +183,8 @@ async def reply_head_after(
 
         def look() -> None:
             nonlocal looking, gone_at
+            if deadline.expired():
+                return
             now = loop.time()
             gone = sending.sent_bytes - unsent_bytes(stream)
             if gone_at is None and sending.is_done and (gone >= num_bytes or not is_seen):

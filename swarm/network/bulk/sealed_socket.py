@@ -59,7 +59,7 @@ class SealedSocket:
 
     @property
     def unsent_bytes(self) -> int:
-        """Of records that `sendmsg` has counted as sent: fewer, by what of the present one is with the kernel already."""
+        """Of records that `sendmsg` has counted: less than none while the kernel has some of the present one."""
         return len(self._unsent) - self._unsent_plain if self._unsent else 0
 
     def close(self) -> None:

@@ -188,7 +188,7 @@ def test_on_a_slow_line_messages_get_shorter_until_all_lanes_end_together(monkey
 def test_fragments_of_one_parcel_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         wire = Wire()
-        await measured(wire, 2.5e6, monkeypatch)
+        await measured(wire, 2.6215e6, monkeypatch)
         wire.open.clear()
         wire.outbox.put(ONE, parcel(0, SHORT_BYTES))
         for _ in range(MOST_LANES):
@@ -210,7 +210,7 @@ def test_nothing_is_cut_on_a_fast_line_nor_what_is_short(monkeypatch: pytest.Mon
         return [len(parcels) for _, parcels in wire.sent]
 
     assert asyncio.run(main(1e9, [2 * MESSAGE_BYTES, MESSAGE_BYTES, 10, 10])) == [1, 1, 2]
-    assert asyncio.run(main(2.5e6, [LEAST_BYTES // 4] * 10)) == [4, 4, 2]
+    assert asyncio.run(main(2.6215e6, [LEAST_BYTES // 4] * 10)) == [4, 4, 2]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 1000, MOST_FRAGMENTS * 10 + 1])
