@@ -29,6 +29,7 @@ from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.reduce import read_and_written
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.transfer import PART_BYTES
 from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item, value_or_none
@@ -46,7 +47,6 @@ from verification.round.reduction import Reduction
 
 log = logging.getLogger(__name__)
 
-PART_BYTES = "part_bytes"
 MAX_PARCELS = 1 << 12
 
 Taken: TypeAlias = dict[ReducedPart, Reduction]

@@ -50,8 +50,8 @@ class MemoryNetwork:
     """Peers of one event loop and what lies between them.
 
     `delay_s` is each message's way to the other peer; `loss` the probability that a message (a request or a reply)
-    is never seen again, which its caller notices at the deadline. Lines may be limited or broken. The same `rng` and calls
-    give the same faults.
+    is never seen again, which its caller notices at the deadline. Lines may be limited or broken. The same `rng` and
+    calls give the same faults.
     """
 
     def __init__(

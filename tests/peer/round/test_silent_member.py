@@ -59,9 +59,7 @@ def test_a_step_goes_on_without_a_member_that_stands_still_with_work_in_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer.round.presence, "PING_S", PING_S)
-    manifest = manifest_of(
-        optimizer={"total_steps": 100_000}, deadlines={"call_s": CALL_S, "step_s": 60.0}
-    )
+    manifest = manifest_of(optimizer={"total_steps": 100_000}, deadlines={"call_s": CALL_S, "step_s": 60.0})
 
     async def scenario() -> None:
         async with swarm_in_process(manifest, tmp_path, peers=(3, 1)) as swarm:
