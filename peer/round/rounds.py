@@ -26,9 +26,9 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.plan import round_bytes
 from swarm.core.round import averaging_round as act
-from swarm.core.round.arrivals import Waits
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.contribution import Result
+from swarm.core.round.patience import Waits
 from swarm.core.round.voting import Reconfiguration
 from swarm.core.transfers import bytes_per_s, longest_s, work_s
 from swarm.host_protocol import RECONFIGURE, STANDING

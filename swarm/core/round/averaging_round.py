@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.round.arrivals import Arrivals, Waits
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster
 from swarm.core.round.facts import MAX_VIEWS_AHEAD, EquivocationError, RoundFacts, is_of
@@ -40,7 +39,7 @@ from swarm.core.round.instructions import (
     SendVote,
 )
 from swarm.core.round.lead import RoundLead
-from swarm.core.round.patience import Patience
+from swarm.core.round.patience import Arrivals, Patience, Waits
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter

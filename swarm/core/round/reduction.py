@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.round.arrivals import Arrivals, Waits
 from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster, Share
 from swarm.core.round.facts import RoundFacts, is_of
 from swarm.core.round.instructions import (
@@ -26,6 +25,7 @@ from swarm.core.round.instructions import (
     SendReduced,
 )
 from swarm.core.round.parts import RoundParts, Slot
+from swarm.core.round.patience import Arrivals, Waits
 from swarm.core.round.proposal import left_by, with_reducers
 
 
