@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test lint proto bench results soak clean
+.PHONY: install demo test lint proto bench results soak gpu clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
@@ -33,6 +33,14 @@ test: lint
 
 soak: install
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(TESTS)
+
+MIXED := tests/kernels/gpu tests/swarm/model/test_wire.py tests/peer/sim/test_mixed_devices.py \
+         tests/peer/audit/test_newcomers.py
+# On a machine with an NVIDIA GPU: the kernels' bits, swarms of CPU and GPU peers, and what share of its arithmetic it spends.
+gpu: install
+	$(BIN)/python -m pip install --quiet --editable '.[dev,gpu]'
+	$(BIN)/python -m pytest -m "" -k "gpu or cuda" $(MIXED)
+	$(BIN)/python -m benchmarks.gpu_stage
 
 bench: install
 	$(BIN)/python -m benchmarks.training_throughput

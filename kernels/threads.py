@@ -5,6 +5,7 @@ calls or die in forked children.
 """
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,17 +21,20 @@ RANGES_PER_THREAD = 4
 
 
 class Threads:
-    """`count` threads, the caller's among them; may be shared by callers and outlives a fork."""
+    """`count` threads, the caller's among them; may be shared by callers and outlives a fork. They sleep while idle."""
 
     def __init__(self, count: int) -> None:
         assert count >= 1, f"{count} threads"
         self.count = count
+        """May be changed at any time, from any thread; what is called from then on keeps to it."""
         self._pool: ThreadPoolExecutor | None = None
-        self._pool_process = 0
+        self._pool_process = self._pool_size = 0
+        self._starting = threading.Lock()
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """`function` of each item, in order of the items. The first exception is raised once no thread works on."""
-        if self.count == 1 or len(items) < 2:
+        count = min(self.count, len(items))
+        if count < 2:
             return [function(item) for item in items]
         places = deque(range(len(items)))
         results: dict[int, Result] = {}
@@ -47,7 +51,8 @@ class Threads:
                     places.clear()
                     raise
 
-        others = [self._started_pool().submit(work) for _ in range(min(self.count, len(items)) - 1)]
+        pool = self._started_pool(count - 1)
+        others = [pool.submit(work) for _ in range(count - 1)]
         try:
             work()
         finally:
@@ -65,18 +70,22 @@ class Threads:
 
         `num_rows`: how many values the function works on for each of the `num_values`.
         """
-        smallest = max(1, SMALLEST_RANGE_VALUES // num_rows)
-        if self.count == 1 or num_values <= smallest:
+        count, smallest = self.count, max(1, SMALLEST_RANGE_VALUES // num_rows)
+        if count == 1 or num_values <= smallest:
             return [function(0, num_values)] if num_values else []
-        share = max(smallest, -(-num_values // (RANGES_PER_THREAD * self.count)))
+        share = max(smallest, -(-num_values // (RANGES_PER_THREAD * count)))
         step = -(-share // grain) * grain
         return self.map(lambda start: function(start, min(start + step, num_values)), range(0, num_values, step))
 
-    def _started_pool(self) -> ThreadPoolExecutor:
-        if self._pool is None or self._pool_process != os.getpid():  # a fork copies the pool, not its threads
-            self._pool = ThreadPoolExecutor(self.count - 1, thread_name_prefix="kernels")
-            self._pool_process = os.getpid()
-        return self._pool
+    def _started_pool(self, size: int) -> ThreadPoolExecutor:
+        """Of so many threads at least. A smaller one goes when those who hold it are done with it."""
+        with self._starting:
+            if self._pool is None or self._pool_process != os.getpid():  # a fork copies the pool, not its threads
+                self._pool_size = 0
+            if self._pool is None or self._pool_size < size:
+                self._pool = ThreadPoolExecutor(size, thread_name_prefix="kernels")
+                self._pool_process, self._pool_size = os.getpid(), size
+            return self._pool
 
 
 ONE_THREAD = Threads(1)

@@ -22,7 +22,7 @@ UNLISTED = "unlisted_"
 PLEADING = "pleading_"
 """Before a kind: asked to do its work again, the liar does, and pleads a fault."""
 
-Stages = Literal["any", "not the last", "not the first", "the first or last"]
+Stages = Literal["any", "not the last", "not the first", "the first", "the first or last"]
 
 KINDS: Mapping[str, Stages] = MappingProxyType(
     {
@@ -34,6 +34,10 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "zeros": "any",
         "copied_gradient": "any",
         "partial_work": "any",
+        "row_bias": "the first",
+        "slow_bias": "any",
+        "claimed_ids": "any",
+        "copied_papers": "any",
         # What a microbatch is computed with.
         "label_flip": "the first or last",
         "stale_weights": "any",
@@ -49,6 +53,8 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "gradient_negate": "not the first",
         "gradient_zeros": "not the first",
         "in_tolerance_noise": "any",
+        # What papers name.
+        "framing": "not the last",
         # The rest: faults (three of them in the named step alone), a wrong reducer, silence.
         "bit_flips": "any",
         "nan_weights": "any",
@@ -60,12 +66,15 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "omitting_leader": "any",
         "equivocating_leader": "any",
         "two_votes": "any",
+        "written_result": "any",
+        "grinding": "any",
         "wrong_state": "any",
         "withholding": "any",
         # Against the audits themselves.
         "false_accuser": "any",
         "lying_juror": "any",
         "lazy_auditor": "any",
+        "charges": "any",
         # Joining and the directory.
         "forged_records": "any",
         "replayed_records": "any",
@@ -123,6 +132,7 @@ class Attack:
             stages == "any"
             or (stages == "not the last" and not is_last)
             or (stages == "not the first" and not is_first)
+            or (stages == "the first" and is_first)
             or (stages == "the first or last" and (is_first or is_last))
         )
 

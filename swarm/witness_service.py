@@ -20,6 +20,7 @@ from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Promise, Reconfiguration, Vote
 from swarm.disk.durable_lines import append_line, replace_lines
+from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import Identity, verify
 from swarm.network.transport import Message, Transport
 
@@ -31,6 +32,8 @@ MAX_OPEN_ROUNDS = 256
 MAX_ROUNDS_OF_ONE = 16
 """Rounds that one peer may have opened here; those whose outcome is known do not count."""
 KEPT_NAMES = 1024
+PAPERS_S = 2.0
+"""How long a contribution's papers are waited for: a few kB, of who has just committed to it."""
 
 
 class VoteLog:
@@ -89,9 +92,12 @@ class WitnessService:
         log: VoteLog,
         is_of_stage: Callable[[PeerId, int], bool] = lambda peer, stage: True,
         may_join: Callable[[PeerId], bool] = lambda peer: True,
+        *,
+        papers: DrawnPapers,
     ) -> None:
         """`is_of_stage`: whether a peer may be a member of a stage; `may_join`: whether it is past its probation. Both
-        as far as is known here."""
+        as far as is known here. `papers`: what is looked at of contributions before a vote."""
+        self._papers = papers
         self._run_id = run_id
         self._identity = identity
         self._host = host
@@ -150,6 +156,10 @@ class WitnessService:
                     raise TransientError(f"{peer[-6:]} is not known here as a neighbour of stage {facts.stage}")
         check_joins(proposal, self._may_join)
         await self._log_reconfigured(facts, proposal.proof.shown_reconfiguration)
+        facts.check_view(sender, proposal.view)
+        if proposal.view >= witness.voter.highest_view:
+            num_members = len(facts.members)
+            await self._papers.check(proposal, sender, num_members=num_members, within_s=PAPERS_S)
         vote = witness.on_ballot(sender, proposal)
         if proposal.phase == "commit":
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)

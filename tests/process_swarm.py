@@ -174,6 +174,8 @@ class ProcessSwarm:
     slow_s: float = 0.0
     """How much longer a microbatch takes a peer than this machine needs for it."""
     seed: int = 0
+    stays: bool = False
+    """The host serves on after the run's end."""
     network: Namespaces | None = None
     """The host is its member "host", peers are members by their names; without it all are on 127.0.0.1."""
     machines: Mapping[str, str] = field(default_factory=dict)
@@ -227,6 +229,7 @@ class ProcessSwarm:
         own, namespace = self._place("host", self._host_port)
         argv = ["host", str(self.root / "run.toml"), "--dir", str(self.root / "host"), "--listen", own]
         argv += ["--json", "--verbose", "--evaluate-tokens", "512", "--report", str(self.root / "report.json"), *extra]
+        argv += [] if self.stays else ["--ends-with-run"]
         self._log_start = len(self.events())
         self.host = self.zygote.start(argv, self.root / "host.log", namespace=namespace)
 

@@ -39,6 +39,8 @@ from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Directory, Transport
 
 Event = dict[str, Any]
+DeviceOf = Callable[[int, int], str]
+"""(stage, index within the stage) -> what the peer computes on, or several with commas, the first that will do."""
 Wrap = Callable[[int, int, Transport], Transport]
 """(stage, index within the stage, transport) -> the transport the peer gets: for slow, greedy or lying peers."""
 
@@ -155,6 +157,17 @@ class SwarmPeer:
         return self.daemon.live.verifying
 
 
+@dataclass(frozen=True, kw_only=True)
+class Volunteer(VolunteerSettings):
+    """One whose device need not be there."""
+
+    device: str = "cpu"
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self.device.split(","))
+
+
 @dataclass(eq=False)
 class InProcessSwarm:
     """A host, its peers and what lies between them. Made by `swarm_in_process`."""
@@ -168,6 +181,7 @@ class InProcessSwarm:
     attacks: Mapping[tuple[int, int], str]
     manifest: str = ""
     """Of a run that was not made ready by others."""
+    device_of: DeviceOf = lambda stage, index: "cpu"
     peers: list[SwarmPeer] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     on_event: list[Callable[[Event], None]] = field(default_factory=list)
@@ -213,10 +227,11 @@ class InProcessSwarm:
     async def _started(self, stage: int, number: int, index: int, identity: Identity) -> SwarmPeer:
         transport, directory = await self._connected(identity)
         attack = self.attacks.get((stage, index))
-        volunteer = VolunteerSettings(
+        volunteer = Volunteer(
             folder=self.folder / f"peer{number}",
             threads=1,
             stage=stage,
+            device=self.device_of(stage, index),
         )
         volunteer.folder.mkdir(parents=True, exist_ok=True)
         make_peer = PeerDaemon if attack is None else partial(MisbehavingPeer, parse_attack(attack))
@@ -365,6 +380,7 @@ async def swarm_in_process(
     loss: float = 0.0,
     real_network: bool = False,
     attacks: Mapping[tuple[int, int], str] | None = None,
+    device_of: DeviceOf = lambda stage, index: "cpu",
 ) -> AsyncIterator[InProcessSwarm]:
     """A swarm with `peers[stage]` peers in each stage, from a manifest's text or a run made ready by `prepare`.
 
@@ -375,7 +391,7 @@ async def swarm_in_process(
     run = manifest if isinstance(manifest, PreparedRun) else prepare(manifest, folder, seed=seed)
     network = MemoryNetwork(random.Random(f"{seed}/network"), delay_s=delay_s, loss=loss)
     text = manifest if isinstance(manifest, str) else ""
-    swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap, attacks or {}, text)
+    swarm = InProcessSwarm(run, folder, seed, network, real_network, wrap, attacks or {}, text, device_of)
     if on_event is not None:
         swarm.on_event.append(on_event)
     await swarm.start(evaluate_tokens)

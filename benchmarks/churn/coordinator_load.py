@@ -75,6 +75,7 @@ def write_past(folder: Path, num_steps: int, volunteers: list[Identity]) -> None
                 run.host_key.peer_id,
                 run.run_key.peer_id,
                 (),
+                bytes(32),
                 signature=bytes(64),
             )
             ledger.append("genesis", genesis.to_value())

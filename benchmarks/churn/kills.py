@@ -174,7 +174,7 @@ class Swarm:
         manifest.write_text(self.setting.manifest())
         swarm = str(Path(sys.executable).parent / "swarm")
         command = [swarm, "host", str(manifest), "--dir", str(self.folder / "host"), "--listen", "127.0.0.1:0"]
-        command += ["--json", "--evaluate-tokens", "1", "--report", str(self.folder / "report.json")]
+        command += ["--json", "--ends-with-run", "--evaluate-tokens", "1", "--report", str(self.folder / "report.json")]
         hosting = running(command, self.folder / "host.log", stdout=subprocess.PIPE)
         self.host = self.stack.enter_context(hosting)
         self.events = Events(self.host)

@@ -128,7 +128,9 @@ def train(
             command += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0"]
             return stack.enter_context(running(command, folder / f"{name}.log", **options))
 
-        hosting = start("host", "host", str(manifest), "--json", "--evaluate-tokens", "1", stdout=subprocess.PIPE)
+        hosting = start(
+            "host", "host", str(manifest), "--json", "--ends-with-run", "--evaluate-tokens", "1", stdout=subprocess.PIPE
+        )
         events = Events(hosting)
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         for name in PEERS:

@@ -37,7 +37,17 @@ def measure(times: int, busy: int, preset: str, root: Path) -> list[tuple[str, f
     manifest.write_text(MANIFEST.format(**fields, target_tokens=1024, codec="int8", delay=1))
     found: list[tuple[str, float]] = []
     with contextlib.ExitStack() as stack:
-        host = [*SWARM, "host", str(manifest), "--listen", "127.0.0.1:0", "--json", "--evaluate-tokens", "1"]
+        host = [
+            *SWARM,
+            "host",
+            str(manifest),
+            "--listen",
+            "127.0.0.1:0",
+            "--json",
+            "--ends-with-run",
+            "--evaluate-tokens",
+            "1",
+        ]
         events = Events(stack.enter_context(running(host, root / "host.log", stdout=subprocess.PIPE)))
         invite = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["invite"]
 

@@ -99,7 +99,17 @@ def measure(options: argparse.Namespace, root: Path) -> list[Watched]:
         )
     )
     swarm = [sys.executable, "-m", "swarm"]
-    host = [*swarm, "host", str(manifest), "--listen", "127.0.0.1:0", "--json", "--evaluate-tokens", "4096"]
+    host = [
+        *swarm,
+        "host",
+        str(manifest),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+        "--ends-with-run",
+        "--evaluate-tokens",
+        "4096",
+    ]
     with contextlib.ExitStack() as stack:
         hosting = stack.enter_context(running(host, root / "host.log", stdout=-1))
         events = Events(hosting)

@@ -112,7 +112,17 @@ def measure(
         text = text.replace(line, f"{field_name} = {value}")
     manifest.write_text(text)
     program = [sys.executable, "-m", "swarm"]
-    host = [*program, "host", str(manifest), "--dir", str(root / "host"), "--listen", "127.0.0.1:0", "--json"]
+    host = [
+        *program,
+        "host",
+        str(manifest),
+        "--dir",
+        str(root / "host"),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+        "--ends-with-run",
+    ]
     with ExitStack() as stack:
         hosting = stack.enter_context(
             running([*host, "--evaluate-tokens", "1"], root / "host.log", stdout=subprocess.PIPE)

@@ -12,6 +12,7 @@ itself and at all peers at once: encode, hash, wire, decode.
 
 import asyncio
 import os
+import random
 import sys
 import time
 from collections import defaultdict
@@ -33,6 +34,7 @@ if "calls" in sys.argv:
     timed_peer.install()
 
 from benchmarks.round.averaging_vectors import check, vector_of  # noqa: E402 - after the stopwatches
+from benchmarks.round.drawn_papers import Neighbours, papers_of, work_of  # noqa: E402
 from benchmarks.round.orders import Fields, answer, next_order  # noqa: E402
 from peer.owner.core_share import ComputeThreads  # noqa: E402
 from peer.pipeline.compute import Urgency, WorkThread  # noqa: E402
@@ -49,9 +51,11 @@ from swarm.bulk_digest import bulk_digest  # noqa: E402
 from swarm.checkpoint.results import ResultStore  # noqa: E402
 from swarm.checkpoint.snapshots import SnapshotStore  # noqa: E402
 from swarm.checkpoint.state import StageState  # noqa: E402
+from swarm.core.audit.chance import REVEALED_AFTER, Chance, HostWord  # noqa: E402
+from swarm.core.audit.hash_chain import HashChain  # noqa: E402
+from swarm.core.audit.ticket import Ticket  # noqa: E402
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version  # noqa: E402
 from swarm.core.pipeline.leases import LeaseTable  # noqa: E402
-from swarm.core.round.contribution import Work  # noqa: E402
 from swarm.core.settings import (  # noqa: E402
     AveragingSettings,
     BatchSettings,
@@ -64,20 +68,24 @@ from swarm.core.settings import (  # noqa: E402
     RunSettings,
 )
 from swarm.core.state.stage_chain import Genesis, StageChain  # noqa: E402
+from swarm.drawn_papers import DrawnPapers  # noqa: E402
 from swarm.identity.key import Identity  # noqa: E402
 from swarm.local.rehearsal import rehearse  # noqa: E402
 from swarm.model.layout import ParameterLayout  # noqa: E402
 from swarm.network.loop import run  # noqa: E402
 from swarm.network.p2pd.p2p import P2PSettings, P2PTransport  # noqa: E402
-from swarm.network.transport import Message  # noqa: E402
+from swarm.network.transport import Message, Transport  # noqa: E402
 from swarm.optim.exact import ExactOptimizer  # noqa: E402
 from swarm.witness_service import VoteLog, WitnessService  # noqa: E402
+from verification.kinds.false_work import entry_check  # noqa: E402
+from verification.round.papers import Papers  # noqa: E402
 
 STAGE = StageIndex(1)
 TOKENS = 1024
 ROUND_S = 60.0
 SINK = "sink"
 MAX_SINK_BYTES = 1 << 22
+MOST_ROUNDS = 1 << 12
 KEPT_RESULTS = 4
 """Results whose bytes stay for late peers; a run that takes snapshots, which would disturb here, keeps ten."""
 LANES = 4
@@ -129,7 +137,9 @@ class OurPeer:
         self._identities = [Identity.from_seed(bytes([other]) * 32) for other in range(peers)]
         self._number = number
         self._me = self._identities[number]
-        self._host = host_identity(peers).peer_id
+        self._run_key = host_identity(peers)
+        self._host = self._run_key.peer_id
+        self._draws, self._host_chain = (HashChain(bytes([seed]) * 32, MOST_ROUNDS) for seed in (number, peers))
         self._folder = folder
         self._params = params
         self._rule = rule
@@ -208,6 +218,7 @@ class OurPeer:
             coordinator=self._host,
             run_key=self._host,
             neighbours=(),
+            host_chain_end=self._host_chain.end,
         )
         chain = StageChain.begin(genesis, settings)
         state = StageState(0, model.layout, np.zeros(self._params, dtype=np.float32), name=genesis.name)
@@ -219,10 +230,13 @@ class OurPeer:
             identity=self._me,
             transport=self._transport,
             compute=self._compute,
+            copies=self._compute,
             exact=self._exact,
+            replays=self._compute,
+            judging=self._exact,
             snapshots=SnapshotStore(self._folder / f"snapshots-{name}"),
             results=ResultStore(self._folder / f"snapshots-{name}", chain, kept=KEPT_RESULTS),
-            reductions=ReductionStore(settings.audits.retained_versions),
+            reductions=ReductionStore(settings.audits.retained_versions, self._folder / f"snapshots-{name}"),
             tasks=Tasks(STAGE),
             events=Events(),
         )
@@ -235,20 +249,38 @@ class OurPeer:
             vote_log=VoteLog(self._folder / f"voted-{name}.log"),
             neighbours=set,
             charges=tuple,
+            chance=self._chance,
+            drawn=drawn_papers(self._transport, settings),
         )
         context.events.seal()
         self._rounds.start()
 
+    def _chance(self, chain: StageChain) -> Chance:
+        step, me = int(chain.version), self._me.peer_id
+        ticket = (
+            None
+            if me in chain.basis.link_of
+            else Ticket(chain.run_id, me, STAGE, self._draws.end).signed_by(self._run_key)
+        )
+        said = HostWord(step, self._host_chain.reveal(step - 1))
+        return Chance(self._draws.reveal(step - REVEALED_AFTER), said, ticket)
+
     def _fill(self, step: int) -> None:
         self._replica.sum_of(Step(step)).gradient.flat.copy_(self._own)
+        number = MicrobatchId(step * len(self._identities) + self._number)
+        settings, near = self._rounds.context.settings, Neighbours.made_up()
+        self._worked = papers_of(settings, "averaging", STAGE, Step(step), number, self._me, near)
+
+    def _record(self, papers: Papers, step: Step) -> None:
+        """The microbatch is in the step's sum, for these papers."""
+        self._replica.record(step, work_of(papers, Version(step)))
+        self._replica.sum_of(step).papers[papers.birth.microbatch_id] = papers
 
     async def _round(self) -> Fields:
         step, failure = self._steps.version, self._rounds.context.tasks.failure
         before = timed_peer.figures(self._children)
         sent = self._transport.traffic()[0]
-        number = MicrobatchId(step * len(self._identities) + self._number)
-        work = Work(number, 0, step, TOKENS, bytes(32), bytes(32))
-        await self._compute.run(Urgency.BACKWARD, lambda: self._replica.record(Step(step), work))
+        await self._compute.run(Urgency.BACKWARD, lambda: self._record(self._worked, Step(step)))
         self._steps.work_done(Step(step))
         waiting = asyncio.ensure_future(self._steps.wait_for_version(step + 1, timeout_s=ROUND_S))
         await asyncio.wait({waiting, failure}, return_when=asyncio.FIRST_COMPLETED)
@@ -342,6 +374,12 @@ class _NotedThread(WorkThread):
         return await super().run(urgency, busy_spans.computing(job), step=step)
 
 
+def drawn_papers(transport: Transport, settings: RunSettings) -> DrawnPapers:
+    """What a voter looks at: everybody is known here, and honest."""
+    check = entry_check(settings, is_of_stage=lambda peer, stage: True, on_lie=lambda case: None)
+    return DrawnPapers(transport, check, random.SystemRandom())
+
+
 def host_identity(peers: int) -> Identity:
     return Identity.from_seed(bytes([peers]) * 32)
 
@@ -364,7 +402,12 @@ async def _host(number: int, folder: Path) -> Callable[[Fields], Awaitable[Field
     transport = await P2PTransport.create(identity, P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",)))
     log = VoteLog(folder / "voted-host.log")
     witness = WitnessService(
-        run_id="averaging", identity=identity, host=identity.peer_id, run_key=identity.peer_id, log=log
+        run_id="averaging",
+        identity=identity,
+        host=identity.peer_id,
+        run_key=identity.peer_id,
+        log=log,
+        papers=drawn_papers(transport, settings_of("int8", "mean", number)),
     )
     witness.serve(transport)
 

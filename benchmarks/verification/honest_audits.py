@@ -4,8 +4,9 @@
 
 Two stages of eight peers, each peer on a machine of its own: a process with its instruction set and number of threads
 (`benchmarks.machines`), which computes its microbatches and its replays. Every replica audits every microbatch of every
-other, and half of the contributions whole. Microbatches come as chance has it and are replayed by number, so sums have
-another order, too. fp32 compute; each wire carries activations, gradients and contributions.
+other, and every contribution whole: by the plain bounds, by what its error moves, and all audits of a peer together by
+the law of biases (docs/verification.md, section 7). Microbatches come as chance has it and are replayed by number, so
+sums have another order, too. fp32 compute; each wire carries activations, gradients and contributions.
 
 Three scenes on each wire: the language, two microbatches again and again until they are known by heart, and a language
 that is learned after another. In each half of the machines are killed and started again a third of the way, the others
@@ -44,12 +45,15 @@ QUIET = {"language": 0, "by_heart": 25, "second_language": 10}
 """Scenes, with the steps at their beginning that nobody audits: until the loss is small, or the language changes."""
 AUDITED_STEPS = 12
 """The last two's work is not audited any more, two quiet ones' is: in 10 or 12 steps a scene 224 audits of microbatches
-each, and about 56 of contributions."""
+each, and 112 of contributions."""
 SMOKE_STEPS = 6
 BY_HEART = 2
 """Microbatches."""
 SEED = 7
 AUDITS_GOAL = 10_000
+"""Of contributions, and of microbatches."""
+SHARES = ("largest_honest_share", "largest_moved_share", "largest_bias_share")
+"""Of the nearest bound; of that on what an error moves; of the law of biases. Where the last passes 1 a peer is led."""
 SHARE_GOAL = 0.3
 """Largest honest error over the fraud bound."""
 
@@ -79,7 +83,8 @@ class Scene:
             hidden_size=64,
             sequence_length=32,
             total_steps=self.steps,
-            audits=AuditSettings(hop_budget=each, contribution_budget=each / 2),
+            vocab_size=256,  # of which a step's work touches a part
+            audits=AuditSettings(hop_budget=each, contribution_budget=each),
             codecs=CodecSettings(activations=wire, activation_gradients=wire, averaging=wire),
         )
         changes_at = QUIET[self.name] * tiny.microbatches_per_step
@@ -136,10 +141,13 @@ def total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     audits, accused = sum(row["audits"] for row in rows), sum(row["bans"] + row["quarantines"] for row in rows)
     return {
         "audits": audits,
+        "hops": sum(row["hops"] for row in rows),
+        "contributions": sum(row["contributions"] for row in rows),
         "differing": sum(row["differing"] for row in rows),
         "accused": accused,
         "suspicious": sum(row["suspicious"] for row in rows),
-        "largest_honest_share": max(row["largest_honest_share"] for row in rows),
+        "led": sum(row["led"] for row in rows),
+        **{name: max(row[name] for row in rows) for name in SHARES},
         "false_alarms_below": 3.0 / audits if audits and not accused else None,
         "equal_to_the_bit": all(row["equal_to_the_bit"] for row in rows),
     }
@@ -179,7 +187,8 @@ def main(keep: Path | None, stop_after: float | None, smoke: bool, as_json: bool
         click.echo(
             f"{row['wire']:5} {row['name']:16} {row['audits']:6} audits, {row['differing']:6} of other bits, "
             f"{row['suspicious']} suspicious, {row['bans'] + row['quarantines']} accused, largest honest share "
-            f"{row['largest_honest_share']:.4f}, loss {row['first_loss']:.3f} to {row['last_loss']:.4f}, "
+            f"{row['largest_honest_share']:.4f}, of what it moves {row['largest_moved_share']:.4f}, of biases "
+            f"{row['largest_bias_share']:.4f}, loss {row['first_loss']:.3f} to {row['last_loss']:.4f}, "
             f"{'equal' if row['equal_to_the_bit'] else 'NOT EQUAL'} to the unverified run"
         )
     found = everything["false_alarms_below"]

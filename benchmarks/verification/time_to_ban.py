@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.kept_pieces import KeptPieces
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.local.compute_pools import bound_pools
 from verification.audit.draws import (
     AuditBudget,
-    HashChain,
     bound_99,
     contribution_rate,
     draw,
@@ -63,12 +63,15 @@ ATTACKS = (
 FACTORS = (0.5, 1.0, 2.0)
 """Of the manifest's audit budgets."""
 NOT_REPLAYED = (
+    "claimed_ids",
+    "copied_papers",
     "wrong_reducer",
     "equivocating_reducer",
     "omitting_reducer",
     "omitting_leader",
     "equivocating_leader",
     "two_votes",
+    "grinding",
     "wrong_state",
     "false_accuser",
     "lying_juror",

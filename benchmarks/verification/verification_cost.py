@@ -31,13 +31,14 @@ from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.identity.key import Identity
 from swarm.manifest.file import parse_manifest
 from swarm.model.stage import StageModel
-from verification.audit.draws import AuditBudget, HashChain, contribution_rate, draw, hop_draw, microbatch_rate
+from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate
 from verification.audit.tolerance import bounds_for, compare
 from verification.pipeline.headers import BirthRecord, HopHeader, check_birth, check_hop, forward_parents
 
@@ -235,7 +236,17 @@ def measure_swarm(folder: Path, manifest: str, replicas: int, *, skip: int, seco
     folder.mkdir()
     (folder / "run.toml").write_text(manifest)
     swarm = str(Path(sys.executable).parent / "swarm")
-    host = [swarm, "host", str(folder / "run.toml"), "--dir", str(folder / "host"), "--listen", "127.0.0.1:0", "--json"]
+    host = [
+        swarm,
+        "host",
+        str(folder / "run.toml"),
+        "--dir",
+        str(folder / "host"),
+        "--listen",
+        "127.0.0.1:0",
+        "--json",
+        "--ends-with-run",
+    ]
     with ExitStack() as stack:
         hosting = stack.enter_context(
             running([*host, "--evaluate-tokens", "1"], folder / "host.log", stdout=subprocess.PIPE)

@@ -11,14 +11,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swarm.averaging.parts import LARGEST_PART_VALUES
-from swarm.checkpoint.transfer import MAX_STATE_BYTES_PER_VALUE
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.ids import PeerId, StageIndex
-from swarm.core.settings import RunSettings
-from swarm.host_protocol import AccusationPiece, max_exhibit_bytes
-from swarm.model.families import stage_layout, validate_config
-from verification.audit.evidence import MAX_EVIDENCE_BYTES, MAX_HEAD_BYTES
+from swarm.core.ids import PeerId
+from swarm.host_protocol import AccusationPiece
 
 MAX_COMING = 8
 """Files of which pieces are here, one of an accuser."""
@@ -26,8 +21,6 @@ IDLE_S = 120.0
 """Who brings nothing for so long gives way to others."""
 LEFT_FREE_BYTES = 1 << 30
 """Of the disk."""
-MAX_BYTES_PER_VALUE = 5
-"""Of an encoded gradient."""
 
 
 @dataclass
@@ -106,19 +99,6 @@ class IncomingEvidence:
         if held is not None:
             with contextlib.suppress(OSError):
                 held.path.unlink(missing_ok=True)
-
-
-def largest_evidence_bytes(settings: RunSettings) -> int:
-    """What evidence of the run may hold: a stage's state, results since, a contribution, what a part was reduced
-    from, and a step's activations."""
-    stages = [StageIndex(stage) for stage in range(settings.model.num_stages)]
-    num_values = max(stage_layout(settings.model, stage).num_values for stage in stages)
-    vectors = (settings.retained_results + 1) * MAX_BYTES_PER_VALUE
-    inputs = settings.limits.max_peers_per_stage * MAX_BYTES_PER_VALUE * min(num_values, LARGEST_PART_VALUES)
-    hidden_size = validate_config(settings.model.config_json).hidden_size
-    exhibits = 2 * settings.microbatches_per_step * max_exhibit_bytes(settings, hidden_size)
-    whole = (MAX_STATE_BYTES_PER_VALUE + vectors) * num_values + inputs + exhibits + MAX_HEAD_BYTES
-    return min(MAX_EVIDENCE_BYTES, whole)
 
 
 def _write(path: Path, at: int, body: bytes | bytearray | memoryview, *, is_last: bool) -> None:

@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bootstrap.audit.accusations import IncomingEvidence, largest_evidence_bytes
+from bootstrap.audit.accusations import IncomingEvidence
+from bootstrap.audit.beacon import HostBeacon
+from bootstrap.audit.charges import OpenCharge, OpenCharges
 from bootstrap.audit.newcomers import Newcomers
 from bootstrap.audit.owed_audits import OwedAudits
 from bootstrap.audit.pleas import Pleas
@@ -20,10 +22,13 @@ from bootstrap.audit.stated_states import StatedStates
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
-from swarm.core.canonical import Value, digest
+from swarm.core.audit.ticket import Ticket
+from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, peer_item, value_or_none
-from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.round.contribution import Charge, Result
+from swarm.core.seats import seats, weight_of
 from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import (
     ACCUSE,
@@ -41,10 +46,13 @@ from swarm.host_protocol import (
     WITHDRAWN,
     AccusationPiece,
 )
+from swarm.model.families import stage_layout
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
+from verification.audit.amplified import moved_bounds_for
 from verification.audit.evidence import SUFFIX, Evidence
 from verification.audit.owed import OwedAudit
+from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import (
     FAULT,
     FAULT_VERSIONS,
@@ -57,8 +65,6 @@ from verification.audit.standing import Event as Certified
 from verification.audit.strikes import Strikes
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import (
-    NUM_JURORS,
-    VOTES_TO_QUARANTINE,
     Ban,
     Debt,
     Pardon,
@@ -66,10 +72,12 @@ from verification.audit.verdicts import (
     Quarantine,
     jury_of,
 )
+from verification.kinds.bias import Bias
+from verification.kinds.mismatch import charge_of
 from verification.kinds.step_fraud import StepFraud
-from verification.pipeline.ticket import Ticket
-from verification.replay.evidence_file import evidence_in
+from verification.replay.evidence_file import evidence_in, largest_evidence_bytes
 from verification.replay.judge import judge
+from verification.replay.verdict import Verdict
 from verification.state.anchor import Anchor
 from verification.state.state_statement import StateStatement
 
@@ -97,6 +105,7 @@ class Justice:
         emit: Callable[[dict[str, Any]], None],
         peers: Callable[[], Iterable[PeerId]],
         followed: Mapping[int, FollowedStage],
+        beacon: HostBeacon,
     ) -> None:
         """`peers` are those to tell of a verdict; `followed` the stages whose certified past is known here."""
         self._run = run
@@ -105,6 +114,7 @@ class Justice:
         self._emit = emit
         self._peers = peers
         self._followed = followed
+        self._beacon = beacon
         self._folder = run.folder.root / "evidence"
         self._anchors: list[dict[int, Anchor]] = [{} for _ in range(run.settings.model.num_stages)]
         """Of each stage, by version."""
@@ -116,10 +126,17 @@ class Justice:
         self._hearings: set[asyncio.Task[None]] = set()
         self._telling: set[asyncio.Task[None]] = set()
         self._incoming = IncomingEvidence(run.folder.root / "accusations", largest_evidence_bytes(run.settings))
+        settings = run.settings
+        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        self._biases = RunningBiases(run.run_key.sign(signed_bytes("bias-secret", [run.run_id])), bounds)
+        self._num_values = [
+            stage_layout(settings.model, stage).num_values for stage in range(settings.model.num_stages)
+        ]
         self._table = StandingTable(has_probation=run.settings.has_probation)
         self._unfolded: list[tuple[Certified, Version]] = []
         """What is certified and not in the table yet: a ledger's events are folded together, for each costs a copy."""
         self._strikes = Strikes()
+        self._charges = OpenCharges(run.settings.checkpoint.snapshot_every)
         self._pardoned_at: dict[PeerId, int] = {}
         self.bans: dict[PeerId, Ban] = {}
         self.quarantines: dict[PeerId, Quarantine] = {}
@@ -140,10 +157,10 @@ class Justice:
         )
         self.stated = StatedStates(run, self._tickets, followed, self.anchor_what_is_agreed, self._unreliable)
         self.newcomers = Newcomers(
-            run.settings, run.run_id, followed, self._tickets, lambda: self.table, self._promote, emit
+            run.settings, run.run_id, followed, self._tickets, beacon, lambda: self.table, self._promote, emit
         )
         kinds = ("genesis", "anchor", "ban", "ticket", "forgotten", "debt", "strike", "quarantine", "pardon")
-        for event in ledger.events(*kinds, "promotion", "jury"):
+        for event in ledger.events(*kinds, "promotion", "jury", "charge", "charge_over"):
             self._remember(event.kind, event.facts)
 
     @property
@@ -162,7 +179,14 @@ class Justice:
                 self._anchors[genesis.stage].clear()
                 self._begin_with(genesis.stage, genesis.members)
             case "anchor":
-                self._keep(Anchor.from_value(facts))
+                anchor = Anchor.from_value(facts)
+                self._keep(anchor)
+                self._charges.was_anchored(anchor.stage, int(anchor.version))
+            case "charge":
+                self._charges.open(OpenCharge.from_value(facts))
+            case "charge_over":
+                over = OpenCharge.from_value(facts)
+                self._charges.judged(over.accused, over.charge)
             case "promotion":
                 self._let_train(Promotion.from_value(facts))
             case "ticket":
@@ -212,6 +236,7 @@ class Justice:
         self._transport.serve(ACCUSE, self._on_accuse, max_body_bytes=MAX_ACCUSATION_PIECE_BYTES)
         self._transport.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
         self._transport.serve(RETURN, self._on_return, max_body_bytes=0)
+        self._beacon.serve(self._transport)
         self._owed.serve(self._transport)
         self.newcomers.serve(self._transport)
         self.stated.serve(self._transport)
@@ -252,7 +277,7 @@ class Justice:
         self._anchor(Anchor.of_chain(followed.chain, state_digest))
 
     def anchor_what_is_agreed(self, stage: StageIndex) -> None:
-        """Anchor each version of which more than two thirds of its members state one digest.
+        """Anchor each version of which more than two thirds of its members, by their votes' weight, state one digest.
 
         Members do not count who are shut out, or who have found themselves broken and taken back what they stated.
         """
@@ -262,13 +287,15 @@ class Justice:
             if chain is None or version in self._anchors[stage]:
                 continue
             out = self.bans.keys() | self.quarantines.keys()
-            members = [
-                peer for peer in chain.members if peer not in out and not self.stated.has_withdrawn(peer, version)
-            ]
-            digests = self.stated.digests(stage, version, chain.name)
-            agreed = [digests[peer] for peer in members if peer in digests]
-            for found in sorted(set(agreed)):
-                if 3 * agreed.count(found) > 2 * len(members):
+            work = {
+                peer: done
+                for peer, done in chain.basis.work_of.items()
+                if peer not in out and not self.stated.has_withdrawn(peer, version)
+            }
+            weights, digests = seats(work), self.stated.digests(stage, version, chain.name)
+            for found in sorted({digests[peer] for peer in weights if peer in digests}):
+                agreed = weight_of(weights, [peer for peer in weights if digests.get(peer) == found])
+                if 3 * agreed > 2 * sum(weights.values()):
                     self._anchor(Anchor.of_chain(chain, found))
 
     def anchor_of(self, stage: int, version: int) -> Anchor | None:
@@ -283,6 +310,10 @@ class Justice:
         signed = anchor.signed_by(self._run.run_key)
         self._ledger.append("anchor", signed.to_value())
         self._keep(signed)
+        lapsed = self._charges.anchored(signed.stage, int(signed.version))
+        self._are_over(lapsed)
+        if lapsed:
+            _begin(self._hearings, self._lapse(lapsed))
 
     def _keep(self, anchor: Anchor) -> None:
         held = self._anchors[anchor.stage]
@@ -300,6 +331,35 @@ class Justice:
             raise TransientError(f"no state of stage {stage} up to version {version} is anchored here")
         return Message({"anchor": held[found].to_value()})
 
+    # -- charges ------------------------------------------------------------------------------------------
+
+    def certified(self, result: Result) -> None:
+        """A round is over: who brought charges in it owes their cases."""
+        if self._run.settings.replays:
+            for charge in self._charges.certified(result):
+                self._ledger.append("charge", charge.to_value())
+
+    def _are_over(self, charges: Iterable[OpenCharge]) -> None:
+        for charge in charges:
+            self._ledger.append("charge_over", charge.to_value())
+
+    async def _lapse(self, lapsed: Sequence[OpenCharge]) -> None:
+        """Nobody has shown what these were about: that was untrue, and so was what jurors found."""
+        for charge in lapsed:
+            self._emit({"event": "lapsed", "accuser": charge.accuser, "peer_id": charge.accused, "step": charge.step})
+            await self._strike(charge.accuser, charge.digest)
+            await self._overrule(charge.charge)
+
+    async def _overrule(self, charge: Charge) -> None:
+        """The charge was untrue: so was the word of jurors who convicted by it."""
+        jury = self._juries.get(charge.accused)
+        if jury is None or charge.accused not in self.quarantines or jury.accusation.digest() != charge.digest:
+            return
+        for vote in jury.votes:
+            if vote.verdict is Grade.FRAUD:
+                await self._strike(vote.juror, charge.digest)
+        await self.pardon(charge.accused, acquitted=True)
+
     # -- accusations --------------------------------------------------------------------------------------
 
     async def _on_accuse(self, sender: PeerId, request: Message) -> Message:
@@ -308,6 +368,7 @@ class Justice:
         piece = AccusationPiece.from_value(request.meta)
         if piece.accused in self.bans:
             return Message({"next": piece.size})
+        self._charges.comes(piece.accused)
         self._check_room(sender)
         place, path = await self._incoming.take(sender, piece, request.body)
         if path is not None:
@@ -379,15 +440,26 @@ class Justice:
             return
         self._check_not_withdrawn(evidence)
         verdict = await asyncio.to_thread(
-            judge, evidence, run_key=self._run.run_key.peer_id, data=self._run.data.train_path
+            judge,
+            evidence,
+            run_key=self._run.run_key.peer_id,
+            data=self._run.data.train_path,
+            bias_seed=self._biases.seed_for(evidence.accused),
         )
         log.info("%s accused of %s by %s: %s", evidence.accused, evidence.kind, accuser, verdict.reason)
         if not verdict.guilty:
+            charge = await asyncio.to_thread(charge_of, evidence)
             await asyncio.to_thread(path.unlink, missing_ok=True)
+            if charge is not None:
+                self._are_over(self._charges.judged(charge.accused, charge))
+            if evidence.kind == Bias.KIND and self._adds_up(accuser, evidence, verdict):
+                return
             self._emit(
                 {"event": "acquitted", "accuser": accuser, "peer_id": evidence.accused, "reason": verdict.reason}
             )
-            await self._contradict(accuser, evidence)
+            await self._strike(accuser, evidence.digest())
+            if charge is not None:
+                await self._overrule(charge)
             return
         if not self._pleas.may_be_fault(evidence, verdict):
             self._ban(accuser, evidence, path, verdict.reason)
@@ -395,6 +467,23 @@ class Justice:
             # Others' cases do not wait for what the accused has to say.
             hearing = self._hear(accuser, evidence, path, verdict.reason)
             _begin(self._hearings, self._dismissing(accuser, path, hearing))
+
+    def _adds_up(self, accuser: PeerId, evidence: Evidence, verdict: Verdict) -> bool:
+        """Whether a contribution is off far enough to be counted; who is led one way by all of them is kept out."""
+        moved = verdict.amplified
+        if moved is None or moved.sketch is None or moved.measured <= self._biases.bounds.bias:
+            return False
+        peer, stage, num_values = evidence.accused, evidence.stage, self._num_values[evidence.stage]
+        held = self._biases.after(peer, Step(int(evidence.version)), moved.sketch, num_values=num_values)
+        share, num_audits = round(held.share, 3), held.num_audits
+        self._emit(
+            {"event": "leaning", "peer_id": peer, "accuser": accuser, "share_of_law": share, "replays": num_audits}
+        )
+        if held.is_led:
+            reason = f"{num_audits} contributions lead one way, {share} of what chance allows"
+            self._biases.forget(peer)
+            self._keep_out(peer, stage, Version(evidence.version), Bias.KIND, evidence.digest(), reason)
+        return True
 
     async def _hear(self, accuser: PeerId, evidence: Evidence, path: Path, reason: str) -> None:
         """Guilty of little: the accused may show that it is right when it does it again."""
@@ -418,6 +507,7 @@ class Justice:
             evidence.digest(),
         ).signed_by(self._run.run_key)
         self._ledger.append("ban", ban.to_value())
+        self._are_over(self._charges.judged(ban.peer_id))
         self.bans[ban.peer_id] = ban
         self._emit(
             {
@@ -455,6 +545,7 @@ class Justice:
             raise RemoteError("standing", f"{peer} is out, or has begun again, for a fault that it had by {version}")
         self.quarantines.pop(peer, None)  # what jurors found is judged
         self._juries.pop(peer, None)
+        self._are_over(self._charges.judged(peer))
         reason = "its work was wrong, and is right when it does it again"
         self._keep_out(peer, evidence.stage, version, FAULT, evidence.digest(), reason)
 
@@ -466,18 +557,6 @@ class Justice:
             )
         return Message({"pardon": (await self.pardon(sender, acquitted=False)).to_value()})
 
-    async def _contradict(self, accuser: PeerId, evidence: Evidence) -> None:
-        """The accusation was untrue: so was the word of jurors who found the same."""
-        await self._strike(accuser, evidence)
-        jury, charge = self._juries.get(evidence.accused), (evidence.stage, evidence.version, evidence.kind)
-        if jury is None or evidence.accused not in self.quarantines:
-            return
-        if (jury.stage, jury.version, jury.kind) == charge and jury.summons[0] == accuser:
-            for vote in jury.votes:
-                if vote.verdict is Grade.FRAUD:
-                    await self._strike(vote.juror, evidence)
-            await self.pardon(evidence.accused, acquitted=True)
-
     async def _on_quarantine(self, sender: PeerId, request: Message) -> Message:
         """Jurors have found a peer guilty: it is out until its case is judged here."""
         fields = Fields("quarantine call", request.meta)
@@ -486,23 +565,26 @@ class Justice:
         followed = self._followed.get(found.stage)
         accuser, step = found.summons
         result = followed.result(int(step)) if followed is not None else None
-        if result is None:
+        after = followed.chain_at(int(step) + 1) if followed is not None else None
+        if result is None or after is None:
             raise TransientError(f"the result of step {step} of stage {found.stage} is not known here")
-        drawn = jury_of(result, found.accusation, accuser)
-        await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, drawn=drawn)
+        jury = jury_of(result, after.basis, found.accusation, accuser, self._beacon.of)
+        await asyncio.to_thread(found.check, self._run.run_id, self._run.run_key.peer_id, jury=jury)
+        if self._charges.is_over(Charge(found.peer_id, found.accusation.digest())):
+            raise RemoteError("verdict", f"the charge against {found.peer_id} is judged, or has lapsed", accuser)
         if found.peer_id not in self.quarantines and found.peer_id not in self.bans:
             self._ledger.append("jury", found.to_value())
             self._juries[found.peer_id] = found
-            reason = f"{VOTES_TO_QUARANTINE} of {NUM_JURORS} jurors found it guilty"
+            reason = f"{len(found.votes)} jurors were asked, and found it guilty"
             self._keep_out(found.peer_id, found.stage, found.version, found.kind, found.evidence_digest, reason)
         return Message()
 
-    async def _strike(self, accuser: PeerId, evidence: Evidence) -> None:
-        """Its word on the accused was untrue."""
+    async def _strike(self, accuser: PeerId, found: bytes) -> None:
+        """Its word on another was untrue, by this evidence or charge."""
         if accuser not in self._tickets:
             return
         stage = self._tickets[accuser].stage
-        version, found = self._version(stage), evidence.digest()
+        version = self._version(stage)
         self._ledger.append("strike", {"peer_id": accuser, "version": version, "evidence_digest": found})
         self._strikes = self._strikes.after(accuser, version, found)
         if self._strikes.are_too_many(accuser, pardoned_at=self._pardoned_at.get(accuser, -1)):

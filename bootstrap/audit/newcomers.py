@@ -5,7 +5,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from bootstrap.audit.beacon import HostBeacon
 from bootstrap.round.followed_stage import FollowedStage
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
@@ -15,7 +17,6 @@ from swarm.network.transport import Message, Transport
 from verification.audit.probation import Agreement, Probation
 from verification.audit.standing import StandingTable
 from verification.audit.verdicts import Promotion
-from verification.pipeline.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Newcomers:
         run_id: str,
         followed: Mapping[int, FollowedStage],
         tickets: Mapping[PeerId, Ticket],
+        beacon: HostBeacon,
         table: Callable[[], StandingTable],
         promote: Promote,
         emit: Callable[[dict[str, Any]], None],
@@ -38,6 +40,7 @@ class Newcomers:
         self._run_id = run_id
         self._followed = followed
         self._tickets = tickets
+        self._beacon = beacon
         self._table = table
         self._promote = promote
         self._emit = emit
@@ -69,9 +72,13 @@ class Newcomers:
         if table.may_train(sender):
             return Message({"promotion": value_or_none(self._promotions.get(sender))})
         roster = followed.roster(int(agreement.step)) if followed is not None else None
-        if followed is None or roster is None:  # results come here a little later than to the newcomer
+        chain = followed.chain_at(int(agreement.step)) if followed is not None else None
+        if followed is None or roster is None or chain is None:  # results come here a little later than to the newcomer
             raise TransientError(f"step {agreement.step} of stage {agreement.stage} is not known here")
-        await asyncio.to_thread(agreement.check, run_id=self._run_id, ticket=ticket, roster=roster)
+        basis, beacon = chain.basis, self._beacon.of(roster)
+        await asyncio.to_thread(
+            agreement.check, run_id=self._run_id, ticket=ticket, roster=roster, basis=basis, beacon=beacon
+        )
         version, stage, since = followed.version, int(agreement.stage), table.on_probation_since(sender)
         held = self._stages[stage] = self._stages[stage].after(agreement, int(version))
         count = held.count(sender, int(version), since=since)

@@ -7,6 +7,8 @@ from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
+from swarm.core.audit.chance import REVEALED_AFTER
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -15,10 +17,8 @@ from swarm.core.round.contribution import Roster
 from swarm.host_protocol import EXHIBIT, HOP, OWED, PART, max_exhibit_bytes
 from swarm.model.families import validate_config
 from swarm.network.transport import Message, Transport
-from verification.audit.draws import REVEALED_AFTER
 from verification.audit.owed import Asked, OwedAudit, check_owed, check_owed_hop, read_exhibit, read_hop, read_part
 from verification.pipeline.exchanges import MAX_EXCHANGES
-from verification.pipeline.ticket import Ticket
 
 ASK_AT_ONCE = 4
 REVEAL_WAITS = 50
@@ -26,7 +26,8 @@ REVEAL_WAITS = 50
 PING_S = 3.0
 RESTART_VERSIONS = 8
 """A peer that is admitted again owes nothing from before, for what it kept died with its process; after the first time
-once in so many versions, or whoever withholds would be admitted again and again."""
+once in so many versions, or whoever withholds would be admitted again and again. And only if it was away: a process
+that was started again signs nothing within two steps of what the one before it signed."""
 
 MAX_SHOWN = 1 << 14
 
@@ -132,10 +133,17 @@ class OwedAudits:
         """Raises TransientError for what an honest target need not have: not yet, not any more, or lost in a crash."""
         step, version = int(owed.step), self._version(owed.stage)
         begun = self._begun_at.get(owed.target)
-        if begun is None or step <= begun:
+        if begun is None or (step <= begun and self._was_away(owed, begun)):
             raise TransientError(f"{owed.target} has begun at version {begun}: it owes nothing of step {step}")
         if not step + REVEALED_AFTER <= version <= step + self._run.settings.audits.retained_versions:
             raise TransientError(f"stage {owed.stage} is at version {version}: nobody is owed anything of step {step}")
+
+    def _was_away(self, owed: OwedAudit, begun: int) -> bool:
+        """Whether the target missed a round about when it says that its process began, or may still miss one: who was
+        in all of them has only asked for admission again, and owes what it owed."""
+        followed = self._followed.get(owed.stage)
+        rosters = [followed.roster(step) if followed is not None else None for step in range(begun - 1, begun + 2)]
+        return any(roster is None or roster.contribution_of(owed.target) is None for roster in rosters)
 
     async def _ask(self, owed: OwedAudit, ticket: Ticket, check: Callable[[Message], object]) -> Message:
         """The target's answer, if it is what its contribution, or its header, was made from."""

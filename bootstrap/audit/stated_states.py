@@ -12,6 +12,7 @@ from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.state import verify_hashes
 from swarm.checkpoint.transfer import MAX_HASH_BYTES, MAX_STATE_BYTES_PER_VALUE
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -19,7 +20,6 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.host_protocol import STATE, STATED, WITHDRAW
 from swarm.network.transport import Message, Transport
 from verification.audit.standing import FAULT_VERSIONS, FAULTS_TO_STAY_OUT
-from verification.pipeline.ticket import Ticket
 from verification.state.state_statement import MAX_STATED, StateStatement
 
 log = logging.getLogger(__name__)

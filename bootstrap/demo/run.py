@@ -82,7 +82,16 @@ class Demo:
 
     async def _start_host(self) -> None:
         folder = self.prepared.folder
-        arguments = ["host", str(folder.manifest), "--dir", str(folder.run), "--listen", "127.0.0.1:0", "--json"]
+        arguments = [
+            "host",
+            str(folder.manifest),
+            "--dir",
+            str(folder.run),
+            "--listen",
+            "127.0.0.1:0",
+            "--json",
+            "--ends-with-run",
+        ]
         arguments += ["--report", str(folder.host_report), "--evaluate-tokens", str(EVALUATE_TOKENS), "--verbose"]
         self.host = await Program.start("host", arguments, log=folder.logs / "host.log", on_line=self._on_line)
 

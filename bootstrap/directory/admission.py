@@ -11,11 +11,11 @@ from bootstrap.directory.vouchers import refusal, voucher_digest
 from bootstrap.owner.progress import PeerFigures, RunProgress
 from bootstrap.program.books import Books
 from bootstrap.program.ledger import Ledger
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.identity.key import is_peer_id
-from verification.pipeline.ticket import Ticket
 
 MAX_IDENTITIES = 1 << 16
 """That the books hold. A key costs nothing: of more, those who have done nothing are forgotten, in the order in which

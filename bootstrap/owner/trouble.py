@@ -68,7 +68,7 @@ class Notice:
         return {
             **self.to_facts(),
             "ids": [[span.first, span.stop] for span in spans],
-            "tokens": [[span.first_token, span.stop_token] for span in spans],
+            "tokens": [[*run] for span in spans for run in span.tokens],
         }
 
 

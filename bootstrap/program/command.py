@@ -46,6 +46,8 @@ from swarm.release import checked_release
 @click.option("--allow", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Peer ids, one a line.")
 @click.option("--minimum-release", default="0", help="Oldest release of this program to take in.")
 @click.option("--evaluate-tokens", type=click.IntRange(min=1), default=65536, show_default=True)
+@click.option("--yes", is_flag=True, help="Start a run that is slower than one machine without asking, as --json does.")
+@click.option("--ends-with-run", is_flag=True, help="Go when the run is over, instead of serving its checkpoints.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the run's figures here as JSON at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines, for scripts.")
 @click.option("--verbose", is_flag=True, help="Log what happens.")
@@ -63,23 +65,29 @@ def command(
     allow: Path | None,
     minimum_release: str,
     evaluate_tokens: int,
+    yes: bool,
+    ends_with_run: bool,
     report: Path | None,
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Start (or take up again) the run that MANIFEST describes, until its last step or Ctrl-C."""
+    """Start (or take up again) the run that MANIFEST describes, until Ctrl-C.
+
+    When the run is over its peers go, and the host goes on serving what came of it.
+    """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     from bootstrap.directory.admission import AdmissionPolicy, listed_peers
     from bootstrap.directory.doors import DoorSettings
     from bootstrap.directory.relaying import RelaySettings
+    from bootstrap.owner.worth import ask_whether_to_start
     from bootstrap.program.held_run import HeldRun
     from bootstrap.program.host import HostSettings
     from bootstrap.program.hosting import Hosting, HostingSettings
     from bootstrap.state.remote_archive import open_place
-    from bootstrap.state.run_folder import check_hostable, prepare_run
-    from swarm.manifest.file import read_manifest
+    from bootstrap.state.run_folder import RunFolder, check_hostable, prepare_run
+    from swarm.manifest.file import assumed_data, freeze, read_manifest
     from swarm.network.loop import run
     from swarm.network.services.mirror import checked_mirrors
 
@@ -112,9 +120,12 @@ def command(
         doors=doors,
         relay=relay,
         report=report,
+        ends_with_run=ends_with_run,
     )
     place = None if archive is None else open_place(archive)
     root = (folder or manifest.with_suffix("")).absolute()
+    if not RunFolder(root).settings.exists():
+        ask_whether_to_start(freeze(read, assumed_data(read), ()), show, anyway=yes or as_json)
     with HeldRun(root) as held:
         prepared = prepare_run(
             read,
@@ -123,6 +134,28 @@ def command(
             place,
         )
         run(lambda stop: Hosting(settings, held, show).run(prepared, stop))
+
+
+def _step_line(event: dict[str, Any]) -> str:
+    """Where the run is, for a person who looks at it now and then."""
+    said = [f"step {event['version']} of {event['total_steps']}"]
+    if event["loss"] is not None:
+        said.append(f"loss {event['loss']:.3f}")
+    if event["tokens_per_s"]:
+        said.append(f"{event['tokens_per_s']:,.0f} tokens/s")
+    said.append(f"{event['peers']} {'peer' if event['peers'] == 1 else 'peers'}")
+    if event["left_s"] is not None:
+        said.append(f"{_duration(event['left_s'])} left")
+    return ", ".join(said)
+
+
+def _duration(seconds: float) -> str:
+    minutes, days = seconds / 60, seconds / 86400
+    if days >= 2:
+        return f"{days:.0f} days"
+    return (
+        f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"
+    )
 
 
 class _Shown:
@@ -137,6 +170,8 @@ class _Shown:
             sys.stdout.flush()
             return
         match event:
+            case {"event": "verdict", "verdict": verdict}:
+                click.echo(verdict)
             case {"event": "preparing", "what": what}:
                 click.echo(f"{what} ...")
             case {"event": "listening", "invite": invite, "run_id": run_id}:
@@ -154,8 +189,8 @@ class _Shown:
             case {"event": "waiting", "missing": missing} if missing:
                 wanted = ", ".join(f"{count} of stage {stage}" for stage, count in missing.items())
                 click.echo(f"waiting for peers: {wanted}")
-            case {"event": "version", "version": version}:
-                click.echo(f"version {version}")
+            case {"event": "version"}:
+                click.echo(_step_line(event))
             case {"event": "evaluation", "version": version, "held_out_loss": loss}:
                 click.echo(f"held-out loss at version {version}: {loss:.4f} nats a token")
             case {"event": "checkpoint", "path": path}:
@@ -178,5 +213,15 @@ class _Shown:
                 click.echo(f"everybody of stage {stage} has left, at version {version}: the run waits for them")
             case {"event": "handed_over", "stage": stage, "version": version}:
                 click.echo(f"the last peer of stage {stage} has left its state of version {version} here")
+            case {"event": "over", "checkpoint": checkpoint, "held_out_loss": loss, "invite": invite}:
+                fell = "" if None in loss.values() else f": held-out loss {loss['start']:.3f} to {loss['end']:.3f}"
+                click.echo(f"the run is over{fell}; this host goes on serving what came of it until Ctrl-C")
+                if checkpoint is not None:
+                    click.echo(f"take it from here:     swarm export {Path(checkpoint).parent} model")
+                click.echo(f"or from anywhere else: swarm pull '{invite}' model")
+            case {"event": "stopped", "version": version, "total_steps": total}:
+                click.echo(
+                    f"stopped at step {version} of {total}: the swarm trains on; the same line takes the run up again"
+                )
             case {"event": "joined" | "left" as what, "stage": stage, "peer_id": peer}:
                 click.echo(f"{peer[-8:]} {what} stage {stage}")

@@ -19,6 +19,8 @@ from swarm.checkpoint.archive import checkpoint_path
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.core.ids import PeerId
 from verification.audit.evidence import SUFFIX
+from verification.audit.verdicts import Ban, Quarantine
+from verification.replay.evidence_file import Word
 
 MAX_POINTS = 400
 MAX_LEADERS = 50
@@ -163,9 +165,18 @@ class Dashboard(Collector):
         return self.evidence(charge["evidence_digest"].hex())
 
     def evidence(self, digest: str) -> Path | None:
-        """File of the evidence whose digest is this, or begins so."""
+        """File of the evidence of this digest."""
         folder = self._run.folder.root / "evidence"
-        return next(iter(sorted(folder.glob(f"*-{digest[:16]}{SUFFIX}"))), None) if len(digest) >= 16 else None
+        return next(iter(sorted(folder.glob(f"*-{digest[:16]}{SUFFIX}"))), None)
+
+    def word(self, peer: str) -> bytes | None:
+        """What the run key has signed of a peer that is out, beside the settings it has signed."""
+        held = self._host.books.verdicts.get(PeerId(peer), {})
+        if "ban" in held:
+            return Word(self._run.signed, Ban.from_value(held["ban"])).to_bytes()
+        if "quarantine" in held:
+            return Word(self._run.signed, Quarantine.from_value(held["quarantine"])).to_bytes()
+        return None
 
     def _checkpoints(self) -> list[dict[str, Any]]:
         found = []

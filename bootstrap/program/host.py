@@ -5,13 +5,16 @@ Training goes on without it once begun; what it decides by is rebuilt from the l
 
 import asyncio
 import contextlib
+import logging
+import random
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import Justice
 from bootstrap.directory.admission import Admission, AdmissionPolicy
 from bootstrap.directory.vouchers import Vouchers
@@ -20,6 +23,7 @@ from bootstrap.owner.trouble import Notice, Trouble
 from bootstrap.program.books import Books, Credit
 from bootstrap.program.host_context import HostContext
 from bootstrap.program.ledger import Ledger
+from bootstrap.round.followed_stage import Certified
 from bootstrap.round.following import Following
 from bootstrap.round.lost_quorum import LostQuorum, Place
 from bootstrap.state.archived_states import ArchivedStates
@@ -36,14 +40,16 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.core.round.contribution import Result, counted_work
+from swarm.core.round.contribution import Result
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList, list_pieces
+from swarm.drawn_papers import DrawnPapers
 from swarm.file_donor import FileDonor
 from swarm.host_protocol import (
     ADMIT,
     FINISH,
     GOODBYE,
+    OVER,
     RELAY,
     REPORT,
     RESULT,
@@ -57,9 +63,12 @@ from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import VoteLog, WitnessService
+from verification.kinds.false_work import FalseWork, entry_check
 
 if TYPE_CHECKING:  # fsspec is not loaded unless it is used
     from bootstrap.state.remote_archive import ArchiveCopies
+
+log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0
@@ -126,9 +135,11 @@ class Host:
         """All of it, by kind."""
         self._heard_at = time.monotonic()
         self._silent_since = -1
+        self._ended = False
         earlier = self._remember()
         self._is_taken_up = not earlier
         """Nobody need be told that peers have gone on from what an earlier process of this host began."""
+        self._chains = HostChains(run)
         self._beginning = Beginning(
             run,
             earlier,
@@ -136,6 +147,7 @@ class Host:
             self.books.lineages.get(0, 0),
             self._has_gone_on,
             self._stage_of,
+            self._chains.end,
             self._begin,
             emit,
         )
@@ -149,7 +161,8 @@ class Host:
         self._followed = Following(run.settings, ledger, self._transport, self._record)
         self._followed.take_up()
         self.vouchers = Vouchers(ledger, self._books)
-        self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed)
+        beacon = HostBeacon(self._chains, self._followed)
+        self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)
         self.admission = Admission(
             settings.admission,
             run.settings.model.num_stages,
@@ -168,6 +181,15 @@ class Host:
             vote_log,
             lambda peer, stage: self._stage_of(peer) == stage,
             self.justice.may_train,
+            papers=DrawnPapers(
+                self._transport,
+                entry_check(
+                    run.settings,
+                    is_of_stage=lambda peer, stage: self.justice.table.was_member(peer),
+                    on_lie=_told_by_members,
+                ),
+                random.SystemRandom(),
+            ),
         )
         lease_s = run.settings.deadlines.lease_s
         self._watched = [
@@ -254,23 +276,32 @@ class Host:
         """What a run waits for that has begun and does not go on, in words; else empty."""
         return self._coming_back.waits_for
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step's checkpoint is here: nobody is admitted any more."""
+        return self._ended or self.run.version >= self.run.settings.optimizer.total_steps
+
     # -- the run's course ---------------------------------------------------------------------------------
 
     async def conduct(self) -> None:
         """From the genesis to the end of the run. Raises what any part of it raises: none goes on without another."""
         settings = self.run.settings
+        if self.is_over:
+            return
+        await asyncio.to_thread(self._chains.make, self.books.lineages.get(0, 0))
         await self._beginning.made.wait()
+        await asyncio.to_thread(self._chains.make, self.books.lineages[0])
         self._heard_at = time.monotonic()
         self.progress.started_at = time.time()
         first = max(self.run.version, self.progress.first_version)
         due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > self.run.version]
         for watched in self._watched:
             watched.heard()
-        first_evaluation = asyncio.ensure_future(self._evaluate(first))
-        course = asyncio.ensure_future(self._course(due, first_evaluation))
+        self._evaluation.ask_for(first)
+        course = asyncio.ensure_future(self._course(due))
         running = {
             course,
-            first_evaluation,
+            asyncio.ensure_future(self._evaluate()),
             asyncio.ensure_future(self._mend_lost_quorums()),
             asyncio.ensure_future(self.justice.run()),
             asyncio.ensure_future(self._keep_up()),
@@ -286,12 +317,10 @@ class Host:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        if settings.optimizer.total_steps > first:
-            await self._evaluate(settings.optimizer.total_steps)
         await self.farewell()
 
-    async def _course(self, due: Sequence[int], first_evaluation: Awaitable[None]) -> None:
-        """Checkpoints at the versions that are due."""
+    async def _course(self, due: Sequence[int]) -> None:
+        """Checkpoints at the versions that are due, and the held-out loss there."""
         for version in due:
             try:
                 await self._reached(version)
@@ -301,7 +330,8 @@ class Host:
                 self._emit({"event": "checkpoint", "version": version, "path": str(path)})
             except VersionGone as gone:  # the host was away too long: the next checkpoint will do
                 self._emit({"event": "skipped", "version": version, "reason": str(gone)})
-        await first_evaluation
+            self._evaluation.ask_for(version)
+        await self._evaluation.asked_for.join()
 
     async def _mend_lost_quorums(self) -> None:
         """Let stages go on whose voters have died in such number that nothing can be certified.
@@ -405,6 +435,7 @@ class Host:
 
     async def farewell(self) -> None:
         """Tell every peer that the run is over, also who was lately left out of a roster: it may live."""
+        self._ended = True
 
         async def tell(peer: PeerId) -> None:
             with contextlib.suppress(TransientError, RemoteError):
@@ -432,14 +463,18 @@ class Host:
             self._changed.clear()
             await happened(self._changed, within_s=1.0)
 
-    async def _evaluate(self, version: int) -> None:
-        try:
-            loss = await self._evaluation.loss(version)
-        except VersionGone as gone:
-            self._emit({"event": "skipped", "version": version, "reason": str(gone)})
-            return
-        self._ledger.append("evaluation", {"version": version, "held_out_loss": loss})
-        self._emit({"event": "evaluation", "version": version, "held_out_loss": loss})
+    async def _evaluate(self) -> None:
+        """One version after another, as they are asked for."""
+        while True:
+            version = await self._evaluation.asked_for.get()
+            try:
+                loss = await self._evaluation.loss(version)
+                self._ledger.append("evaluation", {"version": version, "held_out_loss": loss})
+                self._emit({"event": "evaluation", "version": version, "held_out_loss": loss})
+            except VersionGone as gone:
+                self._emit({"event": "skipped", "version": version, "reason": str(gone)})
+            finally:
+                self._evaluation.asked_for.task_done()
 
     # -- what peers ask -----------------------------------------------------------------------------------
 
@@ -455,6 +490,8 @@ class Host:
         highest = self.run.settings.model.num_stages - 1
         wish = fields.integer("stage", high=highest) if fields.optional("stage") else None
         voucher = fields.text("voucher", max_length=128) if fields.optional("voucher") else ""
+        if self.is_over:
+            raise RemoteError(OVER, "the run is over: `swarm pull` brings its model", sender)
         ticket = self.admission.admit(sender, wish, chain_end, voucher)
         answer: dict[str, Value] = {
             "stage": ticket.stage,
@@ -528,24 +565,26 @@ class Host:
         self._changed.set()
         return Message()
 
-    def _record(self, result: Result) -> None:
+    def _record(self, certified: Certified) -> None:
         """A certified result: for ever in the ledger, once."""
+        result, work, name = certified
         roster = result.roster
         stage, step = int(roster.stage), int(roster.step)
         self._watched[stage].heard()
         facts: dict[str, Value] = {
             "stage": stage,
             "step": step,
-            "name": result.new_name,
+            "name": name,
             "members": len(roster.contributions),
             "joins": [*roster.joins],
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
-            "ids": [item.microbatch_id for item in result.work_done()],
-            "credit": _credit(result, self.run.settings.microbatch_tokens),
+            "ids": [*sorted({item.microbatch_id for listed in work.values() for item in listed})],
+            "credit": [[peer, len(done), sum(item.num_tokens for item in done)] for peer, done in work.items() if done],
             "norm": None if all(part.is_empty for part in result.parts) else certified_norm(result.parts),
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
+        self.justice.certified(result)
         self._heard_at = time.monotonic()
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())
@@ -559,7 +598,7 @@ class Host:
             self._emit({"event": "joined", "stage": stage, "peer_id": peer})
         for version in range(before, self.progress.done_versions()):
             self._write_figures(version - FIGURES_AFTER)
-            self._emit({"event": "version", "version": version + 1})
+            self._tell_version(version + 1)
         self._changed.set()
 
     def _say_who_is_left_out(self, result: Result) -> None:
@@ -572,6 +611,20 @@ class Host:
             ids = tuple(sorted(item.microbatch_id for item in made.work))
             reason = f"{share:.0%} of the step's tokens: its parts did not come in time"
             self._notice(Notice("left_out", step, roster.stage, (made.peer_id,), ids, reason))
+
+    def _tell_version(self, version: int) -> None:
+        total, speed = self.run.settings.optimizer.total_steps, self.progress.recent_tokens_per_s()
+        self._emit(
+            {
+                "event": "version",
+                "version": version,
+                "total_steps": total,
+                "loss": self.progress.last_loss(),
+                "tokens_per_s": speed,
+                "peers": len(self.progress.present()),
+                "left_s": (total - version) * self.run.settings.batch.target_tokens / speed if speed else None,
+            }
+        )
 
     def _look_at(self, result: Result, norm: Any) -> None:
         """By the replicas' own rule: what it says of them is what they did."""
@@ -645,25 +698,26 @@ class Host:
             self._emit({"event": "goodbye", "peer_id": sender, "stage": figures.stage})
         return Message()
 
+    def outcome(self) -> dict[str, Any]:
+        """What came of the run: its last checkpoint, and its held-out loss where it began and ended."""
+        first, last = self._began_at, self.run.settings.optimizer.total_steps
+        held_out, path = self.books.held_out, self._archivist.paths.get(last)
+        return {
+            "held_out_loss": {"start": held_out.get(first), "end": held_out.get(last)},
+            "checkpoint": None if path is None else str(path),
+        }
+
     def report(self) -> dict[str, Any]:
         """The run's figures for `--report`."""
-        first, last = self._began_at, self.run.settings.optimizer.total_steps
-        summary = self.progress.summary()
-        held_out, path = self.books.held_out, self._archivist.paths.get(last)
-        summary["held_out_loss"] = {"start": held_out.get(first), "end": held_out.get(last)}
+        summary = self.progress.summary() | self.outcome()
         summary["run_id"] = self.run.run_id
         order = DataOrder.of_run(self.run.settings)
         summary["notices"] = [notice.told(order) for notice in self.notices]
-        summary["checkpoint"] = None if path is None else str(path)
         summary["relay"] = None if self.relay is None else self.relay.report()
         summary["credit"] = {peer: credit.num_tokens for peer, credit in self.books.leaders(len(self.books.credit))}
         return summary
 
 
-def _credit(result: Result, most_tokens: int) -> list[Value]:
-    """[peer, microbatches, tokens] of each whose work is in the result; a microbatch is credited to one peer."""
-    heard = {peer for part in result.parts for peer in part.contributors}
-    contributions = [c for c in result.roster.contributions if c.peer_id in heard]
-    capped = [c for c in contributions if all(item.num_tokens <= most_tokens for item in c.work)]
-    counted = counted_work(capped, frozenset())
-    return [[peer, len(work), sum(item.num_tokens for item in work)] for peer, work in counted.items() if work]
+def _told_by_members(case: FalseWork) -> None:
+    """Whoever votes sees the same, and members bring it."""
+    log.info("%s claims work that is not its own at step %d", case.accused, case.version)

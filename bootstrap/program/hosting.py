@@ -52,6 +52,8 @@ class HostingSettings:
     """None: nobody is carried."""
     report: Path | None = None
     """Where the run's figures go at the end, as JSON."""
+    ends_with_run: bool = False
+    """Whether the host goes when the run is over, instead of serving what came of it until it is told to stop."""
 
 
 class _NetworkLost(Exception):
@@ -126,9 +128,19 @@ class Hosting:
             try:
                 await self._conduct(host, beside, full, transport.ended, stop)
             finally:
-                if settings.report is not None:
-                    text = json.dumps(host.report(), indent=1) + "\n"
-                    await asyncio.to_thread(_write, settings.report, text)
+                await self._report(host)
+            if not host.is_over:
+                total = prepared.settings.optimizer.total_steps
+                self._show({"event": "stopped", "version": host.progress.done_versions(), "total_steps": total})
+            elif not settings.ends_with_run and not stop.is_set():
+                self._show({"event": "over", "invite": doors.invite.line(), **host.outcome()})
+                await _any_of(stop, full, transport.ended)
+                _check(host, full, transport.ended)
+
+    async def _report(self, host: Host) -> None:
+        if self._settings.report is not None:
+            text = json.dumps(host.report(), indent=1) + "\n"
+            await asyncio.to_thread(_write, self._settings.report, text)
 
     async def _conduct(
         self,
@@ -143,10 +155,7 @@ class Hosting:
         ending = [conducting, *map(asyncio.ensure_future, waits)]
         try:
             ended, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
-            if full.is_set():
-                raise full_disk(host.run.folder.ledger)
-            if lost.is_set():
-                raise _NetworkLost("this host's p2pd has ended, and is started again")
+            _check(host, full, lost)
             for task in ended:
                 task.result()
             if host.copies is not None and conducting in ended:
@@ -176,6 +185,24 @@ class Hosting:
                 "folder": str(prepared.folder.root),
             }
         )
+
+
+def _check(host: Host, full: asyncio.Event, lost: asyncio.Event) -> None:
+    """Raises DiskFullError or _NetworkLost where the host cannot go on."""
+    if full.is_set():
+        raise full_disk(host.run.folder.ledger)
+    if lost.is_set():
+        raise _NetworkLost("this host's p2pd has ended, and is started again")
+
+
+async def _any_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 def _copies(prepared: PreparedRun, host: Host, show: Callable[[dict[str, Any]], None]) -> ArchiveCopies:

@@ -1,10 +1,12 @@
 """A stage's certified results as the host folds them itself: it believes no peer about the past."""
 
 import logging
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from swarm.core.errors import RemoteError
-from swarm.core.ids import Version
-from swarm.core.round.contribution import Result, Roster
+from swarm.core.ids import PeerId, Version
+from swarm.core.round.contribution import Result, Roster, Work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
@@ -16,6 +18,16 @@ MAX_EARLY = 64
 """Results that came before those they follow from."""
 KEPT_CHAINS = 4
 KEPT_RESULTS = 16
+
+
+class Certified(NamedTuple):
+    """A result that the chain has come by."""
+
+    result: Result
+    work: Mapping[PeerId, tuple[Work, ...]]
+    """What counts in it, of whom."""
+    name: bytes
+    """Of the version that it makes."""
 
 
 class FollowedStage:
@@ -51,7 +63,7 @@ class FollowedStage:
         """Of one of the last steps, certified; None if it is too long ago, or not known yet."""
         return self._results.get(step)
 
-    def take(self, result: Result) -> list[Result]:
+    def take(self, result: Result) -> list[Certified]:
         """A result that somebody sent; what is certified with it, in order, and was not before.
 
         Raises RemoteError if it is not certified; one that is early is kept, and so is what certified it.
@@ -63,18 +75,16 @@ class FollowedStage:
             if len(self._early) < MAX_EARLY:
                 self._early[step] = result
             return []
-        self._advance(result)
-        done = [result]
+        done = [self._advance(result)]
         while (early := self._early.pop(int(self.chain.version), None)) is not None:
             try:
-                self._advance(early)
+                done.append(self._advance(early))
             except RemoteError as error:  # whoever sent it is long gone; an honest peer will be asked for it again
                 log.info("an early result of stage %d was not certified: %s", result.roster.stage, error)
                 break
-            done.append(early)
         return done
 
-    def _advance(self, result: Result) -> None:
+    def _advance(self, result: Result) -> Certified:
         chain = self.chain
         facts: RoundFacts = chain.facts(
             self._settings,
@@ -83,6 +93,7 @@ class FollowedStage:
         )
         facts.check_result(result, verify, certified=True)
         self.chain = chain.advance(result, self._settings)
+        made = Certified(result, chain.work_done(result), self.chain.name)
         version = int(self.chain.version)
         self._results[version - 1] = result
         self._results.pop(version - 1 - KEPT_RESULTS, None)
@@ -90,6 +101,7 @@ class FollowedStage:
             self._kept[version] = self.chain
             for old in sorted(self._kept)[:-KEPT_CHAINS]:
                 del self._kept[old]
+        return made
 
     @property
     def version(self) -> Version:

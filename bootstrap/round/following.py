@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bootstrap.program.ledger import Ledger
-from bootstrap.round.followed_stage import FollowedStage
+from bootstrap.round.followed_stage import Certified, FollowedStage
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -31,7 +31,7 @@ class Following(Mapping[int, FollowedStage]):
         settings: RunSettings,
         ledger: Ledger,
         transport: Transport,
-        certified: Callable[[Result], None],
+        certified: Callable[[Certified], None],
     ) -> None:
         """`certified` is told every result, in each stage's order; after a restart some of them again."""
         self._certified = certified
@@ -48,6 +48,11 @@ class Following(Mapping[int, FollowedStage]):
 
     def __len__(self) -> int:
         return len(self._stages)
+
+    @property
+    def recent_work(self) -> dict[PeerId, int]:
+        """Tokens that each member of any stage did in its last versions, as far as is certified here."""
+        return {peer: done for followed in self._stages.values() for peer, done in followed.chain.basis.work_of.items()}
 
     def begin(self, genesis: Genesis) -> FollowedStage:
         """The stage begins, or begins again."""
@@ -72,7 +77,7 @@ class Following(Mapping[int, FollowedStage]):
             return
         for certified in followed.take(result):
             self._certified(certified)
-            chain = followed.at(int(certified.roster.step) + 1)
+            chain = followed.at(int(certified.result.roster.step) + 1)
             if chain is not None:
                 self._ledger.append("chain", chain.to_value())
 

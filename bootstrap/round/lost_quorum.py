@@ -5,8 +5,8 @@ lease, asks every voter whether it votes, and if too few do lets those who answe
 first, so that whatever the lost ones may have decided with them stays decided; what they decided alone is given up, and
 they with it.
 
-Where the stage stands is what is certified, or what more than a third of its members say: no single one's word is
-taken for it, nor keeps the host from seeing where it stands.
+Where the stage stands is what is certified, or what more than a third of its members say, by the weight of their votes:
+no single one's word is taken for it, nor keeps the host from seeing where it stands.
 """
 
 import logging
@@ -20,6 +20,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.voting import Reconfiguration, electorate, quorum
+from swarm.core.seats import seats, weight_of
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import Identity
 from swarm.network.transport import Message, Transport
@@ -89,28 +90,27 @@ class LostQuorum:
             return None
         said = await of_each(members, self._standing)
         place = await self._place(said)
-        there = [standing for standing in said.values() if standing.place == place]
-        if place is None or not any(standing.closing for standing in there):
+        there = {peer: standing for peer, standing in said.items() if standing.place == place}
+        if place is None or not any(standing.closing for standing in there.values()):
             return None  # the step is still open: nobody needs votes
         version, basis = place
-        # The highest that less than a third can have made up: members refuse a view too far ahead of theirs.
-        view = sorted((standing.view for standing in there), reverse=True)[len(there) // 3]
-        voters = electorate(basis.members, basis.neighbours, self._host, basis.name)
-        votes = await of_each(voters, lambda peer: self._votes(peer, basis))
-        live = tuple(sorted(votes))
-        leaders = basis.leaders(self._stage, Step(version))
-        deciding, voting = voters, {peer for peer in live if votes[peer]}
+        view = _view_of(there, basis)
+        weights = electorate(basis.work_of, basis.neighbours, self._host, basis.said.value)
+        votes = await of_each(weights, lambda peer: self._votes(peer, basis))
+        live, present = tuple(sorted(votes)), {*votes, *there} & {*basis.members}
+        leaders = basis.leaders(Step(version))
+        deciding, voting = tuple(weights), {peer for peer in live if votes[peer]}
         if self._changed is not None and self._changed.previous_name == basis.name:
             deciding, voting = self._changed.voters, {*live} & {*self._changed.voters}  # however they began
-        enough = len(voting) >= quorum(len(deciding)) and quiet_s < PATIENCE * self._lease_s
-        if enough or not set(live) & set(basis.members):
+        enough = weight_of(weights, voting) >= quorum(weight_of(weights, deciding))
+        if (enough and quiet_s < PATIENCE * self._lease_s) or not live or not present:
             return None
         # What was signed under an earlier one binds: by its views none is asked again.
         view = max(view, self._own_log.signed_under(basis.name))
         if self._changed is not None and self._changed.previous_name == basis.name:
             view = max(view, self._changed.first_view)
         first_view = (view // VIEWS_APART + 1) * VIEWS_APART
-        while leaders[first_view % len(leaders)] not in set(live) & set(basis.members):
+        while leaders[first_view % len(leaders)] not in present:
             first_view += 1
         unsigned = Reconfiguration(self._stage, Step(version), basis.name, first_view, live)
         signed = unsigned.signed_by(self._run_key)
@@ -126,7 +126,7 @@ class LostQuorum:
             told = Message({"reconfiguration": signed.to_value()})
             await self._transport.call(peer, RECONFIGURE, told, timeout_s=PING_S, max_body_bytes=0)
 
-        await of_each([peer for peer in live if peer in basis.members], tell)
+        await of_each(sorted(present), tell)
         self.heard()
         self._changed = signed
         return signed
@@ -136,10 +136,10 @@ class LostQuorum:
         certified = await self._follow([(standing.place.version, peer) for peer, standing in said.items()])
         if certified is None:
             return None
-        members = set(certified.basis.members)  # who says so must have been one by what is certified
+        weights = seats(certified.basis.work_of)  # who says so must have weight by what is certified
         for place in sorted({standing.place for standing in said.values()}, key=lambda place: -place.version):
-            agreeing = {peer for peer, standing in said.items() if standing.place == place} & members
-            if place == certified or (place.version > certified.version and 3 * len(agreeing) > len(members)):
+            agreeing = weight_of(weights, [peer for peer, standing in said.items() if standing.place == place])
+            if place == certified or (place.version > certified.version and 3 * agreeing > sum(weights.values())):
                 return place
         return None
 
@@ -162,3 +162,16 @@ class LostQuorum:
         asked = Message({"name": basis.name})
         reply = await self._transport.call(peer, VOTES, asked, timeout_s=PING_S, max_body_bytes=0)
         return Fields("votes", reply.meta).boolean("votes")
+
+
+def _view_of(there: Mapping[PeerId, Standing], basis: RoundBasis) -> int:
+    """The highest that less than a third of those who are there, by weight, can have made up: members refuse a view too
+    far ahead of theirs."""
+    weights = seats({peer: basis.work_of.get(peer, 0) for peer in there})
+    above, total = 0, sum(weights.values())
+    views = sorted(((there[peer].view, weight) for peer, weight in weights.items()), reverse=True)
+    for view, weight in views:
+        above += weight
+        if 3 * above > total:
+            return view
+    raise AssertionError("somebody is there")

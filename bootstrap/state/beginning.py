@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.round.basis import MAX_NEIGHBOURS
+from swarm.core.state.recent_work import founding_work
 from swarm.core.state.stage_chain import Genesis
 from swarm.host_protocol import GENESIS
 from swarm.model.layout import ParameterLayout
@@ -67,6 +68,7 @@ class Beginning:
         era: int,
         has_gone_on: Callable[[int], bool],
         stage_of: Callable[[PeerId], int | None],
+        chain_end: Callable[[int, int], bytes],
         begin: Callable[[list[Genesis], Sequence[StageSource]], None],
         emit: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -74,11 +76,13 @@ class Beginning:
         `to_version`: of which version the state was.
 
         `era`: of the geneses that are signed here. `has_gone_on` a stage from its genesis; `stage_of` a peer that is
-        admitted; `begin` is told the geneses as soon as they are signed.
+        admitted; `chain_end`: of the host's hash chain for a stage and an era; `begin` is told the geneses as soon
+        as they are signed.
         """
         self._run = run
         self._has_gone_on = has_gone_on
         self._stage_of = stage_of
+        self._chain_end = chain_end
         self._begin = begin
         self._emit = emit
         self._era = era
@@ -155,7 +159,7 @@ class Beginning:
         if missing:
             return
         sources = [StageSource.of_start(start) for start in self.stages]
-        geneses = self.signed(sources, [tuple(start.ready) for start in self.stages], self._run.leases)
+        geneses = self.signed(sources, [tuple(start.ready) for start in self.stages], self._run.leases, known={})
         self._begin(geneses, sources)
         self.begun(geneses, self._run.version)
         self._emit({"event": "genesis", "version": self._run.version})
@@ -185,10 +189,12 @@ class Beginning:
         members: Sequence[Collection[PeerId]],
         leases: LeaseTable,
         *,
+        known: Mapping[PeerId, int],
         era: int | None = None,
     ) -> list[Genesis]:
-        """Geneses of all stages, with these members of each."""
-        made = []
+        """Geneses of all stages, with these members of each, and what is `known` of the work of any of them."""
+        settings, made, era = self._run.settings, [], self._era if era is None else era
+        step_tokens = settings.microbatches_per_step * settings.microbatch_tokens
         for stage, source in enumerate(sources):
             beside = [other for number, other in enumerate(members) if abs(number - stage) == 1]
             neighbours = tuple(sorted({peer for other in beside for peer in other}))
@@ -197,12 +203,14 @@ class Beginning:
                 StageIndex(stage),
                 Version(source.version),
                 source.digest,
-                tuple(sorted(members[stage])),
+                (founders := tuple(sorted(members[stage]))),
                 leases if stage == 0 else LeaseTable(),
                 self._run.host_key.peer_id,
                 self._run.run_key.peer_id,
                 neighbours[:MAX_NEIGHBOURS],
-                self._era if era is None else era,
+                self._chain_end(stage, era),
+                era,
+                founding_work(founders, known, step_tokens=step_tokens),
             )
             made.append(unsigned.signed_by(self._run.run_key))
         return made

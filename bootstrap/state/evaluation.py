@@ -36,6 +36,15 @@ class Evaluation:
         per_batch = settings.microbatch_tokens
         available = max(1, (settings.data.num_held_out_tokens - 1) // per_batch)
         self._num_batches = max(1, min(available, num_tokens // per_batch))
+        self.asked_for: asyncio.Queue[int] = asyncio.Queue()
+        """The version to evaluate next."""
+
+    def ask_for(self, version: int) -> None:
+        """Have this version evaluated, and not one that still waits: the newer says more."""
+        while not self.asked_for.empty():
+            self.asked_for.get_nowait()
+            self.asked_for.task_done()
+        self.asked_for.put_nowait(version)
 
     async def loss(self, version: int) -> float:
         """In nats a token. Raises VersionGone when nobody holds the version any more."""

@@ -24,6 +24,7 @@ from swarm.core.errors import TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.seats import seats, weight_of
 from swarm.core.state.coming_back import (
     AHEAD,
     Era,
@@ -246,9 +247,9 @@ class GoingOn:
             is_anchored = (
                 anchor is not None and agreed.source.digest_as(int(anchor.version), anchor.name) == anchor.state_digest
             )
-            members = known.members if known is not None else ()
-            saying = [peer for peer in members if peer in right and right[peer].source.digest == best]
-            if not is_anchored and not 3 * len(saying) > 2 * len(members) > 0:
+            weights = seats(known.basis.work_of) if known is not None else {}
+            saying = [peer for peer in weights if peer in right and right[peer].source.digest == best]
+            if not is_anchored and not 3 * weight_of(weights, saying) > 2 * sum(weights.values()) > 0:
                 return None
         return agreed.source, known if known is not None else agreed.chain
 
@@ -262,7 +263,9 @@ class GoingOn:
     ) -> None:
         done, to = self._host.progress.done_versions(), choice.point.version
         facts: dict[str, Value] = {"asked": 0, "from": done, "to": to, "version": choice.number, "skip": []}
-        geneses = self._host.beginning.signed(sources, members, leases, era=self._host.books().lineages[0])
+        geneses = self._host.beginning.signed(
+            sources, members, leases, known=self._host.followed.recent_work, era=self._host.books().lineages[0]
+        )
         self._begin_anew(geneses, sources, facts)
         self._host.beginning.begun(geneses, to)
         again = max(0, choice.highest - to)

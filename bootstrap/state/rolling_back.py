@@ -249,7 +249,7 @@ class RollingBack:
             begin=lambda: geneses.extend(self._begin(starts, leases, facts, made.to)),
         )
         spans = order.spans(MicrobatchId(number) for start, stop in made.skip for number in range(start, stop))
-        self.emit({"event": "rolled_back", **facts, "tokens": [[span.first_token, span.stop_token] for span in spans]})
+        self.emit({"event": "rolled_back", **facts, "tokens": [[*run] for span in spans for run in span.tokens]})
         return made, geneses
 
     def _versions(self) -> list[int]:
@@ -316,7 +316,9 @@ class RollingBack:
                 raise TransientError(f"no member of stage {stage} is present")
         self.run.states, self.run.leases = [start.state for start in starts], leases
         sources = [StageSource.of_start(start) for start in starts]
-        geneses = self.beginning.signed(sources, members, leases, era=self.books().lineages[0])
+        geneses = self.beginning.signed(
+            sources, members, leases, known=self.followed.recent_work, era=self.books().lineages[0]
+        )
         self.begin(geneses, sources, facts)
         for stage, start in enumerate(starts):
             self.beginning.begin_from(stage, start)

@@ -82,91 +82,113 @@ def decode_int4_blocks(scales: torch.Tensor, packed: torch.Tensor, num_values: i
 
 def encode_int8_tokens(rows_TD: torch.Tensor) -> Tokens | None:
     """What `codecs.int8_tokens.encode` fills; None where it is False."""
-    codes_TD = torch.empty(rows_TD.shape, dtype=torch.int8, device=rows_TD.device)
-    return _encode_tokens(rows_TD, codes_TD, int8_tokens.BLOCK_VALUES, 127)
+    return _encode_tokens(rows_TD, torch.empty(rows_TD.shape, dtype=torch.int8, device=rows_TD.device))
 
 
 def encode_int4_tokens(rows_TD: torch.Tensor) -> Tokens | None:
     """What `codecs.int4_tokens.encode` fills; None where it is False."""
     num_tokens, width = rows_TD.shape
-    packed_TH = torch.empty((num_tokens, -(-width // 2)), dtype=torch.uint8, device=rows_TD.device)
-    return _encode_tokens(rows_TD, packed_TH, int4_tokens.BLOCK_VALUES, 7)
+    return _encode_tokens(rows_TD, torch.empty((num_tokens, -(-width // 2)), dtype=torch.uint8, device=rows_TD.device))
 
 
 def decode_int8_tokens(
     scales_TK: torch.Tensor, outliers_TJ: torch.Tensor, indices_TJ: torch.Tensor, codes_TD: torch.Tensor
 ) -> torch.Tensor | None:
     """What `codecs.int8_tokens.decode` makes of them; None where it is False."""
-    tokens, width = (scales_TK, outliers_TJ, indices_TJ, codes_TD), codes_TD.shape[1]
-    return _decode_tokens(tokens, width, int8_tokens.BLOCK_VALUES, 127, int(int8_tokens.LARGEST_SCALE))
+    return _decode_tokens((scales_TK, outliers_TJ, indices_TJ, codes_TD), codes_TD.shape[1])
 
 
 def decode_int4_tokens(
     scales_TK: torch.Tensor, outliers_TJ: torch.Tensor, indices_TJ: torch.Tensor, packed_TH: torch.Tensor, width: int
 ) -> torch.Tensor | None:
     """What `codecs.int4_tokens.decode` makes of them; None where it is False."""
-    tokens = scales_TK, outliers_TJ, indices_TJ, packed_TH
-    return _decode_tokens(tokens, width, int4_tokens.BLOCK_VALUES, 7, int(int4_tokens.LARGEST_SCALE))
+    return _decode_tokens((scales_TK, outliers_TJ, indices_TJ, packed_TH), width)
 
 
 def encode_bfloat16(values: torch.Tensor) -> torch.Tensor | None:
     """The 16 bits of each value, as int16, that `kernels.codecs.formats.to_bfloat16` writes; None where it is False."""
     halves = torch.empty(values.numel(), dtype=torch.int16, device=values.device)
-    arguments = (values.view(torch.int32), halves)
-    num_programs = -(-values.numel() // VALUES_PER_PROGRAM)
-    valid = _run(triton_kernels.encode_bfloat16, num_programs, arguments, values.numel(), SIZE=VALUES_PER_PROGRAM)
-    return halves if valid else None
+    valid = _flags(-(-values.numel() // VALUES_PER_PROGRAM), values.device)
+    launch_encode_bfloat16(values, halves, valid)
+    return halves if _all(valid) else None
 
 
 def decode_bfloat16(halves: torch.Tensor) -> torch.Tensor | None:
     """fp32 values as by `kernels.codecs.formats.from_bfloat16`; None where it is False."""
-    bits = torch.empty(halves.numel(), dtype=torch.int32, device=halves.device)
-    num_programs = -(-halves.numel() // VALUES_PER_PROGRAM)
-    valid = _run(triton_kernels.decode_bfloat16, num_programs, (halves, bits), halves.numel(), SIZE=VALUES_PER_PROGRAM)
-    return bits.view(torch.float32) if valid else None
+    values = torch.empty(halves.numel(), dtype=torch.float32, device=halves.device)
+    valid = _flags(-(-halves.numel() // VALUES_PER_PROGRAM), halves.device)
+    launch_decode_bfloat16(halves, values, valid)
+    return values if _all(valid) else None
 
 
-def _encode_tokens(
-    rows_TD: torch.Tensor,
-    codes: torch.Tensor,
-    block_values: int,
-    largest_code: int,
-) -> Tokens | None:
-    num_tokens, width = rows_TD.shape
-    num_blocks = -(-width // block_values)
-    scales_TK = torch.empty((num_tokens, num_blocks), dtype=torch.int16, device=rows_TD.device)
-    outliers_TJ = torch.empty((num_tokens, num_outliers(width)), dtype=torch.int16, device=rows_TD.device)
-    indices_TJ = torch.empty_like(outliers_TJ)
-    valid = _run(
+def launch_encode_bfloat16(values: torch.Tensor, halves: torch.Tensor, valid: torch.Tensor) -> None:
+    """Into `halves`, and into `valid`, one for each `VALUES_PER_PROGRAM`, whether they are; without waiting."""
+    arguments = (values.view(torch.int32), halves)
+    _launch(triton_kernels.encode_bfloat16, arguments, valid, values.numel(), SIZE=VALUES_PER_PROGRAM)
+
+
+def launch_decode_bfloat16(halves: torch.Tensor, values: torch.Tensor, valid: torch.Tensor) -> None:
+    """As `launch_encode_bfloat16`, back."""
+    arguments = (halves, values.view(torch.int32))
+    _launch(triton_kernels.decode_bfloat16, arguments, valid, halves.numel(), SIZE=VALUES_PER_PROGRAM)
+
+
+def launch_encode_tokens(rows_TD: torch.Tensor, tokens: Tokens, valid: torch.Tensor) -> None:
+    """Into `tokens`, whose codes' type tells the codec, and `valid`, one a token; without waiting."""
+    scales_TK, outliers_TJ = tokens[:2]
+    _launch(
         triton_tokens.encode_tokens,
-        num_tokens,
-        (rows_TD, scales_TK, outliers_TJ, indices_TJ, codes),
-        width,
-        NUM_OUTLIERS=num_outliers(width),
-        BLOCKS=_power_of_two(num_blocks),
-        BLOCK_VALUES=block_values,
-        LARGEST_CODE=largest_code,
+        (rows_TD, *tokens),
+        valid,
+        rows_TD.shape[1],
+        NUM_OUTLIERS=outliers_TJ.shape[1],
+        BLOCKS=_power_of_two(scales_TK.shape[1]),
+        BLOCK_VALUES=_module_of(tokens).BLOCK_VALUES,
+        LARGEST_CODE=_largest_code(tokens),
     )
-    return (scales_TK, outliers_TJ, indices_TJ, codes) if valid else None
 
 
-def _decode_tokens(
-    tokens: Tokens, width: int, block_values: int, largest_code: int, largest_scale: int
-) -> torch.Tensor | None:
-    num_tokens = tokens[1].shape[0]
-    rows_TD = torch.empty((num_tokens, width), dtype=torch.float32, device=tokens[1].device)
-    valid = _run(
+def launch_decode_tokens(tokens: Tokens, rows_TD: torch.Tensor, valid: torch.Tensor) -> None:
+    """As `launch_encode_tokens`, back."""
+    width = rows_TD.shape[1]
+    _launch(
         triton_tokens.decode_tokens,
-        num_tokens,
         (*tokens, rows_TD),
+        valid,
         width,
         NUM_OUTLIERS=tokens[1].shape[1],
         SIZE=_power_of_two(width + width % 2),  # an odd row's last half is looked at too
-        BLOCK_VALUES=block_values,
-        LARGEST_CODE=largest_code,
-        LARGEST_SCALE=largest_scale,
+        BLOCK_VALUES=_module_of(tokens).BLOCK_VALUES,
+        LARGEST_CODE=_largest_code(tokens),
+        LARGEST_SCALE=int(_module_of(tokens).LARGEST_SCALE),
     )
-    return rows_TD if valid else None
+
+
+def _encode_tokens(rows_TD: torch.Tensor, codes: torch.Tensor) -> Tokens | None:
+    num_tokens, width = rows_TD.shape
+    block_values = (int8_tokens if codes.dtype is torch.int8 else int4_tokens).BLOCK_VALUES
+    scales_TK = torch.empty((num_tokens, -(-width // block_values)), dtype=torch.int16, device=rows_TD.device)
+    outliers_TJ = torch.empty((num_tokens, num_outliers(width)), dtype=torch.int16, device=rows_TD.device)
+    tokens = scales_TK, outliers_TJ, torch.empty_like(outliers_TJ), codes
+    valid = _flags(num_tokens, rows_TD.device)
+    launch_encode_tokens(rows_TD, tokens, valid)
+    return tokens if _all(valid) else None
+
+
+def _decode_tokens(tokens: Tokens, width: int) -> torch.Tensor | None:
+    num_tokens = tokens[1].shape[0]
+    rows_TD = torch.empty((num_tokens, width), dtype=torch.float32, device=tokens[1].device)
+    valid = _flags(num_tokens, rows_TD.device)
+    launch_decode_tokens(tokens, rows_TD, valid)
+    return rows_TD if _all(valid) else None
+
+
+def _module_of(tokens: Tokens) -> Any:
+    return int8_tokens if tokens[3].dtype is torch.int8 else int4_tokens
+
+
+def _largest_code(tokens: Tokens) -> int:
+    return 127 if tokens[3].dtype is torch.int8 else 7
 
 
 def _power_of_two(size: int) -> int:
@@ -178,9 +200,23 @@ def _run(
     kernel: Callable[..., Any], num_programs: int, arguments: tuple[torch.Tensor, ...], num_values: int, **sizes: int
 ) -> bool:
     """Launch and wait; whether all programs found their input valid."""
-    if num_programs == 0:
-        return True
-    valid = torch.zeros(num_programs, dtype=torch.int8, device=arguments[0].device)
-    launched: Any = kernel
-    launched[(num_programs,)](*arguments, valid, num_values, **sizes, enable_fp_fusion=False)
+    valid = _flags(num_programs, arguments[0].device)
+    _launch(kernel, arguments, valid, num_values, **sizes)
+    return _all(valid)
+
+
+def _launch(
+    kernel: Callable[..., Any], arguments: tuple[torch.Tensor, ...], valid: torch.Tensor, num_values: int, **sizes: int
+) -> None:
+    """As many programs as `valid` has places."""
+    if valid.numel():
+        launched: Any = kernel
+        launched[(valid.numel(),)](*arguments, valid, num_values, **sizes, enable_fp_fusion=False)
+
+
+def _flags(num_programs: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(num_programs, dtype=torch.int8, device=device)
+
+
+def _all(valid: torch.Tensor) -> bool:
     return bool(valid.all().item())

@@ -147,9 +147,12 @@ def encode_int4_blocks(values, seed, scales, packed, valid, num_values, BLOCKS: 
     tl.store(packed + byte_at, pack(code, BLOCKS, INT4_BLOCK), mask=byte_at * 2 < num_values)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_values"])
 def decode_int4_blocks(scales, packed, values, valid, num_values, SIZE: tl.constexpr):
-    """`valid`, one a program, is 1 if no scale, code or last half is one that is never written."""
+    """`valid`, one a program, is 1 if no scale, code or last half is one that is never written.
+
+    Compiled for the constant 1 as `num_values`, Triton 3.6 refuses on an H100 what is valid.
+    """
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     code = load_int4(packed, at, num_values)
     scale = tl.load(scales + at // INT4_BLOCK, mask=at < num_values, other=0).to(tl.int32) & 0xFFFF

@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 
 from peer.adversary.hooks import Adversary, At
-from peer.pipeline.stage_pass import Born, Ids, StagePass
+from peer.pipeline.stage_pass import Activation, Born, Ids, StagePass
 from peer.state.replica import StageReplica
-from swarm.core.ids import MicrobatchId, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.settings import RunSettings
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
-from verification.pipeline.headers import BirthRecord, Kind
+from verification.pipeline.headers import BirthRecord, HopHeader, Kind
 
 
 class AttackedPass(StagePass):
@@ -44,6 +44,13 @@ class AttackedPass(StagePass):
         version, weights = super().weights_for(birth)
         return version, self._adversary.weights(_at(birth), self.replica.model, version, weights)
 
+    def forward_header(self, activation: Activation, consumer: PeerId) -> HopHeader:
+        birth = activation.birth
+        if birth.kind == "train":
+            parents = self._adversary.parents(birth, activation.parents, self.identity)
+            activation = replace(activation, parents=parents)
+        return super().forward_header(activation, consumer)
+
     def output(self, birth: BirthRecord, x: torch.Tensor) -> tuple[Version, torch.Tensor, Saved]:
         version, y_BLD, saved = super().output(birth, x)
         return version, self._adversary.activation(_at(birth), saved.weights, x, y_BLD), saved
@@ -55,17 +62,21 @@ class AttackedPass(StagePass):
 
     def gradient(self, birth: BirthRecord, saved: Saved, grad_y_BLD: torch.Tensor) -> torch.Tensor | None:
         adversary, at, into = self._adversary, _at(birth), self.sum_for(birth)
-        adversary.adding(at, into)
+        if into is not None:
+            adversary.adding(at, into)
         grad_x = super().gradient(birth, saved, adversary.output_gradient(at, grad_y_BLD))
-        adversary.added(at, into, num_tokens=birth.num_targets)
+        if into is not None:
+            adversary.added(at, into, num_tokens=birth.num_targets)
         return None if grad_x is None else adversary.activation_gradient(at, grad_x, grad_y_BLD)
 
     def loss_gradient(self, birth: BirthRecord, saved: SavedLoss) -> torch.Tensor | None:
         adversary, at, into, grad_y_BLD = self._adversary, _at(birth), self.sum_for(birth), saved.grad_y_BLD
-        adversary.adding(at, into)
+        if into is not None:
+            adversary.adding(at, into)
         changed = replace(saved, grad_y_BLD=adversary.output_gradient(at, grad_y_BLD))
         grad_x = super().loss_gradient(birth, changed)
-        adversary.added(at, into, num_tokens=birth.num_targets)
+        if into is not None:
+            adversary.added(at, into, num_tokens=birth.num_targets)
         return None if grad_x is None else adversary.activation_gradient(at, grad_x, grad_y_BLD)
 
     def counts(self, birth: BirthRecord) -> bool:

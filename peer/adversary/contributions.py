@@ -4,13 +4,18 @@ The literature lets liars know the honest gradients. One peer knows its own: its
 the deviation among members follows from that among its own last microbatches.
 """
 
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from peer.adversary import strengths
 from peer.adversary.hooks import Adversary, At, Floats
 from swarm.attacks import Attack
-from swarm.core.ids import Step
+from swarm.core.ids import MicrobatchId, Step
+from swarm.core.round.contribution import MAX_ATTEMPTS, Work
 
 
 class SignFlip(Adversary):
@@ -89,6 +94,32 @@ class LittleIsEnough(Adversary):
         return np.asarray(mean - np.float32(strengths.ALIE_DEVIATIONS) * found, dtype=np.float32)
 
 
+class RowBias(Adversary):
+    """A little of one sign in each value that no token of the work touches: AdamW, which divides by the root of what
+    was there before, makes a whole step of it."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        if not self.acts_in(step):
+            return mean
+        size = np.float32(strengths.ROW_BIAS_SHARE * _root_mean_square(mean))
+        return np.where(mean == 0, size, mean)
+
+
+class SlowBias(Adversary):
+    """A little in each value that the work touches, of a sign that never changes: one audit takes it for rounding."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        if not self.acts_in(step):
+            return mean
+        signs = np.float32(1) - 2 * self.chance("signs", where.start).integers(2, size=mean.size, dtype=np.int8)
+        size = np.float32(strengths.SLOW_BIAS_SHARE * _root_mean_square(mean[mean != 0]))
+        return np.where(mean == 0, mean, mean + size * signs)
+
+
+def _root_mean_square(values: Floats) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64)))) if values.size else 0.0
+
+
 class PartialWork(Adversary):
     """Microbatches are claimed whose gradients were never added."""
 
@@ -104,3 +135,40 @@ class PartialWork(Adversary):
         if self._before is not None:
             gradient_sum.copy_(self._before)
             self._before = None
+
+
+class ClaimedIds(Adversary):
+    """Everybody's microbatches are listed as its own, at the highest attempt: under digests of nothing, so that nothing
+    that is shown can contradict them."""
+
+    def listed(self, step: Step, work: tuple[Work, ...], *, most: int) -> tuple[tuple[Work, MicrobatchId | None], ...]:
+        own = super().listed(step, work, most=most)
+        if not self.acts_in(step) or not work:
+            return own
+        return tuple(sorted([*own, *self._invented(work, most - len(work))], key=lambda said: said[0].microbatch_id))
+
+    def _invented(self, work: tuple[Work, ...], most: int) -> list[tuple[Work, MicrobatchId | None]]:
+        done = {int(item.microbatch_id) for item in work}
+        # Ids are given out in order: those of the others are near its own.
+        near = sorted((number for number in range(max(0, min(done) - most), max(done) + most)), key=_far_from(done))
+        others = [number for number in near if number not in done][:most]
+        return [self._said(work[number % len(work)], MicrobatchId(number)) for number in others]
+
+    def _said(self, like: Work, number: MicrobatchId) -> tuple[Work, MicrobatchId | None]:
+        nothing = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
+        output = nothing if any(like.output_header) else like.output_header
+        claimed = replace(
+            like, microbatch_id=number, attempt=MAX_ATTEMPTS - 1, input_header=nothing, output_header=output
+        )
+        return claimed, None
+
+
+class CopiedPapers(ClaimedIds):
+    """The same, under the digests of papers that it has, of other microbatches; it shows those."""
+
+    def _said(self, like: Work, number: MicrobatchId) -> tuple[Work, MicrobatchId | None]:
+        return replace(like, microbatch_id=number), like.microbatch_id
+
+
+def _far_from(done: set[int]) -> Callable[[int], int]:
+    return lambda number: min(abs(number - other) for other in (min(done), max(done)))

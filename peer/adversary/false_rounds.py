@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.adversary.false_audits import FalseCharges
 from peer.adversary.hooks import Adversary
 from peer.pipeline.screens import Screens
 from peer.round.driver import RoundDriver
@@ -19,10 +20,10 @@ from peer.state.replica import Accumulation, StageReplica
 from swarm.averaging.reduce import read_and_written
 from swarm.averaging.result_decoder import squares_of
 from swarm.bulk_digest import bulk_digest
-from swarm.core.ids import PeerId, Step
-from swarm.core.round.averaging_round import Instruction
-from swarm.core.round.contribution import Level, ReducedPart
-from verification.round.papers import Bytes
+from swarm.core.ids import MicrobatchId, PeerId, Step
+from swarm.core.round.averaging_round import Finish, Instruction
+from swarm.core.round.contribution import Level, ReducedPart, Work
+from verification.round.papers import Bytes, Papers
 
 
 class FalseDriver(RoundDriver):
@@ -30,16 +31,43 @@ class FalseDriver(RoundDriver):
 
     def __init__(self, adversary: Adversary, steps: StageSteps, *given: Any, **named: Any) -> None:
         """`given` and `named` as `RoundDriver` has them."""
-        super().__init__(steps, *given, **named)
-        self._adversary, self._me = adversary, steps.context.identity
+        charges, chance, me = named.pop("charges"), named.pop("chance"), steps.context.identity
+        self._charged = FalseCharges(adversary, steps, charges)
+        super().__init__(
+            steps,
+            *given,
+            charges=lambda: adversary.charged(steps.chain, self._charged.brought(), me.peer_id),
+            chance=lambda chain: adversary.revealed(Step(chain.version), chance(chain)),
+            **named,
+        )
+        self._adversary, self._me = adversary, me
 
     def carry_out(self, state: StepState, instructions: Iterable[Instruction]) -> None:
         facts = state.round.facts if state.round is not None else None
+        if state.round is not None:
+            self._adversary.writes(state.round)
         done: list[Instruction] = []
         for instruction in instructions:
             assert facts is not None
+            if isinstance(instruction, Finish):
+                self._charged.certified(instruction.result)
             done += self._adversary.instructed(facts, instruction, self._me)
         super().carry_out(state, done)
+
+    def listed(
+        self, state: StepState, accumulation: Accumulation
+    ) -> tuple[tuple[Work, ...], tuple[Papers | None, ...]]:
+        work, _ = super().listed(state, accumulation)
+        assert state.facts is not None
+        said = self._adversary.listed(state.step, work, most=state.facts.max_work)
+        return tuple(item for item, _ in said), shown_for(said, accumulation)
+
+
+def shown_for(
+    said: Iterable[tuple[Work, MicrobatchId | None]], accumulation: Accumulation
+) -> tuple[Papers | None, ...]:
+    """Papers of some microbatches that were done, each for what is said to be done."""
+    return tuple(accumulation.papers.get(shown) if shown is not None else None for _, shown in said)
 
 
 class FalseEncoder(ContributionEncoder):

@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from peer.adversary.strengths import SOMETIMES_SHARE
 from swarm.attacks import Attack
 from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value, digest
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
-from swarm.core.round.averaging_round import Instruction, RoundFacts
+from swarm.core.round.averaging_round import AveragingRound, Instruction, RoundFacts
+from swarm.core.round.contribution import Charge, Work
+from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
 from swarm.network.transport import Directory
+from verification.pipeline.headers import BirthRecord
 
 Floats = NDArray[np.float32]
 
@@ -71,6 +75,10 @@ class Adversary:
         """What goes to the next stage."""
         return y_BLD
 
+    def parents(self, birth: BirthRecord, parents: tuple[bytes, ...], me: Identity) -> tuple[bytes, ...]:
+        """What the header of an activation names as what it was made from."""
+        return parents
+
     def output_gradient(self, at: At, grad_y_BLD: torch.Tensor) -> torch.Tensor:
         """The gradient that backward begins with: what came back, at the last stage the loss's."""
         return grad_y_BLD
@@ -95,6 +103,11 @@ class Adversary:
         """That part of this peer's mean gradient."""
         return mean
 
+    def listed(self, step: Step, work: tuple[Work, ...], *, most: int) -> tuple[tuple[Work, MicrobatchId | None], ...]:
+        """What it says is in its contribution, of which `most` are allowed, each with the microbatch whose papers it
+        shows for it, if any."""
+        return tuple((item, item.microbatch_id) for item in work)
+
     def reduced(
         self, step: Step, encoded: tuple[memoryview, bytes], codec: VectorCodec, *, num_values: int, seed: bytes
     ) -> tuple[memoryview, bytes]:
@@ -104,6 +117,17 @@ class Adversary:
     def instructed(self, facts: RoundFacts, instruction: Instruction, me: Identity) -> tuple[Instruction, ...]:
         """What it does where the round's rules say this."""
         return (instruction,)
+
+    def writes(self, machine: AveragingRound) -> None:
+        """Its own machine of a round has heard something: what it makes the machine believe."""
+
+    def charged(self, chain: StageChain, charges: tuple[Charge, ...], me: PeerId) -> tuple[Charge, ...]:
+        """What it says it brings before juries, in its contribution to the round that starts from the version."""
+        return charges
+
+    def revealed(self, step: Step, chance: Chance) -> Chance:
+        """What its contribution reveals."""
+        return chance
 
     def ignores(self, step: Step, members: tuple[PeerId, ...], sender: PeerId, *, me: PeerId) -> bool:
         """Whether a member's commitment is as if it had not come, where this peer leads."""
@@ -131,6 +155,10 @@ class Adversary:
 
     def accuses_falsely(self, step: Step) -> bool:
         """Whether it accuses a peer whose work in this step it found honest."""
+        return False
+
+    def charges_in(self, step: Step) -> bool:
+        """Whether it charges somebody in this step with what there is no evidence of."""
         return False
 
     def finds(self, guilty: bool) -> bool:

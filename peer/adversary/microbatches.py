@@ -1,6 +1,7 @@
 """Microbatches computed other than their papers say, or whose outcome is sent on changed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,7 +10,9 @@ from peer.adversary import strengths
 from peer.adversary.hooks import Adversary, At, Floats
 from swarm.attacks import Attack
 from swarm.core.ids import Version
+from swarm.identity.key import Identity
 from swarm.model.stage import StageModel, Weights
+from verification.pipeline.headers import BirthRecord
 
 Change = Callable[[Adversary, At, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A tensor that goes out made into another, given the one before it; None: there was none."""
@@ -22,6 +25,17 @@ class LabelFlip(Adversary):
         if not self.acts(at):
             return targets_BL
         return torch.where(targets_BL >= 0, vocab_size - 1 - targets_BL, targets_BL)
+
+
+class Framing(Adversary):
+    """Two birth records in the header of an activation: of the microbatch, and of one like it with other targets, by
+    which whoever answers would have computed wrongly."""
+
+    def parents(self, birth: BirthRecord, parents: tuple[bytes, ...], me: Identity) -> tuple[bytes, ...]:
+        if not self.acts(At(birth.step, birth.microbatch_id)):
+            return parents
+        other = replace(birth, source=me.peer_id, targets_digest=birth.tokens_digest).signed_by(me)
+        return (birth.digest(), other.digest())
 
 
 class StaleWeights(Adversary):

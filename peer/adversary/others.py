@@ -115,6 +115,19 @@ class LazyAuditor(Adversary):
         return self._has_begun(step)
 
 
+class Charges(Adversary):
+    """Honest work; every step it charges somebody with what there is no evidence of, and as a juror it convicts."""
+
+    def charges_in(self, step: Step) -> bool:
+        return self._has_begun(step)
+
+    def finds(self, guilty: bool) -> bool:
+        return True
+
+    def is_lazy(self, step: Step) -> bool:
+        return self._has_begun(step)
+
+
 class WrongState(Adversary):
     """Another chunk than it has is stated of each snapshot."""
 

@@ -5,12 +5,25 @@ from dataclasses import replace
 import numpy as np
 
 from peer.adversary.hooks import Adversary
+from peer.adversary.strengths import GROUND_NAMES, GROUND_VALUE_EVERY, WRITTEN_SQUARES
 from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.core.audit.chance import Chance
+from swarm.core.canonical import digest
 from swarm.core.ids import PeerId, Step
-from swarm.core.round.averaging_round import AggregatePart, Instruction, RoundFacts, SendBallot, SendVote
+from swarm.core.ranking import rank
+from swarm.core.round.averaging_round import (
+    AggregatePart,
+    AveragingRound,
+    Instruction,
+    RoundFacts,
+    SendBallot,
+    SendVote,
+)
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Exclusion, Roster
+from swarm.core.round.contribution import MAX_CHARGES, Charge, Exclusion, ReducedPart, Roster
+from swarm.core.round.parts import RoundParts
 from swarm.core.round.voting import Vote
+from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 
 
@@ -61,6 +74,36 @@ class EquivocatingLeader(Adversary):
         return (replace(instruction, to=instruction.to[::2]), SendBallot(instruction.to[1::2], asked))
 
 
+class WrittenResult(Adversary):
+    """Where it leads, the result says of each part that it is very long, and every step is clipped to nothing."""
+
+    def writes(self, machine: AveragingRound) -> None:
+        parts = machine.parts
+        if self.acts_in(machine.facts.step) and not isinstance(parts.reduced, _Written):
+            parts.reduced = _Written(parts)
+
+
+class _Written(dict[int, ReducedPart]):
+    """Reduced parts as a liar has them: with other squares, which it takes for signed."""
+
+    def __init__(self, parts: RoundParts) -> None:
+        super().__init__()
+        self._parts = parts
+        for part, reduced in parts.reduced.items():
+            self[part] = reduced
+
+    def __setitem__(self, part: int, reduced: ReducedPart) -> None:
+        if not reduced.is_empty:
+            reduced = replace(reduced, squares=WRITTEN_SQUARES)
+            self._parts.stated.add(reduced)
+        super().__setitem__(part, reduced)
+
+    def setdefault(self, part: int, reduced: ReducedPart) -> ReducedPart:
+        if part not in self:
+            self[part] = reduced
+        return self[part]
+
+
 class TwoVotes(Adversary):
     """With each vote goes another one, for another value of the same phase."""
 
@@ -70,6 +113,24 @@ class TwoVotes(Adversary):
         asked, value = instruction.proposal, bytes(32)
         other = Vote(me.peer_id, me.sign(facts.election.ballot(asked.phase, asked.view, value)))
         return (instruction, SendVote(instruction.to, replace(asked, value=value), other))
+
+
+class Grinding(Adversary):
+    """It writes what it may until a hash of it puts it first: charges that nobody brings, in every contribution; and in
+    some of them another value than its chain has."""
+
+    def charged(self, chain: StageChain, charges: tuple[Charge, ...], me: PeerId) -> tuple[Charge, ...]:
+        if not self.acts_in(Step(chain.version)):
+            return charges
+        tried = (digest("ground", [chain.name, number, me]) for number in range(GROUND_NAMES))
+        accused = _victim(chain.members, me)
+        ground = [Charge(accused, name) for name in tried if accused and rank(chain.members, "leader", name)[0] == me]
+        return tuple([*charges, *ground][:MAX_CHARGES])
+
+    def revealed(self, step: Step, chance: Chance) -> Chance:
+        if not self.acts_in(step) or int(step) % GROUND_VALUE_EVERY != GROUND_VALUE_EVERY - 1:
+            return chance
+        return replace(chance, value=digest("ground", [chance.value]))
 
 
 def _victim(peers: tuple[PeerId, ...], me: PeerId) -> PeerId | None:

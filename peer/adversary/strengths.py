@@ -14,6 +14,12 @@ INNER_PRODUCT_SHARE = 0.5
 """Inner-product manipulation (Xie, Koyejo, Gupta, "Fall of Empires", 2019): minus this times the mean."""
 PARTIAL_WORK_SHARE = 0.5
 """Share of the claimed microbatches whose gradients are not in the contribution."""
+ROW_BIAS_SHARE = 2e-6
+"""A bias where the own mean gradient is zero: each value over the root mean square of all. A chunk of nothing else is
+then 2e-3 of what counts as a quiet chunk's norm: a twentieth of what an int8 wire calls fraud."""
+SLOW_BIAS_SHARE = 8e-4
+"""A bias that is always the same, where the mean is not zero: each value over the root mean square of those. Below what
+any wire calls fraud in one audit (1e-3 and more)."""
 DROPPED_SAMPLES_SHARE = 0.5
 """Share of a microbatch's samples that get no gradient."""
 STALE_VERSIONS = 4
@@ -41,3 +47,9 @@ INFLATED_S = 1e-6
 """How long it says that a microbatch takes it."""
 SYBILS = 32
 """Identities that one flooder makes up."""
+WRITTEN_SQUARES = 1e30
+"""What a lying leader says that the squares of each part's values sum to."""
+GROUND_NAMES = 256
+"""Hashes that a grinding peer tries for each contribution: enough to be first of any stage's members, if it counted."""
+GROUND_VALUE_EVERY = 8
+"""In one step of so many it also reveals what its chain does not have, and is left out."""

@@ -12,6 +12,7 @@ from peer.pipeline.downstream import ROOM
 from peer.round.mail import ROUND
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import merkle_root
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -25,7 +26,6 @@ from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, JurorVote, Plea
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.mismatch import Mismatch, mismatch_of
-from verification.pipeline.ticket import Ticket
 from verification.round.papers import Bytes
 from verification.state.state_statement import StateStatement
 
@@ -132,13 +132,12 @@ class FalseTransport:
             if error.kind != "exam" or asked is None:
                 raise
             fields = Fields("exam request", asked)
-            ticket, reveal = Ticket.from_value(fields.message("ticket")), fields.octets("reveal", length=32)
+            ticket = Ticket.from_value(fields.message("ticket"))
             agreement = Agreement(
                 run_id=ticket.run_id,
                 stage=ticket.stage,
                 step=step,
                 newcomer=newcomer,
-                reveal=reveal,
                 examiner=self._me.peer_id,
             )
             return Message({"agreement": agreement.signed_by(self._me).to_value()})

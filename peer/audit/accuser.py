@@ -6,18 +6,24 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from swarm.core.errors import TransientError
+from peer.round.stage_steps import StageSteps
+from peer.state.provable_past import provable_past
+from swarm.core.errors import LocalError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.host_protocol import ACCUSE, MAX_ACCUSATION_PIECE_BYTES, AccusationPiece, SignedRun
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
 from verification.kinds.equivocation import Equivocation
+from verification.kinds.mismatch import Mismatch
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Mismatch)
 
 PIECE_S = 60.0
 """For one piece to get there."""
@@ -34,6 +40,42 @@ class Case(Protocol):
     def accused(self) -> PeerId: ...
 
     def to_evidence(self, run: SignedRun) -> Evidence: ...
+
+
+class Prosecution:
+    """Brings what a replay found before the run key, with everything that a replay there needs."""
+
+    def __init__(self, steps: StageSteps, host: PeerId, accuser: "Accuser") -> None:
+        self._steps = steps
+        self._host = host
+        self._accuser = accuser
+
+    def check(self, case: Mismatch) -> None:
+        """Raises LocalError if this peer does not hold the past that proves the case, or not any more."""
+        (oldest, version), context = case.versions, self._steps.context
+        begins = max((number for number in context.snapshots.versions() if number <= oldest), default=None)
+        if begins is None or any(step not in context.results for step in range(begins, version)):
+            raise LocalError(f"what proves the work of version {oldest} wrong is not held here")
+
+    async def whole(self, case: M) -> M:
+        """The case with the past that this peer holds. Raises LocalError if it holds it not, or not any more,
+        TransientError or RemoteError if the host does not say where that begins."""
+        oldest, version = case.versions
+        held = await provable_past(self._steps, self._host, oldest=oldest, version=version)
+        return replace(case, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)
+
+    async def bring(self, case: Mismatch) -> None:
+        """Until it is there, or its past is held no more: the host may be away, or have its hands full."""
+        while not self._steps.is_over:
+            try:
+                await self._accuser.accuse(await self.whole(case))
+                return
+            except LocalError as error:
+                log.warning("%s cannot be brought before the host: %s", case.accused, error)
+                return
+            except TransientError as error:
+                log.info("%s is to be brought before the host again: %s", case.accused, error)
+            await self._steps.turned(within_s=self._steps.context.settings.deadlines.step_s)
 
 
 class Accuser:
@@ -62,12 +104,16 @@ class Accuser:
             return
         self._accused_at[case.accused] = time.monotonic()
         try:
-            evidence = await asyncio.to_thread(case.to_evidence, self._signed_run)
-            digest = await asyncio.to_thread(evidence.digest)
-            await self._bring(evidence.accused, digest, [memoryview(chunk).cast("B") for chunk in evidence.chunks()])
+            await self.bring(case)
         except BaseException:
             self._accused_at.pop(case.accused, None)
             raise
+
+    async def bring(self, case: Case) -> None:
+        """Have it judged, and go on with audits of the peer meanwhile. Raises as `accuse`."""
+        evidence = await asyncio.to_thread(case.to_evidence, self._signed_run)
+        digest = await asyncio.to_thread(evidence.digest)
+        await self._bring(evidence.accused, digest, [memoryview(chunk).cast("B") for chunk in evidence.chunks()])
 
     async def _bring(self, accused: PeerId, digest: bytes, chunks: Sequence[memoryview]) -> None:
         """Evidence, a piece at a time: what is larger than one piece by itself. Raises TransientError, RemoteError."""

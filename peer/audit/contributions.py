@@ -18,11 +18,14 @@ from swarm.core.round.contribution import Contribution, Work
 from swarm.core.settings import leaves_residual
 from swarm.host_protocol import EXHIBIT, PART, max_exhibit_bytes
 from swarm.network.transport import Message
+from swarm.optim.second_moments import second_moments
+from verification.audit.amplified import Amplified, moved_bounds_for
 from verification.audit.draws import contribution_rate, draw
 from verification.audit.owed import read_exhibit, read_part
-from verification.audit.tolerance import Comparison
+from verification.audit.running_bias import RunningBiases
+from verification.audit.tolerance import Grade
 from verification.kinds.replay_mismatch import ReplayMismatch
-from verification.replay.compared import compared_contribution
+from verification.replay.compared import ComparedContribution, compared_contribution
 from verification.replay.stage_replay import StageReplay
 from verification.round.papers import Bytes, Exhibit
 
@@ -57,7 +60,10 @@ class ContributionAudits:
         self._inquiry = inquiry
         self._beside = beside
         self._steps = steps = inquiry.steps
-        self._replay = StageReplay(steps.context.settings, steps.chain.stage, mode=steps.replica.model.mode)
+        settings = steps.context.settings
+        self._replay = StageReplay(settings, steps.chain.stage, model=steps.replica.model_of_replays())
+        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        self._biases = RunningBiases(inquiry.draws.secret, bounds)
 
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[ContributionDue]:
         """Contributions with work in them, where a replay can give such sums."""
@@ -97,18 +103,39 @@ class ContributionAudits:
                 parts = self._replay.encoded_contribution(exhibits, step)
             return [(part, bulk_digest(part)) for part in parts]
 
-        own = await inquiry.compute(replayed)
+        own = await inquiry.replay(replayed)
         parts = await self._parts(due, own)
-        found = await inquiry.compute(lambda: self.compared(made, parts, [part for part, _ in own]))
-        inquiry.counters.contributions += 1
         case = ReplayMismatch(contribution=made, parts=tuple(parts), exhibits=tuple(exhibits))
-        await inquiry.conclude(step, "contribution", found, case)
+        compared = await inquiry.replay(lambda: self.compared(case, [part for part, _ in own]))
+        inquiry.counters.contributions += 1
+        await inquiry.conclude(step, "contribution", compared.found, case)
+        if compared.found.grade is not Grade.FRAUD:
+            await self._sum_up(case, compared.amplified)
 
-    def compared(self, made: Contribution, parts: Sequence[Bytes], replayed: Sequence[Bytes]) -> Comparison:
+    def compared(self, case: ReplayMismatch, replayed: Sequence[Bytes]) -> ComparedContribution:
         """(compute) What is to be thought of a contribution, from its parts as shown and as they came out here."""
-        found = compared_contribution(self._replay, parts, replayed)
-        log.debug("%s at step %d: %s", made.peer_id, made.step, found.reason)
-        return found
+        made, replica = case.contribution, self._steps.replica
+        # Moments are changed in place, before the version they belong to is this replica's: perhaps one step more.
+        steps_since = 1 + int(replica.version) - int(made.step)
+        second = second_moments(replica.settings.optimizer, replica.state.moments, steps_since=steps_since)
+        seed = self._biases.seed_for(made.peer_id)
+        compared = compared_contribution(self._replay, case.exhibits, case.parts, replayed, second=second, seed=seed)
+        log.debug("%s at step %d: %s", made.peer_id, made.step, compared.found.reason)
+        return compared
+
+    async def _sum_up(self, case: ReplayMismatch, amplified: Amplified) -> None:
+        """One audit more of the peer: if all of them together are led one way, the run key is to see for itself."""
+        made, inquiry, biases = case.contribution, self._inquiry, self._biases
+        if amplified.sketch is None:
+            return
+        held = biases.after(made.peer_id, made.step, amplified.sketch, num_values=self._replay.layout.num_values)
+        if not held.is_led:
+            inquiry.counters.largest_bias_share = max(inquiry.counters.largest_bias_share, held.share)
+            return
+        log.warning("%s is led one way: %.2f of the law after %d audits", made.peer_id, held.share, held.num_audits)
+        inquiry.standing.suspect(made.peer_id, Version(int(made.step)))
+        if amplified.measured > 2 * biases.bounds.bias:
+            await inquiry.lay_open(case)
 
     # -- fetched ------------------------------------------------------------------------------------------
 

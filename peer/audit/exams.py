@@ -8,7 +8,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,29 +15,32 @@ import torch
 from peer.pipeline.compute import Urgency
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
+from peer.stage.beacon import StageBeacon
 from peer.stage.events import Applied
 from peer.state.past_weights import PastVersion, standing_on
 from swarm.averaging.activations import activation_codec
+from swarm.core.audit.chance import HostWord
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, Step
-from swarm.core.round.contribution import Work
+from swarm.core.round.contribution import Roster, Work
 from swarm.core.settings import RunSettings
 from swarm.host_protocol import AGREED, max_exhibit_bytes
+from swarm.identity.key import verify
 from swarm.network.transport import Message, Transport
-from verification.audit.draws import HashChain, check_reveal
 from verification.audit.probation import Agreement, Exam, exam_of
 from verification.audit.tolerance import Tensor, bounds_for, compare
 from verification.audit.verdicts import Promotion
-from verification.pipeline.ticket import Ticket
 from verification.replay.stage_replay import Replayed, StageReplay
 from verification.round.papers import Bytes, Exhibit, Papers
 
 log = logging.getLogger(__name__)
 
 EXAM = "exam"
-"""To a member: {step, ticket, reveal} -> {papers, sizes}, bodies: a drawn exhibit without y and the gradient of x."""
+"""To a member: {step, ticket, said} -> {papers, sizes}, bodies: a drawn exhibit without y and the gradient of x."""
 EXAM_ANSWER = "exam_answer"
 """To the same: {step, size}, bodies: y and the gradient of x, replayed -> {agreement}. Once."""
 EXAMS_A_STEP = 2
@@ -50,12 +52,14 @@ MOST_TIMES = 2
 class Examiner:
     """Examines newcomers about this member's own work."""
 
-    def __init__(self, steps: StageSteps, exchanges: ExchangeStore) -> None:
+    def __init__(self, steps: StageSteps, exchanges: ExchangeStore, bases: RecentBases, beacon: StageBeacon) -> None:
         self._steps = steps
+        self._beacon = beacon
         self._exchanges = exchanges
+        self._bases = bases
         self._shown: dict[Step, Counter[PeerId]] = {}
         self._answered: set[tuple[Step, PeerId]] = set()
-        self._drawn: dict[tuple[Step, PeerId], tuple[bytes, Work]] = {}
+        self._drawn: dict[tuple[Step, PeerId], Work] = {}
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
@@ -73,8 +77,8 @@ class Examiner:
 
     async def _on_exam(self, sender: PeerId, request: Message) -> Message:
         steps, fields = self._steps, Fields("exam request", request.meta)
-        step, reveal = Step(fields.integer("step")), fields.octets("reveal", length=32)
-        ticket = Ticket.from_value(fields.message("ticket"))
+        step, ticket = Step(fields.integer("step")), Ticket.from_value(fields.message("ticket"))
+        said = HostWord.from_value(fields.message("said"))
         fields.done()
         held = steps.context.results.get(int(step))
         if held is None:
@@ -84,18 +88,19 @@ class Examiner:
             raise TransientError(f"{EXAMS_A_STEP} newcomers are examined about step {step} here")
         if shown[sender] >= MOST_TIMES:
             raise RemoteError("served", f"the exam of step {step} went to {sender} {MOST_TIMES} times", sender)
-        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key)
+        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key, verify=verify)
         if (ticket.peer_id, ticket.stage) != (sender, steps.chain.stage):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
-        await steps.context.exact.run(Urgency.AUDIT, partial(check_reveal, ticket.chain_end, int(step), reveal))
-        exam = exam_of(held[0].roster, reveal, sender)
+        self._beacon.hear(said)
+        roster = held[0].roster
+        exam = exam_of(roster, self._bases.at(int(step)), self._beacon.of(roster), sender)
         if exam is None or exam.examiner != steps.context.me:
             raise RemoteError("draw", f"{steps.context.me} does not examine {sender} about step {step}", sender)
         exhibit = self._exchanges.exhibit(step, exam.work)
         if exhibit is None:
             raise TransientError(f"microbatch {exam.work.microbatch_id} of step {step} is not here any more")
         shown[sender] += 1
-        self._drawn[step, sender] = (reveal, exam.work)
+        self._drawn[step, sender] = exam.work
         bodies = (exhibit.x, exhibit.targets, exhibit.grad_y)
         sizes: list[Value] = [len(body) for body in bodies]
         return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(bodies))
@@ -105,7 +110,7 @@ class Examiner:
         step, size = Step(fields.integer("step")), fields.integer("size")
         fields.done()
         drawn = self._drawn.get((step, sender))
-        exhibit = self._exchanges.exhibit(step, drawn[1]) if drawn is not None else None
+        exhibit = self._exchanges.exhibit(step, drawn) if drawn is not None else None
         if drawn is None or exhibit is None or (step, sender) in self._answered:
             raise RemoteError("draw", f"{sender} owes no answer about step {step}", sender)
         self._answered.add((step, sender))
@@ -116,7 +121,6 @@ class Examiner:
             stage=steps.chain.stage,
             step=step,
             newcomer=sender,
-            reveal=drawn[0],
             examiner=steps.context.me,
         ).signed_by(steps.context.identity)
         return Message({"agreement": agreement.to_value()})
@@ -134,31 +138,27 @@ class Newcomer:
     """Takes the exams that a newcomer draws, until the run key promotes it."""
 
     steps: StageSteps
+    bases: RecentBases
     ticket: Ticket
-    draws: HashChain
+    beacon: StageBeacon
     host: PeerId
     may_train: Callable[[], bool]
     """Whether this peer is past its probation."""
     agreements: int = 0
     """Exams that were passed."""
-    _due: tuple[Exam, bytes, PastVersion] | None = field(default=None, init=False)
+    _due: Roster | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._replay = StageReplay(
-            self.steps.context.settings, self.steps.chain.stage, mode=self.steps.replica.model.mode
+            self.steps.context.settings, self.steps.chain.stage, model=self.steps.replica.model_of_replays()
         )
 
     def applied(self, applied: Applied) -> None:
         """A round is over that this peer had no part in: what it is examined about."""
-        roster = applied.result.roster
-        reveal = self.draws.reveal(int(roster.step))
-        exam = exam_of(roster, reveal, self.steps.context.me)
-        self._due = None
-        if exam is not None and not self.may_train():
-            try:
-                self._due = exam, reveal, self.steps.replica.past.get(int(exam.work.version))
-            except LocalError as error:
-                log.info("exam about step %d is left out: %s", roster.step, error)
+        step = applied.result.roster.step
+        self._due = None if self.may_train() else applied.result.roster
+        # Which it is known when the host has spoken of the step: by then the stage may be a version further.
+        self.steps.replica.past.want(() if self._due is None else (step - 1, step), by="exam")
 
     async def until_promoted(self) -> Promotion:
         """Take exams, one a version at most, while this peer is on probation and until its promotion comes."""
@@ -177,12 +177,19 @@ class Newcomer:
     async def take_one(self) -> Promotion | None:
         """The exam of the present version, if there is one that was not taken; the promotion, if it is earned.
 
-        Raises TransientError or RemoteError where it is not passed.
+        Raises TransientError or RemoteError where it is not passed, or while the host does not speak.
         """
-        if self._due is None:
+        roster = self._due
+        if roster is None:
             return None
-        (exam, reveal, past), self._due = self._due, None
-        agreement = await self._examined(exam, reveal, past)
+        await self.beacon.spoken(roster.step, timeout_s=self.steps.context.settings.deadlines.call_s)
+        if self._due is roster:
+            self._due = None
+        basis = self.bases.at(int(roster.step))
+        exam = exam_of(roster, basis, self.beacon.of(roster), self.steps.context.me)
+        if exam is None:
+            return None
+        agreement = await self._examined(exam, self.steps.replica.past.get(int(exam.work.version)))
         self.agreements += 1
         reply = await self.steps.context.transport.call(
             self.host,
@@ -196,15 +203,19 @@ class Newcomer:
             promotion.check(self.steps.context.run_id, self.steps.chain.run_key)
         return promotion
 
-    async def _examined(self, exam: Exam, reveal: bytes, past: PastVersion) -> Agreement:
+    async def _examined(self, exam: Exam, past: PastVersion) -> Agreement:
         steps, step = self.steps, exam.contribution.step
         call_s = steps.context.settings.deadlines.call_s
-        meta: dict[str, Value] = {"step": step, "ticket": self.ticket.to_value(), "reveal": reveal}
+        meta: dict[str, Value] = {
+            "step": step,
+            "ticket": self.ticket.to_value(),
+            "said": self.beacon.said.to_value(),
+        }
         largest = max_exhibit_bytes(steps.context.settings, steps.replica.model.hidden_size)
         shown = await steps.context.transport.call(
             exam.examiner, EXAM, Message(meta), timeout_s=call_s, max_body_bytes=largest
         )
-        y, grad_x = await steps.context.compute.run(Urgency.AUDIT, lambda: self._answer(exam, past, shown))
+        y, grad_x = await steps.context.replays.run(Urgency.AUDIT, lambda: self._answer(exam, past, shown))
         reply = await steps.context.transport.call(
             exam.examiner,
             EXAM_ANSWER,
@@ -215,7 +226,7 @@ class Newcomer:
         return Agreement.from_value(Fields("exam result", reply.meta).message("agreement"))
 
     def _answer(self, exam: Exam, past: PastVersion, shown: Message) -> tuple[Bytes, Bytes]:
-        """(compute) What the examiner must have sent on and sent back, encoded."""
+        """(replays) What the examiner must have sent on and sent back, encoded."""
         fields = Fields("exam", shown.meta)
         papers, sizes = Papers.from_value(fields.message("papers")), fields.items("sizes", integer_item, max_items=3)
         fields.done()
@@ -224,10 +235,9 @@ class Newcomer:
         view = memoryview(shown.body)
         x, targets, grad_y = view[: sizes[0]], view[sizes[0] : sum(sizes[:2])], view[sum(sizes[:2]) :]
         exhibit = Exhibit(papers=papers, x=x, targets=targets, y=b"", grad_y=grad_y, grad_x=b"")
-        replay, model = self._replay, self.steps.replica.model
-        into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=model.device)
+        replay = self._replay
         with standing_on(replay, {exam.work.version: past}):
-            found = replay.microbatch(exhibit, exam.contribution.step, into)
+            found = replay.microbatch(exhibit, exam.contribution.step, None)
         return encoded_hop(self.steps.context.settings, found)
 
 

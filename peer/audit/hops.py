@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-import torch
-
 from peer.audit.beside import SIDES, Beside
 from peer.audit.inquiry import Inquiry
 from peer.stage.events import Applied
@@ -62,8 +60,7 @@ class HopAudits:
         self._inquiry = inquiry
         self._beside = beside
         self._steps = steps = inquiry.steps
-        self._replay = StageReplay(steps.context.settings, steps.chain.stage, mode=steps.replica.model.mode)
-        self._into: torch.Tensor | None = None
+        self._replay = StageReplay(steps.context.settings, steps.chain.stage, model=steps.replica.model_of_replays())
 
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[StepDue]:
         """The step itself: which of its microbatches is drawn when their neighbours say which there were."""
@@ -130,17 +127,15 @@ class HopAudits:
         if not claims:
             raise TransientError("nobody shows both what came in and what went out")
         inquiry.counters.hops += 1
-        found = [await inquiry.compute(partial(self._compare, claim)) for claim in claims]
-        worst, claim = max(zip(found, claims, strict=True), key=lambda pair: pair[0].measured / pair[0].fraud)
+        found = [await inquiry.replay(partial(self._compare, claim)) for claim in claims]
+        worst, claim = max(zip(found, claims, strict=True), key=lambda pair: pair[0].share)
         await inquiry.conclude(due.step, f"microbatch {number}", worst, HopMismatch(claim=claim))
 
     def _compare(self, claim: HopClaim) -> Comparison:
-        """(compute)"""
+        """(replays)"""
         replay, version = self._replay, claim.header.version
         with standing_on(replay, {version: self._steps.replica.past.get(int(version))}):
-            if self._into is None:
-                self._into = torch.zeros(replay.layout.num_values, dtype=torch.float32, device=replay.model.device)
-            return compared_claim(replay, claim, self._into)
+            return compared_claim(replay, claim)
 
     def _signed_by(
         self, target: PeerId, due: StepDue, shown: dict[int, list[Exchange]]

@@ -2,29 +2,31 @@
 
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from peer.audit.accuser import Accuser, Case
+from peer.audit.accuser import Accuser, Case, Prosecution
 from peer.audit.jury import Jury
 from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
-from peer.state.provable_past import provable_past
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Step, Version
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import OWED
 from swarm.network.transport import Message
-from verification.audit.draws import AuditBudget, HashChain
+from verification.audit.draws import AuditBudget
 from verification.audit.owed import MAX_REASON, Owed, OwedAudit
 from verification.audit.tolerance import Comparison, Grade
+from verification.kinds.bias import Bias
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.mismatch import Mismatch
+from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.pipeline.headers import BirthRecord, HopHeader
-from verification.pipeline.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ class AuditCounters:
     """Drawn, but too late or not replayable here."""
     largest_honest_share: float = 0.0
     """Of the fraud bound, over all audits that found nothing."""
+    largest_bias_share: float = 0.0
+    """Of what the contributions of an honest peer may come to in all audits of it together."""
     bytes: int = 0
 
 
@@ -86,8 +90,8 @@ class Inquiry:
     def exact(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
         return self.steps.context.exact.run(Urgency.AUDIT, work)
 
-    def compute(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
-        return self.steps.context.compute.run(Urgency.AUDIT, work)
+    def replay(self, work: Callable[[], T]) -> Coroutine[None, None, T]:
+        return self.steps.context.replays.run(Urgency.AUDIT, work)
 
     # -- asked --------------------------------------------------------------------------------------------
 
@@ -180,7 +184,7 @@ class Inquiry:
         """What a replay came to, and the case that it makes if it is fraud."""
         counters = self.counters
         if found.grade is Grade.HONEST:
-            counters.largest_honest_share = max(counters.largest_honest_share, found.measured / found.fraud)
+            counters.largest_honest_share = max(counters.largest_honest_share, found.share)
             return
         log.warning("%s at step %d, %s: %s", case.accused, step, what, found.reason)
         if found.grade is Grade.SUSPICIOUS:
@@ -192,9 +196,17 @@ class Inquiry:
 
     async def prosecute(self, case: Mismatch) -> None:
         """Bring it before a jury, and before the run key with everything that a replay needs."""
-        steps, (oldest, version) = self.steps, case.versions
+        spawn, prosecution = self.steps.context.tasks.spawn, Prosecution(self.steps, self.host, self.accuser)
         assert self.jury is not None
-        steps.context.tasks.spawn(self.jury.prosecute(case))
-        held = await provable_past(steps, self.host, oldest=oldest, version=version)
-        whole = replace(case, past=held.past, state_chunks=tuple(held.snapshot.chunks()), bodies=held.bodies)
-        await self.accuser.accuse(whole)
+        prosecution.check(case)  # who cannot prove it brings no charge
+        spawn(self.jury.prosecute(case))
+        try:
+            await self.accuser.accuse(await prosecution.whole(case))
+        except TransientError:
+            spawn(prosecution.bring(case))
+            raise
+
+    async def lay_open(self, case: ReplayMismatch) -> None:
+        """Have the run key replay a contribution of a peer that is led one way."""
+        prosecution = Prosecution(self.steps, self.host, self.accuser)
+        await self.accuser.bring(Bias.of(await prosecution.whole(case)))

@@ -99,7 +99,7 @@ class Mending:
         ):
             raise RemoteError("evidence", f"evidence about {case.accused} of stage {evidence.stage}", sender)
         try:
-            bodies = await steps.context.exact.run(Urgency.AUDIT, lambda: self._again(case))
+            bodies = await steps.context.judging.run(Urgency.AUDIT, lambda: self._again(case))
         except LocalError as error:
             raise TransientError(f"this peer cannot do it again: {error}") from error
         found = await asyncio.to_thread(lambda: tuple(bulk_digest(body) for body in bodies))
@@ -110,21 +110,20 @@ class Mending:
         return Message({"plea": plea.signed_by(steps.context.identity).to_value(), "sizes": sizes}, b"".join(bodies))
 
     def _again(self, case: Mismatch) -> Sequence[Bytes]:
-        """(exact)"""
+        """(judging)"""
         steps = self._steps
         oldest, version = case.versions
         replay = rebuilt(steps, version, oldest)
-        into = torch.zeros(replay.layout.num_values, dtype=torch.float32)
         if isinstance(case, HopMismatch):
             case.claim.check(steps.context.settings, run_id=steps.context.run_id)
-            _, found = replay.hop(case.claim, into)
+            _, found = replay.hop(case.claim)
             is_forward, codecs = case.claim.header.direction == "forward", steps.context.settings.codecs
             codec = activation_codec(codecs.activations if is_forward else codecs.activation_gradients)
             return (codec.encode(torch.from_numpy(found)),)
         step = case.contribution.step
         if case.parts:
             return replay.encoded_contribution(case.exhibits, step)
-        return encoded_hop(steps.context.settings, replay.microbatch(case.exhibits[0], step, into))
+        return encoded_hop(steps.context.settings, replay.microbatch(case.exhibits[0], step, None))
 
 
 def self_test(steps: StageSteps) -> None:

@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar
 
 from peer.audit.inquiry import AuditCounters, Drawn, Inquiry
 from peer.stage.events import Applied
+from swarm.core.audit.chance import REVEALED_AFTER
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from verification.audit.draws import REVEALED_AFTER
 
 log = logging.getLogger(__name__)
 

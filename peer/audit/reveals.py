@@ -1,11 +1,12 @@
 """What an auditor reveals of its hash chain, checked: each value against the last that was."""
 
 from peer.round.stage_steps import StageSteps
+from swarm.core.audit.hash_chain import check_reveal
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
-from verification.audit.draws import check_reveal
-from verification.pipeline.ticket import Ticket
+from swarm.identity.key import verify
 
 MAX_AUDITORS = 1 << 10
 
@@ -27,7 +28,7 @@ class Reveals:
         ticket = Ticket.from_value(fields.message("ticket"))
         fields.done()
         chain = self._steps.chain
-        ticket.check(run_id=self._steps.context.run_id, run_key=chain.run_key)
+        ticket.check(run_id=self._steps.context.run_id, run_key=chain.run_key, verify=verify)
         if sender not in (ticket.peer_id, chain.coordinator):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id}", sender)
         if step > chain.version:

@@ -191,16 +191,17 @@ def dependencies(wrong: Sequence[str], kernels_of: Sequence[str]) -> list[Findin
     return found or [Finding("dependencies", Level.OK, "all within the ranges that were tested together")]
 
 
-def gpu(wanted: int | None, seen: Sequence[str] | None, torch_cuda: str | None) -> Finding:
+def gpu(asked: str, seen: Sequence[str] | None, torch_cuda: str | None) -> Finding:
     """`seen`: the driver's GPUs, None without a driver; `torch_cuda`: the CUDA version torch was built for."""
-    if wanted is None:
-        idle = f"; {len(seen)} could be used: swarm config gpu 0" if seen else ""
-        return Finding("GPU", Level.OK, f"none is asked for{idle}")
+    if asked == "cpu" or (asked == "auto" and not seen):
+        idle = f"; {len(seen)} could be used: swarm config gpu auto" if seen else ""
+        return Finding("GPU", Level.OK, f"none is used{idle}")
+    wanted = 0 if asked == "auto" else int(asked)
     if seen is None:
-        remedy = "install NVIDIA's driver, or lift the limit: swarm config gpu none"
+        remedy = "install NVIDIA's driver, or compute on the CPU: swarm config gpu cpu"
         return Finding("GPU", Level.PROBLEM, f"GPU {wanted} is asked for, and nvidia-smi does not answer", remedy)
     if wanted >= len(seen):
-        remedy = f"choose one of 0 to {len(seen) - 1}: swarm config gpu 0" if seen else "swarm config gpu none"
+        remedy = f"choose one of 0 to {len(seen) - 1}: swarm config gpu 0" if seen else "swarm config gpu cpu"
         return Finding("GPU", Level.PROBLEM, f"GPU {wanted} is asked for, and there are {len(seen)}", remedy)
     if torch_cuda is None:
         remedy = "install torch with CUDA: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import importlib.metadata
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,15 +67,6 @@ def congestion_control() -> str | None:
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     except OSError:
         return None
-
-
-def torch_cuda() -> str | None:
-    """The CUDA version that torch was built for, read from its files: importing it takes seconds."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, OSError):
-        text = Path(str(importlib.metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
-        match = re.search(r"^cuda.*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
-        return match.group(1) if match else None
-    return None
 
 
 def unmet_requirements(distribution: str) -> list[str]:

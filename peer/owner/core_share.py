@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 
+from kernels.threads import Threads
 from peer.owner.cores import Seat, usable_cores
 from peer.owner.machine import Machine
 from swarm.core.owner.core_share import Cores, CoreShare
@@ -11,10 +12,12 @@ log = logging.getLogger(__name__)
 
 
 class ComputeThreads:
-    """How many threads to compute with now. Changed on the event loop, read on the thread that computes."""
+    """How many threads to compute with now. Changed on the event loop, read on the threads that compute."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.exact = Threads(number)
+        """As many for the exact work, which shares these cores with torch's: it comes in bursts, when a round ends."""
 
     def look(self, machine: Machine, *, now: float) -> None:
         """Choose again; a number that the owner has given stays."""
@@ -68,4 +71,4 @@ class SharedThreads(ComputeThreads):
         chosen = self._share.decide(cores, now=now)
         if chosen.number != self.number:
             log.info("computing with %d threads: %s", chosen.number, chosen.reason)
-        self.number = chosen.number
+        self.number = self.exact.count = chosen.number

@@ -33,6 +33,10 @@ class VolunteerSettings:
     download_mbit: float | None = None
     gpu: int | None = None
     """Number of the GPU to use; None: none."""
+    gpu_is_default: bool = False
+    """The owner has not asked for that GPU: where a stage does not fit it, the CPU will do."""
+    computes_on: str = ""
+    """What it computes on and why, in words for the owner."""
     gpu_memory_bytes: int | None = None
     """None: what is free at the start."""
     disk_bytes: int | None = None
@@ -44,6 +48,13 @@ class VolunteerSettings:
     """Where to relay for peers that cannot be dialled; None: nowhere."""
     invite: Invite | None = None
     """The invite that led here; None: a host's bare address, whose run is taken as it is."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What a stage may be computed on, the first that it fits."""
+        if self.gpu is None:
+            return ("cpu",)
+        return (f"cuda:{self.gpu}", "cpu") if self.gpu_is_default else (f"cuda:{self.gpu}",)
 
 
 P2PD_BYTES = 100 << 20

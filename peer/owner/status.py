@@ -78,7 +78,7 @@ def status_message(facts: Facts) -> pb.Status:
 
 
 def state_of(facts: Facts, live: "PeerAtStage | None", tally: "WorkTally | None") -> tuple[str, str]:
-    """(state, why it idles)."""
+    """(state, why it idles, or what keeps it from doing all it could)."""
     if facts.is_leaving:
         return "leaving", "finishing what is in flight and handing over"
     if facts.decision.conduct is not Conduct.WORK:
@@ -88,7 +88,7 @@ def state_of(facts: Facts, live: "PeerAtStage | None", tally: "WorkTally | None"
     if facts.daemon is not None and _on_probation(facts.daemon, live):
         agreed = f"{_agreements(live)} of {live.settings.audits.agreements_to_promote}"
         return "working", f"on probation: {agreed} of its replays of others' work agreed; it trains once it is promoted"
-    return "working", idle_reason(live, tally, facts.uptime_s)
+    return "working", idle_reason(live, tally, facts.uptime_s) or live.memory.words()
 
 
 def _agreements(live: "PeerAtStage") -> int:

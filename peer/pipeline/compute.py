@@ -7,9 +7,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from swarm.core.errors import TransientError
+from swarm.core.errors import MemoryFullError, TransientError
+from swarm.memory.out_of_memory import is_of_device, is_out_of_memory
 
 Result = TypeVar("Result")
 
@@ -32,6 +33,9 @@ class Urgency(IntEnum):
 PATIENCE = 8
 """One job in this many is the least urgent that waits, so that evaluation goes on under full load."""
 
+TRIES, RETRY_S = 5, 0.5
+"""Of a round's job for which there is no memory: what a microbatch holds meanwhile is soon free."""
+
 Rank = tuple[int, int, Urgency]
 """Lower goes first: of what comes and goes on hops what belongs to the older step, so that steps end."""
 
@@ -43,6 +47,13 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     urgency: Urgency
     since: float
+
+
+class OutOfMemory(Protocol):
+    """Told where memory gave out."""
+
+    def gave_out(self, urgency: Urgency, place: Literal["host", "device"], said: str) -> None:
+        """(on the thread) A job of that urgency has ended with it, and what it held is free again."""
 
 
 class WorkThread:
@@ -58,11 +69,12 @@ class WorkThread:
         before_job: Callable[[], None] | None = None,
         may_begin: Callable[[Urgency], bool] | None = None,
         audits_wait_s: float = 0.0,
+        memory: OutOfMemory | None = None,
     ) -> None:
         """`before_job` is called on the thread before each job, and must not fail.
 
         `may_begin`: whether jobs of an urgency are begun now; call `wake` when it may have changed. None: all are.
-        Audits younger than `audits_wait_s` are made only when nothing else waits.
+        Audits younger than `audits_wait_s` are made only when nothing else waits. `memory` is told where it gave out.
         """
         self.busy_s = 0.0
         self._waiting: defaultdict[Rank, deque[_Job]] = defaultdict(deque)
@@ -74,8 +86,14 @@ class WorkThread:
         self._before_job = before_job
         self._may_begin = may_begin
         self._audits_wait_s = audits_wait_s
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._memory = memory
+        self._thread = self._started(name)
+
+    def _started(self, name: str) -> threading.Thread | None:
+        """What runs the jobs; None: somebody else does, one at a time."""
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        thread.start()
+        return thread
 
     @property
     def backlog_s(self) -> float:
@@ -92,7 +110,11 @@ class WorkThread:
         return sum(self._mean_s.get(part, 0.0) for part in (Urgency.BIRTH, Urgency.FORWARD, Urgency.BACKWARD))
 
     async def run(self, urgency: Urgency, job: Callable[[], Result], *, step: int = 0) -> Result:
-        """The job's result, or its exception. Raises TransientError when the thread is closing."""
+        """The job's result, or its exception. Raises TransientError when the thread is closing.
+
+        Raises MemoryFullError where memory gave out. A round's jobs are tried again before that, a few times: they can
+        be done over.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         with self._wake:
@@ -111,7 +133,8 @@ class WorkThread:
             self._wake.notify()
         for job in dropped:
             job.loop.call_soon_threadsafe(_settle, job.future, None, TransientError("this peer is shutting down"))
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """Look again at what may begin."""
@@ -125,26 +148,43 @@ class WorkThread:
                     self._wake.wait()
             if job is None:
                 return
-            if job.future.cancelled():
-                continue
-            self._running = job.urgency
-            if self._before_job is not None:
-                self._before_job()
-            started = time.perf_counter()
-            result, error = None, None
             try:
-                result = job.call()
-            except BaseException as caught:  # noqa: BLE001 - handed to the waiter, who decides
-                error = caught
-            seconds = time.perf_counter() - started
-            self.busy_s += seconds
-            self._mean_s[job.urgency] = 0.8 * self._mean_s.get(job.urgency, seconds) + 0.2 * seconds
-            self._running = None
-            try:
-                job.loop.call_soon_threadsafe(_settle, job.future, result, error)
+                self._do(job)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
-            del job, result, error  # a finished job must not keep its tensors alive until the next comes
+            del job  # a finished job must not keep its tensors alive until the next comes
+
+    def _do(self, job: _Job) -> None:
+        """Raises RuntimeError if its loop is closed."""
+        if job.future.cancelled():
+            return
+        self._running = job.urgency
+        if self._before_job is not None:
+            self._before_job()
+        started = time.perf_counter()
+        result, error = self._outcome(job)
+        seconds = time.perf_counter() - started
+        self.busy_s += seconds
+        self._mean_s[job.urgency] = 0.8 * self._mean_s.get(job.urgency, seconds) + 0.2 * seconds
+        self._running = None
+        job.loop.call_soon_threadsafe(_settle, job.future, result, error)
+
+    def _outcome(self, job: _Job) -> tuple[Any, BaseException | None]:
+        """What comes of a job, and what it raised instead."""
+        for tries_left in reversed(range(TRIES if job.urgency == Urgency.ROUND else 1)):
+            try:
+                return job.call(), None
+            except BaseException as caught:  # noqa: BLE001 - handed to the waiter, who decides
+                if not is_out_of_memory(caught):
+                    return None, caught
+                place: Literal["host", "device"] = "device" if is_of_device(caught) else "host"
+                said = str(caught) or type(caught).__name__
+            # The exception is gone, and with it the frames that held what the job had made so far.
+            if self._memory is not None:
+                self._memory.gave_out(job.urgency, place, said)
+            if tries_left and not self._closing:
+                time.sleep(RETRY_S)
+        return None, MemoryFullError(f"out of memory: {said[:200]}")
 
     def _next(self) -> _Job | None:
         held = [rank for rank in sorted(self._waiting) if self._may_begin is None or self._may_begin(rank[2])]

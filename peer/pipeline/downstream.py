@@ -77,7 +77,7 @@ class Downstream:
         self,
         stage_pass: StagePass,
         transport: Transport,
-        compute: WorkThread,
+        copies: WorkThread,
         wiring: EarliestFinishWiring,
         counters: HopCounters,
         era: Callable[[], int],
@@ -93,7 +93,7 @@ class Downstream:
         self._pass = stage_pass
         self._era = era
         self._transport = transport
-        self._compute = compute
+        self._copies = copies
         self._wiring = wiring
         self._counters = counters
         self._keep = keep
@@ -230,6 +230,6 @@ class Downstream:
                     ProtocolViolation(message=answer_header, part=0, body=reply.body), error
                 ) from error
 
-        grad_y = await self._compute.run(Urgency.CODEC, check_and_decode, step=birth.step)
+        grad_y = await self._copies.run(Urgency.CODEC, check_and_decode, step=birth.step)
         self._keep(replace(exchange, gradient=answer_header, answer=reply.body))
         return Answer(loss_sum, num_targets, grad_y, answer_header)

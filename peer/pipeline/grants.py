@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.ids import MicrobatchId, Step
+from swarm.core.round.contribution import MAX_ATTEMPTS
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,6 @@ class Turn:
     attempt: int
     of: "StepGrants" = field(compare=False, repr=False)
     """What granted it: after the stage has begun again another step may have the same number."""
-
-
-TRIES_PER_STEP = 32
-"""Attempts grow with the step first, so that of two attempts the later has the higher number."""
 
 
 @dataclass
@@ -47,7 +44,7 @@ class StepGrants:
             if microbatch_id not in used:
                 self.in_flight.add(microbatch_id)
                 used.add(microbatch_id)
-                attempt = self.step * TRIES_PER_STEP + min(tries.get(microbatch_id, 0), TRIES_PER_STEP - 1)
+                attempt = min(tries.get(microbatch_id, 0), MAX_ATTEMPTS - 1)
                 return Turn(microbatch_id, self.step, attempt, self)
         return None
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ from peer.round.stage_steps import StageSteps
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
+from swarm.core.round.contribution import MAX_ATTEMPTS
 from swarm.data.batches import BatchReader, held_out_batches
 from swarm.data.token_file import TokenFile
 from swarm.model.stage import Saved
@@ -116,7 +118,7 @@ class Source:
                 return
             except (TransientError, RemoteError) as error:
                 log.info("microbatch %d of step %d again: %s", turn.microbatch_id, turn.step, error)
-                attempt += 1
+                attempt = min(attempt + 1, MAX_ATTEMPTS - 1)
                 await asyncio.sleep(RETRY_S)
             else:
                 self.turns.done(turn)
@@ -130,16 +132,16 @@ class Source:
         tokens_BL, targets_BL = self._reader.batch(turn.microbatch_id)
         born = self._born("train", turn.microbatch_id, attempt, step, tokens_BL, targets_BL)
 
-        def forward() -> tuple[Activation, Saved]:
+        def forward(opened: None) -> Callable[[], tuple[Activation, Saved]]:
             if work.permit.withheld:
                 raise Refused("busy", "this peer's owner has paused it")
             if not replica.accepts(step, born.birth.era):
                 raise Refused("closed", f"step {step} is closed here")
             if not replica.can_compute(step):
                 raise TransientError(f"version {replica.version} was loaded here: step {step} needs the next")
-            return work.stage_pass.forward(born.birth, torch.from_numpy(born.tokens_BL), born.targets, None)
+            return work.stage_pass.forward_begun(born.birth, torch.from_numpy(born.tokens_BL), born.targets, None)
 
-        activation, saved = await work.compute.run(Urgency.BIRTH, forward, step=step)
+        activation, saved = await work.in_turns(Urgency.BIRTH, lambda: None, forward, step=step)
         self.turns.passed_on(turn)
         answer = await self.downstream.send(activation)
         await work.backward(activation, saved, answer)

@@ -5,7 +5,7 @@ Methods marked (compute) run on the compute thread.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
 from swarm.model.tensor_pass import TensorPass
 from verification.pipeline.headers import BirthRecord, Direction, HopHeader, Kind, ids_bytes
-from verification.round.papers import NO_HEADER, Bytes
+from verification.round.papers import Bytes, Papers
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Activation:
     birth: BirthRecord
     version: Version
     parents: tuple[bytes, ...]
+    input_header: HopHeader | None
+    """Of x; None at stage 0."""
     body: memoryview
     """Encoded activation, then the targets."""
     num_activation_bytes: int
@@ -86,7 +88,7 @@ class StagePass:
         self.replica = replica
         self.tensors = TensorPass(settings, replica.model)
         self.shape = self.tensors.shape
-        self._numeric_class = numeric_class(str(replica.model.device), settings.model.compute_dtype)
+        self._numeric_class = numeric_class(replica.model.device, settings.model.compute_dtype)
 
     # -- birth --------------------------------------------------------------------------------------------
 
@@ -124,32 +126,46 @@ class StagePass:
 
         Raises TransientError if it is not finite.
         """
+        return self.forward_begun(birth, x, targets, input_header)()
+
+    def forward_begun(
+        self, birth: BirthRecord, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+    ) -> Callable[[], tuple[Activation, Saved]]:
+        """(compute) `forward` in two halves: what is returned waits for the device, and may be called elsewhere."""
         version, y_BLD, saved = self.output(birth, x)
-        return self._packed(birth, version, y_BLD, targets, input_header), saved
+        encoding = self.tensors.sending(y_BLD)
+        return lambda: (self._packed(birth, version, encoding, targets, input_header), saved)
 
     def forward_only(
         self, birth: BirthRecord, weights: Weights, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
     ) -> Activation:
         """(compute) As `forward`, to evaluate the version that the record names."""
         y_BLD, _ = self.tensors.model.forward(weights, x, keep=False)
-        return self._packed(birth, Version(int(birth.step)), y_BLD, targets, input_header)
+        return self._packed(birth, Version(int(birth.step)), self.tensors.sending(y_BLD), targets, input_header)
 
     def loss(self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader) -> LossPass:
+        """(compute) `loss_begun`, and its end."""
+        return self.loss_begun(birth, x, targets_BL, input_header)()
+
+    def loss_begun(
+        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader
+    ) -> Callable[[], LossPass]:
         """(compute) At the last stage: the loss and the gradient of x; the parameters' is added to the step's sum.
 
-        Raises RemoteError for targets that the birth record does not count, TransientError if the gradient is not
-        finite.
+        What is returned waits for the device, and may be called elsewhere. Raises RemoteError for targets that the
+        birth record does not count; in the end TransientError if the gradient is not finite.
         """
         replica, step = self.replica, birth.step
         version, loss_sum, saved = self.outcome(birth, x, targets_BL)
         counted, grad_x = self.counts(birth), self.loss_gradient(birth, saved)
         assert grad_x is not None
         if counted:
-            replica.record(step, _work(birth, version, input_header.digest(), NO_HEADER))
+            self._record(version, Papers.received(birth, input_header))
         if not saved.is_finite:
             log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
             replica.sum_of(step).not_finite.add(birth.microbatch_id)
-        return LossPass(loss_sum, self.answered(grad_x), version)
+        answering = self.answering(grad_x)
+        return lambda: LossPass(loss_sum, answering(), version)
 
     # -- back ---------------------------------------------------------------------------------------------
 
@@ -161,14 +177,23 @@ class StagePass:
         birth = activation.birth
         counted, grad_x = self.counts(birth), self.gradient(birth, saved, grad_y_BLD)
         if counted:
-            work = _work(birth, activation.version, activation.parents[-1], answer.digest())
-            self.replica.record(birth.step, work)
+            sent = self.forward_header(activation, answer.producer)
+            self._record(activation.version, Papers.received(birth, activation.input_header, sent, answer))
         return grad_x
 
     def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
         """(compute) The gradient of x as it goes to whoever sent x. Raises TransientError if it is not finite."""
-        with _must_be_finite():
-            return self.tensors.answered(grad_x_BLD)
+        return self.answering(grad_x_BLD)()
+
+    def answering(self, grad_x_BLD: torch.Tensor) -> Callable[[], memoryview]:
+        """(compute) `answered` in two halves: what is returned waits for the device, and may be called elsewhere."""
+        encoding = self.tensors.answering(grad_x_BLD)
+
+        def encoded() -> memoryview:
+            with _must_be_finite():
+                return encoding()
+
+        return encoded
 
     # -- step by step -------------------------------------------------------------------------------------
 
@@ -198,9 +223,10 @@ class StagePass:
         """(compute) Of x, at the last stage."""
         return self.tensors.loss_backward(saved, self.sum_for(birth))
 
-    def sum_for(self, birth: BirthRecord) -> torch.Tensor:
-        """(compute) Where the microbatch's gradient of the parameters is added: the step's sum, if it counts."""
-        return self.replica.sum_of(birth.step).gradient.flat if self.counts(birth) else self.replica.scratch()
+    def sum_for(self, birth: BirthRecord) -> torch.Tensor | None:
+        """(compute) Where the microbatch's gradient of the parameters is added: the step's sum; None if it does not
+        count."""
+        return self.replica.sum_of(birth.step).gradient.flat if self.counts(birth) else None
 
     def counts(self, birth: BirthRecord) -> bool:
         """(compute) Whether a microbatch goes into this peer's contribution: what is in it already is only answered."""
@@ -262,14 +288,26 @@ class StagePass:
 
     # -- within -------------------------------------------------------------------------------------------
 
+    def _record(self, version: Version, papers: Papers) -> None:
+        """(compute) A microbatch's gradient is in its step's sum, for these papers."""
+        birth, replica = papers.birth, self.replica
+        entry = (papers.input_digest, papers.output_digest)
+        replica.record(birth.step, Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, *entry))
+        replica.sum_of(birth.step).papers[birth.microbatch_id] = papers
+
     def _packed(
-        self, birth: BirthRecord, version: Version, y_BLD: torch.Tensor, targets: Bytes, input_header: HopHeader | None
+        self,
+        birth: BirthRecord,
+        version: Version,
+        encoding: Callable[[], memoryview],
+        targets: Bytes,
+        input_header: HopHeader | None,
     ) -> Activation:
         with _must_be_finite():
-            encoded = self.tensors.sent(y_BLD)
+            encoded = encoding()
         parents = (birth.digest(), *(() if input_header is None else (input_header.digest(),)))
         body = memoryview(b"".join((encoded, targets)))
-        return Activation(birth, version, parents, body, len(encoded), bulk_digest(encoded))
+        return Activation(birth, version, parents, input_header, body, len(encoded), bulk_digest(encoded))
 
 
 @contextmanager
@@ -282,10 +320,12 @@ def _must_be_finite() -> Iterator[None]:
         raise TransientError(f"what this peer computed is not finite: {error}") from error
 
 
-def numeric_class(device: str, compute_dtype: str) -> str:
-    """What a computation's bits depend on besides its inputs; replays are compared within a class."""
-    return f"torch-{torch.__version__.partition('+')[0]}/{device.partition(':')[0]}/{compute_dtype}"
-
-
-def _work(birth: BirthRecord, version: Version, input_header: bytes, output_header: bytes) -> Work:
-    return Work(birth.microbatch_id, birth.attempt, version, birth.num_targets, input_header, output_header)
+def numeric_class(device: torch.device, compute_dtype: str) -> str:
+    """What a computation's bits depend on besides its inputs: PyTorch's version, the kind and generation of the device,
+    the type. Replays are compared within a class."""
+    kind = device.type
+    if kind == "cuda":
+        kind += "-sm{}{}".format(*torch.cuda.get_device_capability(device))
+    elif kind == "cpu":
+        kind += f"-{torch.backends.cpu.get_cpu_capability().lower()}"
+    return f"torch-{torch.__version__.partition('+')[0]}/{kind}/{compute_dtype}"

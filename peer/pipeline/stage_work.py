@@ -2,7 +2,9 @@
 
 import hashlib
 import logging
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -10,16 +12,23 @@ from peer.owner.permit import Permit
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Answer, Downstream, HopCounters, Refused
 from peer.pipeline.exchange_store import ExchangeStore
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.passages import Arrival, Passed
 from peer.pipeline.screens import Screens
 from peer.pipeline.stage_pass import Activation, LossPass, StagePass
-from swarm.core.errors import RemoteError
+from swarm.core.errors import MemoryFullError, RemoteError
 from swarm.core.ids import StageIndex, Step, Version
 from swarm.model.stage import Saved, Weights
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.pipeline.headers import BirthRecord, check_hop, forward_parents
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AHEAD = 2
+"""Microbatches whose way through the stage a GPU has been given and has not finished."""
 
 
 class StepGate(Protocol):
@@ -60,27 +69,65 @@ class StageWork:
         exchanges: ExchangeStore,
         screens: Screens,
         *,
+        copies: WorkThread | None = None,
         permit: Permit | None = None,
+        memory: MemoryPressure | None = None,
     ) -> None:
-        """`permit`: the owner's, to begin."""
+        """`permit`: the owner's, to begin. `copies` as in `StageContext`; None: `compute`.
+
+        `memory`: what is known of it; None: it never gives out.
+        """
         self.stage_pass = stage_pass
         self.settings = stage_pass.settings
         self.run_id = stage_pass.run_id
         self.replica = stage_pass.replica
         self.compute = compute
+        self._copies = copies or compute
+        self._begun: deque[Any] = deque()
+        """Marks of what the device was given to compute last."""
         self.gate = gate
         self.counters = counters
         self.exchanges = exchanges
         self._screens = screens
         self.permit = permit or Permit()
+        self._memory = memory
 
     def check_permit(self) -> None:
         """Raises Refused."""
         if self.permit.withheld:
             raise Refused("busy", "this peer's owner has paused it")
+        if self._memory is not None and self._memory.rests:
+            raise Refused("busy", "this peer is out of memory")
+
+    async def in_turns(
+        self, urgency: Urgency, opened: Callable[[], T], begun: Callable[[T], Callable[[], R]], *, step: int = 0
+    ) -> R:
+        """What comes of three pieces of work: open what came, have it computed, take what comes of it.
+
+        On a CPU they are one job. On a GPU another thread opens and takes, while the one that computes has the next
+        microbatch computed.
+        """
+        if self._copies is self.compute:
+
+            def all_of_it() -> R:
+                return begun(opened())()
+
+            return await self.compute.run(urgency, all_of_it, step=step)
+        ready = await self._copies.run(Urgency.CODEC, opened, step=step)
+        taking = await self.compute.run(urgency, lambda: self._not_far_ahead(lambda: begun(ready)), step=step)
+        return await self._copies.run(Urgency.CODEC, taking, step=step)
+
+    def _not_far_ahead(self, begin: Callable[[], R]) -> R:
+        """(compute) Begin when the device is done with all but the last: what is urgent does not wait for many."""
+        link = self.replica.model.link
+        if len(self._begun) >= AHEAD:
+            link.wait(self._begun.popleft())
+        begun = begin()
+        self._begun.append(link.mark())
+        return begun
 
     def opened(self, arrival: Arrival) -> tuple[torch.Tensor, torch.Tensor]:
-        """(compute) The activation and the targets, once all about them is as it must be."""
+        """(copies) The activation and the targets, once all about them is as it must be."""
         self.check_permit()  # it may have waited long for the thread
         sender, birth, header = arrival.sender, arrival.birth, arrival.header
         tensors = self.stage_pass.tensors
@@ -105,7 +152,7 @@ class StageWork:
         except RemoteError as error:
             case = ProtocolViolation(message=header, part=0, body=arrival.activation)
             raise ViolationError(case, error) from error
-        self._screens.check("activation_norm", sender, float(torch.linalg.vector_norm(x)))
+        self._screens.check("activation_norm", sender, tensors.norm(x))
         return x, targets_BL
 
     def _check_open(self, birth: BirthRecord) -> None:
@@ -119,12 +166,11 @@ class StageWork:
         """Loss and gradient of a microbatch that has come all the way."""
         birth, step = arrival.birth, arrival.birth.step
 
-        def compute() -> LossPass:
-            x, targets_BL = self.opened(arrival)
+        def compute(opened: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], LossPass]:
             self._check_open(birth)
-            return self.stage_pass.loss(birth, x, targets_BL, arrival.header)
+            return self.stage_pass.loss_begun(birth, *opened, arrival.header)
 
-        made = await self.compute.run(Urgency.FORWARD, compute, step=step)
+        made = await self.in_turns(Urgency.FORWARD, lambda: self.opened(arrival), compute, step=step)
         self.counters.microbatches += 1
         self.gate.work_done(step)
         own = self.stage_pass.gradient_header(birth, made.version, made.gradient, arrival.header)
@@ -135,41 +181,63 @@ class StageWork:
         """Send a microbatch on, and take its gradient back."""
         birth, step = arrival.birth, arrival.birth.step
 
-        def forward() -> tuple[Activation, Saved]:
-            x, _ = self.opened(arrival)
+        def forward(opened: tuple[torch.Tensor, torch.Tensor]) -> Callable[[], tuple[Activation, Saved]]:
             self._check_open(birth)
-            return self.stage_pass.forward(birth, x, arrival.targets, arrival.header)
+            return self.stage_pass.forward_begun(birth, opened[0], arrival.targets, arrival.header)
 
-        activation, saved = await self.compute.run(Urgency.FORWARD, forward, step=step)
+        activation, saved = await self.in_turns(Urgency.FORWARD, lambda: self.opened(arrival), forward, step=step)
         self.exchanges.keep(arrival.exchange())
         answer = await downstream.send(activation)
-        grad_x = await self.backward(activation, saved, answer)
-        assert grad_x is not None
-        gradient = await self.compute.run(Urgency.CODEC, lambda: self.stage_pass.answered(grad_x), step=step)
+        gradient = await self.backward(activation, saved, answer)
+        assert gradient is not None
         own = self.stage_pass.gradient_header(birth, activation.version, gradient, arrival.header, answer.header)
         self.exchanges.keep(arrival.exchange(own, gradient))
         return Passed(answer.loss_sum, answer.num_targets, gradient, own)
 
-    async def backward(self, activation: Activation, saved: Saved, answer: Answer) -> torch.Tensor | None:
-        """`StagePass.backward` with the answer, if the step's sum is still open."""
+    async def backward(self, activation: Activation, saved: Saved, answer: Answer) -> memoryview | None:
+        """`StagePass.backward` with the answer, if the step's sum is still open: the gradient of x, encoded."""
         birth = activation.birth
         assert answer.grad_y is not None
         assert answer.header is not None
         grad_y, header = answer.grad_y, answer.header
 
-        def compute() -> torch.Tensor | None:
+        def screen() -> None:
+            self._screens.check("gradient_norm", header.producer, self.stage_pass.tensors.norm(grad_y))
+
+        def compute(screened: None) -> Callable[[], memoryview | None]:
             try:
                 self._check_open(birth)
             except Refused:
                 self.counters.stragglers += 1
                 raise
-            self._screens.check("gradient_norm", header.producer, float(torch.linalg.vector_norm(grad_y)))
-            return self.stage_pass.backward(activation, saved, grad_y, header)
+            grad_x = self.stage_pass.backward(activation, saved, grad_y, header)
+            return self.stage_pass.answering(grad_x) if grad_x is not None else lambda: None
 
-        made = await self.compute.run(Urgency.BACKWARD, compute, step=birth.step)
+        made = await self._in_any_mode(screen, compute, saved, step=birth.step)
         self.counters.microbatches += 1
         self.gate.work_done(birth.step)
         return made
+
+    async def _in_any_mode(
+        self,
+        screen: Callable[[], None],
+        backward: Callable[[None], Callable[[], memoryview | None]],
+        saved: Saved,
+        *,
+        step: Step,
+    ) -> memoryview | None:
+        """A backward pass, in a smaller mode each time memory gives out: later stages have the microbatch already.
+
+        Raises MemoryFullError where there is none smaller: the microbatch goes elsewhere.
+        """
+        while True:
+            try:
+                return await self.in_turns(Urgency.BACKWARD, screen, backward, step=step)
+            except MemoryFullError:
+                screen = _nothing  # what came was screened
+                saved.y_BLD = None  # its graph is half gone
+                if self._memory is None or self._memory.rests:
+                    raise
 
     async def evaluate(self, arrival: Arrival, downstream: Downstream | None) -> tuple[float, int]:
         """Loss sum and targets of a held-out microbatch: forward only."""
@@ -197,3 +265,7 @@ class StageWork:
             loss_sum, num_targets = answer.loss_sum, answer.num_targets
         self.counters.evaluated += 1
         return loss_sum, num_targets
+
+
+def _nothing() -> None:
+    """To be done."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kernels.threads import Threads
 from peer.audit.jury import Charges
 from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
@@ -23,6 +24,7 @@ from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.hops import HopServer
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import Source
 from peer.pipeline.stage_pass import StagePass
@@ -35,6 +37,7 @@ from peer.round.reductions import ReductionStore
 from peer.round.rounds import StageRounds
 from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
+from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
 from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault
 from peer.stage.tasks import Tasks
@@ -52,11 +55,13 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
+from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.witness_service import VoteLog, WitnessService
+from verification.kinds.false_work import entry_check
 
 log = logging.getLogger(__name__)
 
@@ -79,27 +84,53 @@ class Belongings:
     reports: Reports
     verdicts: Verdicts
     rng: random.Random
+    threads: Threads
+    """That share the exact work."""
     composition: Callable[[], Composition]
     """What to be made of, at each stage anew."""
     on_step: Callable[[StageSteps, Applied], None] | None
     """Told of each step that this peer took, after all others; None: nobody looks on."""
 
 
+@dataclass(frozen=True)
+class WorkThreads:
+    """What a peer at a stage works with; what each is for says `StageContext`."""
+
+    compute: WorkThread
+    copies: WorkThread
+    exact: WorkThread
+    replays: WorkThread
+    judging: WorkThread
+
+    @property
+    def all(self) -> list[WorkThread]:
+        """Each once."""
+        named = self.compute, self.copies, self.exact, self.replays, self.judging
+        return list({id(one): one for one in named}.values())
+
+
 class PeerAtStage:
     """Its parts, for those who look at it. `serve` once, then have `works` run until `leave`."""
 
-    def __init__(self, own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> None:
+    def __init__(self, own: Belongings, joined: Joined, works_on: WorkThreads, memory: MemoryPressure) -> None:
         """Whoever hears of anything is there before the first message can bring it."""
         settings, chain, model, me = joined.settings, joined.chain, joined.model, own.identity.peer_id
-        self._own, self._joined = own, joined
+        self._own, self._joined, self.memory = own, joined, memory
         self.settings, self.stage, self.device = settings, chain.stage, str(model.device)
         made = own.composition()
-        self.context = context = _context(own, joined, compute, exact)
+        self.context = context = _context(own, joined, works_on)
         events = context.events
+        clip_norm, threads = stage_clip_norm(settings, self.stage), own.threads
+        joined.snapshots.mkdir(parents=True, exist_ok=True)
         replica = StageReplica(
-            settings, model, joined.state, clip_norm=stage_clip_norm(settings, self.stage), era=chain.era
+            *(settings, model, joined.state),
+            clip_norm=clip_norm,
+            threads=threads,
+            era=chain.era,
+            folder=joined.snapshots,
         )
         self.steps = steps = StageSteps(context, replica, chain, own.verdicts.may_train)
+        self.beacon = beacon = StageBeacon(steps, joined.ticket, joined.draws, own.host.peer_id)
         self.counters = HopCounters()
         self.mover = self._made_mover()
         self.neighbours = neighbours = Neighbours(
@@ -109,6 +140,11 @@ class PeerAtStage:
             version=lambda: steps.version,
             takes=own.verdicts.is_shown_to_train,
             more_to_say=self._more_to_say,
+        )
+        self._drawn = DrawnPapers(
+            own.transport,
+            entry_check(settings, is_of_stage=self._was_of_stage, on_lie=events.publish),
+            random.SystemRandom(),
         )
         screens, charges = Screens(own.verdicts.standing, lambda: steps.version), Charges()
         vote_log = VoteLog(joined.folder / f"voted-{me[-8:]}.log")
@@ -120,6 +156,8 @@ class PeerAtStage:
             vote_log=vote_log,
             neighbours=lambda: neighbours.of_stage(self.stage - 1) | neighbours.of_stage(self.stage + 1),
             charges=charges.brought,
+            chance=beacon.chance,
+            drawn=self._drawn,
             make_part_exchange=made.part_exchange,
             make_driver=made.round_driver,
         )
@@ -129,12 +167,14 @@ class PeerAtStage:
         downstream = self._made_downstream(stage_pass, exchanges)
         work = StageWork(
             stage_pass,
-            compute,
+            context.compute,
             steps,
             self.counters,
             exchanges,
             screens,
+            copies=context.copies,
             permit=own.permit,
+            memory=memory,
         )
         self.server = HopServer(
             work,
@@ -164,6 +204,7 @@ class PeerAtStage:
             verdicts=own.verdicts,
             ticket=joined.ticket,
             draws=joined.draws,
+            beacon=beacon,
             signed_run=joined.signed_run,
             host=own.host.peer_id,
             made=made,
@@ -171,7 +212,7 @@ class PeerAtStage:
         )
         if own.on_step is not None:
             events.hear(Applied, partial(own.on_step, steps))
-        past = KeptPast(joined.snapshots, self.stage, settings, model.layout)
+        past = KeptPast(joined.snapshots, self.stage, settings, model.layout, threads)
         self._continuing = Continuing(past, own.host.peer_id, rounds.taking)
         self._rolling_back = RollingBack(
             steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings)
@@ -185,6 +226,7 @@ class PeerAtStage:
             vote_log,
             self._is_of_stage,
             own.verdicts.may_train,
+            papers=self._drawn,
         )
         self._draining = asyncio.Event()
         events.seal()
@@ -197,7 +239,7 @@ class PeerAtStage:
         return Downstream(
             stage_pass,
             own.transport,
-            context.compute,
+            context.copies,
             EarliestFinishWiring(StageIndex(self.stage + 1), own.rng),
             self.counters,
             era=lambda: steps.era,
@@ -223,7 +265,7 @@ class PeerAtStage:
         own, context, steps = self._own, self.context, self.steps
         self.verifying.serve()
         chain = steps.chain
-        await context.snapshots.save(await context.exact.run(Urgency.ROUND, steps.replica.frozen_state), chain)
+        await self.rounds.taking.save()
         await asyncio.to_thread(context.results.forget_others)
         self.rounds.start()
         self._continuing.serve(own.transport)
@@ -242,6 +284,7 @@ class PeerAtStage:
     def works(self) -> list[Coroutine[Any, Any, None]]:
         """What goes on while this peer is at the stage; all of it is to be run."""
         works = [self.neighbours.run(), self.catch_up.run(), self._own.reports.send(), self._rolling_back.run()]
+        works.append(self.beacon.run())
         works += [run() for run in self.verifying.services]
         works.append(self._keep_to_the_permit())
         if self.source is not None:
@@ -325,6 +368,11 @@ class PeerAtStage:
         moving: Mapping[str, Value] = self.mover.said() if self.mover is not None else {}
         return {**self._own.verdicts.said_of_self(), **moving}
 
+    def _was_of_stage(self, peer: PeerId, stage: int) -> bool:
+        """Whether a header of that stage may be a peer's, whatever has become of it since: as far as this peer can
+        know, that is of the stages beside it."""
+        return abs(stage - self.stage) > 1 or self._own.verdicts.standing.table.was_member(peer)
+
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         """As far as this peer can know: it knows its own stage."""
         return stage != self.stage or peer in self.steps.chain.members or peer in self.neighbours.of_stage(stage)
@@ -333,22 +381,26 @@ class PeerAtStage:
         """What may begin changes with the owner's permit."""
         while True:
             changed = self._own.permit.changed
-            self.context.compute.wake()
+            for thread in (self.context.compute, self.context.judging):
+                thread.wake()
             await changed.wait()
 
 
-def _context(own: Belongings, joined: Joined, compute: WorkThread, exact: WorkThread) -> StageContext:
+def _context(own: Belongings, joined: Joined, threads: WorkThreads) -> StageContext:
     settings, stage = joined.settings, joined.chain.stage
     return StageContext(
         settings=settings,
         run_id=joined.run_id,
         identity=own.identity,
         transport=own.transport,
-        compute=compute,
-        exact=exact,
-        snapshots=SnapshotStore(joined.snapshots),
+        compute=threads.compute,
+        copies=threads.copies,
+        exact=threads.exact,
+        replays=threads.replays,
+        judging=threads.judging,
+        snapshots=SnapshotStore(joined.snapshots, threads=own.threads),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
-        reductions=ReductionStore(settings.audits.retained_versions),
+        reductions=ReductionStore(settings.audits.retained_versions, joined.snapshots),
         tasks=Tasks(stage),
         events=Events(),
     )
@@ -359,11 +411,49 @@ def _next_changed(downstream: Downstream, stage: int, event: PeersChanged) -> No
         downstream.update_peers(set(event.peers))
 
 
-def compute_thread(settings: RunSettings, permit: Permit, before_job: Any) -> WorkThread:
+def work_threads(
+    joined: Joined,
+    permit: Permit,
+    follower: Callable[[], Callable[[], None]],
+    memory: MemoryPressure,
+    *,
+    make: Callable[..., WorkThread] = WorkThread,
+) -> WorkThreads:
+    """Of a peer that has joined; `follower` makes what sets how many cores a thread computes with."""
+    compute = compute_thread(joined.settings, permit, follower(), memory, make=make)
+    link, follow = joined.model.link, follower()
+
+    def go_aside() -> None:
+        follow()
+        link.go_aside()
+
+    shares = link.device.type == "cpu"
+    judging = make(
+        "judging", before_job=go_aside, may_begin=lambda urgency: shares or not permit.withheld, memory=memory
+    )
+    replays = compute if shares else judging
+    log.info(
+        "replays for audits, exams and juries run on %s, %s",
+        link.device,
+        "after what is trained" if shares else "beside what is trained",
+    )
+    copies = compute if shares else make("copies", memory=memory)
+    return WorkThreads(compute, copies, make("exact", memory=memory), replays, judging)
+
+
+def compute_thread(
+    settings: RunSettings,
+    permit: Permit,
+    before_job: Any,
+    memory: MemoryPressure,
+    *,
+    make: Callable[..., WorkThread] = WorkThread,
+) -> WorkThread:
     """A peer's: paused, what is begun is finished, and audits and evaluations wait."""
-    return WorkThread(
+    return make(
         "compute",
         before_job=before_job,
         may_begin=lambda urgency: urgency <= Urgency.BIRTH or not permit.withheld,
         audits_wait_s=settings.deadlines.step_s,
+        memory=memory,
     )

@@ -142,6 +142,7 @@ def host_of(addresses: tuple[str, ...]) -> str:
 
 def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, listen: str) -> "VolunteerSettings":
     from peer.owner.cores import claim_cores, usable_cores
+    from peer.owner.gpus import chosen_gpu
     from peer.owner.limits import VolunteerSettings
     from swarm.local.compute_pools import bound_pools, pools_bound_by_owner
 
@@ -152,13 +153,16 @@ def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, liste
         cores = len(usable_cores())
         threads = min(cores, pools_bound_by_owner() or cores)
     bound_pools(threads)
+    chosen = chosen_gpu(limits.gpu)
     return VolunteerSettings(
         folder=state.path,
         threads=threads,
         memory_bytes=None if limits.memory_gib is None else int(limits.memory_gib * GIB),
         upload_mbit=limits.upload_mbit,
         download_mbit=limits.download_mbit,
-        gpu=limits.gpu,
+        gpu=chosen.number,
+        gpu_is_default=chosen.is_default,
+        computes_on=chosen.reason,
         gpu_memory_bytes=None if limits.gpu_memory_gib is None else int(limits.gpu_memory_gib * GIB),
         disk_bytes=None if limits.disk_gib is None else int(limits.disk_gib * GIB),
         stage=stage,

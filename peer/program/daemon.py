@@ -22,8 +22,9 @@ from peer.owner.limits import GIB, VolunteerSettings, used_bytes
 from peer.owner.permit import Permit
 from peer.owner.tally import WorkTally
 from peer.pipeline.compute import WorkThread
+from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import KnownStanding
-from peer.program.at_stage import Belongings, PeerAtStage, compute_thread
+from peer.program.at_stage import Belongings, PeerAtStage, work_threads
 from peer.program.composition import Composition
 from peer.program.joining import Joined, Joining, OnRun
 from peer.program.reports import Reports
@@ -32,7 +33,7 @@ from peer.stage.events import Applied
 from swarm.core.errors import LocalError, RemoteError, ShutOutError, TransientError, UpgradeNeeded
 from swarm.core.ids import PeerId, StageIndex
 from swarm.disk.room import disk_room
-from swarm.host_protocol import FINISH, GOODBYE
+from swarm.host_protocol import FINISH, GOODBYE, OVER
 from swarm.identity.key import Identity
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Directory, Message, Transport
@@ -67,6 +68,7 @@ class PeerDaemon:
         permit: Permit | None = None,
         kept: KeptAnswers | None = None,
         threads: ComputeThreads | None = None,
+        work_thread: Callable[..., WorkThread] = WorkThread,
         composition: Callable[[], Composition] = Composition,
         standing: KnownStanding | None = None,
         on_run: OnRun | None = None,
@@ -75,7 +77,8 @@ class PeerDaemon:
         waits_for: Callable[[str], None] = log.info,
     ) -> None:
         """`kept`: what the host has said before. `threads`: how many to compute with; None: always the volunteer's.
-        `composition`: what to be made of, at each stage anew. `standing`: of others, as far as it is known.
+        `work_thread`: what runs heavy jobs, called as `WorkThread` is. `composition`: what to be made of, at each stage
+        anew. `standing`: of others, as far as it is known.
         `on_run` is told of the run before this peer asks to be admitted to it, `on_step` of each step that it took.
 
         `say` tells the owner something, `waits_for` what this peer waits for before it can train.
@@ -85,6 +88,7 @@ class PeerDaemon:
         self.identity = identity
         self.permit = permit or Permit()
         self._threads = threads or ComputeThreads(volunteer.threads)
+        self._work_thread = work_thread
         self.tally = WorkTally(identity.peer_id)
         self._on_run = on_run
         self.at: PeerAtStage | None = None
@@ -122,6 +126,7 @@ class PeerDaemon:
             self.verdicts,
             rng,
             waits_for,
+            work_thread,
         )
         self._own = Belongings(
             volunteer=volunteer,
@@ -135,6 +140,7 @@ class PeerDaemon:
             reports=self.reports,
             verdicts=self.verdicts,
             rng=rng,
+            threads=self._threads.exact,
             composition=composition,
             on_step=on_step,
         )
@@ -161,7 +167,13 @@ class PeerDaemon:
                 await asyncio.wait({joining, *ends}, return_when=asyncio.FIRST_COMPLETED)
                 if not joining.done() or self.finished.is_set():
                     break
-                joined = joining.result()
+                try:
+                    joined = joining.result()
+                except RemoteError as error:
+                    if error.kind != OVER:
+                        raise
+                    self.finished.set()
+                    break
                 target = await self._live(joined, stop)
                 if target is None or stop.is_set() or self.finished.is_set():
                     break
@@ -224,12 +236,12 @@ class PeerDaemon:
 
     async def _live(self, joined: Joined, stop: asyncio.Event) -> StageIndex | None:
         """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
-        compute = compute_thread(joined.settings, self.permit, self._threads.follower())
-        exact = WorkThread("exact")
+        memory = MemoryPressure(joined.settings, joined.model)
+        threads = work_threads(joined, self.permit, self._threads.follower, memory, make=self._work_thread)
         services = list[asyncio.Future[None]]()
         at, leave_by = None, 0.0
         try:
-            at = self.at = PeerAtStage(self._own, joined, compute, exact)
+            at = self.at = PeerAtStage(self._own, joined, threads, memory)
             self._serves = at.stage
             await at.serve()
             services += [asyncio.ensure_future(work) for work in at.works()]
@@ -245,7 +257,7 @@ class PeerDaemon:
         finally:
             if at is not None:
                 await self._leave(at, services)
-            for thread in (compute, exact):
+            for thread in threads.all:
                 thread.close(timeout_s=max(0.5, leave_by - time.monotonic()))
         return at.target
 

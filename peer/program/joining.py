@@ -7,10 +7,12 @@ import hashlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from kernels.threads import Threads
 from peer.audit.verdicts import Verdicts
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
@@ -20,11 +22,12 @@ from peer.owner.machine import folder_bytes
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.state.donors import donors_of
 from peer.state.first_state import FirstState
-from peer.state.replica import stage_device
 from peer.state.run_files import RunFiles
 from swarm.checkpoint.state import StageState
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value, signed_bytes
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import RemoteError, SettingsError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
@@ -33,15 +36,13 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.data.token_file import TokenFile
 from swarm.host_protocol import ADMIT, SignedRun
-from swarm.identity.key import Identity
+from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
 from swarm.model.families import stage_layout, validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Transport
 from swarm.release import check_release
-from verification.audit.draws import HashChain
-from verification.pipeline.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +82,10 @@ class Joining:
         verdicts: Verdicts,
         rng: random.Random,
         say: Callable[[str], None],
+        work_thread: Callable[..., WorkThread],
     ) -> None:
-        """`say` is told in words what is waited for."""
+        """`say` is told in words what is waited for; `work_thread` as `PeerDaemon` has it."""
+        self._work_thread = work_thread
         self._say = say
         self._volunteer = volunteer
         self._identity = identity
@@ -107,13 +110,11 @@ class Joining:
         ticket = await self._admitted(wish, draws.end, name, run_key)
         stage = ticket.stage
         layout = stage_layout(settings.model, stage)
-        device = stage_device(self._volunteer.gpu)
         await self._rehearse(settings)
-        model = await asyncio.to_thread(StageModel, settings.model, stage, device=device)
         folder = self._volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
         # All libraries are loaded, and nothing else is.
-        model = model.computing(self._mode_that_fits(settings, stage, layout, device, folder))
+        model = await asyncio.to_thread(self._model_that_fits, settings, stage, layout, folder)
         snapshots = folder / f"snapshots-{self._identity.peer_id[-8:]}"
         files = None
         if stage == 0:
@@ -138,6 +139,7 @@ class Joining:
             directory=self._directory,
             kept=snapshots,
             on_begun=partial(self._verdicts.begin, settings),
+            threads=Threads(self._volunteer.threads),
             say=self._say,
             rng=self._rng,
         )
@@ -157,7 +159,7 @@ class Joining:
         answer = await self._host.answer(about, ADMIT, meta)
         fields = Fields("admission", answer)
         ticket = Ticket.from_value(fields.message("ticket"))
-        ticket.check(run_id=name, run_key=run_key)
+        ticket.check(run_id=name, run_key=run_key, verify=verify)
         check_release(fields.text("minimum_release", max_length=32))
         if (ticket.peer_id, ticket.chain_end) != (self._identity.peer_id, chain_end):
             raise RemoteError(
@@ -167,8 +169,35 @@ class Joining:
         self._host.kept.keep(about, answer)
         return ticket
 
+    def _model_that_fits(
+        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, folder: Path
+    ) -> StageModel:
+        """On the first device that it fits. Raises SettingsError if it fits none."""
+        volunteer = self._volunteer
+        *better, last = volunteer.devices
+        for device in better:
+            try:
+                model = StageModel(settings.model, stage, device=device)
+                model = model.computing(self._mode_that_fits(volunteer, settings, stage, layout, device, folder))
+            except SettingsError as error:
+                self._say(f"computing on the CPU: {error}")
+                volunteer = replace(volunteer, gpu=None)
+            else:
+                self._say(volunteer.computes_on)
+                return model
+        if not better and volunteer.computes_on:
+            self._say(volunteer.computes_on)
+        model = StageModel(settings.model, stage, device=last)
+        return model.computing(self._mode_that_fits(volunteer, settings, stage, layout, last, folder))
+
     def _mode_that_fits(
-        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, device: str, folder: Path
+        self,
+        volunteer: VolunteerSettings,
+        settings: RunSettings,
+        stage: StageIndex,
+        layout: ParameterLayout,
+        device: str,
+        folder: Path,
     ) -> ComputeMode:
         """How much of a microbatch this peer computes at once. Raises SettingsError if the stage fits in no way."""
         hidden_size = validate_config(settings.model.config_json).hidden_size
@@ -178,7 +207,7 @@ class Joining:
             found = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage, mode=mode)
             return found | {"disk.the run's tokens": num_tokens * settings.data.token_bytes}
 
-        mode = first_that_fits(modes(settings), items, self._volunteer, held_bytes=folder_bytes(folder))
+        mode = first_that_fits(modes(settings), items, volunteer, held_bytes=folder_bytes(folder))
         if mode != ComputeMode.of_run(settings):
             log.info(
                 "to fit into memory, %d of a microbatch's %d samples are computed at once, and forward twice",
@@ -197,7 +226,7 @@ class Joining:
 
     async def _rehearse(self, settings: RunSettings) -> None:
         """On a thread that is not waited for: where kernels are compiled it takes longer than leaving may."""
-        thread = WorkThread("rehearsal")
+        thread = self._work_thread("rehearsal")
         try:
             await thread.run(Urgency.ROUND, lambda: rehearse(settings))
         finally:

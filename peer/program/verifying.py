@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from peer.audit.accuser import Accuser
+from peer.audit.accuser import Accuser, Prosecution
 from peer.audit.beside import Beside
 from peer.audit.contributions import ContributionDue
 from peer.audit.desk import AuditDesk
@@ -24,19 +25,22 @@ from peer.directory.neighbours import Neighbours
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.program.composition import Composition
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
+from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
-from peer.stage.events import Applied, StateFault
+from peer.stage.events import Applied, StateFault, VersionTurned
 from peer.state.state_check import StateCheck
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.host_protocol import SignedRun
 from swarm.network.transport import Transport
-from verification.audit.draws import HashChain
 from verification.audit.verdicts import Quarantine
 from verification.kinds.equivocation import Equivocation
+from verification.kinds.false_work import FalseWork
 from verification.kinds.protocol_violation import ProtocolViolation
-from verification.pipeline.ticket import Ticket
 
 
 @dataclass(kw_only=True)
@@ -55,6 +59,7 @@ class Verifying:
     verdicts: Verdicts
     ticket: Ticket
     draws: HashChain
+    beacon: StageBeacon
     signed_run: SignedRun
     host: PeerId
     made: Composition
@@ -64,6 +69,8 @@ class Verifying:
     def __post_init__(self) -> None:
         context, steps, events = self.context, self.steps, self.context.events
         reveals = Reveals(steps)
+        self._bases = RecentBases(steps.chain, kept=context.settings.retained_results)
+        events.hear(VersionTurned, self._bases.turned)
         self.desk = AuditDesk(steps, self.exchanges, reveals)
         self.hop_desk = HopDesk(steps, self.exchanges, reveals)
         self.accuser = Accuser(context.transport, self.host, self.signed_run)
@@ -97,6 +104,7 @@ class Verifying:
         self._served: list[Callable[[Transport], None]] = [self.desk.serve, self.hop_desk.serve]
         events.hear(Equivocation, lambda case: context.tasks.spawn(self.accuser.accuse_of_both(case)))
         events.hear(ProtocolViolation, lambda case: context.tasks.spawn(self.accuser.accuse(case)))
+        events.hear(FalseWork, lambda case: context.tasks.spawn(self.accuser.accuse(case)))
         events.hear(StateFault, self.step_auditor.faulty)
         events.hear(Applied, self.desk.applied, self.hop_desk.applied)
         events.hear(Applied, self.reducer_auditor.applied, self.step_auditor.applied)
@@ -117,8 +125,8 @@ class Verifying:
     def _examine(self) -> None:
         """Examine newcomers, and be examined while this peer is one."""
         steps, verdicts, me = self.steps, self.verdicts, self.context.me
-        examiner = Examiner(steps, self.exchanges)
-        newcomer = self.newcomer = Newcomer(steps, self.ticket, self.draws, self.host, lambda: verdicts.may_train(me))
+        examiner, may_train = Examiner(steps, self.exchanges, self._bases, self.beacon), partial(verdicts.may_train, me)
+        newcomer = self.newcomer = Newcomer(steps, self._bases, self.ticket, self.beacon, self.host, may_train)
         self._served.append(examiner.serve)
         self.context.events.hear(Applied, examiner.applied, newcomer.applied)
 
@@ -134,7 +142,16 @@ class Verifying:
         """Replay others' work, and judge where jurors are needed."""
         steps, verdicts, of_stage = self.steps, self.verdicts, self.neighbours.of_stage
         jury = self._jury = Jury(
-            steps, self.charges, self.signed_run, self.host, of_stage, verdicts.take, verdicts.standing.is_out
+            steps,
+            self._bases,
+            self.charges,
+            self.beacon,
+            self.signed_run,
+            self.host,
+            of_stage,
+            verdicts.take,
+            verdicts.standing,
+            Prosecution(steps, self.host, self.accuser).bring,
         )
         self.mending = Mending(steps, verdicts, self.host)
         inquiry = replace(self._inquiry, jury=jury, counters=AuditCounters())

@@ -18,22 +18,27 @@ from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
 from peer.stage.events import MemberGone
+from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
+from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.fields import Fields, packed_or_none, peer_item, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
-from swarm.core.round.averaging_round import Instruction
+from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.round.contribution import MAX_CHARGES, Contribution, Result, Roster
+from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
+from swarm.core.state.stage_chain import StageChain
+from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import verify
 from swarm.network.transport import Message
 from swarm.witness_service import VoteLog, ask_witness, check_joins
 from verification.kinds.equivocation import CastVote, Equivocation, Statement
+from verification.round.papers import Papers
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +59,12 @@ class RoundDriver:
         signing_log: SigningLog,
         vote_log: VoteLog,
         neighbours: Callable[[], set[PeerId]],
-        charges: Callable[[], tuple[bytes, ...]],
+        charges: Callable[[], tuple[Charge, ...]],
+        chance: Callable[[StageChain], Chance],
+        drawn: DrawnPapers,
     ) -> None:
         """`neighbours`: live peers of the stages beside this one; `charges`: what this peer brings before juries with
-        its next contribution."""
+        its next contribution; `chance`: what it reveals there; `drawn`: what it looks at of others' before it votes."""
         self._steps = steps
         self._context = steps.context
         self._mail = mail
@@ -67,6 +74,8 @@ class RoundDriver:
         self._vote_log = vote_log
         self._neighbours = neighbours
         self._charges = charges
+        self._chance = chance
+        self._drawn = drawn
 
     def serve(self) -> None:
         """Begin to answer."""
@@ -91,8 +100,10 @@ class RoundDriver:
             roster = fields.maybe("roster", Roster.from_value)
             result = fields.maybe("result", Result.from_value)
             promise = fields.maybe("promise", Promise.from_value)
+            if contribution is not None and machine.facts.leader_of(view) == self._context.me:
+                await self._look_at(machine, contribution, sender)
             try:
-                out = machine.on_commit(sender, view, contribution, promise, roster, result, now=now)
+                out = machine.on_commit(sender, view, contribution, promise, roster, result, now=time.monotonic())
             except EquivocationError as error:
                 self._suspect(error.one, error.other)
                 raise
@@ -100,7 +111,12 @@ class RoundDriver:
             proposal = Proposal.from_value(fields.message("proposal"))
             self._check_neighbours(proposal)
             check_joins(proposal, self._steps.may_join)
-            out = machine.on_ballot(sender, proposal, now=now)
+            machine.facts.check_view(sender, proposal.view)
+            if not machine.is_past(proposal.view):
+                facts = machine.facts
+                num_members, within_s = len(facts.members), facts.phase_s / 2
+                await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
+            out = machine.on_ballot(sender, proposal, now=time.monotonic())
         elif kind == "vote":
             view, phase, value = (
                 fields.integer("view", high=1 << 20),
@@ -133,6 +149,18 @@ class RoundDriver:
         if heard.failure is not None:
             raise heard.failure
         return Message({"status": "ok"})
+
+    async def _look_at(self, machine: AveragingRound, made: Contribution, sender: PeerId) -> None:
+        """As who leads: what is not shown here need not be proposed."""
+        if made.peer_id == sender and sender in machine.facts.members:
+            num_members, within_s = len(machine.facts.members), machine.facts.phase_s / 2
+            if not await self._drawn.are_shown(made, num_members=num_members, within_s=within_s):
+                machine.leave_out(sender, now=time.monotonic())
+
+    def leave_out(self, state: StepState, peer: PeerId) -> None:
+        """A voter lacks a member's papers, and this peer, who leads, gets none either."""
+        if state.round is not None:
+            self.carry_out(state, state.round.leave_out(peer, now=time.monotonic()))
 
     def _compare_votes(self, state: StepState, view: int, phase: Phase, value: bytes, vote: Vote) -> None:
         """Accuse a voter of two votes in one phase. Those of a reconfigured round are not compared."""
@@ -295,6 +323,13 @@ class RoundDriver:
         finally:
             state.asking.discard(key)
 
+    def listed(
+        self, state: StepState, accumulation: Accumulation
+    ) -> tuple[tuple[Work, ...], tuple[Papers | None, ...]]:
+        """The work that this peer says is in its contribution, and what it shows for each entry."""
+        work = tuple(accumulation.work[key] for key in sorted(accumulation.work))
+        return work, tuple(accumulation.papers.get(item.microbatch_id) for item in work)
+
     async def _contribute(self, state: StepState) -> None:
         context, step = self._context, state.step
         replica, chain = self._steps.replica, self._steps.chain
@@ -306,11 +341,26 @@ class RoundDriver:
             self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
             return
         seeds = part_seeds(context.run_id, chain.stage, chain.version, context.me, num_parts=replica.num_parts)
-        parts, digests = await self._parts.encoded(step, accumulation, seeds)
-        work = tuple(accumulation.work[key] for key in sorted(accumulation.work)) if parts else ()
+        try:
+            parts, digests = await self._parts.encoded(step, accumulation, seeds)
+        except MemoryFullError as error:
+            log.warning("step %d: this peer contributes nothing: %s", step, error)
+            self.carry_out(state, state.round.contributed(None, now=time.monotonic()))
+            return
+        work, state.papers = self.listed(state, accumulation) if parts else ((), ())
         rates = self._parts.rates.of(chain.members, me=context.me)
-        unsigned = Contribution(context.run_id, chain.stage, step, chain.name, context.me, work, tuple(digests), rates)
-        unsigned = replace(unsigned, charges=self._charges()[:MAX_CHARGES] if work else ())
+        unsigned = Contribution(
+            context.run_id,
+            chain.stage,
+            step,
+            chain.name,
+            context.me,
+            work,
+            tuple(digests),
+            self._chance(chain),
+            rates,
+            self._charges() if work else (),
+        )
         await asyncio.to_thread(self._signing_log.record, chain.lineage, step, unsigned.signed_bytes())
         self._parts.commit(state, parts, digests)
         contribution = replace(unsigned, signature=context.identity.sign(unsigned.signed_bytes()))

@@ -40,6 +40,7 @@ from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Ros
 from swarm.core.transfers import bytes_per_s, longest_s
 from swarm.network.loop import happened
 from swarm.network.transport import Message
+from swarm.optim.certified_steps import check_bodies
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.round.papers import Bytes
@@ -102,11 +103,11 @@ class PartExchange:
         for index, part in enumerate(parts):
             state.parts.received[index, self._context.me] = part
 
-    def take_results(self, state: StepState, result: Result, bodies: Sequence[Bytes]) -> None:
+    async def take_results(self, state: StepState, result: Result, bodies: Sequence[Bytes]) -> None:
         """The bytes of a step's result, from another peer's store. Raises RemoteError if one is not the part's."""
+        threads = self._replica.threads
+        await self._context.exact.run(Urgency.ROUND, lambda: check_bodies(result, bodies, threads=threads))
         for reduced, body in zip(result.parts, bodies, strict=True):
-            if not reduced.is_empty and bulk_digest(body) != reduced.digest:
-                raise RemoteError("digest", f"part {reduced.part} of step {state.step} differs from its digest")
             state.parts.reduced[reduced.part, reduced.digest] = body
 
     # -- out ----------------------------------------------------------------------------------------------
@@ -214,13 +215,17 @@ class PartExchange:
         if machine.result is None and (machine.roster is None or machine.roster.view < view):
             raise TransientError(f"no roster of step {state.step} here yet")
         expected = [machine.expected_digest(part, sender) for part, _ in parts]
-        wrong = await self._context.exact.run(
-            Urgency.ROUND,
-            lambda: [
-                self._what_is_wrong(sender, part, body, wanted)
-                for (part, _), body, wanted in zip(parts, bodies, expected, strict=True)
-            ],
-        )
+        given = list(zip([part for part, _ in parts], bodies, expected, strict=True))
+
+        def look() -> list[RemoteError | None]:
+            wrong = self._replica.threads.map(lambda one: self._what_is_wrong(*one), given)
+            for (part, body, _), error in zip(given, wrong, strict=True):
+                if error is None:
+                    size, codec = self._num_values(part), self._replica.contribution_codec
+                    self._screens.check_part(sender, part, codec, body, num_values=size)
+            return wrong
+
+        wrong = await self._context.exact.run(Urgency.ROUND, look)
         now = time.monotonic()
         self.rates.arrived(sender, sum(map(len, bodies)), now=now)
 
@@ -238,16 +243,14 @@ class PartExchange:
         numbers = [part for part, _ in parts]
         return _together(map(partial, repeat(came), numbers, bodies, wrong))
 
-    def _what_is_wrong(self, sender: PeerId, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
-        """(exact) With a contribution's part."""
+    def _what_is_wrong(self, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
+        """(exact, its threads) With a contribution's part."""
         if bulk_digest(body) != expected:
             return RemoteError("digest", "its bytes differ from its commitment")
-        where, codec = self._replica.parts()[part], self._replica.contribution_codec
         try:
-            check_encoded(codec, body, num_values=where.stop - where.start)
+            check_encoded(self._replica.contribution_codec, body, num_values=self._num_values(part))
         except RemoteError as error:
             return error
-        self._screens.check_part(sender, part, codec, body, num_values=where.stop - where.start)
         return None
 
     async def _receive_reduced(
@@ -288,27 +291,29 @@ class PartExchange:
         weights = [self._weights(roster) if roster is not None else {} for roster in rosters]
         cap = self._replica.norm_cap()
 
+        def take_one(place: int) -> Taken | RemoteError:
+            one, body = said[place], bodies[place]
+            try:
+                made = one.checked(rosters[place], weights[place], body, norm_cap=cap)
+                squares = self._read(state, one.reduced, body)
+                return self._violation(made[one.reduced], squares, body) or made
+            except RemoteError as error:
+                return error
+
         def take() -> list[Taken | RemoteError]:
-            found: list[Taken | RemoteError] = []
-            for one, roster, counted, body in zip(said, rosters, weights, bodies, strict=True):
-                try:
-                    made = one.checked(roster, counted, body, norm_cap=cap)
-                    squares = self._read(state, one.reduced, body)
-                    found.append(self._violation(made[one.reduced], squares, body) or made)
-                except RemoteError as error:
-                    found.append(error)
-            return found
+            state.parts.decoded(self._replica)  # made before its threads look for it
+            return self._replica.threads.map(take_one, range(len(said)))
 
         return await self._context.exact.run(Urgency.ROUND, take)
 
     def _read(self, state: StepState, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
-        """(exact) The sum of squares of a part, which is decoded; 0 of a cohort's share; or what is wrong with it."""
+        """(exact, its threads) The sum of squares of a part, which is decoded; 0 of a cohort's share; or what is wrong
+        with it."""
         if reduced.cohort is None:
             return state.parts.decoded(self._replica).take(reduced.part, reduced.digest, body)
-        where, codec = self._replica.parts()[reduced.part], self._share_codec
         try:
             if not reduced.is_empty:
-                check_encoded(codec, body, num_values=where.stop - where.start)
+                check_encoded(self._share_codec, body, num_values=self._num_values(reduced.part))
         except RemoteError as error:
             return error
         return 0.0
@@ -318,7 +323,7 @@ class PartExchange:
         return read_and_written("cohort", self._context.settings.codecs.averaging)[1]
 
     def _violation(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> ViolationError | None:
-        """(exact) What is wrong with a part that its reducer signed, seen from its bytes alone."""
+        """(exact, its threads) What is wrong with a part that its reducer signed, seen from its bytes alone."""
         if squares == made.squares:
             return None
         reason = f"squares sum to {squares}, not {made.squares}" if isinstance(squares, float) else str(squares)
@@ -373,19 +378,21 @@ class PartExchange:
         bodies = [self._inputs(state, roster, one) for one in wanted]
         cap = self._replica.norm_cap()
 
+        def reduce_one(place: int) -> tuple[ReducedPart, Reduction, Bytes]:
+            reduced, encoded = wanted[place], memoryview(b"")
+            if reduced.contributors:
+                part, level = reduced.part, reduced.level
+                seed = reduced_seed(context.run_id, chain.stage, chain.version, part)
+                encoded, found = self.reducer.reduce(part, bodies[place], norm_cap=cap, seed=seed, level=level)
+                reduced = replace(reduced, digest=found)
+                squares = self._read(state, reduced, encoded)
+                reduced = replace(reduced, squares=squares if isinstance(squares, float) else 0.0)
+            reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=context.me)
+            return reduced, reduction.signed_by(context.identity), encoded
+
         def reduce() -> list[tuple[ReducedPart, Reduction, Bytes]]:
-            made: list[tuple[ReducedPart, Reduction, Bytes]] = []
-            for one, held in zip(wanted, bodies, strict=True):
-                reduced, encoded = one, memoryview(b"")
-                if one.contributors:
-                    seed = reduced_seed(context.run_id, chain.stage, chain.version, one.part)
-                    encoded, found = self.reducer.reduce(one.part, held, norm_cap=cap, seed=seed, level=one.level)
-                    reduced = replace(one, digest=found)
-                    squares = self._read(state, reduced, encoded)
-                    reduced = replace(reduced, squares=squares if isinstance(squares, float) else 0.0)
-                reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=context.me)
-                made.append((reduced, reduction.signed_by(context.identity), encoded))
-            return made
+            state.parts.decoded(self._replica)  # made before its threads look for it
+            return self._replica.threads.map(reduce_one, range(len(wanted)))
 
         out: list[Instruction] = []
         made = await context.exact.run(Urgency.ROUND, reduce)
@@ -406,7 +413,7 @@ class PartExchange:
     def _weights(self, roster: Roster) -> Mapping[PeerId, int]:
         """Of the contributions to the present step."""
         if self._counted is None or self._counted[0] is not roster:
-            self._counted = (roster, self._steps.chain.weights_of(Result(roster, (), self._context.me)))
+            self._counted = (roster, self._steps.chain.weights_of(roster))
         return self._counted[1]
 
     def turned(self, event: VersionTurned) -> None:
@@ -486,8 +493,11 @@ class PartExchange:
 
     def _encoded_bytes(self, part: int) -> int:
         """Of the longest a part can be: no contribution is longer than the longest result."""
+        return self._replica.codec.encoded_bytes(self._num_values(part))
+
+    def _num_values(self, part: int) -> int:
         where = self._replica.parts()[part]
-        return self._replica.codec.encoded_bytes(where.stop - where.start)
+        return int(where.stop - where.start)
 
 
 def _together(stimuli: Iterable[Callable[[], Heard]]) -> Heard:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from peer.pipeline.receipts import PapersDesk
 from peer.pipeline.screens import Screens
 from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
@@ -22,15 +23,18 @@ from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
 from peer.stage.context import StageContext
 from peer.stage.events import MemberGone, PeerLost, VersionTurned
+from swarm.core.audit.chance import Chance
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.plan import round_bytes
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
-from swarm.core.round.contribution import Result
+from swarm.core.round.contribution import Charge, Result
 from swarm.core.round.patience import Waits
 from swarm.core.round.voting import Reconfiguration
+from swarm.core.state.stage_chain import StageChain
 from swarm.core.transfers import bytes_per_s, longest_s, work_s
+from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
 from swarm.network.loop import happened
@@ -57,8 +61,12 @@ class StageRounds:
     """In which rounds this identity has signed."""
     neighbours: Callable[[], set[PeerId]]
     """Live peers of the stages beside this one."""
-    charges: Callable[[], tuple[bytes, ...]]
+    charges: Callable[[], tuple[Charge, ...]]
     """What this peer brings before juries with its next contribution."""
+    chance: Callable[[StageChain], Chance]
+    """What its contribution to the round that starts from a version reveals."""
+    drawn: DrawnPapers
+    """What it looks at of others' contributions before it votes."""
     make_part_exchange: Callable[[StageSteps, RoundMail, Screens], PartExchange] = PartExchange
     make_driver: Callable[..., RoundDriver] = RoundDriver
     """Called as `RoundDriver` is."""
@@ -80,7 +88,10 @@ class StageRounds:
             vote_log=self.vote_log,
             neighbours=self.neighbours,
             charges=self.charges,
+            chance=self.chance,
+            drawn=self.drawn,
         )
+        self._desk = PapersDesk(steps, self.drawn, self._driver.leave_out)
         self._reports = ProgressCalls(steps, self.presence, self._driver, self.turns, self.neighbours)
         events.hear(PeerLost, self.presence.lost)
         events.hear(MemberGone, self._driver.member_gone)
@@ -95,6 +106,7 @@ class StageRounds:
         transport.serve(STANDING, self._on_standing, max_body_bytes=0)
         transport.serve(RECONFIGURE, self._on_reconfigure, max_body_bytes=0)
         self._driver.serve()
+        self._desk.serve(transport)
         self._open_steps()
 
     async def stop(self) -> None:
@@ -165,6 +177,7 @@ class StageRounds:
                 return
             self._reports.close_if_due(state)
             self._reports.look_for_the_silent(state)
+            self._reports.pass_over_the_idle(state)
             self._driver.carry_out(state, state.round.tick(now=time.monotonic()))
 
     async def adopt(self, result: Result, bodies: Sequence[Bytes]) -> None:
@@ -175,7 +188,9 @@ class StageRounds:
             return
         if state.round is None:
             state.facts.check_result(result, verify, certified=True)
-        self._parts.take_results(state, result, bodies)
+        await self._parts.take_results(state, result, bodies)
+        if not self.steps.is_open(state):
+            return
         if state.round is None:
             self.context.tasks.spawn(self.taking.finish(state, result))
         else:

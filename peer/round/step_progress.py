@@ -79,6 +79,8 @@ class ProgressCalls:
             num_passed_on=min(len(grants.passed_on), num_in_flight),
             saw_next=state.saw_next,
         )
+        if state.waits_since is None and (num_done or state.saw_next):
+            state.waits_since = time.monotonic()
         leader = state.leader
         if leader == context.me:
             granted, exhausted = self._take_report(state, context.me, report)
@@ -159,7 +161,7 @@ class ProgressCalls:
         if view <= mine or state.leaders[view % len(state.leaders)] != context.me:
             raise TransientError(f"{state.leader[-6:]} leads step {state.step}, not this peer")
         leader = state.leader
-        if not await self._presence.is_gone(leader):
+        if not self._is_idle(state) and not await self._presence.is_gone(leader):
             raise TransientError(f"leader {leader[-6:]} of step {state.step} is alive")
         self._presence.unreachable(state, leader)
         if state.leader != context.me:
@@ -196,6 +198,22 @@ class ProgressCalls:
                 state.heard_at[member] = now
                 self._presence.lost(PeerLost(member))
 
+    def pass_over_the_idle(self, state: StepState) -> None:
+        """A leader that lives and begins no round, though its step's time is over, is as good as gone."""
+        if self._is_idle(state):
+            log.warning("stage %d step %d: %s begins no round", self._steps.chain.stage, state.step, state.leader[-6:])
+            self._presence.unreachable(state, state.leader)
+            state.waits_since = time.monotonic()
+
+    def _is_idle(self, state: StepState) -> bool:
+        """Whether the step's leader should have closed it by all that this peer knows: `step_s` after its first
+        microbatch, and what a call may take to say so."""
+        if state.round is None or state.round.is_closing or state.waits_since is None:
+            return False
+        deadlines = self._context.settings.deadlines
+        late = time.monotonic() > state.waits_since + deadlines.step_s + deadlines.call_s
+        return late and state.leader != self._context.me
+
     def _closed(self, machine: AveragingRound, reason: str, view: int, now: float) -> list[Instruction]:
         steps, context = self._steps, self._context
         free = max(0, context.settings.limits.max_peers_per_stage - len(steps.chain.members))
@@ -203,5 +221,5 @@ class ProgressCalls:
             :free
         ]
         # Drawn, so that no neighbour can make sure of being asked.
-        drawn = rank(self._neighbours(), "neighbour", steps.chain.name)[:MAX_NEIGHBOURS_NAMED]
+        drawn = rank(self._neighbours(), "neighbour", steps.chain.basis.said.value)[:MAX_NEIGHBOURS_NAMED]
         return machine.close(reason=reason, joins=joins, neighbours=drawn, view=view, now=now)

@@ -13,7 +13,7 @@ from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
 from swarm.core.round.step_progress import StepProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
-from verification.round.papers import Bytes
+from verification.round.papers import Bytes, Papers
 from verification.round.reduction import Reduction
 
 PartDigest: TypeAlias = tuple[int, bytes]
@@ -65,6 +65,9 @@ class StepState:
     """Work of the next step has come, or the stage beyond has closed this one: nobody need wait for more of it."""
     heard_at: dict[PeerId, float] = field(default_factory=dict)
     """When each member last reported, by the leader; or was found to answer. By `step_progress`."""
+    waits_since: float | None = None
+    """When this peer first had something to bring to the step's round: its leader has a step's time to begin it, from
+    then on. By `step_progress`."""
     view: int = 0
     """The view that this peer takes to be the present one before there is a round. By `presence`."""
     facts: RoundFacts | None = None
@@ -78,6 +81,8 @@ class StepState:
     """Of the compute thread, at `closed_at`. By `driver`."""
     accumulation: Accumulation | None = None
     """This peer's own work, once it is closed to make the contribution. By `driver`."""
+    papers: tuple[Papers | None, ...] = ()
+    """For each entry of this peer's contribution, what it was given for. By `driver`."""
     votes: dict[tuple[PeerId, Phase, int], tuple[bytes, Vote]] = field(default_factory=dict)
     """What each voter's first vote in a phase of a view was for, where this peer leads. By `driver`."""
     asking: set[tuple[PeerId, str, int]] = field(default_factory=set)

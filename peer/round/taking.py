@@ -13,6 +13,7 @@ from peer.stage.events import Applied, VersionTurned
 from peer.state.replica import NewVersion
 from swarm.checkpoint.state import StageState
 from swarm.core.deadlines import AdaptiveDeadline
+from swarm.core.errors import LocalError, MemoryFullError
 from swarm.core.ids import Version
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
@@ -40,6 +41,8 @@ class StepTaking:
         """No step is taken before."""
         self._turning = asyncio.Lock()
         """Held while a version takes the place of another."""
+        self._saving: asyncio.Future[None] | None = None
+        """The last snapshot's, which is written from the state itself: until it is done, the moments stay."""
 
     async def finish(self, state: StepState, result: Result) -> None:
         """Take the step that this certified result ends; its bytes are here."""
@@ -49,14 +52,16 @@ class StepTaking:
         async with self._turning:
             if not steps.is_open(state) or int(state.step) != steps.version:
                 return
-            applied, frozen = await self._apply(state, result)
+            applied, saving = await self._apply(state, result)
         await asyncio.to_thread(context.results.write, int(state.step))
-        if frozen is not None:
-            await context.snapshots.save(frozen, applied.chain)
+        await asyncio.to_thread(context.reductions.write, state.step)
+        await asyncio.to_thread(self._steps.replica.past.write)
+        if saving is not None:
+            await asyncio.shield(saving)
         context.events.publish(applied)
 
-    async def _apply(self, state: StepState, result: Result) -> tuple[Applied, StageState | None]:
-        """Take the step; what was done, and the new state where a snapshot is due."""
+    async def _apply(self, state: StepState, result: Result) -> tuple[Applied, asyncio.Future[None] | None]:
+        """Take the step; what was done, and the writing of the new state where a snapshot is due."""
         steps, context, chain = self._steps, self._context, self._steps.chain
         bodies = state.parts.of_result(result)
         closed = state.accumulation  # else the compute thread is waited for, which may be at a microbatch
@@ -88,9 +93,27 @@ class StepTaking:
             not_finite=tuple(sorted(closed.not_finite)),
         )
         due = next_chain.version % context.settings.checkpoint.snapshot_every == 0 or steps.is_over
-        frozen = await context.exact.run(Urgency.ROUND, steps.replica.frozen_state) if due else None
+        saving = self._begin_to_save() if due else None
         context.events.publish(VersionTurned(next_chain, is_next=True))
-        return applied, frozen
+        return applied, saving
+
+    def _begin_to_save(self) -> asyncio.Future[None]:
+        """Of the present state, while no version takes its place."""
+        steps, before = self._steps, self._saving
+        assert before is None or before.done(), "a snapshot was under way when the step was taken"
+        self._saving = asyncio.ensure_future(self._context.snapshots.save(steps.replica.state, steps.chain))
+        return self._saving
+
+    async def save(self) -> None:
+        """Put the present state on disk; no step is taken meanwhile."""
+        async with self._turning:
+            await self._saved()
+            await asyncio.shield(self._begin_to_save())
+
+    async def _saved(self) -> None:
+        """What is being written of the state is on disk, or cannot be written: whoever began it hears why."""
+        if self._saving is not None:
+            await asyncio.wait({self._saving})
 
     def _say_who_is_left_out(self, result: Result) -> None:
         step, mine = result.roster.step, self._context.me
@@ -102,8 +125,9 @@ class StepTaking:
 
     async def _made(self, state: StepState, result: Result, bodies: list[Bytes], name: bytes) -> NewVersion:
         """The version that this certified result makes; what reducers signed for it is kept."""
+        await self._saved()
         replica, context = self._steps.replica, self._context
-        weights, cap = self._steps.chain.weights_of(Result(result.roster, (), context.me)), replica.norm_cap()
+        weights, cap = self._steps.chain.weights_of(result.roster), replica.norm_cap()
 
         def make() -> NewVersion:
             context.reductions.keep(state, result, weights, norm_cap=cap, me=context.me)
@@ -111,11 +135,18 @@ class StepTaking:
             gradient, norm = found if found is not None else (None, None)
             return replica.next_version(gradient, name, gradient_norm=norm)
 
-        return await context.exact.run(Urgency.ROUND, make)
+        give_up_at = time.monotonic() + context.settings.deadlines.step_s
+        while True:
+            try:
+                return await context.exact.run(Urgency.ROUND, make)
+            except MemoryFullError as error:
+                if time.monotonic() > give_up_at:
+                    raise LocalError(f"no memory for step {state.step}: {error}") from error
 
     async def begin_again(self, state: StageState, chain: StageChain) -> None:
         """Leave what is in flight, and go on from this state, at `chain.version`, whatever the version was here."""
         async with self._turning:
+            await self._saved()
             await self._steps.turn_back(state, chain)
             self._turns.begin_again()
             self._context.results.begin_again(chain)

@@ -47,7 +47,8 @@ class ContributionEncoder:
             if residual is None:
                 made = replica.threads.map(encode, range(len(parts)))
                 return [encoded for encoded, _ in made], [found for _, found in made]
-            whole = residual.encode(self.mean(accumulation), codec, parts=parts, seeds=seeds)
+            mean = self.mean(accumulation)
+            whole = residual.encode(mean, codec, parts=parts, seeds=seeds, threads=replica.threads)
             return whole, replica.threads.map(bulk_digest, whole)
         except LocalError as error:
             log.warning("stage %d step %d: this peer's gradient is left out: %s", replica.stage, step, error)
@@ -89,6 +90,7 @@ class PartReducer:
             rule=settings.averaging.rule,
             norm_cap=norm_cap,
             seed=seed,
+            threads=replica.threads,
         )
         for error in made.left_out.values():
             log.warning("stage %d part %d: a contribution is left out: %s", replica.stage, part, error)

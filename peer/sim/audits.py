@@ -9,35 +9,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
-import torch
-
 from peer.sim.justice import Banned, StageJustice, is_out
 from peer.sim.pipeline import SimulatedPeer
 from peer.sim.stages import Round, SimulatedStage
 from swarm.checkpoint.state import chunk_hash, merkle_path, merkle_root, state_chunks, state_digest
+from swarm.core.audit.chance import REVEALED_AFTER
+from swarm.core.audit.hash_chain import check_reveal
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Contribution, Work
 from swarm.model.stage import StageModel
-from verification.audit.draws import (
-    REVEALED_AFTER,
-    AuditBudget,
-    check_reveal,
-    contribution_rate,
-    draw,
-    hop_draw,
-    microbatch_rate,
-    reducer_rate,
-)
+from swarm.optim.second_moments import second_moments
+from verification.audit.amplified import Amplified, moved_bounds_for
+from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate, reducer_rate
+from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import AuditDebt, StandingTable, Suspicion
 from verification.audit.tolerance import Comparison, Grade
+from verification.kinds.bias import Bias
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.kinds.step_fraud import OldChunk, StepFraud
 from verification.pipeline.hop_claim import HopClaim, claims_of
-from verification.replay.compared import compared_claim, compared_contribution, worst
+from verification.replay.compared import ComparedContribution, compared_claim, compared_contribution, worst
 from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import needs_of
@@ -69,14 +64,18 @@ class StageAudits:
     justice: StageJustice
     _found: dict[tuple[Step, PeerId, int | None, StageModel], Sequence[Comparison]] = field(default_factory=dict)
     """By step, target, place of the microbatch in its work (None: of the contribution), and what computed it again."""
+    _again: dict[tuple[Step, PeerId, StageModel], tuple[Sequence[Exhibit], Sequence[Bytes], Sequence[memoryview]]] = (
+        field(default_factory=dict)
+    )
+    """What went into a contribution, its parts, and those that came out when it was computed again in the same way."""
     _replays: dict[StageModel, StageReplay] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         settings, self.counts = self.stage.settings, self.justice.counts
         self._budget = AuditBudget.of_run(settings.audits)
-        layout = self.stage.members[0].replica.layout
-        self._into = torch.zeros(layout.num_values, dtype=torch.float32)
         self._known: dict[PeerId, tuple[int, bytes]] = {}
+        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        self._biases = {peer: RunningBiases(member.draws.secret, bounds) for peer, member in self.stage.peers.items()}
 
     def due(self, table: StandingTable) -> tuple[StandingTable, list[Banned]]:
         """Audit what is revealed at the stage's present version: the table after it, and who is banned by it."""
@@ -88,6 +87,7 @@ class StageAudits:
             table, found = self._contradictions(table, last)
             banned += found
         self._found = {key: found for key, found in self._found.items() if key[0] >= step}
+        self._again = {key: again for key, again in self._again.items() if key[0] >= step}
         if held is None:
             return table, banned
         for auditor in (self.stage.peers[peer] for peer in held.roster.members):
@@ -129,6 +129,13 @@ class StageAudits:
         extents = [max(one.extent for one in compared) for compared in found]
         return Shown(made, wrong[0], tuple(wrong[1:]), tuple(compress(extents, wrong)))
 
+    def moved(self, step: Step, peer: PeerId) -> Amplified:
+        """What the error of the peer's contribution to `step` moves. The step is one of the stage's last."""
+        held, target = self.stage.rounds[step], self.stage.peers[peer]
+        made = held.roster.contribution_of(peer)
+        assert made is not None, f"{peer} contributed nothing to step {step}"
+        return self._whole(held, target, made, target.replica.model, None).amplified
+
     # -- one audit ----------------------------------------------------------------------------------------
 
     def _audit(
@@ -154,7 +161,10 @@ class StageAudits:
         if self._is_honest_work(target, made.step):
             counts.honest += 1
             counts.largest_honest_share = max(counts.largest_honest_share, found.measured / found.fraud)
+            counts.largest_moved_share = max(counts.largest_moved_share, found.moved / found.moved_fraud)
             counts.differing += found.measured > 0
+        if place is None and found.grade is not Grade.FRAUD:
+            table = self._sum_up(table, held, auditor, target, made)
         if found.grade is Grade.SUSPICIOUS:
             counts.suspicious += 1
             return table.after(Suspicion(target.peer_id, version), version), []
@@ -170,13 +180,49 @@ class StageAudits:
         if key not in self._found:
             replay = self._standing_at(held, auditor.replica.model)
             if place is None:
-                exhibits = [self._exhibit(target, made, work) for work in made.work]
-                replayed = replay.encoded_contribution(exhibits, made.step)
-                self._found[key] = [compared_contribution(replay, self._parts(held, target, made), replayed)]
+                self._found[key] = [self._whole(held, target, made, auditor.replica.model, None).found]
             else:
                 claims = self._claims(target, made, made.work[place])
-                self._found[key] = [compared_claim(replay, claim, self._into) for claim in claims]
+                self._found[key] = [compared_claim(replay, claim) for claim in claims]
         return self._found[key]
+
+    def _whole(
+        self, held: Round, target: SimulatedPeer, made: Contribution, model: StageModel, seed: bytes | None
+    ) -> ComparedContribution:
+        """What a replay of the contribution shows, under an auditor's seed. Raises as `_compared`."""
+        replay, key = self._standing_at(held, model), (made.step, target.peer_id, model)
+        if key not in self._again:
+            exhibits = [self._exhibit(target, made, work) for work in made.work]
+            self._again[key] = (
+                exhibits,
+                self._parts(held, target, made),
+                replay.encoded_contribution(exhibits, made.step),
+            )
+        shown, parts, replayed = self._again[key]
+        second = second_moments(self.stage.settings.optimizer, held.state.moments)
+        return compared_contribution(replay, shown, parts, replayed, second=second, seed=seed)
+
+    def _sum_up(
+        self, table: StandingTable, held: Round, auditor: SimulatedPeer, target: SimulatedPeer, made: Contribution
+    ) -> StandingTable:
+        """One audit more by this auditor: if all of them are led one way, the run key sees for itself."""
+        biases, counts = self._biases[auditor.peer_id], self.counts
+        moved = self._whole(held, target, made, auditor.replica.model, biases.seed_for(target.peer_id)).amplified
+        if moved.sketch is None:
+            return table
+        num_values = target.replica.layout.num_values
+        found = biases.after(target.peer_id, made.step, moved.sketch, num_values=num_values)
+        if self._is_honest_work(target, made.step):
+            counts.largest_bias_share = max(counts.largest_bias_share, found.share)
+        if not found.is_led:
+            return table
+        counts.led += 1
+        version = self.stage.chain.version
+        table = table.after(Suspicion(target.peer_id, version), version)
+        if moved.measured <= 2 * biases.bounds.bias:
+            return table
+        case = Bias.of(self._contribution_case(held, target, made))
+        return self.justice.add_up(table, case, by=auditor.peer_id)
 
     def _is_honest_work(self, target: SimulatedPeer, step: Step) -> bool:
         attack = target.adversary.attack
@@ -241,22 +287,25 @@ class StageAudits:
         made: Contribution,
         place: int | None,
     ) -> tuple[StandingTable, list[Banned]]:
-        past, chunks = Past(beginning=self._anchor(held)), tuple(state_chunks(held.state))
         mismatch: ReplayMismatch | HopMismatch
         if place is None:
-            mismatch = ReplayMismatch(
-                contribution=made,
-                parts=tuple(self._parts(held, target, made)),
-                exhibits=tuple(self._exhibit(target, made, work) for work in made.work),
-                past=past,
-                state_chunks=chunks,
-                bodies=(),
-            )
+            mismatch = self._contribution_case(held, target, made)
         else:
             found = self._compared(held, auditor, target, made, place)
             claim = self._claims(target, made, made.work[place])[found.index(worst(found))]
+            past, chunks = Past(beginning=self._anchor(held)), tuple(state_chunks(held.state))
             mismatch = HopMismatch(claim=claim, past=past, state_chunks=chunks)
         return self.justice.accuse(table, mismatch, by=auditor.peer_id, step=made.step, whole=place is None)
+
+    def _contribution_case(self, held: Round, target: SimulatedPeer, made: Contribution) -> ReplayMismatch:
+        return ReplayMismatch(
+            contribution=made,
+            parts=tuple(self._parts(held, target, made)),
+            exhibits=tuple(self._exhibit(target, made, work) for work in made.work),
+            past=Past(beginning=self._anchor(held)),
+            state_chunks=tuple(state_chunks(held.state)),
+            bodies=(),
+        )
 
     def _anchor(self, held: Round) -> Anchor:
         return Anchor.of_chain(held.chain, state_digest(held.state)).signed_by(self.justice.run_key)
@@ -264,7 +313,7 @@ class StageAudits:
     # -- rounds and states --------------------------------------------------------------------------------
 
     def _contradictions(self, table: StandingTable, held: Round) -> tuple[StandingTable, list[Banned]]:
-        """Two statements of one peer that members of the round held side by side."""
+        """Two statements of one peer that members of the round held side by side, and work that is not its own."""
         banned: list[Banned] = []
         for one, other in held.outcome.contradictions:
             case = Equivocation(one=one, other=other)
@@ -272,6 +321,10 @@ class StageAudits:
                 continue
             table, found = self.justice.accuse(table, case, by=None, step=held.roster.step, whole=True)
             banned += found
+        for lie in held.outcome.lies:
+            if not is_out(table, lie.accused, self.stage.chain.version):
+                table, found = self.justice.accuse(table, lie, by=None, step=held.roster.step, whole=True)
+                banned += found
         return table, banned
 
     def _reduced(

@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from peer.sim.stages import SimulatedStage
+from swarm.core.audit.chance import REVEALED_AFTER
+from swarm.core.canonical import signed_bytes
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
-from verification.audit.draws import REVEALED_AFTER
+from verification.audit.amplified import moved_bounds_for
 from verification.audit.evidence import MAX_EVIDENCE_BYTES, Evidence
+from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import FAULT, Standing, StandingTable
 from verification.audit.strikes import Strikes
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import (
-    FEWEST_REPLICAS,
-    VOTES_TO_QUARANTINE,
     Accusation,
     Ban,
     JurorVote,
@@ -25,6 +26,7 @@ from verification.audit.verdicts import (
     Quarantine,
     jurors,
 )
+from verification.kinds.bias import Bias
 from verification.replay.judge import judge
 
 
@@ -61,6 +63,12 @@ class AuditCounts:
     """Of hops and contributions that were done as they should be."""
     largest_honest_share: float = 0.0
     """Of the fraud bound, in those."""
+    largest_moved_share: float = 0.0
+    """Of the bound on what a contribution's error moves, in those."""
+    largest_bias_share: float = 0.0
+    """Of the law for all audits of one peer by one auditor together, in those."""
+    led: int = 0
+    """Audits after which an auditor found a peer led one way."""
     differing: int = 0
     """Of those, where the replay had other values at all."""
     suspicious: int = 0
@@ -93,6 +101,26 @@ class StageJustice:
     counts: AuditCounts
     _strikes: Strikes = field(default_factory=Strikes)
 
+    def __post_init__(self) -> None:
+        settings = self.stage.settings
+        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        self._biases = RunningBiases(self.run_key.sign(signed_bytes("bias-secret", [self.run_id])), bounds)
+
+    def add_up(self, table: StandingTable, case: Bias, *, by: PeerId) -> StandingTable:
+        """One more contribution of a peer that an auditor finds led one way, replayed by the run key."""
+        evidence = Evidence.from_bytes(case.to_evidence(self.signed_run).to_bytes(), max_bytes=MAX_EVIDENCE_BYTES)
+        peer, biases = case.accused, self._biases
+        verdict = judge(evidence, run_key=self.run_key.peer_id, bias_seed=biases.seed_for(peer))
+        moved, version = verdict.amplified, self.stage.chain.version
+        if moved is None or moved.sketch is None or moved.measured <= biases.bounds.bias:
+            self.counts.acquitted += 1
+            return self._struck(table, by, evidence)
+        num_values = self.stage.members[0].replica.layout.num_values
+        if not biases.after(peer, case.contribution.step, moved.sketch, num_values=num_values).is_led:
+            return table
+        charge = (self.run_id, peer, evidence.stage, evidence.version, Bias.KIND, evidence.digest())
+        return table.after(Quarantine(*charge).signed_by(self.run_key), version)
+
     def accuse(
         self, table: StandingTable, case: Case, *, by: PeerId | None, step: Step, whole: bool
     ) -> tuple[StandingTable, list[Banned]]:
@@ -123,27 +151,21 @@ class StageJustice:
     ) -> StandingTable:
         """Before jurors, who replay as the run key does. Whom they find guilty is out until the run key has spoken."""
         chain = self.stage.chain
-        if len(chain.members) < FEWEST_REPLICAS:
+        drawn = jurors(chain.basis, accuser=accuser, accused=accusation.peer_id, beacon=lambda: self.stage.beacon)
+        if drawn is None:
             return table
-        drawn = jurors(
-            chain.members,
-            accuser=accuser,
-            accused=accusation.peer_id,
-            evidence_digest=accusation.evidence_digest,
-            next_name=chain.name,
-        )
         votes = []
-        for peer in (self.stage.peers[juror] for juror in drawn):
+        for peer in (self.stage.peers[juror] for juror in drawn.weights):
             found = peer.adversary.finds(guilty and not peer.adversary.is_lazy(step))
             grade = Grade.FRAUD if found else Grade.HONEST
             votes.append(JurorVote(*accusation.facts, accuser, step, peer.peer_id, grade).signed_by(peer.identity))
-        convicts = sum(vote.verdict is Grade.FRAUD for vote in votes) >= VOTES_TO_QUARANTINE
+        convicts = drawn.convicts(vote.juror for vote in votes if vote.verdict is Grade.FRAUD)
         self.counts.juries += 1
         self.counts.misled += convicts != guilty
         if not convicts:
             return table
         made = Quarantine(*accusation.facts, votes=tuple(votes))
-        made.check(self.run_id, self.run_key.peer_id, drawn=drawn)
+        made.check(self.run_id, self.run_key.peer_id, jury=drawn)
         table = table.after(made, chain.version)
         return table if guilty else self._pardoned(table, accusation.peer_id, acquitted=True)
 

@@ -14,11 +14,11 @@ from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.stage_pass import Activation, Ids, StagePass
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.state.replica import StageReplica
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved
-from verification.audit.draws import HashChain
 from verification.pipeline.exchanges import Exchange
 from verification.pipeline.headers import HopHeader
 

@@ -5,6 +5,7 @@ way, and then goes on to the next deadline.
 """
 
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +23,15 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, ReducedPart, Result, Roster
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voter import RoundVoter, Witness
-from swarm.core.round.voting import Phase, Reconfiguration, Vote, phase_of, quorum
+from swarm.core.round.voting import Phase, Reconfiguration, Vote, phase_of
+from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.drawn_papers import drawn_entries
 from swarm.identity.key import Identity, verify
 from swarm.witness_service import check_joins
 from verification.kinds.equivocation import CastVote, Statement
-from verification.round.papers import Bytes
+from verification.kinds.false_work import FalseWork, entry_check
+from verification.round.papers import Bytes, Papers
 from verification.round.reduction import Reduction
 
 log = logging.getLogger(__name__)
@@ -70,9 +74,13 @@ class RoundOutcome:
     """Every contribution's parts."""
     contradictions: tuple[tuple[Statement, Statement], ...]
     """Two statements of one peer each, that members held side by side."""
+    lies: tuple[FalseWork, ...]
+    """Entries whose papers say otherwise, as voters were shown them."""
 
 
 Contribute = Callable[[SimulatedPeer], tuple[Contribution, Parts]]
+Show = Callable[[PeerId, int], Papers | None]
+"""What a contributor has for an entry of its contribution."""
 Deliver = Callable[[Member], list[Instruction]]
 
 
@@ -89,8 +97,13 @@ class SimulatedRound:
         coordinator: Identity,
         run_key: Identity,
         contribute: Contribute,
+        show: Show,
+        settings: RunSettings,
     ) -> None:
         """`peers`: the members who are there; `joins`: who is to be one after the round."""
+        self._show = show
+        self._lies: dict[PeerId, FalseWork] = {}
+        self._check = entry_check(settings, is_of_stage=lambda peer, stage: True, on_lie=self._lied)
         self._chain, self._facts = chain, facts
         self._joins = frozenset(joins)
         self._run_key = run_key
@@ -113,7 +126,7 @@ class SimulatedRound:
             for peer in away:
                 self._do(member, member.machine.unreachable(peer, now=self._now))
         present = [peer for peer in self._facts.voters if peer in self._members or peer == self._coordinator]
-        if len(present) < quorum(len(self._facts.voters)):
+        if not self._facts.election.is_quorum(present, self._facts.voters):
             self._reconfigure(tuple(sorted(present)))
         for member in self._members.values():
             machine = member.machine
@@ -149,7 +162,9 @@ class SimulatedRound:
         held = {reduced: made for member in members for reduced, made in member.reductions.items()}
         inputs = {(index, member.peer.peer_id): part for member in members for index, part in enumerate(member.parts)}
         reductions = tuple(held[part] for part in result.parts if part in held)
-        return RoundOutcome(result, tuple(bodies), reductions, inputs, tuple(self._contradictions))
+        return RoundOutcome(
+            result, tuple(bodies), reductions, inputs, tuple(self._contradictions), tuple(self._lies.values())
+        )
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -177,6 +192,7 @@ class SimulatedRound:
 
     def _do(self, member: Member, instructions: Iterable[Instruction]) -> None:
         """As `peer.round.driver` carries them out; of a peer that misbehaves, what it does instead."""
+        member.peer.adversary.writes(member.machine)
         for instruction in instructions:
             for said in member.peer.adversary.instructed(self._facts, instruction, member.peer.identity):
                 self._carry_out(member, said)
@@ -230,12 +246,39 @@ class SimulatedRound:
         facts, peer = self._facts, member.peer
         if peer.adversary.ignores(facts.step, facts.members, sender, me=peer.peer_id):
             return []
+        if said.contribution is not None and not self._is_shown(peer.peer_id, said.contribution):
+            member.machine.leave_out(sender, now=self._now)
         return member.machine.on_commit(
             sender, said.view, said.contribution, said.promise, said.roster, said.result, now=self._now
         )
 
+    def _is_shown(self, voter: PeerId, made: Contribution) -> bool:
+        """Whether a contributor shows what a voter draws of what it lists, all of which is shown to all alike."""
+        rng = random.Random(f"{voter}/{made.digest().hex()}")
+        for entry in drawn_entries(made, num_members=len(self._facts.members), rng=rng):
+            papers = self._show(made.peer_id, entry)
+            try:
+                if papers is None:
+                    return False
+                self._check(made, entry, papers.to_value())
+            except RemoteError as error:
+                log.debug("step %d: %s", self._facts.step, error)
+                return False
+        return True
+
+    def _check_shown(self, voter: PeerId, proposal: Proposal) -> None:
+        """Raises TransientError if something that the voter draws of a new roster is not shown."""
+        if proposal.roster is not None and proposal.proof.certificate is None:
+            for made in proposal.roster.contributions:
+                if made.peer_id != voter and not self._is_shown(voter, made):
+                    raise TransientError(f"papers of {made.peer_id} are not shown")
+
+    def _lied(self, case: FalseWork) -> None:
+        self._lies.setdefault(case.accused, case)
+
     def _asked(self, member: Member, leader: PeerId, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
+        self._check_shown(member.peer.peer_id, proposal)
         return member.machine.on_ballot(leader, proposal, now=self._now)
 
     def _voted(self, leader: Member, voter: PeerId, asked: Proposal, vote: Vote) -> list[Instruction]:
@@ -258,6 +301,7 @@ class SimulatedRound:
 
     def _witnessed(self, leader: Member, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
+        self._check_shown(self._coordinator, proposal)
         vote = self._witness.on_ballot(leader.peer.peer_id, proposal)
         if vote is None:
             return []
@@ -289,7 +333,7 @@ class SimulatedRound:
     def _reduce(self, member: Member, asked: act.AggregatePart) -> None:
         replica, roster, chain = member.peer.replica, member.machine.roster, self._chain
         assert roster is not None
-        tokens, cap = chain.weights_of(Result(roster, (), roster.leader)), replica.norm_cap()
+        tokens, cap = chain.weights_of(roster), replica.norm_cap()
         reduced, body = ReducedPart(asked.part, EMPTY_DIGEST, asked.contributors, asked.excluded), memoryview(b"")
         if asked.contributors:
             heard = [

@@ -6,15 +6,22 @@ The step itself is made once: all replicas of a stage hold the same bytes.
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
+from peer.adversary.false_rounds import shown_for
 from peer.sim.pipeline import SimulatedPeer
 from peer.sim.rounds import RoundOutcome, SimulatedRound
 from swarm.averaging.seeds import part_seeds
 from swarm.checkpoint.state import StageState
+from swarm.core.audit.beacon import Beacon
+from swarm.core.audit.chance import REVEALED_AFTER, Chance, HostWord
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.result_size import most_work
 from swarm.core.round.contribution import Contribution, Roster
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
+from verification.round.papers import Papers
 
 PHASE_S = 1.0
 
@@ -45,13 +52,17 @@ class SimulatedStage:
         *,
         coordinator: Identity,
         run_key: Identity,
+        host: HashChain,
     ) -> None:
+        """`host`: the host's chain for the stage."""
         self.settings = settings
         self.peers = {peer.peer_id: peer for peer in peers}
         self.chain = chain
         self.rounds: dict[Step, Round] = {}
         """The last ones."""
-        self._coordinator, self._run_key = coordinator, run_key
+        self._coordinator, self._run_key, self._host = coordinator, run_key, host
+        self._shown: dict[PeerId, tuple[Papers | None, ...]] = {}
+        """What each shows for the entries of its last contribution."""
 
     @property
     def stage(self) -> StageIndex:
@@ -79,6 +90,8 @@ class SimulatedStage:
             coordinator=self._coordinator,
             run_key=self._run_key,
             contribute=self._contribute,
+            show=lambda peer, entry: self._shown[peer][entry],
+            settings=self.settings,
         ).run()
         self.rounds[step] = Round(chain, state, outcome)
         for old in [old for old in self.rounds if int(old) < int(step) - self.settings.audits.retained_versions]:
@@ -90,10 +103,33 @@ class SimulatedStage:
         closed = replica.close(step)
         seeds = part_seeds(chain.run_id, chain.stage, chain.version, peer.peer_id, num_parts=replica.num_parts)
         encoded, digests = peer.encoder.encode(step, closed, seeds)
-        work = tuple(closed.work[key] for key in sorted(closed.work)) if encoded else ()
+        done = tuple(closed.work[key] for key in sorted(closed.work)) if encoded else ()
+        said = peer.adversary.listed(step, done, most=most_work(self.settings.microbatches_per_step))
+        work, self._shown[peer.peer_id] = tuple(item for item, _ in said), shown_for(said, closed)
         peer.exchanges.forget(int(step) + 1)
-        unsigned = Contribution(chain.run_id, chain.stage, step, chain.name, peer.peer_id, work, tuple(digests))
+        chance = peer.adversary.revealed(step, self._chance(peer))
+        charges = peer.adversary.charged(chain, (), peer.peer_id) if work else ()
+        facts = chain.run_id, chain.stage, step, chain.name, peer.peer_id
+        unsigned = Contribution(*facts, work, tuple(digests), chance, charges=charges)
         return replace(unsigned, signature=peer.identity.sign(unsigned.signed_bytes())), encoded
+
+    def _chance(self, peer: SimulatedPeer) -> Chance:
+        chain, step = self.chain, int(self.chain.version)
+        ticket = None
+        if peer.peer_id not in chain.basis.link_of:
+            ticket = Ticket(chain.run_id, peer.peer_id, chain.stage, peer.draws.end).signed_by(self._run_key)
+        return Chance(peer.draws.reveal(step - REVEALED_AFTER), self._said, ticket)
+
+    @property
+    def _said(self) -> HostWord:
+        """The host's word on what is certified."""
+        version = int(self.chain.version)
+        return HostWord(version, self._host.reveal(version - 1))
+
+    @property
+    def beacon(self) -> Beacon:
+        """Of the last round."""
+        return Beacon.of(self.rounds[Step(self.chain.version - 1)].roster, self._said)
 
     def _take(self, outcome: RoundOutcome) -> None:
         """Make the new version."""
@@ -102,4 +138,4 @@ class SimulatedStage:
         gradient, norm = first.result_decoder().gradient(result.parts, list(outcome.bodies)) or (None, None)
         new = first.next_version(gradient, self.chain.name, gradient_norm=norm)
         for peer in self.peers.values():
-            peer.replica.swap(new)
+            peer.replica.swap(new if peer.replica.model.device == first.model.device else peer.replica.placed(new))

@@ -22,6 +22,7 @@ from peer.sim.stages import SimulatedStage
 from peer.sim.tiny_run import HELD_OUT, TinyRun
 from peer.state.replica import StageReplica
 from swarm.checkpoint.state import StageState, state_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.errors import LocalError, SettingsError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
@@ -34,13 +35,12 @@ from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
-from verification.audit.draws import HashChain
 from verification.audit.standing import StandingTable
 
 EVALUATED_EVERY = 10
 """Steps."""
 EVALUATED_MICROBATCHES = 32
-NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records")
+NOT_SIMULATED = ("forged_records", "replayed_records", "inflated_records", "charges")
 """They lie in the directory alone, of which a simulated swarm has none: everybody knows who is there."""
 
 
@@ -157,9 +157,11 @@ class SimulatedSwarm:
         each = self.settings.microbatches_per_step
         orders = [rng.sample(peers, len(peers)) for peers in live]
         lines = [[order[number % len(order)] for order in orders] for number in range(each)]
+        leased = {peer.peer_id: iter(self.stages[0].chain.leases.ids_of(peer.peer_id)) for peer in live[0]}
+        ids = [next(leased[line[0].peer_id]) for line in lines]
         loss_sum, done = 0.0, 0
         for number in rng.sample(range(each), each):
-            microbatch = MicrobatchId(step * each + number)
+            microbatch = ids[number]
             batch = self._tiny.batch(microbatch, seed=self._seed)
             found = carry(lines[number], microbatch, step, *batch)
             if found is None:
@@ -189,6 +191,7 @@ class SimulatedSwarm:
         settings, tiny = self.settings, self._tiny
         names = [f"{self._seed}/{stage}/{index}" for index in range(tiny.num_replicas)]
         everyone = [_identity(name) for name in names]
+        host = HashChain(_seed_of(f"{self._seed}/{stage}/host"), tiny.total_steps + 1)
         genesis = Genesis(
             run_id=self.run_id,
             stage=StageIndex(stage),
@@ -199,6 +202,7 @@ class SimulatedSwarm:
             coordinator=_identity(f"{self._seed}/coordinator").peer_id,
             run_key=run_key.peer_id,
             neighbours=(),
+            host_chain_end=host.end,
         )
         chain = StageChain.begin(genesis, settings)
         named = replace(state, name=chain.name)
@@ -228,7 +232,7 @@ class SimulatedSwarm:
                 )
             )
         return SimulatedStage(
-            settings, peers, chain, coordinator=_identity(f"{self._seed}/coordinator"), run_key=run_key
+            settings, peers, chain, coordinator=_identity(f"{self._seed}/coordinator"), run_key=run_key, host=host
         )
 
 

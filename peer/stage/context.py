@@ -28,8 +28,17 @@ class StageContext:
     """To all others, the host among them."""
     compute: WorkThread
     """Forward and backward, and what must not come between them: the closing of a step's sum."""
+    copies: WorkThread
+    """What comes is checked and decoded, what goes is taken from the device: on a CPU `compute`; on a GPU a thread of
+    its own, so that the GPU has something to compute meanwhile."""
     exact: WorkThread
     """Encoding, hashing, aggregation, the optimizer's step."""
+    replays: WorkThread
+    """Others' work done again, for audits and exams: on a CPU `compute`, whose cores it takes; on a GPU a thread of its
+    own, which does not hold up the one that feeds the GPU."""
+    judging: WorkThread
+    """Cases of jurors, and what this peer is accused of: versions built again from results, and replays on them. They
+    take long, and no round waits for them."""
     snapshots: SnapshotStore
     """The stage's states on disk."""
     results: ResultStore

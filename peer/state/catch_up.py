@@ -17,6 +17,7 @@ from peer.stage.events import Overtaken
 from peer.state.joining_state import MOST_DONORS, JoiningState
 from swarm.checkpoint.state import Bytes
 from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_bare_results, fetch_parts
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
@@ -27,7 +28,6 @@ from swarm.identity.key import verify
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 from verification.audit.verdicts import Promotion
-from verification.pipeline.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class StateDonor:
         ticket = Ticket.from_value(fields.message("ticket"))
         promotion = fields.maybe("promotion", Promotion.from_value)
         fields.done()
-        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key)
+        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key, verify=verify)
         if ticket.peer_id != sender or ticket.stage != steps.chain.stage:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         limit = steps.context.settings.limits.max_peers_per_stage

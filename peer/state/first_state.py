@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kernels.threads import Threads
 from peer.directory.host import HOST_RETRY_S, Host
 from peer.directory.neighbours import stage_topic
 from peer.state.continuing import Continuing, from_elsewhere
@@ -58,6 +59,8 @@ class FirstState:
     """Where this peer kept states of the stage before."""
     on_begun: Callable[[Sequence[Genesis]], None]
     """Told of the geneses of this stage and those beside it."""
+    threads: Threads
+    """That share the steps to be taken again."""
     say: Callable[[str], None]
     """Told in words what is waited for, whenever that changes."""
     rng: random.Random
@@ -70,7 +73,7 @@ class FirstState:
         Waits for the run to begin, or for enough of those who were there to come back. Raises RemoteError for a host
         that says what is not so, TransientError without one.
         """
-        past = KeptPast(self.kept, self.stage, self.settings, self.layout)
+        past = KeptPast(self.kept, self.stage, self.settings, self.layout, self.threads)
         continuing = Continuing(past, self.host.peer_id)
         continuing.serve(self.transport)
         initial: StageState | None = None

@@ -7,7 +7,6 @@ host can then go on from the one that all stages have.
 import logging
 
 from peer.directory.host import Host
-from peer.pipeline.compute import Urgency
 from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
 from swarm.core.canonical import Value
@@ -45,7 +44,7 @@ async def hand_over(rounds: StageRounds, host: Host, *, timeout_s: float) -> str
         )
     await rounds.taking.stand_still(for_s=STANDS_S)
     try:
-        asked = _asked(steps, start=await _start(steps), ready=True)
+        asked = _asked(steps, start=await _start(rounds), ready=True)
         await host.call(HAND_OVER, asked, timeout_s=timeout_s)
     except (TransientError, RemoteError) as error:
         log.info("handing over: %s", error)
@@ -60,14 +59,14 @@ def _asked(steps: StageSteps, *, start: int, ready: bool) -> dict[str, Value]:
     return {"stage": int(steps.chain.stage), "start": start, "version": int(steps.version), "ready": ready}
 
 
-async def _start(steps: StageSteps) -> int:
+async def _start(rounds: StageRounds) -> int:
     """The snapshot to give: the newest from which results lead over the last versions to this one, or the present."""
+    steps = rounds.steps
     version = int(steps.version)
     for start in sorted(steps.context.snapshots.versions(), reverse=True):
         leads_on = all(step in steps.context.results for step in range(start, version))
         if leads_on and (start <= version - BACK or start == min(steps.context.snapshots.versions())):
             return start
     if steps.context.snapshots.get(version) is None:
-        frozen = await steps.context.exact.run(Urgency.ROUND, steps.replica.frozen_state)
-        await steps.context.snapshots.save(frozen, steps.chain)
+        await rounds.taking.save()
     return version

@@ -1,12 +1,14 @@
 """The weights that audits of the last steps are computed on.
 
-They were in use a moment ago and nothing writes to them again: keeping a version costs its memory and no work, where
-building it again would cost all steps since the last snapshot.
+They were in use a moment ago and nothing writes to them again. They go to disk and are read from there when an audit
+needs them: building them again would cost all steps since the last snapshot.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +16,13 @@ from numpy.typing import NDArray
 from swarm.core.errors import LocalError
 from swarm.core.ids import Version
 from swarm.core.settings import RunSettings
+from swarm.disk.whole_file import whole_file
 from verification.replay.stage_replay import StageReplay
 
 Floats = NDArray[np.float32]
+
+PAST = "past-"
+"""What their files' names begin with."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +55,22 @@ class PastWeights:
     until the audit is made. An audit is left out after `retained_versions`, so at most that many and two are held.
     """
 
-    def __init__(self, recent: int) -> None:
+    def __init__(self, recent: int, folder: Path | None = None) -> None:
+        """`folder`: where they lie once they are written, and nothing of an earlier process stays; None: in memory."""
         self._recent = recent
+        self._folder = folder
+        if folder is not None:
+            for left in folder.glob(f"{PAST}*"):
+                left.unlink(missing_ok=True)
+        self._changing = threading.Lock()
         self._held: dict[int, PastVersion] = {}
         self._wanted: dict[str, frozenset[int]] = {}
         """By who wants them."""
 
     @classmethod
-    def of_run(cls, settings: RunSettings) -> "PastWeights":
+    def of_run(cls, settings: RunSettings, folder: Path | None) -> "PastWeights":
         """For audits of the step that has just ended; nothing where nothing is replayed."""
-        return cls(1 + (settings.averaging.delay > 0) if settings.replays else 0)
+        return cls(1 + (settings.averaging.delay > 0) if settings.replays else 0, folder)
 
     @property
     def versions(self) -> list[int]:
@@ -66,8 +78,38 @@ class PastWeights:
 
     def remember(self, version: int, past: PastVersion) -> None:
         """The stage has left `version`."""
-        self._held[version] = past
+        with self._changing:
+            self._held[version] = past
         self._forget(version)
+
+    def write(self) -> None:
+        """(any thread) Put what is held in memory on disk, and read it from there from now on. Raises OSError."""
+        if self._folder is None:
+            return
+        for version, past in list(self._held.items()):
+            if isinstance(past.weights, np.memmap):
+                continue
+            weights = self._mapped(self._folder / f"{PAST}{version:08d}", past.weights)
+            ahead = (
+                None if past.ahead is None else self._mapped(self._folder / f"{PAST}{version:08d}-ahead", past.ahead)
+            )
+            with self._changing:
+                if self._held.get(version) is past:
+                    self._held[version] = replace(past, weights=weights, ahead=ahead)
+                else:
+                    self._remove(version)
+
+    @staticmethod
+    def _mapped(path: Path, values: Floats) -> Floats:
+        with whole_file(path) as partial, partial.open("wb") as file:
+            file.write(values.data)
+        return np.memmap(path, dtype=np.float32, mode="r")
+
+    def _remove(self, version: int) -> None:
+        """Its files. What reads them goes on."""
+        if self._folder is not None:
+            for path in self._folder.glob(f"{PAST}{version:08d}*"):
+                path.unlink(missing_ok=True)
 
     def want(self, versions: Iterable[int], *, by: str) -> None:
         """Of those held now, audits that are due need these; earlier wishes of the same are over."""
@@ -83,10 +125,15 @@ class PastWeights:
 
     def clear(self) -> None:
         """What was held may be wrong: another state has been loaded."""
-        self._held.clear()
+        with self._changing:
+            for version in self.versions:
+                del self._held[version]
+                self._remove(version)
 
     def _forget(self, last: int) -> None:
         wanted = frozenset[int]().union(*self._wanted.values())
-        for version in self.versions:
-            if version <= last - self._recent and version not in wanted:
-                del self._held[version]
+        with self._changing:
+            for version in self.versions:
+                if version <= last - self._recent and version not in wanted:
+                    del self._held[version]
+                    self._remove(version)

@@ -7,7 +7,7 @@ from verification.replay.stage_replay import StageReplay
 
 
 def rebuilt(steps: StageSteps, step: int, oldest: int) -> StageReplay:
-    """(exact) A replay that stands at version `step` and still has `oldest`, if that is the one before.
+    """(judging) A replay that stands at version `step` and still has `oldest`, if that is the one before.
 
     Raises LocalError if this peer joined later, or does not hold the results any more.
     """
@@ -16,7 +16,7 @@ def rebuilt(steps: StageSteps, step: int, oldest: int) -> StageReplay:
     held = snapshots.get(found) if found is not None else None
     if held is None:
         raise LocalError(f"no snapshot up to version {oldest} is held, those of {snapshots.versions()} are")
-    replay = StageReplay(steps.context.settings, steps.chain.stage)
+    replay = StageReplay(steps.context.settings, steps.chain.stage, model=steps.replica.model_of_replays())
     chunks = [held.chunk(index) for index in range(len(held.hashes))]
     replay.begin(state_from_chunks(replay.layout, chunks, held.digest), held.chain)
     while int(replay.version) < step:

@@ -4,10 +4,10 @@ Methods marked (compute) run on the compute thread, (exact) on the exact thread;
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kernels.cache_hints import zeros_on_lines
@@ -27,7 +27,8 @@ from swarm.core.settings import RunSettings, leaves_residual
 from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.stage_step import StageStep, extrapolates, weights_ahead
+from swarm.optim.stage_step import StageStep, Stepped, extrapolates, weights_ahead
+from verification.round.papers import Papers
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class Accumulation:
 
     gradient: GradientSum
     work: dict[MicrobatchId, Work] = field(default_factory=dict)
+    papers: dict[MicrobatchId, Papers] = field(default_factory=dict)
+    """Of the work, what this peer shows for it to those who vote on its round."""
     stale: int = 0
     """Microbatches computed on the version before the step's."""
     not_finite: set[MicrobatchId] = field(default_factory=set)
@@ -74,8 +77,12 @@ class StageReplica:
         clip_norm: float,
         threads: Threads = ONE_THREAD,
         era: int = 0,
+        folder: Path | None = None,
     ) -> None:
-        """`clip_norm` is `stage_clip_norm`, `era` as in `restore`. `threads` share the exact work, not its bits."""
+        """`clip_norm` is `stage_clip_norm`, `era` as in `restore`. `threads` share the exact work, not its bits.
+
+        `folder`: where old weights lie that audits may need; None: in memory.
+        """
         self.settings = settings
         self.threads = threads
         self.stage = StageIndex(model.stage)
@@ -89,11 +96,10 @@ class StageReplica:
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
         self._spare: list[GradientSum] = []
-        self._scratch: torch.Tensor | None = None
         self._step = StageStep(settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads)
         self._mean: NDArray[np.float32] | None = None
         self._gradient: NDArray[np.float32] | None = None
-        self.past = PastWeights.of_run(settings)
+        self.past = PastWeights.of_run(settings, folder)
         self.restore(state, era=era)
 
     @property
@@ -111,10 +117,15 @@ class StageReplica:
         self._weights = self.model.weights(state.weights)
         self._ahead: Floats | None = None
         self._extrapolated: Weights | None = None
+        self._stepped: Stepped | None = None
         self._sums.clear()
         feeds_back = leaves_residual(self.settings.codecs.averaging)
         self.residual = Residual(self.layout.num_values) if feeds_back else None
         """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
+
+    def model_of_replays(self) -> StageModel:
+        """What others' work is computed again with, on this peer's device, perhaps beside its own work."""
+        return self.model.computing(self.model.mode)
 
     # -- microbatches -------------------------------------------------------------------------------------
 
@@ -146,7 +157,7 @@ class StageReplica:
         """(compute) The open sum that the step's microbatches go into."""
         held = self._sums.get(step)
         if held is None:
-            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.device)
+            gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.link)
             gradient.zero()
             held = self._sums[step] = Accumulation(gradient)
         return held
@@ -159,12 +170,6 @@ class StageReplica:
         held.gradient.add_tokens(work.num_tokens)
         held.stale += int(work.version) < int(step)
 
-    def scratch(self) -> torch.Tensor:
-        """(compute) Where the gradient of a microbatch goes that is answered but not counted again."""
-        if self._scratch is None:
-            self._scratch = torch.zeros(self.layout.num_values, dtype=torch.float32, device=self.model.device)
-        return self._scratch
-
     def num_done(self, step: Step) -> int:
         held = self._sums.get(step)
         return len(held.work) if held is not None else 0
@@ -175,6 +180,7 @@ class StageReplica:
         """(compute) Close the step's sum: nothing is added to it any more."""
         held = self.sum_of(step)
         held.closed = True
+        held.gradient.close()
         self.stale_share[step] = (held.stale, len(held.work))
         return held
 
@@ -182,9 +188,9 @@ class StageReplica:
         """(exact) The contribution, gradient sum over its target tokens, of a sum of some work; in memory kept."""
         if self._mean is None:
             self._mean = np.empty(self.layout.num_values, dtype=np.float32)
-        for where in self.parts():
-            self._mean[where] = self.mean_part(accumulation, where)
-        return self._mean
+        mean = self._mean
+        self.threads.map(lambda where: accumulation.gradient.mean_of(where, mean[where]), self.parts())
+        return mean
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """(exact, its threads) That part of the contribution."""
@@ -197,21 +203,28 @@ class StageReplica:
         with them."""
         if self._gradient is None:
             self._gradient = zeros_on_lines(self.layout.num_values, np.float32)
-        return ResultDecoder(self.codec, self.parts(), self._gradient)
+        return ResultDecoder(self.codec, self.parts(), self._gradient, threads=self.threads)
 
     def next_version(
         self, gradient: NDArray[np.float32] | None, name: bytes, *, gradient_norm: float | None = None
     ) -> NewVersion:
-        """(exact) The version that this certified gradient makes. Moments move on: call it once, then `swap`.
+        """(exact) The version that this certified gradient makes: moments move on, until `swap` the version does not.
 
-        `gradient_norm` as in `ExactOptimizer.step`.
+        `gradient_norm` as in `ExactOptimizer.step`. Where memory gives out it may be called again.
         """
-        made = self._step.next(self.state, gradient, name, gradient_norm=gradient_norm)
-        if made.skipped is not None:
-            log.warning("stage %d skips step %d: %s", self.stage, self.version, made.skipped)
-        ahead = weights_ahead(self.settings, self.state, made.state)
+        made = self._stepped
+        if made is None or made.state.name != name:
+            made = self._stepped = self._step.next(self.state, gradient, name, gradient_norm=gradient_norm)
+            if made.skipped is not None:
+                log.warning("stage %d skips step %d: %s", self.stage, self.version, made.skipped)
+        ahead = weights_ahead(self.settings, self.state, made.state, threads=self.threads)
         extrapolated = self.model.weights(ahead) if ahead is not None else None
         return NewVersion(made.state, self.model.weights(made.state.weights), ahead, extrapolated, made.gradient_norm)
+
+    def placed(self, new: NewVersion) -> NewVersion:
+        """The same version, made by another replica, on this one's device."""
+        ahead = self.model.weights(new.ahead) if new.ahead is not None else None
+        return replace(new, weights=self.model.weights(new.state.weights), extrapolated=ahead)
 
     def swap(self, new: NewVersion) -> None:
         """The new version is the stage's from now on."""
@@ -220,7 +233,7 @@ class StageReplica:
         left, known = self.state, self.can_compute(Step(self.version + 1))
         self.past.remember(left.version, PastVersion(left.weights, self._ahead, ahead_is_known=known))
         self.state, self._weights = new.state, new.weights
-        self._ahead, self._extrapolated = new.ahead, new.extrapolated
+        self._ahead, self._extrapolated, self._stepped = new.ahead, new.extrapolated, None
         for step in [step for step in self._sums if int(step) < self.version]:
             self._spare.append(self._sums.pop(step).gradient)
         del self._spare[2:]
@@ -245,8 +258,3 @@ class StageReplica:
     def parts(self) -> Parts:
         """Where each part lies among the stage's values."""
         return self._parts
-
-
-def stage_device(gpu: int | None) -> str:
-    """PyTorch's name of the device a volunteer allows."""
-    return "cpu" if gpu is None or not torch.cuda.is_available() else f"cuda:{gpu}"

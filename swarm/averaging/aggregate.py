@@ -120,10 +120,5 @@ def _weighted_mean(
     mean = np.zeros_like(values[0])
     for vector, weight, factor in zip(values, weights, factors, strict=True):
         robust.add_scaled(vector, np.float32(weight / total * factor), mean, threads=threads)
-    return _flushed(mean)
-
-
-def _flushed(vector: Floats) -> Floats:
-    """`vector` with magnitudes below 2^-126 written as zero, in place."""
-    formats.flush_in_place(vector.view(np.int32))
-    return vector
+    formats.flush_in_place(mean.view(np.int32), threads=threads)  # magnitudes below 2^-126 are written as zero
+    return mean

@@ -94,13 +94,19 @@ class Int8Codec:
         return data
 
     def encode_sum(
-        self, terms: Sequence[Encoded], factors: NDArray[np.float32], num_values: int, *, seed: bytes
+        self,
+        terms: Sequence[Encoded],
+        factors: NDArray[np.float32],
+        num_values: int,
+        *,
+        seed: bytes,
+        threads: Threads = ONE_THREAD,
     ) -> memoryview:
         """As `encode` of the sum of decoded terms, each of `num_values` and `is_valid`, times their factors."""
         data = BUFFERS.take(self.encoded_bytes(num_values))
         scales, codes = self._to_write(data, num_values)
         read = [self._to_read(term, num_values) for term in terms]
-        if not int8_blocks.encode_sum(read, factors, seed_words(seed), scales, codes):
+        if not int8_blocks.encode_sum(read, factors, seed_words(seed), scales, codes, threads=threads):
             raise LocalError("a weighted sum of contributions is not below 2^126")
         return data
 

@@ -57,13 +57,15 @@ def encoded_mean_of(
     *,
     num_values: int,
     seed: bytes,
+    threads: Threads = ONE_THREAD,
 ) -> tuple[memoryview, dict[int, RemoteError]]:
     """As `mean_of_encoded`, encoded again; where both codecs are int8, in one pass."""
     if isinstance(read, Int8Codec) and read is written:
-        terms, left_out = _counted(_READERS[read.name](read, num_values, ONE_THREAD), contributions)
+        terms, left_out = _counted(_READERS[read.name](read, num_values, threads), contributions)
         factors = np.array([factor for factor, _ in terms], dtype=np.float32)
-        return read.encode_sum([data for _, data in terms], factors, num_values, seed=seed), left_out
-    found = mean_of_encoded(read, contributions, num_values=num_values)
+        encoded = read.encode_sum([data for _, data in terms], factors, num_values, seed=seed, threads=threads)
+        return encoded, left_out
+    found = mean_of_encoded(read, contributions, num_values=num_values, threads=threads)
     return written.encode(found.values, seed=seed), found.left_out
 
 

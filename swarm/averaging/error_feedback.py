@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from kernels import norms
 from kernels.codecs import formats
+from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.encoded import VectorCodec
 
 Floats = NDArray[np.float32]
@@ -42,25 +43,47 @@ class Residual:
         self.values: Floats = np.zeros(num_values, dtype=np.float32)
 
     def encode(
-        self, mean: Floats, codec: VectorCodec, *, parts: Sequence[slice], seeds: Sequence[bytes]
+        self,
+        mean: Floats,
+        codec: VectorCodec,
+        *,
+        parts: Sequence[slice],
+        seeds: Sequence[bytes],
+        threads: Threads = ONE_THREAD,
     ) -> list[memoryview]:
         """The parts of mean + residual, encoded; the residual becomes what they lack. `mean` is overwritten.
 
         `parts` cover the vector once. Raises LocalError as `codec.encode` does; the residual is then what it was.
+        Where memory gives out it may be nothing.
         """
-        encoded = []
-        for part, seed in zip(parts, seeds, strict=True):
+
+        def said(place: int) -> memoryview:
+            part = parts[place]
             owed = np.add(mean[part], self.values[part], out=mean[part])
             formats.flush_in_place(owed.view(np.int32))
-            encoded.append(codec.encode(owed, seed=seed))
-        sent_squares = owed_squares = 0.0
-        for part, body in zip(parts, encoded, strict=True):
+            return codec.encode(owed, seed=seeds[place])
+
+        def left(place: int) -> tuple[float, float]:
+            part = parts[place]
             rest = self.values[part]
-            codec.decode(body, rest)
-            sent_squares += norms.sum_of_squares(rest)
+            codec.decode(encoded[place], rest)
+            sent = norms.sum_of_squares(rest)
             np.subtract(mean[part], rest, out=rest)
-            owed_squares += norms.sum_of_squares(rest)
+            owed = norms.sum_of_squares(rest)
             formats.flush_in_place(rest.view(np.int32))
+            return sent, owed
+
+        assert len(parts) == len(seeds), f"{len(parts)} parts, {len(seeds)} seeds"
+        encoded = threads.map(said, range(len(parts)))
+        try:
+            squares = threads.map(left, range(len(parts)))
+        except BaseException:  # memory gave out: some of it is what was sent, and must never be said again
+            self.values.fill(0.0)
+            raise
+        sent_squares = owed_squares = 0.0
+        for sent, owed in squares:  # in the order of the parts, whoever was at them when; `sum` would compensate
+            sent_squares += sent
+            owed_squares += owed
         self._bound(MOST_OF_SENT * math.sqrt(sent_squares), math.sqrt(owed_squares))
         return encoded
 

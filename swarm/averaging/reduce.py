@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.aggregate import Rule, aggregate
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import Encoded, VectorCodec
@@ -21,6 +22,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.round.contribution import Level
 from swarm.core.settings import AveragingCodecName
 from swarm.core.state.step_rule import median_norm
+from swarm.memory.kept_buffers import empty_floats
 
 
 def read_and_written(level: Level, name: AveragingCodecName) -> tuple[VectorCodec, VectorCodec]:
@@ -52,17 +54,18 @@ def reduce_part(
     rule: Rule,
     norm_cap: float | None,
     seed: bytes,
+    threads: Threads = ONE_THREAD,
 ) -> Reduction:
     """The aggregate of (tokens, encoded part) in the order of peers, or of shares in that of cohorts, encoded once.
 
     `codec` and `rule` are the run's, for contributions; `num_values` is the part's; `seed` is `seeds.reduced_seed`;
-    `norm_cap` that of the version the round starts from.
+    `norm_cap` that of the version the round starts from. `threads` share the work and change none of its bits.
     """
     read, written = read_and_written(level, codec)
     if rule == "mean" or level == "shares":
-        body, left_out = encoded_mean_of(read, written, bodies, num_values=num_values, seed=seed)
+        body, left_out = encoded_mean_of(read, written, bodies, num_values=num_values, seed=seed, threads=threads)
     else:
-        values, left_out = _aggregated(read, num_values, bodies, rule, norm_cap)
+        values, left_out = _aggregated(read, num_values, bodies, rule, norm_cap, threads)
         body = written.encode(values, seed=seed)
     return Reduction(body, bulk_digest(body), left_out)
 
@@ -74,18 +77,27 @@ def norm_cap(certified_norms: Sequence[float]) -> float | None:
 
 
 def _aggregated(
-    codec: VectorCodec, num_values: int, bodies: Sequence[tuple[int, Encoded]], rule: Rule, cap: float | None
+    codec: VectorCodec,
+    num_values: int,
+    bodies: Sequence[tuple[int, Encoded]],
+    rule: Rule,
+    cap: float | None,
+    threads: Threads,
 ) -> tuple[NDArray[np.float32], dict[int, RemoteError]]:
-    values, weights, left_out = [], [], {}
-    for place, (weight, body) in enumerate(bodies):
-        decoded = np.empty(num_values, dtype=np.float32)
+    rows_NV = empty_floats(len(bodies) * num_values).reshape(len(bodies), num_values)
+
+    def what_is_wrong(place: int) -> RemoteError | None:
         try:
-            codec.decode(body, decoded)
+            codec.decode(bodies[place][1], rows_NV[place])
         except RemoteError as error:
-            left_out[place] = error
-            continue
-        values.append(decoded)
-        weights.append(weight)
-    if not values:
+            return error
+        return None
+
+    wrong = threads.map(what_is_wrong, range(len(bodies)))
+    left_out = {place: error for place, error in enumerate(wrong) if error is not None}
+    counted = [place for place in range(len(bodies)) if place not in left_out]
+    if not counted:
         return np.zeros(num_values, dtype=np.float32), left_out
-    return aggregate(values, weights, rule=rule, norm_cap=cap), left_out
+    weights = [bodies[place][0] for place in counted]
+    values_NV = rows_NV if not left_out else rows_NV[counted]
+    return aggregate(values_NV, weights, rule=rule, norm_cap=cap, threads=threads), left_out

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.threads import ONE_THREAD, Threads
 from swarm.checkpoint.results import cut, results_on
 from swarm.checkpoint.snapshots import KeptState, kept_states
 from swarm.checkpoint.state import StageState
@@ -28,6 +29,8 @@ class KeptPast:
     stage: StageIndex
     settings: RunSettings
     layout: ParameterLayout
+    threads: Threads = ONE_THREAD
+    """That share the steps."""
 
     def holdings(self) -> list[Holding]:
         """What can be made again, by what is written there: no bytes of states and parts are read."""
@@ -70,7 +73,7 @@ class KeptPast:
         if state is None:
             return None
         try:
-            steps = CertifiedSteps(self.settings, state, kept.chain)
+            steps = CertifiedSteps(self.settings, state, kept.chain, threads=self.threads)
             for result, parts, sizes in results_on(self.folder, kept.chain):
                 if steps.chain.version == version:
                     break

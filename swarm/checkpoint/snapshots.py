@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.threads import ONE_THREAD, Threads
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
     HEADER_ALIGNMENT_BYTES,
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 KEPT = 3
 """Snapshots on disk: a transfer of one may last while two more are made."""
+HASHED_AT_ONCE = 64
+"""Chunks, before they are written: several threads share them."""
 MAX_FACTS_BYTES = 16 << 20
 """Of what is certified of a snapshot."""
 
@@ -120,10 +123,11 @@ def file_name(chain: StageChain) -> str:
 class SnapshotStore:
     """The last snapshots of one stage, in a folder of this process."""
 
-    def __init__(self, folder: Path, *, kept: int = KEPT) -> None:
+    def __init__(self, folder: Path, *, kept: int = KEPT, threads: Threads = ONE_THREAD) -> None:
         """What earlier processes left in `folder` stays until a newer state of the stage is whole there."""
         self._folder = folder
         self._kept = kept
+        self._threads = threads
         self._lineage = b""
         """Of the snapshots that are held."""
         self._held: dict[int, Snapshot] = {}
@@ -186,11 +190,14 @@ class SnapshotStore:
 
     def _write(self, state: StageState, chain: StageChain) -> Snapshot:
         path = self._folder / (file_name(chain) + ".state")
-        hashes, total = [], 0
+        hashes: list[bytes] = []
+        total = 0
         with whole_file(path) as partial, partial.open("wb") as file:
-            for chunk in state_chunks(state):
-                hashes.append(chunk_hash(chunk))
-                total += file.write(chunk)
+            chunks = state_chunks(state)
+            for at in range(0, len(chunks), HASHED_AT_ONCE):
+                some = chunks[at : at + HASHED_AT_ONCE]
+                hashes += self._threads.map(chunk_hash, some)
+                total += sum(map(file.write, some))
         digest = merkle_root(hashes, total)
         with whole_file(path.with_suffix(".facts")) as partial:
             partial.write_bytes(pack({"digest": digest, "chain": chain.to_value()}))

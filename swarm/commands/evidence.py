@@ -1,4 +1,4 @@
-"""`swarm evidence`: lists, shows and verifies evidence files, with no network, by anyone."""
+"""`swarm evidence`: lists, shows and verifies evidence files, with no network, by anyone; and fetches them."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import click
 from swarm.cli import ExitCode
 
 if TYPE_CHECKING:
+    from swarm.core.ids import PeerId
     from verification.audit.evidence import Evidence
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -17,7 +18,7 @@ EVIDENCE_FILE = click.argument("file", type=click.Path(path_type=Path, exists=Tr
 
 @click.group()
 def command() -> None:
-    """List, show and verify evidence of misbehaviour."""
+    """List, show, verify and fetch evidence of misbehaviour."""
 
 
 @command.command("list")
@@ -109,6 +110,43 @@ def verify_file(file: Path, data: Path | None, run_key: str | None, as_json: boo
     else:
         click.echo(f"not proven: {outcome['reason']}")
     return ExitCode.OK if outcome["proven"] else ExitCode.NOT_PROVEN
+
+
+@command.command("fetch")
+@click.argument("page")
+@click.argument("peer")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--run-key", required=True, help="Peer id of the key that must have signed: the one in your invite.")
+def fetch_file(page: str, peer: str, file: Path, run_key: str) -> None:
+    """Fetch what PEER was banned for from PAGE, a host's web page, to FILE.
+
+    The page is plain HTTP: what comes is taken only if the run key has signed its SHA-256, and no more of it than
+    evidence of that run can hold.
+    """
+    import asyncio
+
+    from swarm.core.ids import PeerId
+
+    if file.exists():
+        from swarm.core.errors import SettingsError
+
+        raise SettingsError(f"{file} is there already; give a new name, so that nothing is overwritten")
+    size = asyncio.run(fetched(page, PeerId(peer), file, run_key=PeerId(run_key)))
+    click.echo(f"{file}: {size} bytes, as {run_key} signed; now: swarm evidence verify {file} --run-key {run_key}")
+
+
+async def fetched(page: str, peer: "PeerId", file: Path, *, run_key: "PeerId") -> int:
+    """Bytes of the evidence, now in `file`. Raises RemoteError for another than was signed, TransientError where it
+    does not come."""
+    from swarm.network.services.web_client import WebClient
+    from verification.replay.evidence_file import MAX_WORD_BYTES, Word, write_evidence
+
+    async with WebClient(page) as client:
+        said = await client.read(f"/verdict/{peer}", max_bytes=MAX_WORD_BYTES)
+        word = Word.from_bytes(said, peer=peer, run_key=run_key)
+        digest, largest = word.verdict.evidence_digest, word.largest_bytes
+        pieces = client.pieces(f"/evidence/{digest.hex()}", max_bytes=largest)
+        return await write_evidence(pieces, file, digest=digest, max_bytes=largest)
 
 
 def _read(path: Path) -> "Evidence":

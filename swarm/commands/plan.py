@@ -1,29 +1,50 @@
 """`swarm plan`: shows what a run needs before anybody starts it."""
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from swarm.core.errors import SettingsError
-from swarm.core.plan import Assumptions, Cut, Plan, best_cut, plan_cut, plan_run, total_bytes
+from swarm.core.plan import SUPPOSED, Assumptions, Cut, Plan, StagePlan, best_cut, plan_cut, plan_run, total_bytes
+from swarm.core.verdict import Verdict, verdict_on
 
+Cell = Callable[[StagePlan], str]
 NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, or take a smaller model"
 
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=20.0, show_default=True)
-@click.option("--downlink-mbit", type=click.FloatRange(min=0, min_open=True), default=100.0, show_default=True)
-@click.option("--round-trip-ms", type=click.FloatRange(min=0), default=40.0, show_default=True, help="Between peers.")
-@click.option("--peers", type=click.IntRange(min=1), default=4, show_default=True, help="Peers of each stage.")
+@click.option(
+    "--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=SUPPOSED.uplink_mbit, show_default=True
+)
+@click.option(
+    "--downlink-mbit", type=click.FloatRange(min=0, min_open=True), default=SUPPOSED.downlink_mbit, show_default=True
+)
+@click.option(
+    "--round-trip-ms",
+    type=click.FloatRange(min=0),
+    default=SUPPOSED.round_trip_ms,
+    show_default=True,
+    help="Between peers.",
+)
+@click.option(
+    "--peers",
+    type=click.IntRange(min=1),
+    default=SUPPOSED.peers_per_stage,
+    show_default=True,
+    help="Peers of each stage.",
+)
 @click.option(
     "--tflops",
     type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
+    default=SUPPOSED.tflops,
     show_default=True,
     help="10^12 operations a second a peer reaches (a desktop CPU 0.1, a gaming GPU 5 to 30).",
 )
@@ -35,7 +56,7 @@ NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, o
 @click.option(
     "--session-hours",
     type=click.FloatRange(min=0, min_open=True),
-    default=4.0,
+    default=SUPPOSED.session_hours,
     show_default=True,
     help="How long a peer stays, on average.",
 )
@@ -102,40 +123,52 @@ def command(
         if best is None:
             raise SettingsError(f"no cut suits {fleet} peers: {found[-1].problem}; {NO_CUT}")
         return
-    plan = plan_run(settings, stage_num_parameters(settings.model), hidden_size(settings.model), assumptions)
+    sizes, width = stage_num_parameters(settings.model), hidden_size(settings.model)
+    plan = plan_run(settings, sizes, width, assumptions)
+    verdict = verdict_on(settings, sizes, width, assumptions, plan)
     if as_json:
-        click.echo(json.dumps({"assumptions": asdict(assumptions), **asdict(plan)}, indent=2))
+        found_json = {"verdict": verdict.told(), "times_alone": verdict.times_alone}
+        click.echo(json.dumps({**found_json, "assumptions": asdict(assumptions), **asdict(plan)}, indent=2))
     else:
-        _show(plan, assumptions)
+        _show(plan, assumptions, verdict)
     if plan.refusals:
         raise SettingsError("\n".join(plan.refusals))
 
 
-def _show(plan: Plan, assumptions: Assumptions) -> None:
-    console = Console(width=None)
+def _show(plan: Plan, assumptions: Assumptions, verdict: Verdict) -> None:
+    console = Console(width=None, highlight=False)
+    console.print(verdict.told(), style="bold green" if verdict.is_good else "bold red")
     console.print(
         f"{assumptions.peers_per_stage} peers a stage, {assumptions.uplink_mbit:g} Mbit/s up, "
         f"{assumptions.downlink_mbit:g} down, {assumptions.round_trip_ms:g} ms between them, "
         f"{assumptions.tflops:g} TFLOP/s each"
     )
-    console.print(_table(plan))
     seconds = f"{plan.step_s:.2f} s" if plan.step_s >= 0.01 else f"{plan.step_s * 1000:.2g} ms"
     console.print(f"a step takes {seconds}: {plan.tokens_per_s:,.0f} tokens/s for the whole swarm")
     most = _size(max(plan.run_bytes))
     console.print(f"the run takes {plan.run_s / 3600:,.1f} hours; who stays for all of it moves up to {most}")
+    alike = [list(parts) for _, parts in groupby(plan.stages, key=lambda part: replace(part, stage=0))]
+    traffic = {**TRAFFIC, "a month": lambda part: _size(plan.month_bytes[part.stage])}
+    for title, columns in (("Each peer needs", MEMORY), ("In each step", TIMES), ("Traffic of each step", traffic)):
+        console.print(_of_each(alike, title, columns))
+    neediest = max(plan.stages, key=lambda part: total_bytes(part.memory_bytes, "host"))
+    console.print(_memory(neediest))
     for warning in plan.warnings:
         console.print(f"warning: {warning}", style="yellow")
 
 
 def _show_cuts(found: list[Cut], best: Cut | None, num_peers: int) -> None:
-    table = Table(title=f"The model cut for {num_peers} peers")
-    for title in ("stages", "peers each", "tokens/s", "memory", "join", "traffic a month", ""):
+    table = Table(
+        title=f"The model cut for {num_peers} peers", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for title in ("stages", "peers each", "tokens/s", "of one alone", "memory", "join", "traffic a month", ""):
         table.add_column(title, justify="right" if title else "left")
     for cut in found:
         table.add_row(
             str(cut.num_stages),
             str(cut.peers_per_stage),
             f"{cut.tokens_per_s:,.0f}",
+            f"{cut.times_alone:.2g}x",
             _size(cut.host_bytes),
             f"{cut.join_s / 60:.1f} min",
             _size(cut.month_bytes),
@@ -147,46 +180,68 @@ def _show_cuts(found: list[Cut], best: Cut | None, num_peers: int) -> None:
         console.print(f"set model.stages = {best.num_stages}")
 
 
-def _table(plan: Plan) -> Table:
-    table = Table(title="Each peer needs")
-    table.add_column("")
-    for part in plan.stages:
-        table.add_column(f"stage {part.stage}", justify="right")
+def _stages(alike: Sequence[StagePlan]) -> str:
+    first, last = alike[0].stage, alike[-1].stage
+    return str(first) if first == last else f"{first} to {last}"
 
-    def row(title: str, cells: list[str]) -> None:
-        table.add_row(title, *cells)
 
-    def each(show: "dict[str, object]") -> None:
-        for title, make in show.items():
-            assert callable(make)
-            row(title, [make(part) for part in plan.stages])
-
-    each({"layers": lambda part: str(part.num_layers), "parameters": lambda part: f"{part.num_parameters:,}"})
-    for name in _memory_names(plan):
-        row(name, [_size(part.memory_bytes[name]) if name in part.memory_bytes else "" for part in plan.stages])
-    each(
-        {
-            "host memory in all": lambda part: _size(total_bytes(part.memory_bytes, "host")),
-            "sample by sample": lambda part: _size(total_bytes(part.least_memory_bytes, "host")),
-            "round, up a step": lambda part: _size(part.round_up_bytes),
-            "round, down a step": lambda part: _size(part.round_down_bytes),
-            "activations, up a step": lambda part: _size(part.activation_up_bytes),
-            "activations, down a step": lambda part: _size(part.activation_down_bytes),
-            "compute a step": lambda part: f"{part.compute_s:.3g} s",
-            "averaging and optimizer a step": lambda part: f"{part.exact_s:.3g} s",
-            "uplink busy a step": lambda part: f"{part.uplink_s:.3g} s",
-            "join": lambda part: f"{_size(part.join_bytes)}, {part.join_s / 60:.1f} min",
-        }
-    )
-    row("traffic a month, all day", [_size(size) for size in plan.month_bytes])
+def _of_each(stages: Sequence[Sequence[StagePlan]], title: str, columns: Mapping[str, Cell]) -> Table:
+    """A row for each run of stages that are alike."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("stage", *columns):
+        table.add_column(column, justify="right")
+    for alike in stages:
+        table.add_row(_stages(alike), *(cell(alike[0]) for cell in columns.values()))
     return table
 
 
-def _memory_names(plan: Plan) -> list[str]:
-    names: dict[str, None] = {}
-    for part in plan.stages:
-        names |= dict.fromkeys(part.memory_bytes)
-    return list(names)
+MEMORY: Mapping[str, Cell] = {
+    "layers": lambda part: str(part.num_layers),
+    "parameters": lambda part: _count(part.num_parameters),
+    "memory": lambda part: _size(total_bytes(part.memory_bytes, "host")),
+    "or, slower": lambda part: _size(total_bytes(part.least_memory_bytes, "host")),
+    "beside a GPU": lambda part: _size(total_bytes(part.gpu_memory_bytes, "host")),
+    "of the GPU": lambda part: _size(total_bytes(part.gpu_memory_bytes, "device")),
+    "disk": lambda part: _size(total_bytes(part.memory_bytes, "disk")),
+}
+TIMES: Mapping[str, Cell] = {
+    "compute": lambda part: _seconds(part.compute_s),
+    "encoding, optimizer": lambda part: _seconds(part.exact_s),
+    "round": lambda part: _seconds(part.round_s),
+    "uplink busy": lambda part: _seconds(part.uplink_s),
+    "to join": lambda part: _seconds(part.join_s),
+}
+TRAFFIC: Mapping[str, Cell] = {
+    "round, up": lambda part: _size(part.round_up_bytes),
+    "down": lambda part: _size(part.round_down_bytes),
+    "hops, up": lambda part: _size(part.activation_up_bytes),
+    "down ": lambda part: _size(part.activation_down_bytes),
+    "to join": lambda part: _size(part.join_bytes),
+}
+
+
+def _memory(part: StagePlan) -> Table:
+    table = Table(title=f"What a peer of stage {part.stage} holds", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column("without a GPU", justify="right")
+    table.add_column("with one", justify="right")
+    for name in sorted({*part.memory_bytes, *part.gpu_memory_bytes}):
+        sizes = [of.get(name) for of in (part.memory_bytes, part.gpu_memory_bytes)]
+        table.add_row(name.replace(".", ": ", 1), *("" if size is None else _size(size) for size in sizes))
+    return table
+
+
+def _count(number: int) -> str:
+    for letter, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {letter}"
+    return str(number)
+
+
+def _seconds(seconds: float) -> str:
+    """Of three digits, in the unit that fits."""
+    unit, scale = ("h", 3600.0) if seconds >= 7200 else ("min", 60.0) if seconds >= 120 else ("s", 1.0)
+    return f"{seconds / scale:.3g} {unit}"
 
 
 def _size(size_bytes: float) -> str:

@@ -44,5 +44,9 @@ class UnreachableError(TransientError):
     """A peer cannot be dialled, broke off, or was silent past the deadline: unlike one that answers "not now"."""
 
 
+class MemoryFullError(TransientError):
+    """There was no memory for it, here and now, the host's or a GPU's. Nothing has come of it."""
+
+
 class DiskFullError(TransientError):
     """The disk takes no more. Whoever makes room need not be told to start anything again."""

@@ -107,28 +107,28 @@ class Nested(Form):
     """A record in a record."""
 
     def __init__(self, kind: type[Wire]) -> None:
-        self._kind = kind
+        self.kind = kind
 
     def read(self, value: Value, place: str) -> Wire:
-        return self._kind.from_value(value)
+        return self.kind.from_value(value)
 
     def writer(self, *, shallow: bool) -> Writer | None:
-        return self._kind.writer(shallow=shallow)
+        return self.kind.writer(shallow=shallow)
 
 
 class Items(Form):
     """A list, each of the same form."""
 
     def __init__(self, item: Form, max_items: int) -> None:
-        self._item = item
-        self._max_items = max_items
+        self.item = item
+        self.max_items = max_items
 
     def read(self, value: Value, place: str) -> tuple[Any, ...]:
-        read, item = self._item.read, place + "[]"
-        return tuple([read(one, item) for one in as_list(value, place, self._max_items)])
+        read, item = self.item.read, place + "[]"
+        return tuple([read(one, item) for one in as_list(value, place, self.max_items)])
 
     def writer(self, *, shallow: bool) -> Writer | None:
-        write = self._item.writer(shallow=shallow)
+        write = self.item.writer(shallow=shallow)
         if write is None:
             return None if shallow else list
         return lambda held: list(map(write, held))
@@ -138,15 +138,15 @@ class Each(Form):
     """A list of so many, each of its own form."""
 
     def __init__(self, items: Sequence[Form]) -> None:
-        self._items = items
+        self.items = items
 
     def read(self, value: Value, place: str) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) != len(self._items):
-            raise RemoteError("malformed", f"{place} is not a list of {len(self._items)}")
-        return tuple([form.read(one, f"{place}[]") for form, one in zip(self._items, value, strict=True)])
+        if not isinstance(value, list) or len(value) != len(self.items):
+            raise RemoteError("malformed", f"{place} is not a list of {len(self.items)}")
+        return tuple([form.read(one, f"{place}[]") for form, one in zip(self.items, value, strict=True)])
 
     def writer(self, *, shallow: bool) -> Writer | None:
-        assert all(form.writer(shallow=shallow) is None for form in self._items), "plain values alone"
+        assert all(form.writer(shallow=shallow) is None for form in self.items), "plain values alone"
         return None if shallow else list
 
 
@@ -154,13 +154,13 @@ class Maybe(Form):
     """What another form takes, or None."""
 
     def __init__(self, form: Form) -> None:
-        self._form = form
+        self.form = form
 
     def read(self, value: Value, place: str) -> Any:
-        return None if value is None else self._form.read(value, place)
+        return None if value is None else self.form.read(value, place)
 
     def writer(self, *, shallow: bool) -> Writer | None:
-        write = self._form.writer(shallow=shallow)
+        write = self.form.writer(shallow=shallow)
         return None if write is None else lambda held: None if held is None else write(held)
 
 
@@ -168,12 +168,12 @@ class OneOf(Form):
     """A word of few."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self._words = words
+        self.words = words
 
     def read(self, value: Value, place: str) -> Any:
         word = TEXT.read(value, place)
-        if word not in self._words:
-            raise RemoteError("malformed", f"{place} is {word[:20]!r}, not one of {', '.join(self._words)}")
+        if word not in self.words:
+            raise RemoteError("malformed", f"{place} is {word[:20]!r}, not one of {', '.join(self.words)}")
         return word
 
 
@@ -182,10 +182,10 @@ class Member(OneOf):
 
     def __init__(self, members: type[Enum]) -> None:
         super().__init__([member.value for member in members])
-        self._members = members
+        self.members = members
 
     def read(self, value: Value, place: str) -> Enum:
-        return self._members(super().read(value, place))
+        return self.members(super().read(value, place))
 
     def writer(self, *, shallow: bool) -> Writer | None:
         return attrgetter("value")

@@ -59,15 +59,16 @@ Part = Literal["whole", "signed", "beside"]
 """Which of a record's fields: all, those that are signed, or those that stand beside."""
 
 
-_Slot: TypeAlias = tuple[str, str, Form]
+Slot: TypeAlias = tuple[str, str, Form]
 """Name on the wire, attribute, form."""
 
 
 class Layout:
     """How fields are read and written; made once for each class."""
 
-    def __init__(self, kind: str, slots: Sequence[_Slot]) -> None:
+    def __init__(self, kind: str, slots: Sequence[Slot]) -> None:
         self._kind = kind
+        self.slots = tuple(slots)
         self._names = [name for name, _, _ in slots]
         self._get = _getter([attribute for _, attribute, _ in slots])
         self._readers = [(name, attribute, form.read, f"{kind}.{name}") for name, attribute, form in slots]
@@ -113,8 +114,8 @@ class Layout:
 @cache
 def layout_of(kind: type[Any], part: Part = "whole") -> Layout:
     hints = get_type_hints(kind, include_extras=True)
-    signed: list[_Slot] = []
-    beside: list[_Slot] = []
+    signed: list[Slot] = []
+    beside: list[Slot] = []
     for name in [one.name for one in fields(kind)]:
         marks = get_args(hints[name])[1:] if get_origin(hints[name]) is Annotated else ()
         wire_name = next((mark.name for mark in marks if isinstance(mark, Named)), name)
@@ -152,7 +153,7 @@ def form_of(hint: Any) -> Form:
     raise TypeError(f"{hint} says too little of what a stranger may send: annotate it with a form or a bound")
 
 
-def _writers(slots: Sequence[_Slot], *, shallow: bool) -> list[tuple[int, Writer]]:
+def _writers(slots: Sequence[Slot], *, shallow: bool) -> list[tuple[int, Writer]]:
     """Of the slots whose values are not what is held."""
     found = [(at, form.writer(shallow=shallow)) for at, (_, _, form) in enumerate(slots)]
     return [(at, write) for at, write in found if write is not None]

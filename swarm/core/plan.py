@@ -89,6 +89,10 @@ class Assumptions:
         return self.downlink_mbit * 1e6 / 8 * LINK_SHARE / HEADERS
 
 
+SUPPOSED = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=4, tflops=1, session_hours=4)
+"""Of a fleet of which nothing else is known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
     """One peer of a stage. Bytes are for one step."""
@@ -100,6 +104,8 @@ class StagePlan:
     """Items of `stage_memory_bytes`, of a peer that computes a microbatch at once."""
     least_memory_bytes: Mapping[str, int]
     """Of one that computes it sample by sample, forward twice."""
+    gpu_memory_bytes: Mapping[str, int]
+    """Of one that computes it at once on a GPU."""
     round_up_bytes: float
     round_down_bytes: float
     activation_up_bytes: float
@@ -127,6 +133,8 @@ class Cut:
     peers_per_stage: int
     """The fleet's peers, spread evenly; what is left over stands by."""
     tokens_per_s: float
+    times_alone: float
+    """The same over that of one machine alone."""
     host_bytes: int
     """Memory that the stage that needs most asks of a peer."""
     join_s: float
@@ -163,7 +171,8 @@ def stage_memory_bytes(
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
-    On the CPU everything is the host's. About 67 bytes of host memory a parameter under int8, and activations. Without
+    On the CPU everything is the host's. About 31 bytes of host memory a parameter under int8, 25 with moments in
+    int8, 4 more with a delay, and activations. Without
     `stage`, an upper bound for any stage of that many parameters; without `mode`, of a peer that computes as the run
     has it. See `total_bytes`.
     """
@@ -172,42 +181,43 @@ def stage_memory_bytes(
     moments = round(settings.optimizer.moment_bytes * num_parameters)
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
     weights = FLOAT_BYTES * num_parameters
+    rounded = settings.model.compute_dtype == "bf16"
     codec = settings.codecs.averaging
     items = {
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
-        f"{on_device}.gradient sums of two steps": 2 * weights,
-        f"{on_device}.gradient that does not count": weights,  # of a microbatch that is answered again
+        f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
+        f"{on_device}.gradient of a microbatch": weights,  # whole before any of it is added to a sum
         "host.mean gradient": weights,
-        # Its moments are copied, and its weights outlive the steps that are taken meanwhile.
-        "host.snapshot being written": weights + moments,
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
-        "host.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode),
         f"{on_device}.gradients of activations": round(
             BACKWARD_SHARE * _computed_activation_bytes(settings, hidden_size, stage, mode)
         ),
         "disk.two snapshots": 2 * (weights + moments),
+        "disk.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
     }
     kept = settings.audits.retained_versions + 1
     # A step's own contribution, and what the others sent to this peer to reduce.
-    items["host.encoded parts kept for audits"] = round(kept * 2 * CONTRIBUTION_BYTES[codec] * num_parameters)
+    items["disk.encoded parts kept for audits"] = round(kept * 2 * CONTRIBUTION_BYTES[codec] * num_parameters)
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
         items["host.exhibits kept for audits"] = round(kept * exhibits)
-        items["host.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
-        items["host.sums of a replay"] = 2 * weights
+        items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
+        items[f"{on_device}.sums of a replay"] = weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
-    messages = ("wire buffers", "results for late peers", "encoded parts kept for audits")
-    items["host.memory kept for messages"] = min(
-        KEPT_FOR_MESSAGES_BYTES, sum(items[f"host.{name}"] for name in messages)
-    )
-    if on_device == "device":
+        items["host.mean gradient with the residual"] = weights
+    items["host.memory kept for messages"] = min(KEPT_FOR_MESSAGES_BYTES, items["host.wire buffers"])
+    if on_device == "device" and settings.replays:
+        items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
+    if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
+        items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
+    if on_device == "device" and (not rounded or stage in (None, 0)):
         items[f"device.weights, {versions} versions"] = versions * weights
     if stage is None or stage == settings.model.num_stages - 1:
         tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // settings.data.vocab_size + 1)
@@ -267,6 +277,14 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
     )
 
 
+def tokens_per_s_alone(
+    settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions
+) -> float:
+    """Of one machine that holds the whole model and does nothing but compute."""
+    flops = sum(_flops(settings, stage, number, hidden_size) for stage, number in enumerate(num_parameters))
+    return assumptions.tflops * 1e12 / flops
+
+
 def plan_cut(
     settings: RunSettings,
     num_parameters: Sequence[int],
@@ -292,6 +310,7 @@ def plan_cut(
         num_stages=num_stages,
         peers_per_stage=assumptions.peers_per_stage,
         tokens_per_s=plan.tokens_per_s,
+        times_alone=plan.tokens_per_s / tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions),
         host_bytes=host_bytes,
         join_s=max(part.join_s for part in plan.stages),
         month_bytes=max(plan.month_bytes),
@@ -333,9 +352,9 @@ def _plan_stage(
     work_s = max(compute_s, activation_s)
     each_s = work_s / max(1.0, settings.microbatches_per_step / members)
     *_, least = modes(settings)
-    memory, least_memory = (
-        stage_memory_bytes(settings, num_parameters, hidden_size, "cpu", stage=stage, mode=mode)
-        for mode in (None, least)
+    memory, least_memory, gpu_memory = (
+        stage_memory_bytes(settings, num_parameters, hidden_size, device, stage=stage, mode=mode)
+        for device, mode in (("cpu", None), ("cpu", least), ("cuda", None))
     )
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
@@ -344,6 +363,7 @@ def _plan_stage(
         num_parameters=num_parameters,
         memory_bytes=memory,
         least_memory_bytes=least_memory,
+        gpu_memory_bytes=gpu_memory,
         round_up_bytes=round_each_way,
         round_down_bytes=round_each_way,
         activation_up_bytes=activation_up,

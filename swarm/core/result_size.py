@@ -6,8 +6,8 @@ from swarm.core.round.contribution import MAX_CHARGES, MAX_RATES
 PEER_BYTES = 55
 DIGEST_BYTES = 34
 WORK_BYTES = 96
-FIELDS_BYTES = 512
-"""Of a message's own fields, names and signature."""
+FIELDS_BYTES = 768
+"""Of a message's own fields, names and signature; of a contribution also what it reveals, with a ticket."""
 SPARE = 1.25
 """For microbatches that two members list, and for members and parts that are left out, with a sentence why."""
 
@@ -16,7 +16,8 @@ def result_bytes(num_members: int, num_parts: int, num_microbatches: int) -> int
     """Of a stage with so many members and parts, and so many microbatches a step, less than a third of whose members
     list as many as they may."""
     num_cohorts = -(-num_members // COHORT_MEMBERS)
-    contribution = FIELDS_BYTES + num_parts * DIGEST_BYTES + MAX_RATES * (PEER_BYTES + 2) + MAX_CHARGES * DIGEST_BYTES
+    named = MAX_RATES * (PEER_BYTES + 2) + MAX_CHARGES * (PEER_BYTES + DIGEST_BYTES)
+    contribution = FIELDS_BYTES + num_parts * DIGEST_BYTES + named
     reduced = 16 + DIGEST_BYTES + num_cohorts * (PEER_BYTES + DIGEST_BYTES + 4)
     liars = (num_members - 1) // 3
     listed = num_microbatches + liars * most_work(num_microbatches)

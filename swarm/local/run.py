@@ -113,7 +113,9 @@ class Run:
         report = str(self.folder / REPORT)
         arguments = ["host", str(self.manifest.path), "--dir", str(self.folder), "--listen", "127.0.0.1:0"]
         self._host = self._program(
-            [*arguments, "--json", "--report", report], self.folder / "host.log", stdout=subprocess.PIPE
+            [*arguments, "--json", "--ends-with-run", "--report", report],
+            self.folder / "host.log",
+            stdout=subprocess.PIPE,
         )
         assert self._host.stdout is not None
         threading.Thread(target=self._read, args=(self._host.stdout,), daemon=True).start()

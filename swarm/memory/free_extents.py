@@ -39,6 +39,13 @@ class FreeExtents:
             self.add(start + size, found - size)
         return start
 
+    def take_largest(self) -> tuple[int, int]:
+        """Start and size of the largest range, which is free no longer. There is one."""
+        size, start = self._by_size[-1]
+        self._remove(start)
+        self.total -= size
+        return start, size
+
     def _remove(self, start: int) -> int:
         size = self._size_at.pop(start)
         del self._start_before[start + size]

@@ -60,6 +60,14 @@ class KeptBuffers:
         weakref.finalize(body, self._comes_back, start, size).atexit = False
         return body.data
 
+    def give_back(self) -> None:
+        """All that is free goes back to the system now."""
+        self._sort_in()
+        with self._lock:
+            while self._kept.total:
+                start, size = self._kept.take_largest()
+                self._goes_back(start, size)
+
     def _comes_back(self, start: int, size: int) -> None:
         self._coming_back.append((start, size))
         self._sort_in()
@@ -73,12 +81,16 @@ class KeptBuffers:
                     if self._kept.total + size <= self._most_kept_bytes:
                         self._kept.add(start, size)
                     else:
-                        first, slab, _ = self._slab_of(start)
-                        if hasattr(mmap, "MADV_DONTNEED"):
-                            slab.madvise(mmap.MADV_DONTNEED, start - first, size)
-                        self._given_back.add(start, size)
+                        self._goes_back(start, size)
             finally:
                 self._lock.release()
+
+    def _goes_back(self, start: int, size: int) -> None:
+        """To the system, which gives other pages when these are written to again."""
+        first, slab, _ = self._slab_of(start)
+        if hasattr(mmap, "MADV_DONTNEED"):
+            slab.madvise(mmap.MADV_DONTNEED, start - first, size)
+        self._given_back.add(start, size)
 
     def _new_slab(self, size: int) -> int:
         """Where `size` bytes of it lie; the rest is free."""

@@ -178,6 +178,34 @@ def build_stack(model: ModelSettings, stage: int, *, device: "torch.device") -> 
     return built
 
 
+def run_stack(stack: Any, x: "torch.Tensor") -> "torch.Tensor":
+    """What `stack(x)` gives for token ids or hidden values without a cache, layer by layer.
+
+    transformers' own forward looks at the positions for packed sequences, which makes the host wait for a GPU.
+    """
+    import torch
+    from transformers import masking_utils
+
+    config, hidden_BLD = stack.config, stack.embed_tokens(x) if stack.embed_tokens is not None else x
+    positions_1L = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+    masks = {
+        "full_attention": masking_utils.create_causal_mask,
+        "sliding_attention": masking_utils.create_sliding_window_causal_mask,
+    }
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    given: dict[str, Any] = {"attention_mask": None, "past_key_values": None, "position_ids": None}
+    made: dict[str, Any] = {
+        kind: masks[kind](config=config, inputs_embeds=hidden_BLD, **given) for kind in sorted(set(kinds))
+    }
+    rotations = stack.rotary_emb(hidden_BLD, positions_1L)
+    for layer, kind in zip(stack.layers, kinds, strict=True):
+        hidden_BLD = layer(
+            hidden_BLD, attention_mask=made[kind], position_embeddings=rotations, position_ids=positions_1L
+        )
+    normed: torch.Tensor = stack.norm(hidden_BLD)
+    return normed
+
+
 def global_name(model: ModelSettings, stage: int, name: str) -> str:
     """Name in the whole model of the stage's stack parameter `name`: its layers count from the stage's first."""
     parts = name.split(".")

@@ -6,6 +6,7 @@ They are made once, by whoever starts the run, and shipped: seeded initializatio
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def _drawn(model: ModelSettings, stage: int, seed: int) -> NDArray[np.float32]:
     import torch
     from torch import nn
 
-    stage_model = StageModel(model, stage)
+    stage_model = StageModel(replace(model, compute_dtype="fp32"), stage)
     flat = np.zeros(stage_model.layout.num_values, dtype=np.float32)
     weights = stage_model.weights(flat)
     stack: Any = weights.stack

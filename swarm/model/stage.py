@@ -9,6 +9,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -24,10 +25,12 @@ from swarm.model.families import (
     family_of,
     global_name,
     layout_of_stack,
+    run_stack,
     validate_config,
     validate_stage_layers,
 )
 from swarm.model.layout import ParameterLayout
+from swarm.model.link import link_to
 
 IGNORED_TARGET = -100
 """A target that is not counted."""
@@ -48,14 +51,17 @@ class Weights:
     head_VD: nn.Parameter | None
     """Only at the last stage."""
     parameters: dict[str, nn.Parameter]
-    """By name, in layout order."""
+    """By name, in layout order; in the type that they are computed with."""
     backward_lock: threading.Lock
     """Gradients pass through the parameters' `grad`: one backward at a time on one version."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Saved:
-    """What backward needs of one forward: its graph, or where that is computed again only x. It serves one backward."""
+    """What backward needs of one forward: its graph, or where that is computed again only x.
+
+    It serves one backward, and another one if that came to nothing and the graph was forgotten.
+    """
 
     weights: Weights
     x: torch.Tensor
@@ -77,7 +83,8 @@ class SavedLoss:
 class StageModel:
     """A stage of a run's model. Same inputs and mode, same bits; calls change nothing in it.
 
-    It holds no weights: `weights` makes versions of them. bf16 runs under autocast, TF32 is off.
+    It holds no weights: `weights` makes versions of them. Under bf16 the matrices of products are rounded to it once a
+    version, and the rest is as autocast has it; TF32 is off.
     """
 
     mode: ComputeMode | None = None
@@ -89,6 +96,7 @@ class StageModel:
         if not 0 <= stage < model.num_stages:
             raise SettingsError(f"stage = {stage}: the run has stages 0 to {model.num_stages - 1}")
         self.device = _checked_device(device)
+        self.link = link_to(self.device)
         shape = validate_config(model.config_json)
         self.stage = stage
         self.is_first = stage == 0
@@ -100,30 +108,53 @@ class StageModel:
         self._head_name = family_of(model.config_json).head_name if self.is_last else None
         self._recompute = model.recompute
         self._bf16 = model.compute_dtype == "bf16"
+        self._of_products = _parameters_of_products(self._stack, self._names, self._head_name) if self._bf16 else set()
         self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
         self.layout: ParameterLayout = layout_of_stack(model, stage, self._stack)
+        self._waiting = WeakSet[Saved]()
+        """Of those that hold a graph, what `forward` gave."""
 
     def computing(self, mode: ComputeMode | None) -> "StageModel":
         """The same stage, computed in that mode."""
         made = copy.copy(self)
-        made.mode = mode
+        made.mode, made._waiting = mode, WeakSet[Saved]()
         return made
+
+    def compute_less(self, mode: ComputeMode) -> None:
+        """(compute) In that mode from now on. What waits for its gradient forgets its graph: forward is run again."""
+        self.mode = mode
+        for saved in list(self._waiting):
+            saved.y_BLD = None
 
     def weights(self, flat: NDArray[np.float32]) -> Weights:
         """A version of the weights from their flat vector in layout order.
 
-        On a CPU it shares memory with `flat`, which must not change while the version lives; on a GPU it is a copy.
+        What is computed with in fp32 shares memory with `flat` on a CPU, which must not change while the version lives;
+        all else is a copy, of the type that it is computed with.
         """
         if flat.dtype != np.float32 or not flat.flags.c_contiguous:
             raise ValueError(f"weights are one contiguous fp32 vector, got {flat.dtype}")
         with warnings.catch_warnings():
             # A read-only array is welcome: nothing here writes to weights.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            values = torch.from_numpy(flat).to(self.device)
-        parameters = {name: nn.Parameter(view) for name, view in self.layout.views(values).items()}
+            values = torch.from_numpy(flat)
+        parameters = {
+            name: nn.Parameter(self._resident(name, view)) for name, view in self.layout.views(values).items()
+        }
         stack = _bound(self._stack, "", {local: parameters[name] for local, name in self._names.items()})
+        if self._bf16 and self.device.type != "cpu":
+            stack = _with_rounded_norms(stack)
         head_VD = parameters[self._head_name] if self._head_name is not None else None
         return Weights(stack, head_VD, parameters, threading.Lock())
+
+    def _resident(self, name: str, host: torch.Tensor) -> torch.Tensor:
+        """A parameter where and as it is computed with."""
+        dtype = torch.bfloat16 if name in self._of_products else torch.float32
+        if self.device.type == "cpu":
+            return host.to(dtype)
+        there = torch.empty(host.shape, dtype=dtype, device=self.device)
+        self.link.put_into(there, host)
+        return there
 
     def forward(self, weights: Weights, x: torch.Tensor, *, keep: bool) -> tuple[torch.Tensor, Saved | None]:
         """Hidden values y (B, L, D) fp32; after the final norm at the last stage.
@@ -136,19 +167,21 @@ class StageModel:
             return self._run_without_graph(weights, x), Saved(weights, x, None) if keep else None
         saved = self._run_with_graph(weights, x)
         assert saved.y_BLD is not None
+        self._waiting.add(saved)
         return saved.y_BLD.detach(), saved
 
-    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
+    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
         """Add parameter gradients to `into` (flat fp32, layout order, on the device); return the gradient of x.
 
-        The first stage returns None. Raises RemoteError("malformed") for a gradient of another shape or dtype.
+        They are added once all are there: where anything is raised, nothing was. `into` None: they are not wanted. The
+        first stage returns None. Raises RemoteError("malformed") for a gradient of another shape or dtype.
         """
         shape = (*saved.x.shape[:2], self.hidden_size)
         if grad_y_BLD.shape != shape or grad_y_BLD.dtype != torch.float32:
             raise RemoteError(
                 "malformed", f"gradient is {grad_y_BLD.dtype} {tuple(grad_y_BLD.shape)}, the output float32 {shape}"
             )
-        return self._backward_into(saved, grad_y_BLD.to(self.device), self.layout.views(into))
+        return self._backward_into(saved, self.link.put(grad_y_BLD), into, None)
 
     def loss(
         self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool
@@ -158,16 +191,16 @@ class StageModel:
         targets are int64 (B, L), -100 where not counted. Raises RemoteError("malformed") as `forward`.
         """
         assert weights.head_VD is not None, f"stage {self.stage} has no head"
-        x = self._checked_input(x)
-        targets_N = self._checked_targets(targets_BL, x)
+        num_counted = self._checked_targets(targets_BL, x)
+        x, targets_N = self._checked_input(x), self.link.put(targets_BL).reshape(-1)
         if not keep:
             y_BLD = self._run_without_graph(weights, x)
             with torch.no_grad():
-                loss_sum = sum(
-                    float(self._chunk_loss(y_CD, weights.head_VD, targets_C))
+                losses = [
+                    self._chunk_loss(y_CD, weights.head_VD, targets_C)
                     for y_CD, targets_C in self._chunks(y_BLD, targets_N)
-                )
-            return loss_sum, _num_counted(targets_N), None
+                ]
+            return self._sum(losses), num_counted, None
         if self._slices(x) > 1:
             y_BLD, saved = self._run_without_graph(weights, x), Saved(weights, x, None)
         else:
@@ -175,20 +208,22 @@ class StageModel:
             saved = self._run_with_graph(weights, x)
             assert saved.y_BLD is not None
             y_BLD = saved.y_BLD
-        loss_sum, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights.head_VD, targets_N)
-        return loss_sum, _num_counted(targets_N), SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
+        losses, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights.head_VD, targets_N)
+        loss_sum = self._sum(losses)
+        return loss_sum, num_counted, SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
 
-    def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
-        """Add the gradients of the loss sum to `into`; return the gradient of x (None in a one-stage model).
+    def _sum(self, losses: list[torch.Tensor]) -> float:
+        return sum(map(float, self.link.fetch(torch.stack(losses))))
+
+    def loss_backward(self, saved: SavedLoss, into: torch.Tensor | None) -> torch.Tensor | None:
+        """Add the gradients of the loss sum to `into`, as `backward` does; return that of x, None in a one-stage model.
 
         Those of a loss that is not finite are zero: one such microbatch does not spoil the step's others.
         """
         assert self._head_name is not None
         if not saved.is_finite:
             return None if self.is_first else torch.zeros_like(saved.forward.x)
-        gradients = self.layout.views(into)
-        gradients[self._head_name].add_(saved.grad_head_VD)
-        return self._backward_into(saved.forward, saved.grad_y_BLD, gradients)
+        return self._backward_into(saved.forward, saved.grad_y_BLD, into, saved.grad_head_VD)
 
     def logits(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         """Full logits (B, L, V) of the last stage, for comparing with a whole model: not for training."""
@@ -221,10 +256,8 @@ class StageModel:
             return torch.cat([self._run(weights, part) for part in x.tensor_split(slices)])
 
     def _run(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        argument = "input_ids" if self.is_first else "inputs_embeds"
         with self._autocast():
-            y_BLD: torch.Tensor = weights.stack(**{argument: x}, use_cache=False).last_hidden_state
-        return y_BLD.float()
+            return run_stack(weights.stack, x).float()
 
     def _run_with_graph(self, weights: Weights, x: torch.Tensor) -> Saved:
         leaf = x if self.is_first else x.detach().requires_grad_()
@@ -232,33 +265,47 @@ class StageModel:
             return Saved(weights, leaf, self._run(weights, leaf))
 
     def _backward_into(
-        self, saved: Saved, grad_y_BLD: torch.Tensor, gradients: dict[str, torch.Tensor]
+        self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None, grad_head_VD: torch.Tensor | None
     ) -> torch.Tensor | None:
+        if into is None:
+            return None if self.is_first else self._gradient_of_x(saved, grad_y_BLD, only_x=True)
+        sums, parameters = self.layout.views(into), saved.weights.parameters
+        with saved.weights.backward_lock:
+            try:
+                grad_x = self._gradient_of_x(saved, grad_y_BLD, only_x=False)
+                # From here on nothing is allocated: memory cannot give out between two of them.
+                if grad_head_VD is not None:
+                    sums[self._head_name or ""].add_(grad_head_VD)
+                for name, parameter in parameters.items():
+                    if parameter.grad is not None:
+                        sums[name].add_(parameter.grad)
+                        parameter.grad = None
+            finally:
+                for parameter in parameters.values():
+                    parameter.grad = None
+        return grad_x
+
+    def _gradient_of_x(self, saved: Saved, grad_y_BLD: torch.Tensor, *, only_x: bool) -> torch.Tensor | None:
+        """None at the first stage. The parameters' gradients are added to their `grad`, unless only that of x is asked
+        for."""
         if saved.y_BLD is None:  # forward is run again, and forgotten again, piece by piece
             slices = self._slices(saved.x)
             pieces = zip(saved.x.tensor_split(slices), grad_y_BLD.tensor_split(slices), strict=True)
             grads = [
-                self._backward_into(self._run_with_graph(saved.weights, x), grad_BLD, gradients)
+                self._gradient_of_x(self._run_with_graph(saved.weights, x), grad_BLD, only_x=only_x)
                 for x, grad_BLD in pieces
             ]
             found = [grad for grad in grads if grad is not None]
             return found[0] if len(found) == 1 else torch.cat(found) if found else None
-        parameters = saved.weights.parameters
-        with saved.weights.backward_lock:
-            try:
-                # Where a leaf has a gradient already, autograd adds to it in place: no copy for any parameter.
-                for name, parameter in parameters.items():
-                    parameter.grad = gradients[name]
-                torch.autograd.backward((saved.y_BLD,), (grad_y_BLD,))
-            finally:
-                for parameter in parameters.values():
-                    parameter.grad = None
+        # Where a leaf has a gradient already, autograd adds to it in place; else the one that was made is its own.
+        torch.autograd.backward((saved.y_BLD,), (grad_y_BLD,), inputs=(saved.x,) if only_x else None)
         return None if self.is_first else saved.x.grad
 
     def _loss_gradients(
         self, y_BLD: torch.Tensor, head_VD: nn.Parameter, targets_N: torch.Tensor
-    ) -> tuple[float, torch.Tensor, torch.Tensor]:
-        """Loss sum and its gradients for y and the head; each chunk's logits are freed before the next chunk's."""
+    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+        """Chunks' losses, and their sum's gradients for y and the head; each chunk's logits are freed before the next
+        one's."""
         losses: list[torch.Tensor] = []
         grads_y_CD: list[torch.Tensor] = []
         grad_head_VD: torch.Tensor | None = None
@@ -270,10 +317,10 @@ class StageModel:
             grad_logits_CV = _cross_entropy_gradient(logits_CV.detach(), targets_C)
             grad_y_CD, grad_chunk_VD = torch.autograd.grad(logits_CV, (leaf_CD, head_VD), grad_logits_CV)
             grads_y_CD.append(grad_y_CD)
-            grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.add_(grad_chunk_VD)
+            grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.float().add_(grad_chunk_VD)
         assert grad_head_VD is not None
         grad_ND = grads_y_CD[0] if len(grads_y_CD) == 1 else torch.cat(grads_y_CD)
-        return sum(float(loss) for loss in losses), grad_ND.view_as(y_BLD), grad_head_VD
+        return losses, grad_ND.view_as(y_BLD), grad_head_VD
 
     def _chunks(self, y_BLD: torch.Tensor, targets_N: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         y_ND = y_BLD.reshape(-1, self.hidden_size)
@@ -303,9 +350,10 @@ class StageModel:
             raise RemoteError(
                 "malformed", f"hidden values are float32 (B, L, {self.hidden_size}), got {x.dtype} {tuple(x.shape)}"
             )
-        return x.to(self.device)
+        return self.link.put(x)
 
-    def _checked_targets(self, targets_BL: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def _checked_targets(self, targets_BL: torch.Tensor, x: torch.Tensor) -> int:
+        """How many are counted. They are on the host yet."""
         # A target outside the vocabulary would stop a GPU for good, so it is refused here.
         if targets_BL.dtype != torch.int64 or targets_BL.shape != x.shape[:2]:
             raise RemoteError(
@@ -314,7 +362,7 @@ class StageModel:
         known = (targets_BL == IGNORED_TARGET) | ((targets_BL >= 0) & (targets_BL < self.vocab_size))
         if not bool(known.all()):
             raise RemoteError("malformed", f"targets lie in [0, {self.vocab_size}) or are {IGNORED_TARGET}")
-        return targets_BL.to(self.device).reshape(-1)
+        return int((targets_BL != IGNORED_TARGET).sum())
 
 
 def _checked_device(device: str) -> torch.device:
@@ -322,10 +370,47 @@ def _checked_device(device: str) -> torch.device:
     if checked.type == "cuda":
         if not torch.cuda.is_available():
             raise SettingsError(f"device = {device}: PyTorch finds no GPU here; use cpu or install its CUDA build")
+        if (checked.index or 0) >= torch.cuda.device_count():
+            raise SettingsError(f"device = {device}: PyTorch finds {torch.cuda.device_count()} GPUs, counted from 0")
         # TF32 keeps 10 bits of a product: replays on other machines would not agree.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     return checked
+
+
+def _parameters_of_products(stack: nn.Module, names: dict[str, str], head_name: str | None) -> set[str]:
+    """Names in the whole model of what autocast would round for each product."""
+    found = {
+        names[f"{path}.{name}"]
+        for path, module in stack.named_modules()
+        if isinstance(module, nn.Linear)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    return found if head_name is None else found | {head_name}
+
+
+class _RoundedNorm(nn.Module):
+    """A layer's RMSNorm of fp32 values in one kernel, rounded to bf16 once for all the products that follow.
+
+    Autocast rounds anew for each; transformers' own norm has six kernels.
+    """
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self._epsilon = weight, epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self._epsilon).to(torch.bfloat16)
+
+
+def _with_rounded_norms(bound: nn.Module) -> nn.Module:
+    """The bound stack, with the norms before its layers' products in one kernel."""
+    stack: Any = bound
+    for layer in stack.layers:
+        for name, module in layer.named_children():
+            if type(module).__name__.endswith("RMSNorm"):
+                setattr(layer, name, _RoundedNorm(module.weight, module.variance_epsilon))
+    return bound
 
 
 def _bound(module: nn.Module, prefix: str, parameters: dict[str, nn.Parameter]) -> nn.Module:
@@ -357,7 +442,3 @@ def _cross_entropy_gradient(logits_CV: torch.Tensor, targets_C: torch.Tensor) ->
     gradient_CV.scatter_(-1, at_C1, 0.0)
     gradient_CV.scatter_(-1, at_C1, -gradient_CV.sum(dim=-1, keepdim=True))
     return gradient_CV.mul_(counted_C.unsqueeze(-1))
-
-
-def _num_counted(targets_N: torch.Tensor) -> int:
-    return int((targets_N != IGNORED_TARGET).sum())

@@ -4,15 +4,16 @@ The peer that serves the stage, the simulated one and whoever replays them compu
 Shapes: B samples, L tokens, D hidden values.
 """
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from swarm.averaging.activations import ActivationCodec, activation_codec
 from swarm.core.errors import RemoteError
 from swarm.core.settings import RunSettings
 from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
+from swarm.model.wire import Wire
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -26,8 +27,11 @@ class TensorPass:
     def __init__(self, settings: RunSettings, model: StageModel) -> None:
         self.model = model
         self.shape = (settings.batch.microbatch_size, settings.data.sequence_length, model.hidden_size)
-        self.codec: ActivationCodec = activation_codec(settings.codecs.activations)
-        self.gradient_codec: ActivationCodec = activation_codec(settings.codecs.activation_gradients)
+        self._wire = Wire(settings.codecs.activations, model.link)
+        self._gradient_wire = Wire(settings.codecs.activation_gradients, model.link)
+        self.codec = self._wire.codec
+        self.gradient_codec = self._gradient_wire.codec
+        """On the host."""
 
     # -- what comes ---------------------------------------------------------------------------------------
 
@@ -39,12 +43,19 @@ class TensorPass:
         return torch.from_numpy(np.frombuffer(body, dtype="<i4").astype(np.int64).reshape(num_samples, num_tokens))
 
     def x(self, body: Bytes) -> torch.Tensor:
-        """What the stage computes from: ids at the first, else an activation. Raises RemoteError("malformed")."""
-        return self.ids(body) if self.model.is_first else self.codec.decode(body, self.shape)
+        """What the stage computes from: ids at the first, on the host; else an activation, on its device.
+
+        Raises RemoteError("malformed").
+        """
+        return self.ids(body) if self.model.is_first else self._wire.decoded(body, self.shape)
 
     def gradient(self, body: Bytes) -> torch.Tensor:
         """Of y as it came, or of x as it went. Raises RemoteError("malformed")."""
-        return self.gradient_codec.decode(body, self.shape)
+        return self._gradient_wire.decoded(body, self.shape)
+
+    def norm(self, tensor_BLD: torch.Tensor) -> float:
+        """In L2, as PyTorch sums it: for screens, of which no two peers need the same."""
+        return float(self.model.link.fetch(torch.linalg.vector_norm(tensor_BLD)))
 
     # -- there and back -----------------------------------------------------------------------------------
 
@@ -60,11 +71,12 @@ class TensorPass:
         assert saved is not None
         return loss_sum, num_targets, saved
 
-    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor) -> torch.Tensor | None:
-        """The gradient of x (None at the first stage); parameters' gradients are added to `into`."""
+    def backward(self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of x (None at the first stage); all parameters' gradients are added to `into`, if there is one,
+        or none of them."""
         return self.model.backward(saved, grad_y_BLD, into)
 
-    def loss_backward(self, saved: SavedLoss, into: torch.Tensor) -> torch.Tensor | None:
+    def loss_backward(self, saved: SavedLoss, into: torch.Tensor | None) -> torch.Tensor | None:
         """As `backward`, from the loss; zero if it is not finite."""
         return self.model.loss_backward(saved, into)
 
@@ -72,8 +84,16 @@ class TensorPass:
 
     def sent(self, y_BLD: torch.Tensor) -> memoryview:
         """Raises LocalError for what is not finite: no codec carries it."""
-        return self.codec.encode(y_BLD.cpu())
+        return self.sending(y_BLD)()
+
+    def sending(self, y_BLD: torch.Tensor) -> Callable[[], memoryview]:
+        """`sent` in two halves: what is returned waits for the device, in whatever thread calls it."""
+        return self._wire.encoding(y_BLD)
 
     def answered(self, grad_x_BLD: torch.Tensor) -> memoryview:
         """Raises LocalError for what is not finite."""
-        return self.gradient_codec.encode(grad_x_BLD)
+        return self.answering(grad_x_BLD)()
+
+    def answering(self, grad_x_BLD: torch.Tensor) -> Callable[[], memoryview]:
+        """`answered` in two halves, as `sending` is."""
+        return self._gradient_wire.encoding(grad_x_BLD)

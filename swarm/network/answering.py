@@ -27,7 +27,8 @@ _GREET_S = 5.0
 """Whoever connects says by then who it is: until then it is anybody."""
 _ACCEPT_PAUSE_S = 0.1
 _MOST_STRANGERS = 64
-"""Connections of whoever has not yet shown who it is. They take nothing from those who have."""
+"""Connections of whoever has not yet said who it is, and as many of whoever has and did not prove it yet: addresses are
+to be had by the thousand, and take no place from who was named. Neither take anything from those who have shown it."""
 
 Greet = Callable[[socket.socket], Awaitable[tuple[PeerId, Stream]]]
 """Learns which (authenticated) peer has opened an accepted connection, and how it is spoken to. Raises EOFError,
@@ -51,7 +52,9 @@ class Answering:
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
-        """Of who has not shown yet who it is, by address."""
+        """Of who has not said yet who it is, by address."""
+        self._greeted: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
+        """Of who has, or was named by p2pd, but has not shown it yet."""
         self._streams: Counter[PeerId] = Counter()
         """That each peer has here, at work or at rest."""
         self._idle: dict[asyncio.Task[None], PeerId] = {}
@@ -88,15 +91,12 @@ class Answering:
             by_p2pd = listener.family == socket.AF_UNIX
             task = self._start(self._answer(connection, greet))
             task.add_done_callback(self._strangers.leave)
-            self._be_stranger(task, "p2pd" if by_p2pd else network_of(address[0]))
+            task.add_done_callback(self._greeted.leave)
+            if by_p2pd:  # which names who it is in the same breath
+                _take(self._greeted, task, "p2pd")
+            else:
+                _take(self._strangers, task, network_of(address[0]))
             task.add_done_callback(partial(_close, connection))  # if it never began
-
-    def _be_stranger(self, task: asyncio.Task[None], who: str) -> None:
-        """It is one until its first call has come; if there are too many, another is cut off, or this one."""
-        self._strangers.leave(task)
-        lost = self._strangers.take(task, who)
-        if lost is not None:
-            lost.cancel()
 
     def _admit(self, peer_id: PeerId) -> None:
         """One more stream of the peer's. Of too many, one rests, of the peer that has the most, and is closed.
@@ -130,10 +130,12 @@ class Answering:
         try:
             async with asyncio.timeout(_GREET_S):
                 peer_id, stream = await greet(connection)
-            self._be_stranger(task, peer_id)
+            self._strangers.leave(task)
+            self._greeted.leave(task)
+            _take(self._greeted, task, peer_id)
             async with asyncio.timeout(self._limits.window_s):
                 head = await framing.read_request_head(stream)  # which proves it
-            self._strangers.leave(task)
+            self._greeted.leave(task)
             admitted = peer_id
             self._admit(peer_id)
             while True:
@@ -179,6 +181,13 @@ class Answering:
                 await send_all(stream, framing.encode_error(status, kind, message))
                 # When we close first, p2pd resets the stream and drops what the caller has not read yet.
                 await until_closed(stream)
+
+
+def _take(places: Places[asyncio.Task[None]], task: asyncio.Task[None], who: str) -> None:
+    """Of too many, another is cut off, or this one."""
+    lost = places.take(task, who)
+    if lost is not None:
+        lost.cancel()
 
 
 def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:

@@ -17,6 +17,8 @@ from swarm.network.transport import MAX_META_BYTES, Handler, Message
 logger = logging.getLogger(__name__)
 
 MAX_METHOD_BYTES = 64
+PEERS_SHARE = 4
+"""One peer's calls announce at most a fourth of the bytes that all may."""
 MAX_KIND_CHARACTERS = 64
 MAX_ERROR_CHARACTERS = 1000
 
@@ -29,7 +31,7 @@ class ServiceLimits:
     max_calls_per_peer: int = 64
     """Incoming calls of one peer, of all methods together."""
     max_incoming_bytes: int = 4 << 30
-    """Announced bodies of all incoming calls."""
+    """Announced bodies of all incoming calls; of one peer's a quarter, for what is announced need never come."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Services:
         self._services: dict[str, Service] = {}
         self._calls_of_method: Counter[str] = Counter()
         self._calls_of_peer: Counter[PeerId] = Counter()
-        self._incoming_bytes = 0
+        self._bytes_of_peer: Counter[PeerId] = Counter()
+        """Announced, of calls that are open."""
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         """Answer `method` from now on, instead of by its former handler if there was one."""
@@ -69,22 +72,24 @@ class Services:
         if (
             self._calls_of_method[method] >= self._limits.max_calls_per_method
             or self._calls_of_peer[peer_id] >= self._limits.max_calls_per_peer
-            or self._incoming_bytes + body_bytes > self._limits.max_incoming_bytes
+            or self._bytes_of_peer.total() + body_bytes > self._limits.max_incoming_bytes
+            or self._bytes_of_peer[peer_id] + body_bytes > self._limits.max_incoming_bytes // PEERS_SHARE
         ):
             raise TransientError(
                 f"busy: {self._calls_of_method[method]} open calls of {method}, {self._calls_of_peer[peer_id]} of yours"
             )
         self._calls_of_method[method] += 1
         self._calls_of_peer[peer_id] += 1
-        self._incoming_bytes += body_bytes
+        self._bytes_of_peer[peer_id] += body_bytes
         try:
             yield service
         finally:
-            self._incoming_bytes -= body_bytes
+            self._bytes_of_peer[peer_id] -= body_bytes
             self._calls_of_method[method] -= 1
             self._calls_of_peer[peer_id] -= 1
             if not self._calls_of_peer[peer_id]:
                 del self._calls_of_peer[peer_id]  # strangers come and go: no trace of one remains
+                del self._bytes_of_peer[peer_id]
 
 
 async def ask(handler: Handler, peer_id: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:

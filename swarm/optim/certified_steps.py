@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
 from swarm.averaging.result_decoder import ResultDecoder
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import Bytes, StageState
 from swarm.core.errors import LocalError, RemoteError
-from swarm.core.round.contribution import Result
+from swarm.core.round.contribution import ReducedPart, Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import verify
@@ -21,8 +22,11 @@ from swarm.optim.stage_step import StageStep, stage_clip_norm
 class CertifiedSteps:
     """A stage at one version after another: `state` and `chain` are where it stands."""
 
-    def __init__(self, settings: RunSettings, state: StageState, chain: StageChain) -> None:
+    def __init__(
+        self, settings: RunSettings, state: StageState, chain: StageChain, *, threads: Threads = ONE_THREAD
+    ) -> None:
         """Stand at a state, whose moments are copied. Raises RemoteError if they are of another kind."""
+        self._threads = threads
         self.state = state
         """Its moments are changed by the next `advance`, its weights never."""
         self.chain = chain
@@ -30,7 +34,7 @@ class CertifiedSteps:
         self._parts = Parts.of(settings, state.layout.num_values)
         self._gradient: NDArray[np.float32] | None = None
         clip_norm = stage_clip_norm(settings, chain.stage)
-        self._step = StageStep(settings.optimizer, state.layout, clip_norm=clip_norm)
+        self._step = StageStep(settings.optimizer, state.layout, clip_norm=clip_norm, threads=threads)
         try:
             self._step.restore(state)
         except LocalError as error:
@@ -47,7 +51,7 @@ class CertifiedSteps:
             phase_s=self._settings.deadlines.call_s,
         )
         facts.check_result(result, verify, certified=True)
-        _check_bodies(result, bodies)
+        check_bodies(result, bodies, threads=self._threads)
         chain = self.chain.advance(result, self._settings)
         found = self._decoder().gradient(result.parts, bodies)
         gradient, norm = found if found is not None else (None, None)
@@ -57,14 +61,20 @@ class CertifiedSteps:
     def _decoder(self) -> ResultDecoder:
         if self._gradient is None:
             self._gradient = np.empty(self.state.layout.num_values, dtype=np.float32)
-        return ResultDecoder(result_codec(self._settings.codecs.averaging), self._parts, self._gradient)
+        codec = result_codec(self._settings.codecs.averaging)
+        return ResultDecoder(codec, self._parts, self._gradient, threads=self._threads)
 
 
-def _check_bodies(result: Result, bodies: Sequence[Bytes]) -> None:
+def check_bodies(result: Result, bodies: Sequence[Bytes], *, threads: Threads = ONE_THREAD) -> None:
+    """Raises RemoteError unless these are the bytes of the result's parts, none for an empty one."""
     if len(bodies) != len(result.parts):
         raise RemoteError("malformed", f"{len(bodies)} bodies for a result of {len(result.parts)} parts")
-    for reduced, body in zip(result.parts, bodies, strict=True):
+
+    def check(one: tuple[ReducedPart, Bytes]) -> None:
+        reduced, body = one
         if reduced.is_empty and len(body):
             raise RemoteError("malformed", f"part {reduced.part} is empty, but comes with {len(body)} bytes")
         if not reduced.is_empty and bulk_digest(body) != reduced.digest:
             raise RemoteError("digest", f"part {reduced.part} of step {result.roster.step} differs from its digest")
+
+    threads.map(check, list(zip(result.parts, bodies, strict=True)))

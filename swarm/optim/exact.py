@@ -199,9 +199,9 @@ def _ratio_limit(settings: OptimizerSettings) -> float:
     return min(_LARGEST_RATIO, (1.0 - settings.beta1) / math.sqrt((1.0 - settings.beta2) * (1.0 - share)))
 
 
-def extrapolated(weights_new: Floats, weights_old: Floats, out: Floats) -> None:
+def extrapolated(weights_new: Floats, weights_old: Floats, out: Floats, *, threads: Threads = ONE_THREAD) -> None:
     """out = new + (new - old): the weights one more such update would make (correction = "extrapolate")."""
-    optimizers.extrapolate(weights_new, weights_old, out)
+    optimizers.extrapolate(weights_new, weights_old, out, threads=threads)
 
 
 def _segments(

@@ -1,21 +1,32 @@
 """A stage's gradients, added up over a step: a sum of token losses' gradients and the count of tokens."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kernels import optimizers
 from swarm.core.errors import LocalError
+from swarm.model.link import Link
+
+TO_THE_HOST = Link(torch.device("cpu"))
 
 
 class GradientSum:
     """A flat fp32 tensor on the stage's device, into which backward passes add, and the tokens they stand for."""
 
-    def __init__(self, num_values: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, num_values: int, link: Link = TO_THE_HOST) -> None:
         self.num_values = num_values
-        self.flat = torch.zeros(num_values, dtype=torch.float32, device=device)
+        self.flat = torch.zeros(num_values, dtype=torch.float32, device=link.device)
         """The sum, parameters in name order; its views are the parameters' gradients."""
         self.num_tokens = 0
+        self._link = link
+        self._complete: Any = None
+
+    def close(self) -> None:
+        """Nothing is added any more: who fetches the sum waits for what this thread has had computed, and no longer."""
+        self._complete = self._link.mark()
 
     def add_tokens(self, num_tokens: int) -> None:
         """Count the target tokens of a microbatch whose gradient has been added."""
@@ -25,6 +36,7 @@ class GradientSum:
         """Start the next step."""
         self.flat.zero_()
         self.num_tokens = 0
+        self._complete = None
 
     def take_mean(self) -> NDArray[np.float32]:
         """sum / tokens on the host, one exact fp32 division a value; the sum stays. Raises LocalError for no tokens."""
@@ -40,7 +52,8 @@ class GradientSum:
         """
         if self.num_tokens < 1:
             raise LocalError("no microbatch has been added to this step's gradient: there is no mean to take")
-        return self.flat[where].detach().cpu().numpy(), np.float32(self.num_tokens)
+        values = self._link.fetch(self.flat[where], after=self._complete)
+        return values.numpy(), np.float32(self.num_tokens)
 
     def mean_of(self, where: slice, out: NDArray[np.float32]) -> None:
         """Those values of `take_mean`, into `out` on the host. Raises LocalError for no tokens."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
 from swarm.checkpoint.state import StageState
+from swarm.core.errors import LocalError
 from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.step_rule import norms_after, why_skipped
@@ -51,6 +52,8 @@ class StageStep:
         self._layout = layout
         self._clip_norm = clip_norm
         self._skip_norm_factor = settings.skip_norm_factor
+        self._half_taken: int | None = None
+        """The version whose step was begun and has not ended; no other is taken before `restore`."""
         self._old_weights = KeptBuffers(most_kept_bytes=FLOAT_BYTES * layout.num_values + UNIT_BYTES)
         """Those of a version that nobody uses any more are written over: new memory takes a quarter of a step."""
         self._optimizer = ExactOptimizer(
@@ -59,6 +62,7 @@ class StageStep:
 
     def restore(self, state: StageState) -> None:
         """Take over (a copy of) the state's moments, if it has any. Raises LocalError if they are of another kind."""
+        self._half_taken = None
         if state.moments:
             self._optimizer.load_state(state.moments, state.scalars)
 
@@ -67,9 +71,11 @@ class StageStep:
     ) -> Stepped:
         """The state after `old` that this certified gradient makes; where it makes no step, that only counts on.
 
-        Moments move on: call it once a version. They are shared with the state that is returned, until the next
-        call changes them. `gradient_norm` as in `ExactOptimizer.step`.
+        Moments move on: call it once a version; where memory gives out before they do, again. They are shared with the
+        state that is returned, until the next call changes them. `gradient_norm` as in `ExactOptimizer.step`.
         """
+        if self._half_taken is not None:
+            raise LocalError(f"step {self._half_taken} ended half way: the moments are of no version")
         weights = empty_floats(old.weights.size, self._old_weights)
         norm = None
         if gradient is not None:
@@ -78,6 +84,7 @@ class StageStep:
         if gradient is None or norm is None or skipped is not None:
             weights[:] = old.weights
         else:
+            self._half_taken = old.version
             self._optimizer.step(
                 old.weights,
                 gradient,
@@ -86,6 +93,7 @@ class StageStep:
                 out=weights,
                 gradient_norm=norm,
             )
+            self._half_taken = None
         weights.setflags(write=False)
         state = StageState(
             version=old.version + 1,
@@ -110,10 +118,12 @@ def extrapolates(settings: RunSettings, version: int) -> bool:
     return settings.optimizer.correction == "extrapolate" and settings.averaging.delay > 0 and version > 1
 
 
-def weights_ahead(settings: RunSettings, old: StageState, new: StageState) -> Floats | None:
+def weights_ahead(
+    settings: RunSettings, old: StageState, new: StageState, *, threads: Threads = ONE_THREAD
+) -> Floats | None:
     """The extrapolated weights at the new version; None where nothing is extrapolated."""
     if not extrapolates(settings, new.version):
         return None
     ahead = np.empty_like(new.weights)
-    extrapolated(new.weights, old.weights, ahead)
+    extrapolated(new.weights, old.weights, ahead, threads=threads)
     return ahead

@@ -46,6 +46,15 @@ def test_an_exception_reaches_the_caller_when_any_item_fails(bad: int, error: ty
     assert threads.map(str, [1, 2]) == ["1", "2"], "the pool goes on"
 
 
+def test_more_threads_work_from_the_next_call_on_when_the_count_grows() -> None:
+    threads = Threads(1)
+    assert threads.map(str, [1, 2]) == ["1", "2"]
+    for count in (2, 5, 3):
+        threads.count = count
+        meeting = threading.Barrier(count)
+        assert len(threads.map(lambda _, meeting=meeting: meeting.wait(20), range(count))) == count
+
+
 def test_callers_do_not_wait_for_each_other_when_the_pool_is_busy() -> None:
     threads = Threads(2)
     release = threading.Event()

@@ -97,7 +97,7 @@ def test_a_stranger_hosts_joins_watches_pulls_and_leaves(stranger: Stranger) -> 
     manifest = stranger.home / "run.toml"
     manifest.write_text(manifest.read_text().replace("every_steps = 48", "every_steps = 8"))
     assert "tokens/s for the whole swarm" in stranger.does("swarm", "plan", "run.toml")
-    host = stranger.starts("swarm", "host", "run.toml", "--listen", "127.0.0.1:0", "--json")
+    host = stranger.starts("swarm", "host", "run.toml", "--listen", "127.0.0.1:0", "--json", "--ends-with-run")
     try:
         listening = stranger.event("listening", within_s=COMMAND_S)
         invite = listening["invite"]

@@ -27,7 +27,7 @@ from swarm.averaging.seeds import part_seeds, reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.pipeline.leases import LeaseTable
+from swarm.core.pipeline.leases import LeaseTable, OpenChunk
 from swarm.core.round.contribution import Contribution, ReducedPart, Result, Work
 from swarm.core.settings import (
     BatchSettings,
@@ -43,6 +43,7 @@ from swarm.model.initial import initial_weights
 from swarm.model.stage import Saved, StageModel
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.stage_step import stage_clip_norm
+from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, ticket_of
 from tests.swarm.core.round.round_members import certified, result_of, roster_of
 from tests.swarm.core.round.round_world import identities, run_key, witness_identities
 from tests.swarm.model.tiny_models import VOCAB_SIZE, tiny_model
@@ -79,6 +80,10 @@ def small_settings(num_stages: int = 2, *, codecs: CodecSettings = EXACT, **fiel
     return RunSettings(codecs=codecs, **(given | fields))
 
 
+MOST_NUMBERS = 1 << 12
+"""Of microbatches that a test takes through."""
+
+
 @dataclass(frozen=True)
 class Done:
     """A round of one stage."""
@@ -93,6 +98,12 @@ class Done:
     """Signed; of peers with work."""
     parts: dict[PeerId, Sequence[Bytes]]
     """Of each contribution, encoded."""
+
+
+def _everybodys(sources: Sequence[Identity]) -> LeaseTable:
+    """Whoever takes a microbatch through may use its id."""
+    ids = ((0, MOST_NUMBERS),)
+    return LeaseTable(len(sources), tuple(OpenChunk(at, source.peer_id, ids) for at, source in enumerate(sources)))
 
 
 class SmallRun:
@@ -200,12 +211,15 @@ class SmallRun:
             seeds = part_seeds(chain.run_id, chain.stage, chain.version, me, num_parts=num_parts)
             encoded, digests = ContributionEncoder(replica).encode(step, closed, seeds)
             work = tuple(closed.work[key] for key in sorted(closed.work))
-            unsigned = Contribution(chain.run_id, chain.stage, step, chain.name, me, work, tuple(digests))
+            known = me in chain.basis.link_of
+            ticket = None if known else ticket_of(me, run_key(), run_id=chain.run_id, stage=stage)
+            facts_of_it = chain.run_id, chain.stage, step, chain.name, me, work, tuple(digests)
+            unsigned = Contribution(*facts_of_it, chance_of(me, step, ticket=ticket))
             made[me] = replace(unsigned, signature=identity.sign(unsigned.signed_bytes()))
             if work:
                 parts[me] = encoded
         roster = roster_of(facts, commits=made)
-        tokens = chain.weights_of(Result(roster, (), roster.leader))
+        tokens = chain.weights_of(roster)
         contributors = tuple(one.peer_id for one in roster.contributions)
         bodies, reduced = [], []
         for part in range(replicas[0].num_parts if contributors else 0):
@@ -240,10 +254,11 @@ class SmallRun:
                 version=Version(0),
                 state_digest=self.settings.initial_state_digests[stage],
                 members=tuple(sorted(identity.peer_id for identity in self.peers[stage])),
-                leases=LeaseTable(),
+                leases=_everybodys(self.peers[0]) if stage == 0 else LeaseTable(),
                 coordinator=witness_identities(1)[0].peer_id,
                 run_key=run_key().peer_id,
                 neighbours=(),
+                host_chain_end=HOST_CHAIN.end,
             ),
             self.settings,
         )
@@ -288,7 +303,7 @@ class SmallRun:
             shape=shape,
             dtype="fp32",
             codec=codecs.activations if direction == "forward" else codecs.activation_gradients,
-            numeric_class=numeric_class("cpu", self.settings.model.compute_dtype),
+            numeric_class=numeric_class(torch.device("cpu"), self.settings.model.compute_dtype),
             body_digest=bulk_digest(body),
         ).signed_by(producer)
 

@@ -4,12 +4,15 @@ import re
 
 import pytest
 
+from swarm.core.audit.hash_chain import HashChain, check_reveal
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Version
 from swarm.core.settings import AuditSettings
 from swarm.identity.key import Identity
 from tests import ROOT
-from verification.audit.draws import HashChain, check_reveal, contribution_rate, draw, hop_draw, microbatch_rate
+from verification.audit.amplified import TABLE as MOVED
+from verification.audit.amplified import MovedBounds, moved_bounds_for
+from verification.audit.draws import contribution_rate, draw, hop_draw, microbatch_rate
 from verification.audit.evidence import KINDS
 from verification.audit.tolerance import TABLE, bounds_for
 from verification.audit.verdicts import Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
@@ -80,6 +83,15 @@ def test_the_table_of_bounds_is_the_codes() -> None:
         key: bounds_for(*key) for key in (*TABLE, ("other", "other", "activation"), ("other", "other", "gradient"))
     }
     assert told == {key: (it.floor, it.accept, it.fraud, it.report_only) for key, it in codes.items()}
+
+
+def test_the_table_of_what_errors_move_is_the_codes() -> None:
+    told = {}
+    for pair, fraud, spread, bias in table("compute, averaging codec"):
+        computes, codec = ("other", "other") if pair == "any other" else pair.split(", ")
+        number, _, note = fraud.partition(", ")
+        told[computes, codec] = MovedBounds(float(number), float(spread), float(bias), note == "report only")
+    assert told == {key: moved_bounds_for(*key) for key in (*MOVED, ("other", "other"))}
 
 
 def test_every_kind_of_evidence_and_every_verdict_is_described() -> None:

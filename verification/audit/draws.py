@@ -7,87 +7,12 @@ So nobody else can know the draw when the contribution is signed, the auditor ca
 With h honest auditors at rate q, a version's lie is found with p = 1 - (1 - q)^h: time to ban is geometric in p.
 """
 
-import hashlib
 import math
 from dataclasses import dataclass
 
-from swarm.core.canonical import digest, signed_bytes
-from swarm.core.errors import LocalError, RemoteError
+from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.settings import AuditSettings
-
-REVEALED_AFTER = 2
-"""Versions after the one that the round in question starts from: then a draw is shown, and the audit made."""
-SHORTEST_CHAIN, LONGEST_CHAIN = 1 << 16, 1 << 21
-"""Versions that one chain lasts for. The longest takes a peer two seconds to make, and whoever checks a value of it for
-the first time as long; it lasts for the longest run (`swarm.core.settings.MOST_STEPS`)."""
-
-_LINK = signed_bytes("draw-chain", bytes(32))[:-32]
-"""What a value is prefixed with before it is hashed: a link is digest("draw-chain", value)."""
-
-
-class HashChain:
-    """An auditor's own chance, fixed before the run: one value a version, each the hash of the next.
-
-    Hashing value v v + 1 times gives the chain's end. A revealed value tells the earlier ones and none of the later.
-    `seed` is secret and serves one chain only. One value in sqrt(length) is kept, the others are hashed again.
-    """
-
-    @classmethod
-    def of_run(cls, seed: bytes, total_steps: int) -> "HashChain":
-        """One that lasts for a run of so many steps, and for twice as many if the run is amended."""
-        length = SHORTEST_CHAIN
-        while length <= min(2 * total_steps, LONGEST_CHAIN - 1):
-            length *= 2
-        return cls(seed, length)
-
-    def __init__(self, seed: bytes, length: int) -> None:
-        assert len(seed) == 32, f"a seed of {len(seed)} bytes, not 32"
-        assert length >= 1, f"a chain of {length} values"
-        self.length = length
-        self._spacing = math.isqrt(length - 1) + 1
-        value = digest("draw-chain-seed", seed)
-        kept = {length - 1: value}
-        for version in reversed(range(length - 1)):
-            value = _links(value, 1)
-            if version % self._spacing == self._spacing - 1:
-                kept[version] = value
-        self._kept = kept
-        self.end = _links(value, 1)
-        """32 bytes, committed on admission."""
-
-    def reveal(self, version: int) -> bytes:
-        """The value of `version`, 32 bytes. Raises LocalError past the end of the chain."""
-        if not 0 <= version < self.length:
-            raise LocalError(f"hash chain of {self.length} versions has no value for version {version}")
-        after = min(version - version % self._spacing + self._spacing, self.length) - 1
-        return _links(self._kept[after], after - version)
-
-
-def check_reveal(
-    end: bytes,
-    version: int,
-    value: bytes,
-    *,
-    known: tuple[int, bytes] | None = None,
-    length: int = LONGEST_CHAIN,
-) -> None:
-    """Raises RemoteError("draw") unless `value` is the one of `version` on the chain that ends in `end`.
-
-    `known` is a version and its value, checked before: only the links between are hashed, one a version.
-    """
-    if not 0 <= version < length:
-        raise RemoteError("draw", f"reveal of version {version} on a chain of {length}")
-    if len(value) != 32:
-        raise RemoteError("draw", f"reveal of {len(value)} bytes, not 32")
-    if known is None:
-        matches = _links(value, version + 1) == end
-    elif known[0] <= version:
-        matches = _links(value, version - known[0]) == known[1]
-    else:
-        matches = _links(known[1], known[0] - version) == value
-    if not matches:
-        raise RemoteError("draw", f"reveal of version {version} is not on the chain that ends in {end.hex()[:16]}")
 
 
 @dataclass(frozen=True)
@@ -109,11 +34,6 @@ class Draw:
     def hits_part(self, part: int, rate: float) -> bool:
         """Whether the auditor recomputes this part, where the target is its reducer and signed it."""
         return self._hits(f"part/{part}", rate)
-
-    def microbatch(self, num: int) -> int:
-        """Which of the contribution's `num` work entries a newcomer is examined on, from 0."""
-        assert num >= 1, "a contribution without work has no microbatch"
-        return int.from_bytes(digest("draw/microbatch", self.value), "big") % num
 
     def _hits(self, purpose: str, rate: float) -> bool:
         # The product with a power of two is exact: all agree, and a rate of 1 always hits.
@@ -225,9 +145,3 @@ def found_within(rate: float, num_honest_auditors: int, versions: int) -> float:
 def _rate(audits: float, num_replicas: int) -> float:
     """Each of the target's other replicas takes an equal share of the audits."""
     return min(1.0, audits / (num_replicas - 1)) if num_replicas > 1 else 0.0
-
-
-def _links(value: bytes, num: int) -> bytes:
-    for _ in range(num):
-        value = hashlib.sha256(_LINK + value).digest()
-    return value

@@ -26,10 +26,12 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 Kind = Literal[
     "equivocation",
     "protocol_violation",
+    "false_work",
     "reducer_fraud",
     "step_fraud",
     "data_fraud",
     "replay_mismatch",
+    "bias",
     "hop_mismatch",
 ]
 

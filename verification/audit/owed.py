@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from swarm.bulk_digest import bulk_digest
+from swarm.core.audit.hash_chain import check_reveal
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item
@@ -17,12 +19,11 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.round.contribution import Contribution, Roster, Work
 from swarm.core.settings import AuditSettings, RunSettings
 from swarm.identity.signed_record import SignedRecord
-from verification.audit.draws import AuditBudget, check_reveal, contribution_rate, draw, hop_draw, microbatch_rate
+from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate
 from verification.audit.standing import SUSPICION_FACTOR
 from verification.pipeline.exchanges import read_exchanges
 from verification.pipeline.headers import BirthRecord, HopHeader, check_birth
 from verification.pipeline.hop_claim import HopClaim, claims_of
-from verification.pipeline.ticket import Ticket
 from verification.round.papers import Bytes, Exhibit, Papers
 
 MAX_REASON = 200

@@ -1,6 +1,6 @@
 """How a newcomer earns its place: it replays what chance gives it, and is promoted once enough replays agree.
 
-In each version the newcomer's hash chain names one member of its stage, the *examiner*, and one microbatch of that
+In each version the beacon names one member of its stage for each newcomer, the *examiner*, and one microbatch of that
 member's contribution. The examiner shows what went in; the newcomer answers with what must have come out, before it
 has seen it; the examiner compares, and signs an agreement. The run key counts agreements of the last versions, and
 promotes a few at a time: an identity costs a stretch of real work, and however many are made they come in slowly.
@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from swarm.core.audit.beacon import Beacon
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import RemoteError
-from swarm.core.forms import Digest, StageNumber
+from swarm.core.forms import StageNumber
 from swarm.core.ids import PeerId, Step
-from swarm.core.ranking import rank
+from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Contribution, Roster, Work
+from swarm.core.seats import drawn, seats
 from swarm.identity.signed_record import SignedRecord
-from verification.audit.draws import check_reveal, draw
-from verification.pipeline.ticket import Ticket
 
 AGREEMENT_VERSIONS = 16
 """Agreements count for so many versions: who has accomplices among the members cannot wait until chance names them
@@ -37,18 +38,25 @@ class Exam:
     """The microbatch, in it."""
 
 
-def exam_of(roster: Roster, reveal: bytes, newcomer: PeerId) -> Exam | None:
-    """What the newcomer's value of the roster's version gives it; None if nobody has contributed.
+def exam_of(roster: Roster, basis: RoundBasis, beacon: Beacon, newcomer: PeerId) -> Exam | None:
+    """What the beacon of the certified roster gives the newcomer; None if nobody has contributed who had done anything
+    by its `basis`, which is what the round started from.
 
-    The examiner follows from the version's name, which is older than any contribution to the step: nobody can make
-    his contribution so that he is the one.
+    Who examines and on what is known once the roster is certified and the host has spoken: nobody can make a
+    contribution, or an identity, so that it is the one. Who did twice as much lately is it twice as often.
+    Raises RemoteError if the basis is of another version.
     """
+    assert beacon.step == roster.step, f"the beacon of step {beacon.step}, not of {roster.step}"
+    if basis.name != roster.previous_name:
+        raise RemoteError("fork", f"step {roster.step} of stage {roster.stage} does not start from this version")
     made = {one.peer_id: one for one in roster.contributions if one.work and one.peer_id != newcomer}
-    if not made:
+    weights = {peer: weight for peer, weight in seats(basis.work_of).items() if peer in made}
+    if not weights:
         return None
-    examiner = rank(made, "examiner", reveal, roster.previous_name, newcomer)[0]
-    drawn = draw(reveal, made[examiner].digest(), auditor=newcomer, target=examiner)
-    return Exam(examiner, made[examiner], made[examiner].work[drawn.microbatch(len(made[examiner].work))])
+    examiner = drawn(weights, "examiner", beacon.value, newcomer)[0]
+    work = made[examiner].work
+    number = int.from_bytes(beacon.seed("microbatch", newcomer), "big") % len(work)
+    return Exam(examiner, made[examiner], work[number])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +68,16 @@ class Agreement(SignedRecord):
     stage: StageNumber
     step: Step
     newcomer: PeerId
-    reveal: Digest
-    """Of the newcomer's hash chain, for the step: it names the examiner."""
     examiner: PeerId
 
-    def check(self, *, run_id: str, ticket: Ticket, roster: Roster) -> None:
-        """Raises RemoteError unless the examiner that the newcomer had drawn in the roster's version signed it."""
+    def check(self, *, run_id: str, ticket: Ticket, roster: Roster, basis: RoundBasis, beacon: Beacon) -> None:
+        """Raises RemoteError unless the examiner that was drawn for the newcomer in the roster's round, which started
+        from this basis, signed it."""
         if self.run_id != run_id:
             raise RemoteError("protocol", f"agreement of run {self.run_id[:12]}, not {run_id[:12]}", self.newcomer)
         if (ticket.peer_id, ticket.stage, self.stage) != (self.newcomer, roster.stage, roster.stage):
             raise RemoteError("ticket", f"agreement of stage {self.stage} for {self.newcomer}", self.newcomer)
-        check_reveal(ticket.chain_end, int(self.step), self.reveal)
-        exam = exam_of(roster, self.reveal, self.newcomer) if roster.step == self.step else None
+        exam = exam_of(roster, basis, beacon, self.newcomer) if roster.step == self.step else None
         if exam is None or exam.examiner != self.examiner:
             raise RemoteError("draw", f"{self.examiner} is not who {self.newcomer} drew at {self.step}", self.newcomer)
         if not self.is_signed_by(self.examiner):

@@ -75,11 +75,20 @@ class Comparison:
     reason: str
     extent: float = 0.0
     """`extent_of` the error, of what is fraud."""
+    moved: float = 0.0
+    """Of a contribution: what the error moves, in learning rates a step (`verification.audit.amplified`)."""
+    moved_fraud: float = math.inf
+    """Bound on that."""
 
     @property
     def measured(self) -> float:
         """What is held against the bounds: the error, or a quarter of the worst chunk's if that is larger."""
         return _measured(self.error, self.worst_chunk_error)
+
+    @property
+    def share(self) -> float:
+        """Of the fraud bounds, of the one that is nearest."""
+        return max(self.measured / self.fraud, self.moved / self.moved_fraud)
 
     @property
     def wants_higher_precision(self) -> bool:
@@ -170,14 +179,14 @@ def extent_of(claimed: Tensor, replayed: Tensor) -> float:
         piece = reference[where].astype(np.float64)
         rms = max(math.sqrt(norm), least) / math.sqrt(piece.size)
         off = ~(np.abs(tensor[where] - piece) <= OFF * np.maximum(np.abs(piece), rms))  # so is what is not a number
-        num_off, norm_off = num_off + int(off.sum()), norm_off + _halved(np.square(piece[off]))
-    norms = _halved(norms_C)
+        num_off, norm_off = num_off + int(off.sum()), norm_off + halved_sum(np.square(piece[off]))
+    norms = halved_sum(norms_C)
     return max(num_off / max(1, reference.size), norm_off / norms if norms > 0 else 0.0)
 
 
 def _least_norm(norms_C: NDArray[np.float64]) -> float:
     """What a chunk of lower norm counts as."""
-    return max(QUIET_CHUNK * math.sqrt(_halved(norms_C) / len(norms_C)), QUIET * math.sqrt(CHUNK_VALUES))
+    return max(QUIET_CHUNK * math.sqrt(halved_sum(norms_C) / len(norms_C)), QUIET * math.sqrt(CHUNK_VALUES))
 
 
 def _chunks(num_values: int) -> list[slice]:
@@ -195,7 +204,7 @@ def _errors(tensor: Tensor, reference: Tensor) -> tuple[float, float]:
     if reference.size == 0:
         return 0.0, 0.0
     squares_C, norms_C = _chunk_squares(tensor.reshape(-1), reference.reshape(-1))
-    all_squares, all_norms = _halved(squares_C), _halved(norms_C)
+    all_squares, all_norms = halved_sum(squares_C), halved_sum(norms_C)
     if not math.isfinite(all_norms):
         raise LocalError(f"replay holds values up to {np.abs(reference).max():.2e}: no claim can be held against it")
     error = math.sqrt(all_squares) / max(math.sqrt(all_norms), QUIET * math.sqrt(reference.size))
@@ -211,11 +220,11 @@ def _chunk_squares(tensor: Tensor, reference: Tensor) -> tuple[NDArray[np.float6
         piece = reference[where].astype(np.float64)
         away = tensor[where].astype(np.float64) - piece
         with np.errstate(over="ignore"):  # a claim that far away has an infinite error
-            squares_C[chunk], norms_C[chunk] = _halved(away * away), _halved(piece * piece)
+            squares_C[chunk], norms_C[chunk] = halved_sum(away * away), halved_sum(piece * piece)
     return squares_C, norms_C
 
 
-def _halved(values: NDArray[np.float64]) -> float:
+def halved_sum(values: NDArray[np.float64]) -> float:
     """Their sum, by halves: the order of the additions does not depend on the machine."""
     sums = np.zeros(1 << max(0, values.size - 1).bit_length())
     sums[: values.size] = values

@@ -1,28 +1,33 @@
 """The form of verdicts: who is said to have done what, and whose signature makes it count.
 
-A ban is for ever and signed by the run key. A quarantine lasts until the run key pardons it; three jurors, drawn after
-the evidence was committed, can impose one too.
+A ban is for ever and signed by the run key. A quarantine lasts until the run key pardons it; a jury, drawn after the
+evidence was committed, can impose one too. Jurors weigh what they did lately, and less than a third of a stage's weight
+convicts nobody: in a stage of 17 members or fewer never, in a larger one three times in 10,000 charges at most.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from swarm.core.audit.beacon import Beacon
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Octets, StageNumber, Text
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
-from swarm.core.ranking import rank
 from swarm.core.record import Record
-from swarm.core.round.contribution import MAX_PARTS, Result
+from swarm.core.round.basis import RoundBasis
+from swarm.core.round.contribution import MAX_PARTS, Charge, Result, Roster
+from swarm.core.seats import drawn, seats, weight_of
 from swarm.identity.signed_record import SignedRecord
 from verification.audit.tolerance import Grade
 
 FEWEST_REPLICAS = 5
-"""A stage with fewer has no jury: without accuser and accused fewer than three are left."""
-NUM_JURORS = 3
-VOTES_TO_QUARANTINE = 2
+"""A stage with fewer that did any work has no jury: without accuser and accused fewer than three are left."""
+MOST_JURORS = 15
+"""Where no more are left all of them judge, and more than half of their weight convicts; else so many are drawn."""
+OF_THE_MOST = 12
+"""Of those drawn convict: 15 draws hit so many of a third with a chance of 0.0003."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Quarantine(_Charge, _Signed):
     """A peer is kept out until it is pardoned: by the run key's signature, or by jurors' votes and no signature."""
 
     DOMAIN: ClassVar[str] = "quarantine"
-    votes: Annotated[tuple[JurorVote, ...], AtMost(NUM_JURORS), Beside()] = ()
+    votes: Annotated[tuple[JurorVote, ...], AtMost(MOST_JURORS), Beside()] = ()
     signature: Annotated[bytes, Octets(max_length=64), Beside()] = field(default=b"", kw_only=True)
 
     @property
@@ -118,23 +123,24 @@ class Quarantine(_Charge, _Signed):
             raise RemoteError("verdict", f"the votes on {self.peer_id} are of {len(found)} charges, not of one")
         return found.pop()
 
-    def check(self, run_id: str, run_key: PeerId, *, drawn: tuple[PeerId, ...] = ()) -> None:
-        """Raises RemoteError unless the run key signed it or two of the `drawn` jurors (see `jurors`) found fraud."""
+    def check(self, run_id: str, run_key: PeerId, *, jury: "DrawnJury | None" = None) -> None:
+        """Raises RemoteError unless the run key signed it or enough of the jury found fraud."""
         if self.signature:
             self._check_signature(self.run_id, run_id, run_key)
             return
         _ = self.summons
+        if jury is None:
+            raise RemoteError("verdict", f"no jury was drawn on {self.peer_id}")
         for vote in self.votes:
             vote.check(run_id)
-            if vote.juror not in drawn:
+            if vote.juror not in jury.weights:
                 raise RemoteError("verdict", f"{vote.juror} was not drawn as a juror of {self.peer_id}", vote.juror)
             if vote.facts != self.facts:
                 raise RemoteError("verdict", f"{vote.juror} voted on another charge than {self.peer_id}'s quarantine")
         found = {vote.juror for vote in self.votes if vote.verdict is Grade.FRAUD}
-        if len(found) < VOTES_TO_QUARANTINE:
-            raise RemoteError(
-                "verdict", f"{len(found)} of {len(drawn)} jurors found {self.peer_id} guilty, not {VOTES_TO_QUARANTINE}"
-            )
+        if not jury.convicts(found):
+            weight = weight_of(jury.weights, found)
+            raise RemoteError("verdict", f"jurors of weight {weight} found {self.peer_id} guilty, not {jury.needed}")
 
     def _check_fields(self) -> None:
         if len(self.signature) not in (0, 64):
@@ -175,21 +181,35 @@ class Plea(_Signed):
         self._check_signature(self.run_id, run_id, self.peer_id)
 
 
-def jury_of(result: Result, accusation: Accusation, accuser: PeerId) -> tuple[PeerId, ...]:
-    """The jurors on what the accuser committed to in this certified result; none below five replicas.
+@dataclass(frozen=True)
+class DrawnJury:
+    """Who judges a charge, and what it takes to convict."""
+
+    weights: Mapping[PeerId, int]
+    """Of each juror's vote."""
+    needed: int
+    """Weight of those who must find fraud."""
+
+    def convicts(self, found: Iterable[PeerId]) -> bool:
+        """Whether these, who found fraud, are enough."""
+        return weight_of(self.weights, found) >= self.needed
+
+
+def jury_of(
+    result: Result, after: RoundBasis, accusation: Accusation, accuser: PeerId, beacon: Callable[[Roster], Beacon]
+) -> DrawnJury | None:
+    """The jury on what the accuser committed to in this certified result, `after` being the basis of the version that
+    it made, and `beacon` its round's; none below five replicas.
 
     Raises RemoteError if it did not.
     """
     made = result.roster.contribution_of(accuser)
-    if made is None or accusation.digest() not in made.charges or accusation.stage != made.stage:
+    charge = Charge(accusation.peer_id, accusation.digest())
+    if made is None or charge not in made.charges or accusation.stage != made.stage:
         raise RemoteError("verdict", f"{accuser} accused nobody of that in step {result.roster.step}", accuser)
-    return jurors(
-        result.roster.members_after,
-        accuser=accuser,
-        accused=accusation.peer_id,
-        evidence_digest=accusation.evidence_digest,
-        next_name=result.new_name,
-    )
+    if after.root != result.root():
+        raise RemoteError("fork", f"step {result.roster.step} of stage {made.stage} did not make this version")
+    return jurors(after, accuser=accuser, accused=accusation.peer_id, beacon=lambda: beacon(result.roster))
 
 
 @dataclass(frozen=True)
@@ -222,15 +242,19 @@ class Debt(_Signed):
         self._check_signature(self.run_id, run_id, run_key)
 
 
-def jurors(
-    members: Iterable[PeerId], *, accuser: PeerId, accused: PeerId, evidence_digest: bytes, next_name: bytes
-) -> tuple[PeerId, ...]:
-    """Three of the stage's members without both parties; none below five replicas, where the run key judges alone.
+def jurors(after: RoundBasis, *, accuser: PeerId, accused: PeerId, beacon: Callable[[], Beacon]) -> DrawnJury | None:
+    """The stage's members without both parties, or those of them who are drawn, by their work; none below five
+    replicas, where the run key judges alone.
 
-    `next_name` is the name of the first version made after the evidence was committed: nobody can choose evidence
-    by its jurors.
+    `after` is of the first version made after the evidence was committed, and `beacon`, which is asked for only where
+    jurors are drawn, of the round that made it: until then nobody could choose by its jurors. Whatever is brought
+    against one peer in one round has the same jurors: several charges are no several draws. Raises as `beacon` does.
     """
-    replicas = set(members)
-    if len(replicas) < FEWEST_REPLICAS:
-        return ()
-    return rank(replicas - {accuser, accused}, "juror", evidence_digest, accused, next_name)[:NUM_JURORS]
+    weights = seats(after.work_of)
+    if len(weights) < FEWEST_REPLICAS:
+        return None
+    others = {peer: weight for peer, weight in weights.items() if peer not in (accuser, accused)}
+    if len(others) <= MOST_JURORS:
+        return DrawnJury(others, sum(others.values()) // 2 + 1)
+    chosen = drawn(others, "juror", beacon().value, accused)[:MOST_JURORS]
+    return DrawnJury(dict.fromkeys(chosen, 1), OF_THE_MOST)

@@ -17,6 +17,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Text
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost
+from swarm.core.round.contribution import MAX_ATTEMPTS
 from swarm.identity.signed_record import SignedRecord
 
 Kind = Literal["train", "evaluate", "generate"]
@@ -38,7 +39,7 @@ class BirthRecord(SignedRecord):
     kind: Kind
     microbatch_id: MicrobatchId
     """Position in the training order; for kind `evaluate`, position in the held-out order."""
-    attempt: Annotated[int, Integer(high=1 << 20)]
+    attempt: Annotated[int, Integer(high=MAX_ATTEMPTS - 1)]
     step: Step
     """Step it counts in; for kind `evaluate`, the version to evaluate."""
     shape: Annotated[tuple[int, ...], AtMost(2)]
@@ -111,7 +112,7 @@ class HopHeader(SignedRecord):
     version: Version
     """Weights the producer used."""
     microbatch_id: MicrobatchId
-    attempt: Annotated[int, Integer(high=1 << 20)]
+    attempt: Annotated[int, Integer(high=MAX_ATTEMPTS - 1)]
     direction: Direction
     producer: PeerId
     consumer: PeerId

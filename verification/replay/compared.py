@@ -1,6 +1,7 @@
 """A replay compared with what was claimed, within the bounds of the run's dtype and codecs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -10,30 +11,68 @@ from swarm.averaging.activations import activation_codec
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import RunSettings
-from verification.audit.tolerance import Comparison, bounds_for, compare
+from verification.audit.amplified import Amplified, amplified, moved_bounds_for
+from verification.audit.tolerance import Comparison, Grade, bounds_for, compare
 from verification.pipeline.hop_claim import HopClaim
-from verification.replay.stage_replay import StageReplay
+from verification.replay.stage_replay import Floats, StageReplay
 from verification.round.papers import Bytes, Exhibit
 
 MAGNIFIED = 40.0
 """By what a gradient's error is, at most, taken to exceed that of the activation it was computed from."""
 
 
-def compared_contribution(replay: StageReplay, claimed: Sequence[Bytes], replayed: Sequence[Bytes]) -> Comparison:
-    """Of a contribution, from its parts as they were sent and as they came out of a replay.
+@dataclass(frozen=True)
+class ComparedContribution:
+    """A contribution beside its replay."""
 
-    A part that nobody shows is empty, and taken to be as it should. Raises RemoteError("malformed").
+    found: Comparison
+    amplified: Amplified
+    """With a sketch, if a seed was given and all values are finite."""
+
+
+def compared_contribution(
+    replay: StageReplay,
+    exhibits: Sequence[Exhibit],
+    claimed: Sequence[Bytes],
+    replayed: Sequence[Bytes],
+    *,
+    second: Floats | None,
+    seed: bytes | None = None,
+) -> ComparedContribution:
+    """Of a contribution, from its parts as they were sent and as they came out of a replay of the exhibits.
+
+    A part that nobody shows is empty, and taken to be as it should. `second` are the second moments of the version that
+    the round starts from, or more; `seed` as `amplified` has it. Raises RemoteError("malformed").
     """
     settings = replay.settings
     if len(claimed) != len(replayed):
         raise RemoteError("malformed", f"contribution of {len(claimed)} parts, not {len(replayed)}")
     claimed = [part if len(part) else other for part, other in zip(claimed, replayed, strict=True)]
-    bounds = bounds_for(settings.model.compute_dtype, settings.codecs.averaging, "gradient")
-    return compare(replay.decoded_contribution(claimed), replay.decoded_contribution(replayed), bounds)
+    dtype, codec = settings.model.compute_dtype, settings.codecs.averaging
+    said, again = replay.decoded_contribution(claimed), replay.decoded_contribution(replayed)
+    found = compare(said, again, bounds_for(dtype, codec, "gradient"))
+    moved = amplified(said, again, second, epsilon=settings.optimizer.epsilon, seed=seed)
+    bounds = moved_bounds_for(dtype, codec)
+    found = replace(found, moved=moved.measured, moved_fraud=bounds.fraud)
+    wrong, untouched = replay.untouched_values(exhibits, said)
+    if wrong:
+        reason = f"{wrong} of {untouched} values that no token of the work touches are not zero"
+        found = _worse(found, Grade.FRAUD, reason, wrong / untouched)
+    if moved.measured > bounds.fraud:
+        reason = f"moves weights by {moved.measured:.2e} of a learning rate a step: fraud past {bounds.fraud:.2e}"
+        found = _worse(found, Grade.SUSPICIOUS if bounds.report_only else Grade.FRAUD, reason, moved.off)
+    return ComparedContribution(found, moved)
+
+
+def _worse(found: Comparison, grade: Grade, reason: str, extent: float) -> Comparison:
+    """With one more thing that is wrong: the graver counts, and the larger extent."""
+    if found.grade is Grade.FRAUD or grade is Grade.SUSPICIOUS:
+        grade = found.grade if found.grade is not Grade.HONEST else grade
+    return replace(found, grade=grade, reason=f"{found.reason}; {reason}", extent=max(found.extent, extent))
 
 
 def compared_hop(
-    replay: StageReplay, exhibit: Exhibit, step: Step, into: torch.Tensor
+    replay: StageReplay, exhibit: Exhibit, step: Step, into: torch.Tensor | None
 ) -> dict[Literal["activation", "gradient"], Comparison]:
     """Of what the exhibit's peer sent on and sent back, where it sent any; `into` as `StageReplay.microbatch` has it,
     which also says what is raised."""
@@ -49,13 +88,13 @@ def compared_hop(
     return found
 
 
-def compared_claim(replay: StageReplay, claim: HopClaim, into: torch.Tensor) -> Comparison:
-    """The claim has passed `check`; `into` and what is raised as `StageReplay.microbatch` has them."""
+def compared_claim(replay: StageReplay, claim: HopClaim) -> Comparison:
+    """The claim has passed `check`; raises as `StageReplay.microbatch`."""
     settings = replay.settings
     is_forward = claim.header.direction == "forward"
     codec = settings.codecs.activations if is_forward else settings.codecs.activation_gradients
     bounds = bounds_for(settings.model.compute_dtype, codec, "activation" if is_forward else "gradient")
-    claimed, replayed = replay.hop(claim, into)
+    claimed, replayed = replay.hop(claim)
     return compare(claimed, replayed, bounds)
 
 
@@ -83,4 +122,4 @@ def stands_for(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int
 
 def worst(found: Sequence[Comparison]) -> Comparison:
     """The one farthest towards fraud."""
-    return max(found, key=lambda one: one.measured / one.fraud)
+    return max(found, key=lambda one: one.share)

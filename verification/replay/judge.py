@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
@@ -25,8 +23,10 @@ from swarm.identity.key import verify
 from swarm.model.families import stage_layout, validate_config
 from verification.audit.evidence import Evidence, Kind
 from verification.audit.tolerance import LOCAL, Comparison, Grade
+from verification.kinds.bias import Bias
 from verification.kinds.data_fraud import DataFraud, differences
 from verification.kinds.equivocation import Equivocation
+from verification.kinds.false_work import FalseWork
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.protocol_violation import ProtocolViolation
 from verification.kinds.reducer_fraud import ReducerFraud
@@ -40,11 +40,15 @@ from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
 from verification.round.papers import Bytes
+from verification.round.receipts import are_of, why_false
 from verification.round.reduction import Reduction
 
 
-def judge(evidence: Evidence, *, data: Path | None = None, run_key: PeerId | None = None) -> Verdict:
-    """Whether the accused did it. `data` is the run's training token file, which data fraud needs.
+def judge(
+    evidence: Evidence, *, data: Path | None = None, run_key: PeerId | None = None, bias_seed: bytes | None = None
+) -> Verdict:
+    """Whether the accused did it. `data` is the run's training token file, which data fraud needs; `bias_seed` is for
+    the sketch of a contribution that may be biased, where the judge keeps count.
 
     Raises RemoteError if the evidence proves nothing, or is of a run with another key than `run_key` (None: whatever
     key signed its settings; then the verdict holds for that key's run only). Raises LocalError if `data` is missing.
@@ -58,6 +62,8 @@ def judge(evidence: Evidence, *, data: Path | None = None, run_key: PeerId | Non
         raise RemoteError("evidence", f"stage {evidence.stage} of {evidence.settings.model.num_stages}")
     if evidence.kind == DataFraud.KIND:
         return _judge_data(evidence, data)
+    if evidence.kind == Bias.KIND:
+        return _judge_bias(evidence, bias_seed)
     return _JUDGES[evidence.kind](evidence)
 
 
@@ -116,6 +122,21 @@ def _wrong_bytes(case: ProtocolViolation, evidence: Evidence) -> str | None:
     return None
 
 
+def _judge_work(evidence: Evidence) -> Verdict:
+    case = FalseWork.from_evidence(evidence)
+    made, settings = case.contribution, evidence.settings
+    if made.run_id != evidence.run_id:
+        raise RemoteError("evidence", f"contribution of run {made.run_id[:12]}, not {evidence.run_id[:12]}")
+    if not verify(case.accused, made.signed_bytes(), made.signature):
+        raise RemoteError("signature", f"the contribution is not signed by {case.accused}")
+    if not are_of(case.papers, case.work, made, settings):
+        raise RemoteError("evidence", "the papers are not those that the entry names")
+    wrong, what = why_false(case.papers, case.work, made, settings), f"microbatch {case.work.microbatch_id}"
+    if wrong is None:
+        return Verdict.of(evidence, False, f"the papers bear out that it did {what}")
+    return Verdict.of(evidence, True, f"claimed {what}, whose papers say otherwise: {wrong}")
+
+
 def _judge_reducer(evidence: Evidence) -> Verdict:
     case = ReducerFraud.from_evidence(evidence)
     made, settings = case.reduction, evidence.settings
@@ -147,12 +168,28 @@ def _judge_step(evidence: Evidence) -> Verdict:
     return Verdict.of(evidence, True, reason)
 
 
-def _judge_replay(evidence: Evidence) -> Verdict:
-    case = ReplayMismatch.from_evidence(evidence)
+def _judge_mismatch(evidence: Evidence) -> Verdict:
+    return _judge_replay(evidence, ReplayMismatch.from_evidence(evidence), None)
+
+
+def _judge_bias(evidence: Evidence, seed: bytes | None) -> Verdict:
+    """By itself such a contribution proves nothing: it is one more for who keeps count."""
+    case = Bias.from_evidence(evidence)
+    if not case.parts:
+        raise RemoteError("evidence", "a bias is of a whole contribution")
+    verdict = _judge_replay(evidence, case, seed)
+    if verdict.guilty:  # then its maker may have had a fault, and is to be asked
+        raise RemoteError("evidence", f"wrong by itself, a case of {ReplayMismatch.KIND}: {verdict.reason}")
+    return verdict
+
+
+def _judge_replay(evidence: Evidence, case: ReplayMismatch, seed: bytes | None) -> Verdict:
     check_commitments(case, evidence)
     try:
         replay = replay_of(case, evidence)
-        return _contribution_verdict(case, evidence, replay) if case.parts else _hop_verdict(case, evidence, replay)
+        if case.parts:
+            return _contribution_verdict(case, evidence, replay, seed)
+        return _hop_verdict(case, evidence, replay)
     except LocalError as error:  # what is missing here is missing in the file
         raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
 
@@ -195,16 +232,21 @@ def judge_as_replica(evidence: Evidence, replay: StageReplay) -> Verdict:
     return _contribution_verdict(case, evidence, replay) if case.parts else _hop_verdict(case, evidence, replay)
 
 
-def _contribution_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
+def _contribution_verdict(
+    case: ReplayMismatch, evidence: Evidence, replay: StageReplay, seed: bytes | None = None
+) -> Verdict:
     step = case.contribution.step
     replayed = replay.encoded_contribution(case.exhibits, step)
-    return _graded(evidence, {f"contribution to step {step}": compared_contribution(replay, case.parts, replayed)})
+    compared = compared_contribution(
+        replay, case.exhibits, case.parts, replayed, second=replay.second_moments, seed=seed
+    )
+    verdict = _graded(evidence, {f"contribution to step {step}": compared.found})
+    return replace(verdict, amplified=compared.amplified)
 
 
 def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
     (exhibit,) = case.exhibits
-    unused = torch.zeros(replay.layout.num_values, dtype=torch.float32)
-    compared = compared_hop(replay, exhibit, case.contribution.step, unused)
+    compared = compared_hop(replay, exhibit, case.contribution.step, None)
     number = exhibit.papers.birth.microbatch_id
     return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
 
@@ -228,7 +270,7 @@ def _claimed_verdict(case: HopMismatch, evidence: Evidence, replay: StageReplay,
     header, chain = claim.header, replay.chain
     if (chain.stage, replay.version, chain.era) != (header.stage, header.version, claim.birth.era):
         raise RemoteError("fork", f"version {replay.version} is not {header.version}, or of another era")
-    found = compared_claim(replay, claim, torch.zeros(replay.layout.num_values, dtype=torch.float32))
+    found = compared_claim(replay, claim)
     what = "activation" if claim.header.direction == "forward" else "gradient"
     return _graded(evidence, {f"{what} of microbatch {claim.birth.microbatch_id}": found})
 
@@ -242,6 +284,7 @@ def _graded(evidence: Evidence, compared: Mapping[str, Comparison]) -> Verdict:
             f"{name}: worst chunk": found.worst_chunk_error,
             f"{name}: fraud past": found.fraud,
             f"{name}: extent": found.extent,
+            f"{name}: moved": found.moved,
         }
     reason = "; ".join(f"{name}: {found.reason}" for name, found in compared.items())
     is_local = all(found.extent <= LOCAL for found in compared.values())
@@ -282,8 +325,9 @@ def _hop_shape(evidence: Evidence) -> tuple[int, int, int]:
 _JUDGES: dict[Kind, Callable[[Evidence], Verdict]] = {
     Equivocation.KIND: _judge_equivocation,
     ProtocolViolation.KIND: _judge_violation,
+    FalseWork.KIND: _judge_work,
     ReducerFraud.KIND: _judge_reducer,
     StepFraud.KIND: _judge_step,
-    ReplayMismatch.KIND: _judge_replay,
+    ReplayMismatch.KIND: _judge_mismatch,
     HopMismatch.KIND: _judge_hop,
 }

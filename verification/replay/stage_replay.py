@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.averaging.activations import ActivationCodec
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import Parts
 from swarm.averaging.seeds import part_seeds
@@ -22,10 +21,12 @@ from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings, leaves_residual
 from swarm.core.state.stage_chain import StageChain
+from swarm.model.families import family_of
 from swarm.model.stage import StageModel, Weights
 from swarm.model.tensor_pass import TensorPass
 from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.second_moments import second_moments
 from swarm.optim.stage_step import extrapolates, weights_ahead
 from verification.pipeline.hop_claim import HopClaim
 from verification.round.papers import Bytes, Exhibit
@@ -159,13 +160,13 @@ class StageReplay:
 
     # -- microbatches -------------------------------------------------------------------------------------
 
-    def microbatch(self, exhibit: Exhibit, step: Step, into: torch.Tensor) -> Replayed:
+    def microbatch(self, exhibit: Exhibit, step: Step, into: torch.Tensor | None) -> Replayed:
         """Compute what the exhibit's peer must have computed from x and the gradient of y, on the version it signed.
 
-        Parameter gradients are added to `into` (flat fp32 on the replay's device). The exhibit has passed `check`
-        with its peer. Raises RemoteError for bytes that an honest peer would have refused, and "not-finite" where
-        the honest outcome has no encoding; LocalError if the version is neither the present nor the one before, or
-        cannot be known here.
+        Parameter gradients are added to `into` (flat fp32 on the replay's device; None: they are not wanted). The
+        exhibit has passed `check` with its peer. Raises RemoteError for bytes that an honest peer would have refused,
+        and "not-finite" where the honest outcome has no encoding; LocalError if the version is neither the present nor
+        the one before, or cannot be known here.
         """
         birth = exhibit.papers.birth
         tensors = self._tensors
@@ -176,7 +177,7 @@ class StageReplay:
         if not self.model.is_last:
             grad_y = tensors.gradient(exhibit.grad_y)
             y, saved = tensors.forward(weights, x)
-            sent = self._as_sent(tensors.codec, y)
+            sent = self._as_sent(y)
             return Replayed(sent, self._sent_gradient(tensors.backward(saved, grad_y, into)), None)
         loss_sum, num_targets, saved_loss = tensors.loss(weights, x, tensors.ids(exhibit.targets))
         birth.check_num_targets(num_targets)
@@ -188,12 +189,12 @@ class StageReplay:
 
     def claimed_grad_x(self, exhibit: Exhibit) -> Floats | None:
         """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
-        return None if self.model.is_first else self._tensors.gradient(exhibit.grad_x).numpy()
+        return None if self.model.is_first else self._decoded_gradient(exhibit.grad_x)
 
-    def hop(self, claim: HopClaim, into: torch.Tensor) -> tuple[Floats, Floats]:
+    def hop(self, claim: HopClaim) -> tuple[Floats, Floats]:
         """What the claim says and what an honest peer must have signed in its place, fp32 (B, L, D).
 
-        The claim has passed `check`; `into` and what is raised as `microbatch` has them.
+        The claim has passed `check`; raises as `microbatch`.
         """
         birth, header, tensors = claim.birth, claim.header, self._tensors
         if birth.shape != tensors.shape[:2]:
@@ -203,16 +204,17 @@ class StageReplay:
         if header.direction == "forward":
             y, _ = self.model.forward(weights, x, keep=False)
             claimed = tensors.codec.decode(claim.claimed, tensors.shape).numpy()
-            return claimed, self._as_sent(tensors.codec, y)
+            return claimed, self._as_sent(y)
         if self.model.is_last:
             _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets))
-            grad_x = tensors.loss_backward(saved_loss, into)
+            grad_x = tensors.loss_backward(saved_loss, None)
         else:
             grad_y = tensors.gradient(claim.grad_y)
             _, saved = tensors.forward(weights, x)
-            grad_x = tensors.backward(saved, grad_y, into)
-        assert grad_x is not None
-        return tensors.gradient(claim.claimed).numpy(), self._as_sent(tensors.gradient_codec, grad_x)
+            grad_x = tensors.backward(saved, grad_y, None)
+        found = self._sent_gradient(grad_x)
+        assert found is not None
+        return self._decoded_gradient(claim.claimed), found
 
     # -- contributions ------------------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class StageReplay:
         makers = sorted({_signed_by_maker(exhibit)[0] for exhibit in exhibits})
         if len(makers) != 1:
             raise LocalError(f"{len(exhibits)} exhibits of {len(makers)} peers: a contribution is of one")
-        gradient = GradientSum(self.layout.num_values, self.model.device)
+        gradient = GradientSum(self.layout.num_values, self.model.link)
         for exhibit in exhibits:
             self.microbatch(exhibit, step, gradient.flat)
             gradient.add_tokens(exhibit.papers.birth.num_targets)
@@ -251,6 +253,24 @@ class StageReplay:
             except LocalError as error:
                 raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
         return parts
+
+    def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
+        """(those that are not zero, all) of a contribution's values that are zero by structure: the embedding's rows of
+        tokens that are in none of its maker's microbatches. Their gradient is never computed, and every codec that
+        leaves no residual writes zero as zero."""
+        if not self.model.is_first:
+            return 0, 0
+        rows_VD = self.layout.views(contribution)[family_of(self.settings.model.config_json).embedding_name]
+        touched_V = np.zeros(len(rows_VD), dtype=np.bool_)
+        for exhibit in exhibits:
+            touched_V[self._tensors.ids(exhibit.x).numpy()] = True
+        untouched = rows_VD[~touched_V]
+        return int(np.count_nonzero(untouched)), untouched.size
+
+    @property
+    def second_moments(self) -> Floats | None:
+        """Of the present version."""
+        return second_moments(self.settings.optimizer, self.state.moments)
 
     def decoded_contribution(self, bodies: Sequence[Bytes]) -> Floats:
         """What a contribution's encoded parts say, flat. Raises RemoteError("malformed")."""
@@ -278,15 +298,24 @@ class StageReplay:
             raise LocalError(f"what step {step} has at version {version} needs the one before: begin at it")
         return held.ahead or held.plain
 
-    def _sent_gradient(self, grad_x: torch.Tensor | None) -> Floats | None:
-        return None if grad_x is None else self._as_sent(self._tensors.gradient_codec, grad_x)
-
-    def _as_sent(self, codec: ActivationCodec, tensor_BLD: torch.Tensor) -> Floats:
+    def _as_sent(self, y: torch.Tensor) -> Floats:
+        codec = self._tensors.codec
         try:
-            encoded = codec.encode(tensor_BLD)
+            return codec.decode(self._tensors.sent(y), self._tensors.shape).numpy()
         except LocalError as error:
             raise RemoteError("not-finite", f"no honest {codec.name} message comes of this: {error}") from error
-        return codec.decode(encoded, self._tensors.shape).numpy()
+
+    def _sent_gradient(self, grad_x: torch.Tensor | None) -> Floats | None:
+        if grad_x is None:
+            return None
+        try:
+            return self._decoded_gradient(self._tensors.answered(grad_x))
+        except LocalError as error:
+            name = self._tensors.gradient_codec.name
+            raise RemoteError("not-finite", f"no honest {name} message comes of this: {error}") from error
+
+    def _decoded_gradient(self, body: Bytes) -> Floats:
+        return self._tensors.gradient_codec.decode(body, self._tensors.shape).numpy()
 
 
 def _signed_by_maker(exhibit: Exhibit) -> tuple[PeerId, Version]:

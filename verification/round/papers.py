@@ -43,6 +43,23 @@ class Papers(Record):
     gradient_out: HopHeader | None
     """Of the gradient of x, signed by the peer; None at stage 0."""
 
+    @classmethod
+    def received(
+        cls,
+        birth: BirthRecord,
+        input_header: HopHeader | None,
+        forward_header: HopHeader | None = None,
+        gradient_in: HopHeader | None = None,
+    ) -> "Papers":
+        """What a contribution's entry is given for: all but the peer's own last word, which is nobody's receipt."""
+        return cls(
+            birth=birth,
+            input_header=input_header,
+            forward_header=forward_header,
+            gradient_in=gradient_in,
+            gradient_out=None,
+        )
+
     @property
     def input_digest(self) -> bytes:
         """What a contribution's `Work.input_header` holds for this microbatch."""

@@ -44,7 +44,7 @@ class OwnerLimits:
 
     threads: int | None = None
     memory_gib: float | None = None
-    gpu: int | None = None
+    gpu: str = "auto"
     gpu_memory_gib: float | None = None
     disk_gib: float | None = None
     disk_writes_gib: float | None = None
@@ -127,6 +127,12 @@ def _whole(lowest: int) -> Callable[[str], int]:
     return parse
 
 
+def _gpu(text: str) -> str:
+    if text not in ("auto", "cpu") and not (text.isdecimal() and len(text) <= 2):
+        raise ValueError("give auto, cpu, or the number of a GPU, counted from 0")
+    return text
+
+
 def _nice(text: str) -> int:
     if not text.isdecimal() or len(text) > 2 or int(text) > 19:
         raise ValueError("give a whole number from 0, as other programs run, to 19, when nothing else runs")
@@ -164,7 +170,7 @@ def _minute(text: str) -> int:
 LIMITS = (
     Limit("threads", _whole(1), "2", "processor cores to use; none: all", at_next_start=True),
     Limit("memory-gib", _number, "8", "most memory, in GiB; none: what is free at the start", at_next_start=True),
-    Limit("gpu", _whole(0), "0", "number of the GPU to use", at_next_start=True),
+    Limit("gpu", _gpu, "0", "GPU to use: auto, the first that there is; its number; or cpu", at_next_start=True),
     Limit("gpu-memory-gib", _number, "6", "most memory of the GPU, in GiB", at_next_start=True),
     Limit("disk-gib", _number, "20", "most disk space of the state folder, in GiB"),
     Limit("disk-writes-gib", _number, "50", "most written to disk in a day, in GiB"),
@@ -205,4 +211,4 @@ def _unset(limit: Limit) -> Any:
         raise ValueError("give pause or work")
     if limit.name == "nice":
         raise ValueError("give a whole number from 0 to 19")
-    return None
+    return "auto" if limit.name == "gpu" else None

@@ -1,9 +1,10 @@
 """The run's data order: which tokens a microbatch id holds, as a pure function.
 
 The training tokens are cut into chunks, permuted anew in each pass over the data ("lap"). A chunk is cut into
-windows of `sequence_length` inputs (the last target reads one token on), `microbatch_size` windows to a
-microbatch. Microbatch ids count through chunks in permuted order, lap after lap, so a chunk's ids are
-consecutive and any id can be recomputed by anyone.
+`microbatch_size` stretches and these into windows of `sequence_length` inputs (the last target reads one token on); a
+microbatch takes one window of each stretch, so that its samples are of different documents where these are shorter than
+a stretch. Microbatch ids count through chunks in permuted order, lap after lap, so a chunk's ids are consecutive and
+any id can be recomputed by anyone.
 """
 
 import hashlib
@@ -73,8 +74,9 @@ class DataOrder:
         lap, within = divmod(microbatch_id, self.microbatches_per_lap)
         position, index = divmod(within, self.microbatches_per_chunk)
         chunk = _permutation(self.num_chunks, self.seed, lap)[position]
-        first = chunk * self.chunk_tokens + index * self.microbatch_size * self.sequence_length
-        return [first + sample * self.sequence_length for sample in range(self.microbatch_size)]
+        first = chunk * self.chunk_tokens + index * self.sequence_length
+        stretch = self.microbatches_per_chunk * self.sequence_length
+        return [first + sample * stretch for sample in range(self.microbatch_size)]
 
     def spans(self, ids: Iterable[MicrobatchId]) -> list["Span"]:
         """The ids as runs within a chunk, with the tokens that they hold."""
@@ -84,25 +86,21 @@ class DataOrder:
                 runs[-1] = (runs[-1][0], number + 1)
             else:
                 runs.append((number, number + 1))
-        return [
-            Span(
-                first,
-                stop,
-                self.sample_starts(MicrobatchId(first))[0],
-                self.sample_starts(MicrobatchId(stop - 1))[-1] + self.sequence_length + 1,
-            )
-            for first, stop in runs
-        ]
+        return [Span(first, stop, self._tokens(first, stop)) for first, stop in runs]
+
+    def _tokens(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """Of the microbatches [first, stop) of one chunk."""
+        starts, lasts = (self.sample_starts(MicrobatchId(number)) for number in (first, stop - 1))
+        return tuple((start, last + self.sequence_length + 1) for start, last in zip(starts, lasts, strict=True))
 
 
 @dataclass(frozen=True)
 class Span:
-    """Microbatches [first, stop) and the training tokens [first_token, stop_token) that they hold."""
+    """Microbatches [first, stop) and the training tokens that they hold, as runs [from, to), one of each stretch."""
 
     first: int
     stop: int
-    first_token: int
-    stop_token: int
+    tokens: tuple[tuple[int, int], ...]
 
 
 @lru_cache(maxsize=8)

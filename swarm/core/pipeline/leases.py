@@ -71,6 +71,14 @@ class LeaseTable(Wire):
             for number in range(start, stop)
         ]
 
+    def ids_by_holder(self) -> dict[PeerId, frozenset[MicrobatchId]]:
+        """The unconsumed ids of each."""
+        held: dict[PeerId, list[MicrobatchId]] = {}
+        for chunk in self.open_chunks:
+            ids = (MicrobatchId(number) for start, stop in chunk.left for number in range(start, stop))
+            held.setdefault(chunk.holder, []).extend(ids)
+        return {holder: frozenset(ids) for holder, ids in held.items()}
+
     def advance(
         self, *, consumed: Iterable[MicrobatchId], members: Iterable[PeerId], order: DataOrder, ids_each: int
     ) -> "LeaseTable":

@@ -12,6 +12,7 @@ of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patienc
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
@@ -39,11 +40,12 @@ from swarm.core.round.instructions import (
     SendVote,
 )
 from swarm.core.round.lead import RoundLead
+from swarm.core.round.parts import RoundParts
 from swarm.core.round.patience import Arrivals, Patience, Waits
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
-from swarm.core.round.voting import Promise, Reconfiguration, Sign, Verify, Vote
+from swarm.core.round.voting import Promise, Reconfiguration, Sign, Vote
 
 __all__ = [
     "Accuse",
@@ -104,6 +106,7 @@ class AveragingRound:
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
+    _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
     _voter: RoundVoter = field(init=False)
     _reduction: RoundReduction = field(init=False)
     _patience: Patience = field(init=False)
@@ -140,6 +143,11 @@ class AveragingRound:
     def is_closing(self) -> bool:
         """A leader has closed the step: the round has begun."""
         return self._closing
+
+    @property
+    def parts(self) -> RoundParts:
+        """What is known here of each part."""
+        return self._reduction.parts
 
     @property
     def roster(self) -> Roster | None:
@@ -265,7 +273,7 @@ class AveragingRound:
         lead = self._lead
         if promise is not None:
             lead.ballots.promised(promise)
-        lead.committed[sender] = made
+        lead.committed[sender] = None if sender in self._unproved else made
         lead.late.pop(sender, None)
         proposal = lead.ballots.proposal
         if proposal is not None:  # it came after the proposal: it votes all the same
@@ -332,6 +340,33 @@ class AveragingRound:
             return [SendRoster((sender,), self.roster)]
         return []
 
+    def leave_out(self, peer: PeerId, *, now: float) -> Instructions:
+        """A member does not show what its contribution was given for: where this peer leads, it is not proposed.
+
+        It stays a member. If votes are being asked for already, a view of this peer's own begins.
+        """
+        if peer == self.me or peer in self._unproved or self.result is not None:
+            return []
+        self._unproved.add(peer)
+        if not self._lead.is_on:
+            return []
+        if self.asks_votes_for(peer) is not None:
+            return self._begin(self._own_view_after(self.view), f"{peer} shows no papers", now)
+        if self._lead.committed.get(peer) is not None and not self._lead.has_roster:
+            self._lead.committed[peer] = None
+        return self._lead.propose(now)
+
+    def asks_votes_for(self, peer: PeerId) -> Contribution | None:
+        """Its contribution, if it is on a new roster that this peer asks votes for."""
+        proposal = self._lead.ballots.proposal
+        if not self._lead.asks("roster") or proposal is None or proposal.roster is None:
+            return None
+        return proposal.roster.contribution_of(peer) if proposal.proof.certificate is None else None
+
+    def is_past(self, view: int) -> bool:
+        """Whether nothing that is proposed in a view is voted for here any more."""
+        return self.result is not None or view < self._promised
+
     # -- votes --------------------------------------------------------------------------------------------
 
     def on_ballot(self, sender: PeerId, proposal: Proposal, *, now: float) -> Instructions:
@@ -349,7 +384,7 @@ class AveragingRound:
         owes = False
         if proposal.result is not None:
             self._voter.remember(proposal.result.roster)
-            owes = bool(self._reduction.parts.unproved(proposal.result))
+            owes = bool(self.parts.unproved(proposal.result))
             out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
@@ -566,18 +601,18 @@ class AveragingRound:
 
     def part_fetched(self, reduced: ReducedPart, *, now: float) -> Instructions:
         """Bytes of a part of the result were fetched and match; its reducer's word too, if it is not certified yet."""
-        self._reduction.parts.fetched(reduced)
+        self.parts.fetched(reduced)
         return self._finish_if_complete() if self.result is not None else self._bytes_came(now)
 
     def _bytes_came(self, now: float) -> Instructions:
         """A result that is voted on may now have all its bytes here."""
         owed = self._owed
-        if owed is not None and owed[1].result is not None and not self._reduction.parts.unproved(owed[1].result):
+        if owed is not None and owed[1].result is not None and not self.parts.unproved(owed[1].result):
             return self._cast(*owed)
         return self._lead.count(now) if self._lead.asks("result") else []
 
     def _finish_if_complete(self) -> Instructions:
-        if self.result is None or self.finished or self._reduction.parts.lacking(self.result):
+        if self.result is None or self.finished or self.parts.lacking(self.result):
             return []
         self.finished = True
         return [Finish(self.result)]
@@ -646,7 +681,7 @@ class AveragingRound:
         if view > self._promised:
             self._lead.end()
             self._owed = None
-            self._reduction.parts.forget_empty()
+            self.parts.forget_empty()
             self._patience.due = self._reduction.due = None
         self.view = self._promised = view
         self._closing = True

@@ -7,6 +7,7 @@ check it, so that it can be sent again and come in any order.
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer
 from swarm.core.ids import PeerId
@@ -19,11 +20,9 @@ from swarm.core.round.voting import (
     Promise,
     Proof,
     Reconfiguration,
-    Verify,
     Vote,
     Voter,
     certificate_of,
-    quorum,
 )
 
 
@@ -119,7 +118,7 @@ class Ballots:
         """
         known = {(made.rank, made.value): made for made in certificates}
         usable = [p for p in self.promises.values() if p.binds is None or p.binds in known]
-        if len(usable) < quorum(len(self.voters)):
+        if not self.election.is_quorum([promise.voter for promise in usable], self.voters):
             return None
         usable.sort(key=lambda promise: promise.voter)
         highest = max((p.binds for p in usable if p.binds is not None), default=None)

@@ -4,19 +4,23 @@ A voter outside the stage need not follow its chain: whoever asks for its vote s
 under the version name that the basis hashes to.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
+from swarm.core.audit.chance import HostWord, Link
 from swarm.core.canonical import digest
-from swarm.core.forms import Digest
-from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.errors import RemoteError
+from swarm.core.forms import Digest, Integer
+from swarm.core.ids import PeerId, Step
 from swarm.core.layout import AtMost
-from swarm.core.ranking import rank
 from swarm.core.record import Row
 from swarm.core.round.cohorts import MAX_MEMBERS
+from swarm.core.seats import in_turn, seats
 
 MAX_NEIGHBOURS = 16
+WorkOfEach: TypeAlias = Annotated[tuple[Annotated[int, Integer(high=1 << 56)], ...], AtMost(MAX_MEMBERS)]
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,46 @@ class RoundBasis(Row, kind="basis"):
     root: Digest
     """Of the result that made the version; digest of the genesis for a stage's first."""
     previous_members: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
+    previous_work: WorkOfEach
+    """Of each of them, in the versions before that one."""
     members: Annotated[tuple[PeerId, ...], AtMost(MAX_MEMBERS)]
+    work: WorkOfEach
+    """Tokens that each member did in the last versions (`swarm.core.state.recent_work`): by them votes weigh."""
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
+    links: Annotated[tuple[Link | None, ...], AtMost(MAX_MEMBERS)]
+    """What each of the members has revealed of its hash chain; None: nothing that is certified."""
+    said: HostWord
+    """The host's last word that is certified."""
 
     @cached_property
     def name(self) -> bytes:
         """Name of the version."""
         return digest("version-name", self.to_value())
 
-    def leaders(self, stage: StageIndex, step: Step) -> tuple[PeerId, ...]:
-        """Who leads the round in which view: drawn from the certificate before the version's own."""
-        first = rank(self.previous_members, "leader", self.previous_name, stage, step)
+    @cached_property
+    def work_of(self) -> dict[PeerId, int]:
+        """Tokens that each member did in the last versions."""
+        return dict(zip(self.members, self.work, strict=True))
+
+    @cached_property
+    def link_of(self) -> dict[PeerId, Link]:
+        """Of the members of whose chains something is certified."""
+        held = zip(self.members, self.links, strict=True)
+        return {peer: link for peer, link in held if link is not None}
+
+    def leaders(self, step: Step) -> tuple[PeerId, ...]:
+        """Who leads the round in which view: in turn, of the members of the certificate before the version's own."""
+        first = leaders_of(dict(zip(self.previous_members, self.previous_work, strict=True)), step)
         return first + tuple(peer for peer in self.members if peer not in first)
+
+    def _check_fields(self) -> None:
+        if (len(self.members), len(self.previous_members)) != (len(self.work), len(self.previous_work)):
+            raise RemoteError("malformed", "basis does not say what each member has done")
+        if len(self.links) != len(self.members):
+            raise RemoteError("malformed", f"basis of {len(self.members)} members and {len(self.links)} links")
+
+
+def leaders_of(work: Mapping[PeerId, int], step: Step) -> tuple[PeerId, ...]:
+    """In which order members lead: those who did any work take turns by it; who did none comes last."""
+    first = in_turn(seats(work), step)
+    return first + tuple(peer for peer in sorted(work) if peer not in first)

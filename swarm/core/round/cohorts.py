@@ -1,12 +1,14 @@
 """A large stage's cohorts, which its reductions are split into, and the draw of those who vote.
 
-Both are drawn from the name of the version that a round starts from: the same for everyone, and fixed for the version.
+Both are drawn from a word of the host (`swarm.core.audit.chance`), which nobody in the stage can choose: voters from
+the last one that is certified, cohorts from the last one that is on the roster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swarm.core.ids import PeerId
 from swarm.core.ranking import rank
+from swarm.core.seats import seats, spread
 
 MAX_MEMBERS = 256
 """Of a stage: four cohorts. A roster holds a commitment of each to every part."""
@@ -17,20 +19,27 @@ COMMITTEE = 127
 """Members who vote on a round, at most: with the host 128."""
 
 
-def cohorts(members: Sequence[PeerId], name: bytes) -> tuple[tuple[PeerId, ...], ...]:
-    """The cohorts of a round that starts from the version of this name, nearly equal, each in the order of ids.
+def num_cohorts(num_members: int) -> int:
+    """How many the members of a stage are split into."""
+    return max(1, -(-num_members // COHORT_MEMBERS))
+
+
+def cohorts(members: Sequence[PeerId], said: bytes) -> tuple[tuple[PeerId, ...], ...]:
+    """The cohorts of a round on whose roster this is the host's last word, nearly equal, each in the order of ids.
 
     Drawn, so that who would like to be together cannot see to it.
     """
-    if len(members) <= COHORT_MEMBERS:
+    number = num_cohorts(len(members))
+    if number == 1:
         return (tuple(members),)
-    number = -(-len(members) // COHORT_MEMBERS)
-    order = rank(members, "cohort", name)
+    order = rank(members, "cohort", said)
     return tuple(tuple(sorted(order[first::number])) for first in range(number))
 
 
-def committee(members: Sequence[PeerId], name: bytes) -> tuple[PeerId, ...]:
-    """Those of the members who vote on a round that starts from the version of this name, in the order of ids."""
-    if len(members) <= COMMITTEE:
-        return tuple(members)
-    return tuple(sorted(rank(members, "committee", name)[:COMMITTEE]))
+def committee(work: Mapping[PeerId, int], said: bytes) -> dict[PeerId, int]:
+    """Those of the members who vote on a round before which this is the host's last word, in the order of ids, each
+    with what its vote weighs by the `work` of all. Where they are many the seats are spread over them: who has done
+    twice as much has twice as many.
+    """
+    weights = seats(work)
+    return weights if len(weights) <= COMMITTEE else spread(weights, COMMITTEE, "committee", said)

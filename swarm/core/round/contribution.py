@@ -3,11 +3,13 @@
 Each is signed by its maker under its domain.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
+from swarm.core.audit.chance import Chance, HostWord, Link
 from swarm.core.canonical import Packed, Value, digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Items, Nested, Writer
@@ -21,7 +23,9 @@ from swarm.core.round.voting import Certificate
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
 MAX_RATES = 16
-MAX_CHARGES = 4
+MAX_CHARGES = 1
+MAX_ATTEMPTS = 32
+"""Of one microbatch in one step: an attempt is numbered within its step."""
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
 
@@ -31,7 +35,7 @@ class Work(Row):
     """One microbatch in a contribution: which attempt, on which weights, between which signed headers."""
 
     microbatch_id: MicrobatchId
-    attempt: Annotated[int, Integer(high=1 << 20)]
+    attempt: Annotated[int, Integer(high=MAX_ATTEMPTS - 1)]
     version: Version
     num_tokens: Annotated[int, Integer(low=1, high=1 << 32)]
     input_header: Digest
@@ -49,6 +53,15 @@ class Rate(Row):
 
 
 @dataclass(frozen=True)
+class Charge(Row):
+    """What a member brings before a jury: its case is to follow, before the jury and before the host."""
+
+    accused: PeerId
+    digest: Digest
+    """Of the accusation (`verification.audit.verdicts`)."""
+
+
+@dataclass(frozen=True)
 class Contribution(SignedOnce):
     """A member's commitment to its mean gradient: made and signed before any part moves."""
 
@@ -62,10 +75,12 @@ class Contribution(SignedOnce):
     work: Annotated[tuple[Work, ...], AtMost(MAX_WORK)]
     part_digests: Annotated[tuple[Digest, ...], AtMost(MAX_PARTS)]
     """BLAKE3 of each encoded part; empty if the member did no work."""
+    chance: Chance
+    """What its maker reveals for the beacon: no choice of its own (`swarm.core.audit.beacon`)."""
     rates: Annotated[tuple[Rate, ...], AtMost(MAX_RATES)] = ()
     """Of other members, as measured here: they decide who reduces how much."""
-    charges: Annotated[tuple[Digest, ...], AtMost(MAX_CHARGES)] = ()
-    """Digests of what the member brings before a jury: by this they are certified before the jurors are drawn."""
+    charges: Annotated[tuple[Charge, ...], AtMost(MAX_CHARGES)] = ()
+    """What the member brings before a jury: by this it is certified before the jurors are drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -140,9 +155,16 @@ class Roster(SignedOnce):
         return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
 
     @cached_property
+    def said(self) -> HostWord | None:
+        """The host's last word that its members have heard; None where nobody contributes. Who is left out has told it
+        all the same: a member's cohort is the same after."""
+        heard = (made.chance.said for made in (*self.contributions, *self.left_out))
+        return max(heard, key=lambda said: said.num_versions, default=None)
+
+    @cached_property
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
         """Of the members (`swarm.core.round.cohorts`)."""
-        return cohorts(self.members, self.previous_name)
+        return cohorts(self.members, self.said.value if self.said is not None else EMPTY_DIGEST)
 
     @cached_property
     def contributors(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -372,16 +394,15 @@ class Result(Signed, PackedOnce):
     def _root(self) -> bytes:
         return digest("result-root", [self.roster.facts_digest(), [part.packed_outcome for part in self.parts]])
 
-    @property
-    def basis(self) -> RoundBasis:
-        """What the version that this result makes is known by."""
-        roster = self.roster
-        return RoundBasis(roster.previous_name, self.root(), roster.members, roster.members_after, roster.neighbours)
-
-    @property
-    def new_name(self) -> bytes:
-        """Name of the version this result makes: a hash over the previous name and the result's root."""
-        return self.basis.name
+    def basis_after(self, before: RoundBasis, work: tuple[int, ...]) -> RoundBasis:
+        """What the version that this result makes is known by; `before`: what the round started from; `work`: of each
+        member of the version."""
+        roster, after = self.roster, self.roster.members_after
+        revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.contributions}
+        links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)
+        said = roster.said or before.said
+        members = (roster.members, before.work, after, work)
+        return RoundBasis(before.name, self.root(), *members, roster.neighbours, links, said)
 
     def signed_value(self) -> Value:
         return [self.root(), self.leader]
@@ -392,36 +413,23 @@ class Result(Signed, PackedOnce):
         found = tuple(ReducedPart.of_outcome(part, said, on_roster) for part, said in enumerate(parts))
         return super()._made(roster=roster, parts=found, **others)
 
-    def work_done(self) -> tuple[Work, ...]:
-        """The work whose gradients are in the result, by microbatch: one entry for each id.
-
-        Whoever died before any of its parts arrived is in no part: its microbatches are not trained on yet.
-        """
-        heard = {peer for part in self.parts for peer in part.contributors}
-        found = {item.microbatch_id: item for c in self.roster.contributions if c.peer_id in heard for item in c.work}
-        return tuple(found[number] for number in sorted(found))
+    def heard(self) -> frozenset[PeerId]:
+        """Whose contributions are in it: who died before any of its parts arrived is in none."""
+        return frozenset(peer for part in self.parts for peer in part.contributors)
 
 
-def counted_work(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, tuple[Work, ...]]:
-    """Of each contribution, its microbatches that count.
+Leases: TypeAlias = Mapping[PeerId, AbstractSet[MicrobatchId]]
+"""At stage 0, the ids that each member may use."""
 
-    Of one id at several members the highest attempt counts (then the lowest peer id); an id of the last two
-    rosters does not count.
+
+def counted_work(made: Contribution, leases: Leases | None) -> tuple[Work, ...]:
+    """What of a contribution counts: all of it; at stage 0, what its maker had a lease for.
+
+    That an entry has papers is what the roster's voters vouch for (`swarm.drawn_papers`). What one member lists
+    changes nothing of what counts of another's: nobody's work can be claimed away. A microbatch that two members did,
+    for the first was late, is in both sums, and counts in both.
     """
-    best: dict[int, tuple[int, PeerId]] = {}
-    ordered = sorted(contributions, key=lambda c: c.peer_id)
-    for contribution in ordered:
-        for item in contribution.work:
-            held = best.get(item.microbatch_id)
-            if item.microbatch_id not in recent_ids and (held is None or item.attempt > held[0]):
-                best[item.microbatch_id] = (item.attempt, contribution.peer_id)
-    return {
-        c.peer_id: tuple(item for item in c.work if best.get(item.microbatch_id, (0, ""))[1] == c.peer_id)
-        for c in ordered
-    }
-
-
-def counted_tokens(contributions: Iterable[Contribution], recent_ids: frozenset[int]) -> dict[PeerId, int]:
-    """The weight of each contribution: tokens of its microbatches that count (see `counted_work`)."""
-    counted = counted_work(contributions, recent_ids)
-    return {peer: sum(item.num_tokens for item in work) for peer, work in counted.items()}
+    if leases is None:
+        return made.work
+    own = leases.get(made.peer_id, frozenset())
+    return tuple(item for item in made.work if item.microbatch_id in own)

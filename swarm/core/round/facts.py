@@ -3,16 +3,18 @@
 Every check raises RemoteError naming who is to blame and changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from swarm.core.audit.chance import HostWord, Link
+from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.cohorts import MAX_MEMBERS, cohorts
+from swarm.core.round.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.round.contribution import MAX_WORK, Contribution, ReducedPart, Result, Roster
-from swarm.core.round.voting import Election, Verify, electorate
+from swarm.core.round.voting import Election, electorate
 
 MAX_VIEWS_AHEAD = 1024
 """A message of a view further ahead than this is refused, so that one member cannot use up all views."""
@@ -37,14 +39,19 @@ class RoundFacts:
     members: tuple[PeerId, ...]
     """Sorted; those of the last certificate."""
     leaders: tuple[PeerId, ...]
-    """Peers in the order in which they lead: view k is led by number k modulo their count. The order is drawn from
-    the certificate before the last, so that it is known while the last round still runs; whoever left since is
+    """Peers in the order in which they lead: view k is led by number k modulo their count. They take turns by the
+    certificate before the last, so that it is known while the last round still runs; whoever left since is
     passed over, whoever joined comes last."""
-    voters: tuple[PeerId, ...]
-    """Sorted: who certifies the round: members, drawn ones where they are many, and others."""
+    weights: Mapping[PeerId, int]
+    """Of each vote, in the order of ids: of those who certify the round: members, drawn ones where they are many, and
+    others."""
     run_key: PeerId
     """It may name other voters for a round that has lost its quorum."""
     previous_name: bytes
+    links: Mapping[PeerId, Link]
+    """What members have revealed of their hash chains, as far as it is certified."""
+    said: HostWord
+    """The host's last word that is certified."""
     num_parts: int
     phase_s: float
     """What the deadlines of the phases are multiples of."""
@@ -75,15 +82,22 @@ class RoundFacts:
             stage=stage,
             step=step,
             members=basis.members,
-            leaders=basis.leaders(stage, step),
-            voters=electorate(basis.members, basis.neighbours, coordinator, basis.name),
+            leaders=basis.leaders(step),
+            weights=electorate(basis.work_of, basis.neighbours, coordinator, basis.said.value),
             run_key=run_key,
             previous_name=basis.name,
+            links=basis.link_of,
+            said=basis.said,
             num_parts=num_parts,
             phase_s=phase_s,
             max_tokens=max_tokens,
             max_work=max_work,
         )
+
+    @property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Sorted: who has a vote."""
+        return self.election.voters
 
     @cached_property
     def first_view(self) -> int:
@@ -91,14 +105,9 @@ class RoundFacts:
         return next(view for view in range(len(self.leaders)) if self.leaders[view] in self.members)
 
     @cached_property
-    def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
-        """What the members are split into where they are many."""
-        return cohorts(self.members, self.previous_name)
-
-    @cached_property
     def election(self) -> Election:
         return Election(
-            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.voters, self.run_key
+            self.run_id, self.stage, self.step, self.previous_name, self.first_view, self.weights, self.run_key
         )
 
     def leader_of(self, view: int) -> PeerId:
@@ -115,7 +124,8 @@ class RoundFacts:
             raise RemoteError("standing", f"{peer} is no member of stage {self.stage}", peer)
 
     def check_contribution(self, made: Contribution, verify: Verify) -> None:
-        """The contribution belongs to this round, commits to all parts (none without work), and is signed."""
+        """The contribution belongs to this round, commits to all parts (none without work), is signed, and reveals what
+        it must."""
         peer = made.peer_id
         if (made.run_id, made.stage, made.step) != (self.run_id, self.stage, self.step):
             raise RemoteError("protocol", f"contribution of {peer} names another run, stage or step", peer)
@@ -131,6 +141,16 @@ class RoundFacts:
             raise RemoteError("protocol", f"contribution of {peer} has more than {self.max_tokens} tokens in one", peer)
         if not verify(peer, made.signed_bytes(), made.signature):
             raise RemoteError("signature", f"contribution of {peer} is not signed by it", peer)
+        made.chance.check(
+            maker=peer,
+            run_id=self.run_id,
+            stage=self.stage,
+            step=self.step,
+            link=self.links.get(peer),
+            said=self.said,
+            run_key=self.run_key,
+            verify=verify,
+        )
 
     def check_roster(
         self,
@@ -152,7 +172,7 @@ class RoundFacts:
         self.check_view(leader, roster.view)
         if roster.members != self.members:
             raise RemoteError("fork", f"roster of step {self.step} is of other members", leader)
-        num_reducers = self.num_parts * len(self.cohorts) if roster.contributions else 0
+        num_reducers = self.num_parts * num_cohorts(len(self.members)) if roster.contributions else 0
         if len(roster.reducers) != num_reducers:
             raise RemoteError("protocol", f"{len(roster.reducers)} reducers for {num_reducers} places", leader)
         members, left, joins = set(self.members), {departure.peer_id for departure in roster.leaves}, set(roster.joins)

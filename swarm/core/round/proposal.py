@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from swarm.core.ids import PeerId
-from swarm.core.ranking import rank
+from swarm.core.ranking import rotated
 from swarm.core.round.contribution import Contribution, Departure, Roster
 from swarm.core.round.facts import RoundFacts
 
@@ -61,7 +61,7 @@ def with_reducers(
     reducers: list[PeerId] = []
     for cohort in roster.cohorts:
         near = [peer for peer in live if peer in cohort] or live
-        order = rank(near, "reducer", roster.previous_name, roster.stage, roster.step, roster.revision)
+        order = rotated(near, roster.step + roster.revision + 1)  # whoever leads first has enough to do
         turns = reducer_turns(order, roster.contributions)
         reducers += [turns[part % len(turns)] for part in range(num_parts)]
     for place, reducer in enumerate(held):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
+from swarm.core.round.cohorts import num_cohorts
 from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster, Share
 from swarm.core.round.facts import RoundFacts, is_of
 from swarm.core.round.instructions import (
@@ -52,8 +53,7 @@ class RoundReduction:
     _relayed: set[bytes] = field(default_factory=set)  # digests of parts
 
     def __post_init__(self) -> None:
-        self._is_split = len(self.facts.cohorts) > 1
-        self._cohort = next(number for number, cohort in enumerate(self.facts.cohorts) if self.me in cohort)
+        self._is_split = num_cohorts(len(self.facts.members)) > 1
 
     # -- follow -------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class RoundReduction:
         for place, reducer in enumerate(roster.reducers):
             cohort, part = divmod(place, roster.num_parts)
             stays = bool(held) and held[place] == reducer
-            is_own = mine is not None and cohort == self._cohort
+            is_own = mine is not None and cohort == roster.cohort_of[self.me]
             if reducer != self.me:
                 if is_own and not (stays and moved_before):
                     out.append(SendPart(reducer, part, roster.view))
@@ -255,7 +255,7 @@ class RoundReduction:
         if part >= roster.num_parts or not is_of(reduced, roster):
             return False
         if cohort is None:
-            if sender not in (roster.combiner_of(part), roster.reducer_of(part, self._cohort)):
+            if sender not in (roster.combiner_of(part), roster.reducer_of(part, roster.cohort_of[self.me])):
                 return False
             self.parts.reduced.setdefault(part, reduced)
             return True
@@ -335,10 +335,11 @@ class RoundReduction:
         for reduced in self.parts.lacking(result) if self.is_over else self.parts.unproved(result):
             if reduced.is_empty:
                 continue
-            reducer, combiner = roster.reducer_of(reduced.part, self._cohort), roster.combiner_of(reduced.part)
+            own = roster.cohort_of[self.me]
+            reducer, combiner = roster.reducer_of(reduced.part, own), roster.combiner_of(reduced.part)
             if but_coming and followed and reducer not in self.gone:
                 continue
-            near = (reducer, combiner, *self.facts.cohorts[self._cohort], *self.facts.members)
+            near = (reducer, combiner, *roster.cohorts[own], *self.facts.members)
             # Whoever seems gone is asked last: it may be back.
             holders = sorted((peer for peer in dict.fromkeys(near) if peer != self.me), key=self.gone.__contains__)
             if holders:

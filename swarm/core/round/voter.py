@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result, Roster
 from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
-from swarm.core.round.voting import Certificate, Promise, Reconfiguration, Sign, Verify, Vote, Voter
+from swarm.core.round.voting import Certificate, Promise, Reconfiguration, Sign, Vote, Voter
 
 Shown = TypeVar("Shown")
 

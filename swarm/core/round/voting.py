@@ -4,14 +4,17 @@ Practical Byzantine fault tolerance (Castro and Liskov, 1999), for one value a r
 three phases: "roster" (who contributes what), "result" (what came of it), "commit" (that a quorum knows the result).
 Each voter votes once in a (view, phase). A leader of a later view first needs promises of a quorum: each says which
 certificates its voter holds and refuses all lower views. What the highest certificate says must be proposed again (of a
-roster: it, or it with contributions left out whose parts do not come), and voters check that it is. Fewer than a third
-of the voters may lie; any number may be silent, which only stops the round.
+roster: it, or it with contributions left out whose parts do not come), and voters check that it is. A vote weighs what
+its voter did lately (`swarm.core.seats`). Voters of less than a third of the weight may lie; any number may be silent,
+which only stops the round.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
+from swarm.core.audit.ticket import Verify
 from swarm.core.canonical import Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer
@@ -19,41 +22,49 @@ from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.layout import AtMost, Named
 from swarm.core.record import Record, Row, Signed
 from swarm.core.round.cohorts import committee
+from swarm.core.seats import hangs_on_few, weight_of
 
-Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
-"""Whether the signature (last) is the peer's over the data; pure."""
 Sign: TypeAlias = Callable[[bytes], bytes]
 Phase = Literal["roster", "result", "commit"]
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 FEW_MEMBERS = 4
 """A stage with fewer members has its neighbours' votes too: two voters certify nothing when one is gone."""
+MOST_NEIGHBOURS = 3
+"""Of a stage's neighbours, who are drawn by no work of theirs, all together weigh no more than so many of its members:
+they decide nothing by themselves."""
 MAX_VOTERS = 256
 
 
-def quorum(num_voters: int) -> int:
-    """Votes that certify: any two quorums share an honest voter if fewer than a third of all lie.
+def quorum(weight: int) -> int:
+    """What votes must weigh to certify, of all voters' weight: any two quorums share more weight than liars have, if
+    they have less than a third of all.
 
-    With f = (n - 1) // 3 liars, the smallest q with 2q - n > f.
+    With f = (n - 1) // 3 of n the liars', the smallest q with 2q - n > f.
     """
-    num_liars = (num_voters - 1) // 3
-    return (num_voters + num_liars) // 2 + 1
+    of_liars = (weight - 1) // 3
+    return (weight + of_liars) // 2 + 1
 
 
 def electorate(
-    members: Sequence[PeerId], neighbours: Iterable[PeerId], coordinator: PeerId | None, name: bytes
-) -> tuple[PeerId, ...]:
-    """Who votes on the round that starts from the version of this name: the stage's members and the host.
+    work: Mapping[PeerId, int], neighbours: Collection[PeerId], coordinator: PeerId | None, said: bytes
+) -> dict[PeerId, int]:
+    """Who votes on a round before which this is the host's last word, in the order of ids, and what each vote weighs:
+    the stage's members by their `work`, and the host as the lightest of them: who is left without it decides as well
+    as may be.
 
-    Where members are few, its neighbours vote too; where they are many, those who are drawn. A member all alone needs
-    nobody's vote: it cannot disagree with itself.
+    Where the work hangs on few, the host votes as the heaviest, and so do neighbours, but all no more than three; where
+    members are many, those who are drawn. A member all alone needs nobody's vote: it cannot disagree with itself.
     """
-    own = set(committee(members, name))
-    if len(own) < FEW_MEMBERS:
-        own |= set(neighbours)
-    if len(own) > 1 and coordinator is not None:
-        own.add(coordinator)
-    return tuple(sorted(own))
+    weights = committee(work, said)
+    host, heaviest = min(weights.values()), max(weights.values())
+    if hangs_on_few(work, FEW_MEMBERS):
+        host = heaviest
+        others = set(neighbours) - weights.keys()
+        weights |= dict.fromkeys(others, min(heaviest, MOST_NEIGHBOURS * heaviest // max(1, len(others))))
+    if len({*weights, *work}) > 1 and coordinator is not None:
+        weights[coordinator] = host
+    return {peer: weight for peer, weight in sorted(weights.items()) if weight}
 
 
 @dataclass(frozen=True)
@@ -137,8 +148,23 @@ class Election:
     """Name of the version that the round starts from; votes of another chain never count here."""
     first_view: int
     """The first view, which needs no promises."""
-    voters: tuple[PeerId, ...]
+    weights: Mapping[PeerId, int]
+    """Of each voter's vote, in the order of ids: nobody has a vote without one."""
     run_key: PeerId
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """Sorted."""
+        return tuple(self.weights)
+
+    def is_quorum(self, voters: Iterable[PeerId], among: Iterable[PeerId]) -> bool:
+        """Whether these certify where those `among` whom they are vote."""
+        return weight_of(self.weights, voters) >= quorum(weight_of(self.weights, among))
+
+    def _needed(self, voters: Iterable[PeerId], among: Iterable[PeerId]) -> str:
+        """In words, what is missing."""
+        of_all = weight_of(self.weights, among)
+        return f"{weight_of(self.weights, voters)} of {of_all} by weight; {quorum(of_all)} are a quorum"
 
     def voters_in(self, view: int, changed: Reconfiguration | None) -> tuple[PeerId, ...]:
         """Who votes in a view under a reconfiguration that was checked."""
@@ -179,8 +205,8 @@ class Election:
         names = [vote.voter for vote in certificate.votes]
         if names != sorted(set(names)) or not set(names) <= set(voters):
             raise RemoteError("certificate", "a certificate's votes are not of voters, each once, in order")
-        if len(names) < quorum(len(voters)):
-            raise RemoteError("certificate", f"{len(names)} votes of {len(voters)}; {quorum(len(voters))} certify")
+        if not self.is_quorum(names, voters):
+            raise RemoteError("certificate", f"votes of {self._needed(names, voters)}")
         ballot = self.ballot(phase, certificate.view, value, changed)
         for vote in certificate.votes:
             if not verify(vote.voter, ballot, vote.signature):
@@ -208,9 +234,9 @@ class Election:
         if changed is not None:
             self.check_reconfiguration(changed, verify)
         names = [promise.voter for promise in proof.promises]
-        needed = quorum(len(self.voters_in(view, changed)))
-        if names != sorted(set(names)) or len(names) < needed:
-            raise RemoteError("certificate", f"promises of {len(set(names))} voters; {needed} begin a view")
+        voters = self.voters_in(view, changed)
+        if names != sorted(set(names)) or not self.is_quorum(names, voters):
+            raise RemoteError("certificate", f"promises, each once in order, of {self._needed(names, voters)}")
         for promise in proof.promises:
             self.check_promise(promise, view, verify, changed)
         highest = max((p.binds for p in proof.promises if p.binds is not None), default=None)
@@ -341,7 +367,7 @@ def certificate_of(
     changed: Reconfiguration | None = None,
 ) -> Certificate | None:
     """The certificate these votes make; None while they are too few."""
-    if len(votes) < quorum(len(election.voters_in(view, changed))):
+    if not election.is_quorum([vote.voter for vote in votes], election.voters_in(view, changed)):
         return None
     return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)), changed)
 

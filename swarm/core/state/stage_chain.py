@@ -1,12 +1,13 @@
 """A stage's certified past, folded: from its genesis through each result to who leads next.
 
-Every member folds the same results and so knows the same members, leaders, data leases and recent ids.
+Every member folds the same results and so knows the same members, leaders, data leases, recent ids and weights.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, ClassVar
 
+from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest
@@ -14,14 +15,14 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.ranking import rank
 from swarm.core.record import Record, SignedValue
 from swarm.core.result_size import most_work
-from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
+from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.round.contribution import MAX_WORK, Result, counted_tokens
+from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
+from swarm.core.state.recent_work import RecentWork, done_in, founded, worked
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,27 @@ class Genesis(SignedValue):
     run_key: PeerId
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)]
     """Members of the neighbouring stages, who vote on the first round if this stage has few members."""
+    host_chain_end: Digest
+    """End of the host's hash chain for the stage in this era: the host tells a value of it for each version that is
+    made."""
     era: int = 0
     """The same in the geneses of all stages that begin together, another whenever they begin again."""
+    work: WorkOfEach = ()
+    """Tokens that each member is taken to have done before: by them votes weigh. Where the run begins all the same, and
+    so if nothing is said; where it begins again, what is certified of each."""
+
+    @property
+    def recent_work(self) -> tuple[RecentWork, ...]:
+        """As if it had been done evenly."""
+        return founded(self.members, self.work)
 
     @property
     def basis(self) -> RoundBasis:
         """What the version the stage begins at is known by."""
         found = digest("genesis-name", self.signed_value())
-        members = tuple(sorted(set(self.members)))
-        return RoundBasis(found, found, members, members, self.neighbours)
+        work, links = tuple(one.total for one in self.recent_work), (None,) * len(self.members)
+        said = HostWord(0, self.host_chain_end)
+        return RoundBasis(found, found, self.members, work, self.members, work, self.neighbours, links, said)
 
     @property
     def name(self) -> bytes:
@@ -57,8 +70,10 @@ class Genesis(SignedValue):
         return self.basis.name
 
     def _check_fields(self) -> None:
-        if not self.members:
-            raise RemoteError("malformed", "genesis without members")
+        if not self.members or any(one >= other for one, other in pairwise(self.members)):
+            raise RemoteError("malformed", "genesis without members, or not in order")
+        if len(self.work) not in (0, len(self.members)):
+            raise RemoteError("malformed", f"genesis with the work of {len(self.work)} of {len(self.members)} members")
 
 
 @dataclass(frozen=True)
@@ -74,11 +89,9 @@ class StageChain(Record):
     """What the version is known by to voters outside the stage."""
     coordinator: PeerId
     run_key: PeerId
-    last_ids: Annotated[tuple[int, ...], AtMost(MAX_MEMBERS * MAX_WORK)]
-    """Microbatches of the last roster."""
-    earlier_ids: Annotated[tuple[int, ...], AtMost(MAX_MEMBERS * MAX_WORK)]
-    """And of the one before."""
     leases: LeaseTable
+    recent_work: Annotated[tuple[RecentWork, ...], AtMost(MAX_MEMBERS)]
+    """Of each member."""
     era: int = 0
     """Of the genesis."""
 
@@ -98,9 +111,8 @@ class StageChain(Record):
             basis,
             genesis.coordinator,
             genesis.run_key,
-            (),
-            (),
             leases,
+            genesis.recent_work,
             genesis.era,
         )
 
@@ -114,11 +126,11 @@ class StageChain(Record):
         return self.basis.members
 
     def leaders(self, step: Step) -> tuple[PeerId, ...]:
-        """Who leads `step` in which view: drawn from the certificate before the step's own (see RoundFacts)."""
+        """Who leads `step` in which view: by the certificate before the step's own (see RoundFacts)."""
         if int(step) == self.version:
-            return self.basis.leaders(self.stage, step)
+            return self.basis.leaders(step)
         assert int(step) == self.version + 1
-        return rank(self.members, "leader", self.name, self.stage, step)
+        return leaders_of(self.basis.work_of, step)
 
     def facts(self, settings: RunSettings, *, num_parts: int, phase_s: float) -> RoundFacts:
         """What the round that starts from this version is checked against."""
@@ -135,10 +147,19 @@ class StageChain(Record):
             max_work=most_work(settings.microbatches_per_step),
         )
 
-    def weights_of(self, result: Result) -> dict[PeerId, int]:
+    def counted(self, roster: Roster) -> dict[PeerId, tuple[Work, ...]]:
+        """What counts of each contribution to the round that starts from this version."""
+        leases = self.leases.ids_by_holder() if self.stage == 0 else None
+        return {made.peer_id: counted_work(made, leases) for made in roster.contributions}
+
+    def weights_of(self, roster: Roster) -> dict[PeerId, int]:
         """Certified token count of each contribution to the round that starts from this version."""
-        recent = frozenset(self.last_ids) | frozenset(self.earlier_ids)
-        return counted_tokens(result.roster.contributions, recent)
+        return {peer: sum(item.num_tokens for item in work) for peer, work in self.counted(roster).items()}
+
+    def work_done(self, result: Result) -> dict[PeerId, tuple[Work, ...]]:
+        """What counts, of those who were heard: who was not, its microbatches are not trained on yet."""
+        heard = result.heard()
+        return {peer: work for peer, work in self.counted(result.roster).items() if peer in heard}
 
     def advance(self, result: Result, settings: RunSettings) -> "StageChain":
         """The chain one result on. Raises RemoteError("fork") if the result starts elsewhere."""
@@ -146,9 +167,10 @@ class StageChain(Record):
         if roster.previous_name != self.name or int(roster.step) != self.version or roster.members != self.members:
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
         members = roster.members_after
-        ids = tuple(item.microbatch_id for item in result.work_done())
+        done = worked(self.recent_work, done_in(result, self.weights_of(roster)), members)
         leases = self.leases
         if self.stage == 0:
+            ids = [item.microbatch_id for work in self.work_done(result).values() for item in work]
             leases = leases.advance(
                 consumed=ids, members=members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
             )
@@ -157,21 +179,23 @@ class StageChain(Record):
             self.lineage,
             self.stage,
             Version(self.version + 1),
-            result.basis,
+            result.basis_after(self.basis, tuple(one.total for one in done)),
             self.coordinator,
             self.run_key,
-            ids,
-            self.last_ids,
             leases,
+            done,
             self.era,
         )
 
     def _check_fields(self) -> None:
         if not self.members or not self.basis.previous_members:
             raise RemoteError("malformed", "stage chain without members")
-        for listed in (self.members, self.basis.previous_members, self.last_ids, self.earlier_ids):
-            if any(one >= other for one, other in pairwise(cast(tuple[str, ...], listed))):
-                raise RemoteError("malformed", "stage chain lists members or ids out of order")
+        known = tuple((one.peer_id, one.total) for one in self.recent_work)
+        if known != tuple(self.basis.work_of.items()):
+            raise RemoteError("malformed", "stage chain's members have done other work than it says")
+        for listed in (self.members, self.basis.previous_members):
+            if any(one >= other for one, other in pairwise(listed)):
+                raise RemoteError("malformed", "stage chain lists members out of order")
 
 
 def _ids_each(settings: RunSettings) -> int:

@@ -6,6 +6,7 @@ What it shows is in bootstrap/program/dashboard.py. A page that is open is told 
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from aiohttp import web
 
 from swarm.core.directory.address_rates import AddressRates
 from swarm.core.errors import SettingsError
+from swarm.network.places import Places, network_of
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -34,6 +36,10 @@ TICK_S = 1.0
 """A page hears of changes at most so often."""
 HEARTBEAT_S = 15.0
 WRITE_S = 10.0
+"""In which whoever reads must have taken a piece."""
+PIECE_BYTES = 256 << 10
+MAX_DOWNLOADS, MAX_DOWNLOADS_EACH = 8, 2
+"""Files that are being taken, in all and by one small network: other pages are served besides."""
 CALLS_PER_S, BURST = 20.0, 100.0
 """From one address."""
 
@@ -52,7 +58,10 @@ class Shown(Protocol):
         """In Prometheus' text format."""
 
     def evidence(self, digest: str) -> Path | None:
-        """File of the evidence whose digest begins so."""
+        """File of the evidence of this digest."""
+
+    def word(self, peer: str) -> bytes | None:
+        """What the run key has signed of a peer that is out, beside the settings it has signed."""
 
     def checkpoint_file(self, version: int, name: str) -> Path | None: ...
 
@@ -65,6 +74,7 @@ class WebSite:
         self._rates = AddressRates(calls_per_s=CALLS_PER_S, burst=BURST)
         self._watchers = Counter[str]()
         """Open pages of each address."""
+        self._downloads: Places[object] = Places(MAX_DOWNLOADS)
         self._said: tuple[float, str] = (0.0, "")
         self._closing = asyncio.Event()
         app = web.Application(middlewares=[self._guard], client_max_size=1024)
@@ -73,7 +83,8 @@ class WebSite:
         app.router.add_get("/state.json", self._state)
         app.router.add_get("/events", self._events, allow_head=False)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/evidence/{digest:[0-9a-f]{16,64}}", self._evidence)
+        app.router.add_get("/evidence/{digest:[0-9a-f]{64}}", self._evidence)
+        app.router.add_get("/verdict/{peer:[0-9A-Za-z]{1,64}}", self._verdict)
         app.router.add_get("/checkpoints/{version:[0-9]{1,12}}/{name:.{1,128}}", self._checkpoint)
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=30.0, shutdown_timeout=0.5)
         self.port = 0
@@ -158,11 +169,51 @@ class WebSite:
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._shown.metrics(), headers={"Content-Type": METRICS_TYPE})
 
+    async def _verdict(self, request: web.Request) -> web.Response:
+        body = self._shown.word(request.match_info["peer"])
+        if body is None:
+            raise web.HTTPNotFound(text="nothing is signed of it")
+        return web.Response(body=body, content_type="application/octet-stream", headers={"Cache-Control": "no-store"})
+
     async def _evidence(self, request: web.Request) -> web.StreamResponse:
-        return _attached(self._shown.evidence(request.match_info["digest"]))
+        return await self._attached(request, self._shown.evidence(request.match_info["digest"]))
 
     async def _checkpoint(self, request: web.Request) -> web.StreamResponse:
-        return _attached(self._shown.checkpoint_file(int(request.match_info["version"]), request.match_info["name"]))
+        path = self._shown.checkpoint_file(int(request.match_info["version"]), request.match_info["name"])
+        return await self._attached(request, path)
+
+    async def _attached(self, request: web.Request, path: Path | None) -> web.StreamResponse:
+        """A file, as long as its reader takes some of it: few at a time, for the line is the run's too."""
+        if path is None:
+            raise web.HTTPNotFound(text="not kept here")
+        place, who = object(), network_of(request.remote)
+        if len(self._downloads) >= MAX_DOWNLOADS or len(self._downloads.of(who)) >= MAX_DOWNLOADS_EACH:
+            raise web.HTTPServiceUnavailable(
+                text="others are being served; ask again later", headers={"Retry-After": "60"}
+            )
+        self._downloads.take(place, who)
+        response = web.StreamResponse(
+            headers={
+                **HEADERS,
+                "Content-Type": "application/octet-stream",
+                "Content-Disposition": f'attachment; filename="{path.name}"',
+            }
+        )
+        try:
+            with await asyncio.to_thread(path.open, "rb") as file:
+                response.content_length = os.fstat(file.fileno()).st_size
+                await response.prepare(request)
+                while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+                    async with asyncio.timeout(WRITE_S):
+                        await response.write(piece)
+        except (ConnectionError, TimeoutError):  # it was closed, or takes nothing: then it gets the rest of nothing
+            if request.transport is not None:
+                request.transport.abort()
+        except OSError as error:
+            raise web.HTTPNotFound(text="not kept here any more") from error
+        finally:
+            self._downloads.leave(place)
+        return response
 
 
 def _fixed(kind: str, body: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -170,16 +221,3 @@ def _fixed(kind: str, body: bytes) -> Callable[[web.Request], Awaitable[web.Resp
         return web.Response(body=body, headers={"Content-Type": kind, "Cache-Control": "no-cache"})
 
     return answer
-
-
-def _attached(path: Path | None) -> web.StreamResponse:
-    if path is None:
-        raise web.HTTPNotFound(text="not kept here")
-    return web.FileResponse(
-        path,
-        headers={
-            **HEADERS,
-            "Content-Type": "application/octet-stream",
-            "Content-Disposition": f'attachment; filename="{path.name}"',
-        },
-    )

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from bootstrap.audit.beacon import HostBeacon, HostChains
 from bootstrap.audit.justice import TELL_S, Justice
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import FollowedStage
@@ -22,6 +23,7 @@ from bootstrap.state.run_folder import PreparedRun, RunFolder
 from peer.audit.hop_desk import message_of
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_chunks, state_digest
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -50,17 +52,19 @@ from swarm.manifest.value import run_id, settings_bytes
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
+from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_world import identity_of as named
 from tests.swarm.core.round.round_world import run_key, witness_identities
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from tests.verification import exhibits
 from tests.verification.exhibits import Done, SmallRun, received, small_settings
-from verification.audit.draws import HashChain
+from verification.audit import running_bias
 from verification.audit.evidence import Evidence
 from verification.audit.owed import OwedAudit, read_exhibit, read_hop
 from verification.audit.standing import FAULT, StandingTable
 from verification.audit.strikes import STRIKE_VERSIONS, Strikes
 from verification.audit.verdicts import Debt, Pardon, Plea, Promotion, Quarantine
+from verification.kinds.bias import Bias
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.round.papers import Exhibit
 from verification.state.anchor import Anchor
@@ -126,6 +130,10 @@ class Past6:
         return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(exhibit.bodies))
 
 
+CHAINS = cast(HostChains, SimpleNamespace(of=lambda stage, era: HOST_CHAIN))
+"""As the small run's genesis has it."""
+
+
 @pytest.fixture(scope="module")
 def past() -> Iterator[Past6]:
     audits = AuditSettings(hop_budget=4.0, contribution_budget=4.0, retained_versions=8)
@@ -154,6 +162,7 @@ def past() -> Iterator[Past6]:
             coordinator=witness_identities(1)[0].peer_id,
             run_key=run_key().peer_id,
             neighbours=(),
+            host_chain_end=HOST_CHAIN.end,
         )
 
         def prepared(root: Path) -> PreparedRun:
@@ -187,7 +196,8 @@ class Court:
         self.chains = {name: HashChain(seed, 64) for name, seed in SEEDS.items()}
         peers = (self.past.auditor, self.past.target)
         present = [identity.peer_id for identity in peers]
-        self.justice = Justice(self.prepared, self.host, self.ledger, self.emit, lambda: present, self.followed)
+        beacon = HostBeacon(CHAINS, self.followed)
+        self.justice = Justice(self.prepared, self.host, self.ledger, self.emit, lambda: present, self.followed, beacon)
         self.justice.serve()
         self.auditor, self.target = (self.network.transport(identity) for identity in peers)
         self.auditor.serve(QUARANTINE, self._on_quarantine, max_body_bytes=0)
@@ -527,13 +537,34 @@ def test_being_admitted_again_and_again_does_not_help(court: Court) -> None:
         court.serve = withheld
         stage = Followed(court.followed[STAGE], 0)
         followed: Any = {STAGE: stage}
-        justice = Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed)
+        justice = Justice(
+            court.prepared, court.host, court.ledger, court.events.append, list, followed, HostBeacon(CHAINS, followed)
+        )
         justice.serve()
         for version in (0, 1, 2, 6):
             stage.version = version
             justice.admit(court.past.target.peer_id, STAGE, court.chains["target"].end)
         with pytest.raises(RemoteError, match="owes"):
             await court.owed(2)
+        assert court.debts() == 1
+
+    asyncio.run(play())
+
+
+def test_who_asks_for_admission_again_and_misses_no_round_owes_what_it_owed(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        court.serve = withheld
+        stage = Followed(court.followed[STAGE], 0)
+        followed: Any = {STAGE: stage}
+        beacon = HostBeacon(CHAINS, followed)
+        justice = Justice(court.prepared, court.host, court.ledger, court.events.append, list, followed, beacon)
+        justice.serve()
+        for version in (0, 4, 6):  # its contributions are in rounds 3, 4 and 5
+            stage.version = version
+            justice.admit(court.past.target.peer_id, STAGE, court.chains["target"].end)
+        with pytest.raises(RemoteError, match="owes"):
+            await court.owed(3)
         assert court.debts() == 1
 
     asyncio.run(play())
@@ -615,6 +646,62 @@ def test_three_untrue_accusations_keep_the_accuser_out(court: Court) -> None:
         assert court.justice.bans == {}
         with pytest.raises(RemoteError, match="banned"):
             await court.accuse(first)
+
+    asyncio.run(play())
+
+
+def _leaning(past: Past6, step: int, share: float) -> bytes:
+    """A contribution of the target to one step; by this share of it off, the same way in every step."""
+    made = past.contribution(step)
+    parts, digests = [], []
+    for part in past.rounds[step].parts[past.target.peer_id]:
+        values = np.frombuffer(part, dtype=np.float32)
+        signs = np.where(np.arange(values.size) % 3 == 0, np.float32(1), np.float32(-1))
+        rms = np.float32(np.sqrt(np.mean(np.square(values))))
+        parts.append((values + np.float32(share) * rms * signs).astype(np.float32).tobytes())
+        digests.append(bulk_digest(parts[-1]))
+    unsigned = replace(made, part_digests=tuple(digests))
+    signed = replace(unsigned, signature=past.target.sign(unsigned.signed_bytes()))
+    whole = ReplayMismatch.from_evidence(Evidence.from_bytes(past.untrue(step), max_bytes=1 << 26))
+    return Bias.of(replace(whole, contribution=signed, parts=tuple(parts))).to_evidence(past.signed).to_bytes()
+
+
+def test_contributions_that_lead_one_way_add_up_to_a_quarantine(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_bias, "MOST_SPREADS", 6.0)  # fewer audits are enough
+
+    async def play() -> None:
+        court.open()
+        for step in range(1, ROUNDS):
+            if court.quarantined:
+                break
+            await court.accuse(_leaning(court.past, step, 3e-4))
+        leaning = [event for event in court.events if event["event"] == "leaning"]
+        assert 2 <= len(leaning) <= 4, leaning
+        assert [event["replays"] for event in leaning] == [*range(1, len(leaning) + 1)]
+        assert court.quarantined == [(court.past.target.peer_id, "bias")], court.events
+        assert court.judged == []
+        assert court.justice.bans == {}
+
+    asyncio.run(play())
+
+
+def test_who_brings_honest_contributions_as_biased_is_struck(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        for step in (1, 2, 3):
+            await court.accuse(_leaning(court.past, step, 0.0))
+        assert [event["event"] for event in court.judged] == ["acquitted"] * 3
+        assert court.quarantined == [(court.past.auditor.peer_id, "false_accusation")]
+
+    asyncio.run(play())
+
+
+def test_what_is_wrong_by_itself_is_no_case_of_bias_for_its_maker_may_have_had_a_fault(court: Court) -> None:
+    async def play() -> None:
+        court.open()
+        await court.accuse(_leaning(court.past, 1, 0.5))
+        assert [event["event"] for event in court.judged] == ["dismissed"]
+        assert court.quarantined == []
 
     asyncio.run(play())
 
@@ -816,13 +903,13 @@ def test_a_host_that_was_away_follows_on_from_what_it_wrote_down(past: Past6, tm
     async def follow() -> None:
         host, peer = network.transport(witness_identities(1)[0]), network.transport(past.auditor)
         peer.serve(RESULTS, on_results, max_body_bytes=0)
-        before = Following(settings, ledger, host, lambda result: None)
+        before = Following(settings, ledger, host, lambda certified: None)
         ledger.append("genesis", replace(past.genesis, signature=bytes(64)).to_value())
         before.begin(past.genesis)
         for result in (*results[:2], results[3]):  # one does not come: what is after it waits
             before.take(result)
         assert before[STAGE].version == 2
-        again = Following(settings, ledger, host, lambda result: None)
+        again = Following(settings, ledger, host, lambda certified: None)
         again.take_up()
         assert again[STAGE].version == 2, "what was written down at the version of a snapshot"
         await again.catch_up(STAGE, [(2, peer.peer_id)])

@@ -1,8 +1,10 @@
 """The host's page: what it shows is right, nothing of it comes from elsewhere, everybody can read it."""
 
 import asyncio
+import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -19,6 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from bootstrap.owner.progress import PeerFigures
 from bootstrap.owner.trouble import Notice
 from bootstrap.program.dashboard import MAX_NOTICE_PEERS, MAX_NOTICES, MAX_POINTS, thinned
+from swarm.commands.evidence import fetched
+from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import StageIndex, Version
 from swarm.host_protocol import StepReport
 from swarm.network.services import web_site
@@ -27,6 +31,7 @@ from tests.bootstrap.state.hosted import Hosted, hosted
 from tests.swarm.network.services.test_coordinator_service import genesis_value
 from tests.swarm_in_process import identity_of
 from verification.audit.verdicts import Ban
+from verification.replay import evidence_file
 
 PAGE = ROOT / "bootstrap" / "page"
 PEERS = [identity_of(number).peer_id for number in range(3)]
@@ -130,9 +135,80 @@ def test_state_tells_the_run_and_no_address(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
+def proof(host: Hosted, size: int) -> tuple[bytes, Path]:
+    """Ban the third peer for what is in a file of so many bytes; the digest it ends with, and where it is."""
+    body = b"\x17" * (size - 32)
+    digest = hashlib.sha256(body).digest()
+    made = Ban(host.run.run_id, PEERS[2], StageIndex(1), Version(4), "replay_mismatch", digest)
+    host.ledger.append("ban", made.signed_by(host.run.run_key).to_value())
+    path = host.run.folder.root / "evidence" / f"replay_mismatch-{PEERS[2][-8:]}-{digest.hex()[:16]}.evidence"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(body + digest)
+    return digest, path
+
+
+def test_evidence_is_fetched_by_what_the_run_key_signed_and_nothing_else_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch() -> None:
+        async with watched(tmp_path) as (host, _):
+            assert host.doors.web is not None
+            digest, path = proof(host, 3 << 20)
+            page, key, out = host.doors.web, host.run.run_key.peer_id, tmp_path / "fetched.evidence"
+            assert await fetched(page, PEERS[2], out, run_key=key) == 3 << 20
+            assert out.read_bytes()[-32:] == digest
+            out.unlink()
+            for peer, run_key, kind in ((PEERS[2], PEERS[0], "verdict"), (PEERS[1], key, "404")):
+                with pytest.raises((RemoteError, TransientError), match=kind if kind == "404" else "under key"):
+                    await fetched(page, peer, out, run_key=run_key)
+            with monkeypatch.context() as patch:
+                patch.setattr(evidence_file, "largest_evidence_bytes", lambda settings: (3 << 20) - 1)
+                with pytest.raises(RemoteError, match="at most"):
+                    await fetched(page, PEERS[2], out, run_key=key)
+            body = bytearray(path.read_bytes())
+            body[1 << 20] ^= 1
+            path.write_bytes(body)
+            with pytest.raises(RemoteError, match="SHA-256"):
+                await fetched(page, PEERS[2], out, run_key=key)
+            assert not [name for name in os.listdir(tmp_path) if "evidence" in name]
+
+    asyncio.run(fetch())
+
+
+def test_few_files_are_taken_at_a_time_and_who_takes_nothing_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_site, "WRITE_S", 0.3)
+
+    async def look() -> None:
+        async with watched(tmp_path) as (host, session):
+            digest, _ = proof(host, 48 << 20)
+            path = f"/evidence/{digest.hex()}"
+            slow = [await session.get(path) for _ in range(web_site.MAX_DOWNLOADS_EACH)]
+            assert {answer.status for answer in slow} == {200}
+            async with session.get(path) as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "60")
+            async with session.get("/state.json") as answer:
+                assert answer.status == 200, "the page is served besides"
+            async with asyncio.timeout(10):
+                while True:
+                    async with session.get(path) as answer:
+                        if answer.status == 200:
+                            assert len(await answer.read()) == 48 << 20
+                            break
+                    await asyncio.sleep(0.05)
+            for answer in slow:
+                with pytest.raises(aiohttp.ClientError):
+                    await answer.read()
+
+    asyncio.run(look())
+
+
 ELSEWHERE = (
     "/evidence/..%2f..%2frun.key",
     "/evidence/0123456789abcdef",
+    f"/evidence/{bytes(32).hex()}",
+    f"/verdict/{PEERS[0]}",
     "/checkpoints/5/..%2f..%2frun.key",
     "/checkpoints/5/checkpoint.json%00",
     "/checkpoints/6/checkpoint.json",

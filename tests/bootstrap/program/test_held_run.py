@@ -36,7 +36,7 @@ def test_a_second_host_is_refused_before_it_prepares_anything(
 ) -> None:
     manifest = Manifest.write(tmp_path / "run.toml", data={"max_text_mb": 1})
     with HeldRun(tmp_path / "run"):
-        assert run(["host", str(manifest.path), "--listen", "127.0.0.1:0"]) is ExitCode.BAD_INPUT
+        assert run(["host", str(manifest.path), "--yes", "--listen", "127.0.0.1:0"]) is ExitCode.BAD_INPUT
     assert f"process {os.getpid()}" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
 

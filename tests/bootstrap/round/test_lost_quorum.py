@@ -11,20 +11,23 @@ from bootstrap.round.lost_quorum import PATIENCE, Follow, LostQuorum, Place
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.voting import Reconfiguration
+from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import Identity
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from swarm.witness_service import VoteLog, WitnessService
+from tests.swarm.core.audit.chances import UNSAID
 from tests.swarm_in_process import identity_of
 
 HOST, RUN_KEY = identity_of(90), identity_of(91)
 MEMBERS = [identity_of(number) for number in range(6)]
 NAMES = tuple(sorted(member.peer_id for member in MEMBERS))
-BASIS = RoundBasis(bytes(32), bytes(32), NAMES, NAMES, ())
+ALIKE, NOTHING = (8,) * len(NAMES), (None,) * len(NAMES)
+BASIS = RoundBasis(bytes(32), bytes(32), NAMES, ALIKE, NAMES, ALIKE, (), NOTHING, UNSAID)
 LEASE_S = 100.0
 TRUE = Place(7, BASIS)
-MADE_UP = Place(1 << 40, RoundBasis(bytes(32), b"l" * 32, NAMES[:1], NAMES[:1], ()))
+MADE_UP = Place(1 << 40, RoundBasis(bytes(32), b"l" * 32, NAMES[:1], (1,), NAMES[:1], (1,), (), (None,), UNSAID))
 
 
 async def certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
@@ -33,7 +36,7 @@ async def certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
 
 async def not_certified(claims: Sequence[tuple[int, PeerId]]) -> Place | None:
     """The last results are gone."""
-    return Place(5, RoundBasis(bytes(32), b"5" * 32, NAMES, NAMES, ()))
+    return Place(5, RoundBasis(bytes(32), b"5" * 32, NAMES, ALIKE, NAMES, ALIKE, (), NOTHING, UNSAID))
 
 
 class SilentStage:
@@ -67,7 +70,8 @@ class SilentStage:
 
     def _serve(self, member: Identity, *, started_again: bool) -> None:
         transport, log = self._network.transport(member), self._voted(member, started_again=started_again)
-        WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log).serve(transport)
+        papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
+        WitnessService("run", member, HOST.peer_id, RUN_KEY.peer_id, log, papers=papers).serve(transport)
 
         async def on_standing(sender: PeerId, request: Message) -> Message:
             version, basis = MADE_UP if MEMBERS.index(member) in self._liars else TRUE
@@ -104,7 +108,7 @@ def test_those_who_answer_go_on_after_one_lease_if_too_few_vote(
     living = {member.peer_id for number, member in enumerate(MEMBERS) if number not in dead}
     assert {*named.voters} == living | {HOST.peer_id}, "who was started again votes under other voters"
     assert stage.told == dict.fromkeys(living, named)
-    assert BASIS.leaders(StageIndex(0), named.step)[named.first_view % len(NAMES)] in living
+    assert BASIS.leaders(named.step)[named.first_view % len(NAMES)] in living
 
 
 def test_those_who_were_named_are_given_time(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ ORDER = DataOrder(num_tokens=2000, sequence_length=8, microbatch_size=1, chunk_t
 
 
 def genesis(stage: int, version: int, era: int = 0) -> tuple[str, Value]:
-    made = Genesis("run", StageIndex(stage), Version(version), bytes(32), (PEER,), LeaseTable(), PEER, RUN_KEY, (), era)
+    made = Genesis(
+        "run", StageIndex(stage), Version(version), bytes(32), (PEER,), LeaseTable(), PEER, RUN_KEY, (), bytes(32), era
+    )
     return "genesis", replace(made, signature=bytes(64)).to_value()
 
 

@@ -166,7 +166,7 @@ def spoil(folder: Path) -> None:
     assert {order.chunk_of(MicrobatchId(number)) for number in BAD_IDS} == {BAD_CHUNK}
     (span,) = order.spans(MicrobatchId(number) for number in BAD_IDS)
     tokens = TokenFile(probe.data.train_path, probe.settings.data.token_bytes)
-    held = bytes(int(token) for token in tokens.read(span.first_token, span.stop_token))
+    held = bytes(int(token) for token in tokens.read(span.tokens[0][0], span.tokens[-1][1]))
     at = text.encode().index(held)
     noise = "".join(random.Random(5).choices(string.ascii_uppercase + string.digits, k=len(held)))
     (folder / "text.txt").write_text(text[:at] + noise + text[at + len(held) :])

@@ -3,7 +3,8 @@
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -20,13 +21,19 @@ from swarm.averaging.codecs import vector_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.cli import ExitCode, run
 from swarm.core.errors import SettingsError
-from swarm.core.ids import MicrobatchId, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.core.ranking import rank
+from swarm.core.round.contribution import MAX_CHARGES
+from swarm.core.state.stage_chain import StageChain
 from swarm.local.compute_pools import POOLS
 from swarm.model.stage import StageModel, Weights
 from tests.peer.round.test_work import Accumulation, Replica
+from tests.swarm.core.audit.chances import NO_CHANCE
 from tests.swarm.model.tiny_models import stages_of, tiny_model, token_batch, whole_model
 
 WHERE = slice(0, 64)
+CHARGES = (bytes(range(32)),)
+CHAIN = cast(StageChain, SimpleNamespace(version=5, name=bytes(32), members=(PeerId("peer 0"), PeerId("peer 1"))))
 MEAN = np.linspace(-1, 1, 64, dtype=np.float32)
 
 
@@ -67,6 +74,8 @@ def after_all_hooks(adversary: Adversary, step: int) -> list[tuple[Any, Any]]:
         (grad, adversary.activation_gradient(here, grad, y)),
         (MEAN, adversary.mean(Step(step), WHERE, MEAN)),
         (encoded, reduced),
+        (CHARGES, adversary.charged(CHAIN, CHARGES, PeerId("peer 0"))),
+        (NO_CHANCE, adversary.revealed(Step(step), NO_CHANCE)),
     ]
 
 
@@ -93,6 +102,16 @@ def test_nothing_is_done_before_the_attack_begins(kind: str) -> None:
     assert torch.equal(total, torch.ones(64))
     assert all(got is given for given, got in after_all_hooks(adversary, 5))
     assert not adversary.withholds
+
+
+def test_a_grinding_peer_writes_charges_that_put_it_first_and_now_and_then_another_value() -> None:
+    adversary, me = parse("grinding@3", seed="peer"), PeerId("peer 0")
+    charges = adversary.charged(CHAIN, CHARGES, me)
+    assert charges[:1] == CHARGES
+    assert len(charges) == MAX_CHARGES
+    assert {rank(CHAIN.members, "leader", name)[0] for name in charges[1:]} == {me}
+    changed = [step for step in range(24) if adversary.revealed(Step(step), NO_CHANCE) != NO_CHANCE]
+    assert changed == [7, 15, 23]
 
 
 @pytest.mark.parametrize("name", ["int8", "topk"])

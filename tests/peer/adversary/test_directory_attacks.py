@@ -11,12 +11,12 @@ from peer.adversary.directory import SybilFlood
 from peer.adversary.kinds import parse
 from peer.pipeline.downstream import METHOD
 from peer.state.catch_up import JOIN
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import ADMIT
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
-from verification.pipeline.ticket import Ticket
 
 
 def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:

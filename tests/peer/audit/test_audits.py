@@ -55,6 +55,7 @@ def events(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:
         pytest.param(0, "activation_noise@3", 8.0, 0.0, marks=pytest.mark.soak),
         pytest.param(1, "gradient_negate@3", 8.0, 0.0, marks=pytest.mark.soak),
         pytest.param(0, "label_flip@3", 8.0, 0.0, marks=pytest.mark.soak),
+        pytest.param(0, "row_bias@3", 0.0, 8.0, marks=pytest.mark.soak),
     ],
 )
 def test_a_liar_is_banned_and_the_evidence_holds_when_replicas_look(

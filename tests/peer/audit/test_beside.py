@@ -16,6 +16,7 @@ from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.round.contribution import Contribution
 from swarm.network.transport import Message
 from tests.peer.audit.test_inquiry import DUE, Line, inquiry_of
+from tests.swarm.core.audit.chances import NO_CHANCE
 from tests.verification.exhibits import RUN_ID, SmallRun, received, sent, small_settings, work_of
 from verification.round.papers import Exhibit
 
@@ -51,7 +52,7 @@ class World:
         )
         work = work_of(shown.papers, Version(0))
         maker = self.run.peers[stage][0].peer_id
-        facts: Any = (RUN_ID, StageIndex(stage), DUE.step, bytes(32), maker, (work,), ())
+        facts: Any = (RUN_ID, StageIndex(stage), DUE.step, bytes(32), maker, (work,), (), NO_CHANCE)
         made = Contribution(*facts, signature=bytes(64))
         live = {stage - 1: {BEFORE, OTHER} & {*answers}, stage + 1: {AFTER} & {*answers}}
         found = asyncio.run(Beside(inquiry, live.__getitem__).exhibit(DUE, made, work))

@@ -10,6 +10,8 @@ import pytest
 
 from peer.audit.inquiry import Inquiry
 from peer.pipeline.screens import KnownStanding
+from swarm.core.audit.hash_chain import HashChain
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step
@@ -17,10 +19,8 @@ from swarm.core.settings import AuditSettings
 from swarm.host_protocol import EXHIBIT, OWED
 from swarm.identity.key import Identity
 from swarm.network.transport import Message
-from verification.audit.draws import HashChain
 from verification.audit.owed import OwedAudit
 from verification.audit.tolerance import Bounds, compare
-from verification.pipeline.ticket import Ticket
 
 ME, TARGET, HOST = (Identity.from_seed(bytes([number]) * 32) for number in range(3))
 CHAIN = HashChain(bytes(32), 8)

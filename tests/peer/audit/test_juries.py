@@ -61,6 +61,26 @@ def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
     asyncio.run(train())
 
 
+def test_charges_without_a_case_put_nobody_out_and_cost_their_bringers_their_place(tmp_path: Path) -> None:
+    """Two of seven charge somebody each step, and convict whomever anybody asks about."""
+    attacks = {(1, 5): "charges@6", (1, 6): "charges@6"}
+
+    async def train() -> None:
+        async with swarm_in_process(audited(), tmp_path, peers=(2, 7), attacks=attacks) as swarm:
+            liars = {swarm.peers[7].peer_id, swarm.peers[8].peer_id}
+            await swarm.until(
+                lambda: liars == {event["peer_id"] for event in events(swarm, "quarantined")}, timeout_s=120.0
+            )
+            assert {event["kind"] for event in events(swarm, "quarantined")} == {"false_accusation"}
+            assert {event["accuser"] for event in events(swarm, "lapsed")} == liars
+            honest = [peer for peer in swarm.peers if peer.peer_id not in liars]
+            assert all(out <= liars for out in outcasts(honest))
+            version = honest[0].steps.version
+            assert await honest[0].steps.wait_for_version(version + 3, timeout_s=20.0), "the others train on"
+
+    asyncio.run(train())
+
+
 @pytest.mark.soak
 def test_no_honest_peer_is_out_for_long_when_one_accuses_falsely_and_jurors_lie(tmp_path: Path) -> None:
     """Two of six lie: about others, and as jurors. The host contradicts them all; who accuses is put out in the end."""

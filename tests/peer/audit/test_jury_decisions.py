@@ -9,14 +9,22 @@ from typing import Any, cast
 import pytest
 
 from peer.audit.jury import Charges, Jury
+from peer.pipeline.screens import KnownStanding
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
+from peer.stage.beacon import StageBeacon
+from peer.stage.events import Events, VersionTurned
+from swarm.core.audit.beacon import Beacon
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
-from swarm.core.round.contribution import Result
+from swarm.core.round.basis import RoundBasis
+from swarm.core.round.contribution import Charge, Result, Roster
+from swarm.core.state.stage_chain import StageChain
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, said_by
 from verification.audit.tolerance import Grade
-from verification.audit.verdicts import Accusation, JurorVote, Quarantine, jury_of
+from verification.audit.verdicts import Accusation, DrawnJury, JurorVote, Quarantine, jury_of
 
 RUN_ID = "ab" * 32
 RUN_KEY = Identity.from_seed(b"k" * 32)
@@ -26,16 +34,39 @@ ACCUSER, ACCUSED = MEMBERS[:2]
 CHARGE = Accusation(RUN_ID, ACCUSED, StageIndex(1), Version(30), "replay_mismatch", bytes(range(32)))
 
 
-def certified(*charges: bytes, members: tuple[PeerId, ...] = MEMBERS) -> Result:
+ROOT = b"r" * 32
+COMMITTED, ANOTHER = Charge(ACCUSED, CHARGE.digest()), Charge(ACCUSED, bytes(32))
+
+
+def certified(*charges: Charge) -> Result:
     """A result of step 33 in which the accuser has committed to these charges."""
     made = SimpleNamespace(peer_id=ACCUSER, stage=StageIndex(1), charges=charges)
     roster = SimpleNamespace(
-        step=Step(33), members_after=members, contribution_of=lambda peer: made if peer == ACCUSER else None
+        run_id=RUN_ID,
+        stage=StageIndex(1),
+        step=Step(33),
+        contributions=(),
+        contribution_of=lambda peer: made if peer == ACCUSER else None,
     )
-    return cast(Result, SimpleNamespace(roster=roster, new_name=b"n" * 32))
+    return cast(Result, SimpleNamespace(roster=roster, root=lambda: ROOT))
 
 
-DRAWN = jury_of(certified(CHARGE.digest()), CHARGE, ACCUSER)
+def after(members: tuple[PeerId, ...] = MEMBERS, *, version: int = 34) -> StageChain:
+    """The chain of the version that the step made."""
+    work, links = (7,) * len(members), (None,) * len(members)
+    basis = RoundBasis(bytes(32), ROOT, members, work, members, work, (), links, UNSAID)
+    return cast(StageChain, SimpleNamespace(version=Version(version), basis=basis))
+
+
+def beacon_of(roster: Roster) -> Beacon:
+    return Beacon.of(roster, said_by(HOST_CHAIN, 40))
+
+
+def jury_drawn(*charges: Charge, members: tuple[PeerId, ...] = MEMBERS) -> DrawnJury | None:
+    return jury_of(certified(*charges), after(members).basis, CHARGE, ACCUSER, beacon_of)
+
+
+DRAWN = tuple(cast(DrawnJury, jury_drawn(COMMITTED)).weights)
 
 
 def found(*grades: Grade, jurors: tuple[PeerId, ...] = DRAWN) -> Quarantine:
@@ -46,46 +77,83 @@ def found(*grades: Grade, jurors: tuple[PeerId, ...] = DRAWN) -> Quarantine:
     return Quarantine(*CHARGE.facts, tuple(votes))
 
 
-GUILTY = found(Grade.FRAUD, Grade.HONEST, Grade.FRAUD)
+GUILTY = found(Grade.FRAUD, Grade.HONEST, Grade.FRAUD, Grade.FRAUD)
+
+
+async def nothing_is_brought(case: object) -> None:
+    """These jurors convict nobody."""
 
 
 def jury(
-    stage: int, *, of_stage: set[PeerId] | None = None, charges: Charges | None = None
+    stage: int,
+    *,
+    of_stage: set[PeerId] | None = None,
+    charges: Charges | None = None,
+    spoken: int = 40,
+    members: tuple[PeerId, ...] = MEMBERS,
 ) -> tuple[Jury, list[Coroutine[Any, Any, None]]]:
-    """Of a peer of that stage, and what it began to do."""
+    """Of a peer of that stage, where the host has spoken of so many versions, and what it began to do."""
     begun: list[Coroutine[Any, Any, None]] = []
-    chain = SimpleNamespace(stage=StageIndex(stage), run_key=RUN_KEY.peer_id, members=MEMBERS)
+    basis = SimpleNamespace(said=said_by(HOST_CHAIN, 0))
+    chain = SimpleNamespace(
+        stage=StageIndex(stage), run_key=RUN_KEY.peer_id, members=MEMBERS, lineage=bytes(32), basis=basis
+    )
     context = SimpleNamespace(
         run_id=RUN_ID,
         me=MEMBERS[-1],
-        results={33: (certified(CHARGE.digest()), []), 34: (certified(), [])},
+        results={33: (certified(COMMITTED), []), 34: (certified(), [])},
         tasks=SimpleNamespace(spawn=begun.append),
+        events=Events(),
     )
-    steps = SimpleNamespace(chain=chain, context=context)
+    steps = SimpleNamespace(chain=chain, context=context, version=40)
+    beacon = StageBeacon(cast(StageSteps, steps), cast(Any, None), cast(Any, None), RUN_KEY.peer_id)
+    beacon.hear(said_by(HOST_CHAIN, spoken))
+    bases = RecentBases(after(members), kept=4)
+    bases.turned(VersionTurned(after(members, version=35), is_next=True))
     made = Jury(
         cast(StageSteps, steps),
+        bases,
         charges or Charges(),
+        beacon,
         cast(SignedRun, None),
         RUN_KEY.peer_id,
         lambda stage: of_stage or set(),
         lambda quarantine, sender: None,
-        lambda peer: False,
+        KnownStanding(),
+        nothing_is_brought,
     )
     return made, begun
 
 
 def test_the_jury_is_drawn_when_the_charge_is_certified() -> None:
-    assert len(set(DRAWN)) == 3
+    assert len(set(DRAWN)) == 5
     assert not {ACCUSER, ACCUSED} & set(DRAWN)
-    assert jury_of(certified(bytes(32), CHARGE.digest()), CHARGE, ACCUSER) == DRAWN
-    assert jury_of(certified(CHARGE.digest(), members=MEMBERS[:4]), CHARGE, ACCUSER) == ()
+    assert jury_drawn(ANOTHER, COMMITTED) == jury_drawn(COMMITTED)
+    assert jury_drawn(COMMITTED, members=MEMBERS[:4]) is None
+    elsewhere = replace(after().basis, root=bytes(32))
+    with pytest.raises(RemoteError, match="did not make this version"):
+        jury_of(certified(COMMITTED), elsewhere, CHARGE, ACCUSER, beacon_of)
     for result, accuser in (
         (certified(), ACCUSER),
-        (certified(bytes(32)), ACCUSER),
-        (certified(CHARGE.digest()), ACCUSED),
+        (certified(ANOTHER), ACCUSER),
+        (certified(Charge(ACCUSER, CHARGE.digest())), ACCUSER),
+        (certified(COMMITTED), ACCUSED),
     ):
         with pytest.raises(RemoteError, match="accused nobody of that"):
-            jury_of(result, CHARGE, accuser)
+            jury_of(result, after().basis, CHARGE, accuser, beacon_of)
+
+
+def test_no_drawn_jury_binds_before_the_host_has_spoken_of_the_step() -> None:
+    """Where all judge nothing is drawn: they do without the host."""
+    crowd = tuple(sorted([*MEMBERS, *(PeerId(f"other {number:02}") for number in range(12))]))
+    for spoken in (33, 34):
+        own, begun = jury(1, spoken=spoken)
+        assert own.counts(GUILTY, MEMBERS[4])
+        begun[0].close()
+        large, _ = jury(1, spoken=spoken, members=crowd)
+        error = TransientError if spoken == 33 else RemoteError
+        with pytest.raises(error, match="has not spoken of step 33" if spoken == 33 else "guilty|drawn"):
+            large.counts(GUILTY, MEMBERS[4])
 
 
 def test_its_own_stage_checks_the_draw_and_tells_the_stages_beside_it() -> None:
@@ -98,8 +166,8 @@ def test_its_own_stage_checks_the_draw_and_tells_the_stages_beside_it() -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        found(Grade.FRAUD, Grade.HONEST, Grade.HONEST),
-        found(Grade.FRAUD, Grade.FRAUD, jurors=tuple(peer for peer in MEMBERS[2:] if peer not in DRAWN)),
+        found(Grade.FRAUD, Grade.HONEST, Grade.HONEST, Grade.FRAUD),
+        found(Grade.FRAUD, Grade.FRAUD, Grade.FRAUD, jurors=(DRAWN[0], DRAWN[1], ACCUSER)),
         replace(GUILTY, peer_id=MEMBERS[5]),
         replace(GUILTY, evidence_digest=bytes(32)),
         replace(GUILTY, votes=()),
@@ -134,13 +202,14 @@ def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:
         charges = Charges()
         own, _ = jury(1, charges=charges)
         assert charges.brought() == ()
-        waiting = charges.bring(CHARGE.digest())
-        assert charges.brought() == (CHARGE.digest(),)
-        made = SimpleNamespace(charges=(CHARGE.digest(),))
+        waiting = charges.bring(COMMITTED)
+        charges.bring(ANOTHER)
+        assert charges.brought() == (COMMITTED,), "one at a time"
+        made = SimpleNamespace(charges=(COMMITTED,))
         roster = SimpleNamespace(contribution_of=lambda peer: made)
         result = SimpleNamespace(roster=roster)
         own.applied(cast(Any, SimpleNamespace(result=result)))
-        assert charges.brought() == ()
+        assert charges.brought() == (ANOTHER,)
         assert waiting.result() is result
 
     asyncio.run(play())

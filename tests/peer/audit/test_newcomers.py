@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from peer.pipeline.downstream import METHOD
 from peer.round.mail import ROUND
 from peer.round.step_progress import PROGRESS
 from peer.state.catch_up import JOIN
+from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, Version
 from swarm.host_protocol import EXHIBIT, PART
 from swarm.network.transport import Message, Transport
 from swarm.witness_service import WITNESS
+from tests.pretend_device import OTHERS
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
-from verification.pipeline.ticket import Ticket
 
 
 def public(**tables: dict[str, Any]) -> str:
@@ -54,6 +56,25 @@ def test_a_newcomer_trains_once_its_replays_agree(tmp_path: Path, stage: int) ->
             version = swarm.host.progress.done_versions()
             await swarm.until_version(version + 3)
             assert newcomer.peer_id in newcomer.steps.chain.members
+
+    asyncio.run(train())
+
+
+@pytest.mark.parametrize("device", OTHERS)
+@pytest.mark.parametrize("places", [pytest.param(range(1, 9, 2), marks=pytest.mark.soak), (2,)])
+def test_a_newcomer_is_promoted_by_members_on_other_devices(tmp_path: Path, places: Sequence[int], device: str) -> None:
+    def device_of(stage: int, index: int) -> str:
+        return device if index in places else "cpu"
+
+    async def train() -> None:
+        async with swarm_in_process(public(), tmp_path, peers=(2, 2), device_of=device_of) as swarm:
+            await swarm.until_version(2)
+            newcomer = await swarm.add_peer(1)
+            await swarm.until(lambda: bool(events(swarm, "promoted")))
+            version = swarm.host.progress.done_versions()
+            await swarm.until_version(version + 3)
+            assert newcomer.steps.replica.model.device.type == device_of(1, 2).partition(":")[0]
+            assert not [event for event in swarm.events if event["event"] in ("banned", "quarantined")]
 
     asyncio.run(train())
 

@@ -113,15 +113,16 @@ def test_a_clobbered_import_name_and_a_wrong_version_are_told() -> None:
 @pytest.mark.parametrize(
     ("wanted", "seen", "cuda", "level"),
     [
-        (None, None, None, Level.OK),
-        (0, None, None, Level.PROBLEM),
-        (1, ["one"], "12.8", Level.PROBLEM),
-        (0, ["one"], None, Level.PROBLEM),
-        (0, ["one"], "12.8", Level.OK),
+        ("auto", None, None, Level.OK),
+        ("cpu", ["one"], None, Level.OK),
+        ("0", None, None, Level.PROBLEM),
+        ("1", ["one"], "12.8", Level.PROBLEM),
+        ("auto", ["one"], None, Level.PROBLEM),
+        ("auto", ["one"], "12.8", Level.OK),
     ],
 )
 def test_a_gpu_needs_a_driver_and_torch_for_it(
-    wanted: int | None, seen: list[str] | None, cuda: str | None, level: Level
+    wanted: str, seen: list[str] | None, cuda: str | None, level: Level
 ) -> None:
     assert diagnosis.gpu(wanted, seen, cuda).level is level
 

@@ -82,7 +82,7 @@ def test_what_is_used_of_the_gpu_is_shown(tmp_path: Path, monkeypatch: pytest.Mo
     async def used(gpu: int | None) -> str:
         state, me = StateFolder(tmp_path), Identity.from_seed(bytes(32)).peer_id
         volunteer = VolunteerSettings(folder=tmp_path, threads=1, gpu=gpu)
-        limits = OwnerLimits(gpu=gpu, gpu_memory_gib=6.0)
+        limits = OwnerLimits(gpu="cpu" if gpu is None else str(gpu), gpu_memory_gib=6.0)
         desk = OwnerDesk(volunteer, state, limits, me, me, LogLines(), asyncio.Event())
         return {limit.name: limit.used for limit in desk.limits().limits}["gpu-memory-gib"]
 

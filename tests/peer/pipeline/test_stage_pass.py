@@ -14,10 +14,10 @@ from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.stage_pass import StagePass
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.sim.pipeline import SimulatedPeer, carry
+from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import MicrobatchId, StageIndex
 from tests.peer.pipeline.hop_line import STEP, HopLine, LinePeer, hop_line
 from tests.verification.exhibits import RUN_ID, SmallRun, tokens_and_targets
-from verification.audit.draws import HashChain
 from verification.pipeline.exchanges import Exchange
 
 NUMBERS = [MicrobatchId(number) for number in range(4)]

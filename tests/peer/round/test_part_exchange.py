@@ -4,12 +4,14 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
 from peer.round.fragments import MOST_BEGUN, Fragment
 from peer.round.part_exchange import PartExchange
@@ -21,7 +23,7 @@ from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.contribution import ReducedPart, Result
 from swarm.network.transport import Message
@@ -77,7 +79,7 @@ class Machine:
 
 
 class Scene:
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.out: list[Any] = []
         self.violations: list[Any] = []
         self.equivocations: list[Any] = []
@@ -91,6 +93,7 @@ class Scene:
             contribution_codec=CODEC,
             codec=CODEC,
             norm_cap=lambda: CAP,
+            threads=Threads(2),
             result_decoder=lambda: ResultDecoder(CODEC, PARTS, np.zeros(4 * SIZE, dtype=np.float32)),
         )
         events = Events()
@@ -100,7 +103,7 @@ class Scene:
         context = SimpleNamespace(
             exact=self.exact,
             settings=SimpleNamespace(deadlines=SimpleNamespace(call_s=0.002)),
-            reductions=ReductionStore(2),
+            reductions=ReductionStore(2, folder),
             me=OTHER,
             events=events,
             tasks=SimpleNamespace(spawn=lambda work: work.close()),
@@ -130,8 +133,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    made = Scene()
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path / "reductions")
     yield made
     made.exact.close(timeout_s=5)
 
@@ -305,19 +308,40 @@ def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> N
 
 def test_part_that_this_peer_reduced_before_it_was_restarted_is_taken_and_what_went_into_it_is_not_here(
     scene: Scene,
+    tmp_path: Path,
 ) -> None:
     scene.receive(**contributed([1], [GOOD[1]]))
     scene.receive(**reduced([1], GOOD[1:2], reducer=OTHER))
     (made,) = scene.state.parts.reductions
-    store = ReductionStore(retained_versions=2)
+    store = ReductionStore(retained_versions=2, folder=tmp_path / "own")
     store.keep(scene.state, Result(ROSTER, (made,), OTHER), WEIGHTS, norm_cap=CAP, me=OTHER)
     reduction = store.reduction(ROSTER.step, (1, None))
     assert reduction is not None
     assert reduction.reducer == OTHER
-    held = {one.peer_id: store.input(ROSTER.step, 1, one.digest) for one in reduction.inputs}
-    assert {peer: body if body is None else bytes(body) for peer, body in held.items()} == {
-        peer: bytes(GOOD[1]) if peer == SENDER else None for peer in FACTS.members
-    }
+    for _ in ("in memory", "on disk"):
+        held = {one.peer_id: store.input(ROSTER.step, 1, one.digest) for one in reduction.inputs}
+        assert {peer: body if body is None else bytes(body) for peer, body in held.items()} == {
+            peer: bytes(GOOD[1]) if peer == SENDER else None for peer in FACTS.members
+        }
+        store.write(ROSTER.step)
+    assert [path.stat().st_size for path in (tmp_path / "own").iterdir()] == [len(GOOD[1])]
+
+
+def test_bytes_of_old_steps_leave_memory_and_disk(tmp_path: Path) -> None:
+    (tmp_path / "inputs-00000099").write_bytes(b"of an earlier process")
+    store, digests = ReductionStore(retained_versions=2, folder=tmp_path), [bulk_digest(body) for body in GOOD]
+    assert not list(tmp_path.iterdir())
+    for number in range(6):
+        step = Step(number)
+        store.contributed(step, GOOD, digests)
+        state: Any = SimpleNamespace(step=step, parts=StepParts())
+        store.keep(state, Result(ROSTER, (), OTHER), WEIGHTS, norm_cap=CAP, me=OTHER)
+        store.write(step)
+        kept = range(max(0, number - 2), number + 1)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [f"inputs-{one:08d}" for one in kept]
+        for old in range(number + 1):
+            for part, (body, digest) in enumerate(zip(GOOD, digests, strict=True)):
+                assert store.input(Step(old), part, digest) == (body if old in kept else None)
 
 
 def answer(reducer: PeerId = SENDER) -> tuple[act.FetchPart, Message]:

@@ -9,6 +9,7 @@ from peer.round.receive_rates import ReceiveRates
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.contribution import Contribution, Rate, Roster
 from swarm.core.round.proposal import reducer_turns
+from tests.swarm.core.audit.chances import NO_CHANCE
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 MIB, LANES = 1 << 20, 4
@@ -16,7 +17,7 @@ MIB, LANES = 1 << 20, 4
 
 def contribution(peer: PeerId, **octaves: int) -> Contribution:
     rates = tuple(Rate(PeerId(name), octave) for name, octave in sorted(octaves.items()))
-    return replace(Contribution("run", StageIndex(0), Step(0), bytes(32), peer, (), ()), rates=rates)
+    return replace(Contribution("run", StageIndex(0), Step(0), bytes(32), peer, (), (), NO_CHANCE), rates=rates)
 
 
 def roster(step: int) -> Roster:

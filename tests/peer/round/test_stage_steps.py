@@ -13,6 +13,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.state.stage_chain import Genesis, StageChain
+from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_world import identities
 from tests.verification.exhibits import small_settings
 
@@ -47,6 +48,7 @@ def chain_of(settings: Any, *, version: int = 0) -> StageChain:
         coordinator=MEMBERS[0],
         run_key=MEMBERS[0],
         neighbours=(),
+        host_chain_end=HOST_CHAIN.end,
     )
     return StageChain.begin(genesis, settings)
 

@@ -13,6 +13,9 @@ from swarm.core.ids import Step
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import AuditSettings, CodecSettings
 from swarm.model.stage import StageModel
+from verification.audit.amplified import TABLE, region_sizes
+from verification.audit.draws import REVEALED_AFTER
+from verification.audit.running_bias import audits_needed
 
 MUCH = AuditSettings(hop_budget=1.0, contribution_budget=1.5)
 """Each of three auditors draws half of the contributions whole, and a third of the microbatches."""
@@ -143,34 +146,44 @@ BEGINS = 3
 FOUND: dict[str, str] = {
     # kind: what its evidence is called, where all is audited and the liar does not plead
     **dict.fromkeys(("sign_flip", "sign_flip_1000", "alie", "ipm", "zeros", "copied_gradient"), "replay_mismatch"),
-    **dict.fromkeys(("partial_work", "long_gradient"), "replay_mismatch"),
+    **dict.fromkeys(("partial_work", "row_bias", "slow_bias", "long_gradient"), "replay_mismatch"),
     **dict.fromkeys(("activation_noise", "activation_swap", "activation_negate", "activation_zeros"), "hop_mismatch"),
     **dict.fromkeys(("gradient_noise", "gradient_swap", "gradient_negate", "gradient_zeros"), "hop_mismatch"),
     "wrong_reducer": "reducer_fraud",
     "equivocating_reducer": "equivocation",
     "two_votes": "equivocation",
     "wrong_state": "step_fraud",
+    "copied_papers": "false_work",
 }
 """Of the others more than one kind of evidence may come first, or none."""
 LEFT_OUT = {
     "forged_records": "it lies in the directory, of which the virtual swarm has none: everybody knows who is there",
     "replayed_records": "it lies in the directory",
     "inflated_records": "it lies in the directory, and of how long work waits: work is dealt out, and waits for nobody",
+    "charges": "it brings charges of which there is no case: here a case is judged at once",
 }
 UNHARMFUL = frozenset(
     {
         "in_tolerance_noise",  # by its name
+        "claimed_ids",  # nobody votes for a contribution of which nothing is shown; nothing proves that it is false
         "bit_flips",  # a fault, and most flips are too small to be found
         "nan_gradient",  # its maker's own contribution is left out
         "omitting_reducer",  # a part may not have come, for all that others know
         "omitting_leader",  # nor a commitment; whom it left out asks to be let in again
         "equivocating_leader",  # neither roster is voted for, and another leads
+        "written_result",  # nobody votes for it, and another leads
+        "framing",  # whoever gets it refuses it; here nobody looks
+        "grinding",  # nothing is drawn by what it writes; with another value than its chain has, it is left out
         "sybil_flood",  # nobody votes for a roster that names strangers
         "lying_juror",  # nobody is accused
         "lazy_auditor",  # nobody sees that a draw was not followed
     }
 )
 """Nobody is banned or kept out for them here."""
+
+
+OTHERWISE: dict[str, dict[str, Any]] = {"row_bias": {"vocab_size": 1024}}
+"""What an attack needs: rows that no token touches, and no block of an int8 wire with them."""
 
 
 def stage_for(kind: str) -> int:
@@ -186,8 +199,9 @@ def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_
         with pytest.raises(SettingsError):
             outcome_of(attacks, steps=1)
         return
-    swarm = SimulatedSwarm(TinyRun(**(SMALL | {"audits": EVERYTHING})), attacks=attacks, seed=0)
-    outcome = swarm.run(20 if "reducer" in kind else 10)  # who reduces is drawn anew for each step
+    fields = SMALL | {"audits": EVERYTHING} | OTHERWISE.get(kind, {})
+    swarm = SimulatedSwarm(TinyRun(**fields), attacks=attacks, seed=0)
+    outcome = swarm.run(20 if "reducer" in kind else 10)  # who reduces takes turns
     liar = swarm.peer(stage, 2).peer_id
     assert {ban.peer_id for ban in outcome.bans} | {*outcome.quarantined} <= {liar}, outcome
     assert all(ban.step >= BEGINS for ban in outcome.bans)
@@ -197,6 +211,33 @@ def test_every_attack_on_tensors_papers_parts_or_votes_runs_and_harms_no_honest_
     assert outcome.bans or outcome.quarantined, f"{kind} does nothing here: {outcome}"
     if kind in FOUND:
         assert [ban.kind for ban in outcome.bans] == [FOUND[kind]]
+
+
+def test_a_grinding_member_gets_what_it_would_get_anyway_and_one_step_in_eight_nothing() -> None:
+    quiet = SMALL | {"audits": AuditSettings(hop_budget=0.0, contribution_budget=0.0)}
+    drawn = []
+    for attacks in ({}, {(1, 2): "grinding@0"}):
+        swarm = SimulatedSwarm(TinyRun(**quiet), attacks=attacks, seed=0)
+        liar = swarm.peer(1, 2).peer_id
+        found = []
+        for step in range(9):
+            stage = swarm.stages[1]
+            leaders = stage.chain.leaders(Step(swarm.version))
+            is_member = liar in stage.chain.members
+            swarm.step()
+            roster = stage.rounds[Step(step)].roster
+            charged = {len(made.charges) for made in roster.contributions if made.peer_id == liar}
+            if attacks and charged:
+                assert max(charged) > 0, "it has written something"
+            if attacks and step == 7:
+                assert charged == set(), "its value is not on its chain"
+                assert [one.peer_id for one in roster.leaves] == [liar]
+                break
+            assert is_member
+            found.append((leaders, roster.reducers))
+        drawn.append(found[:7])
+    honest, ground = drawn
+    assert ground == honest
 
 
 def test_leaders_that_omit_or_equivocate_hold_up_no_round_and_change_no_gradient() -> None:
@@ -233,3 +274,42 @@ def test_two_lying_jurors_mislead_and_the_run_key_does_not_follow() -> None:
     assert outcome.quarantined == (swarm.peer(1, 0).peer_id,), "three untrue accusations"
     assert outcome.audits.juries == outcome.audits.acquitted == 3
     assert outcome.audits.misled >= 1
+
+
+# -- biases inside the tolerance ------------------------------------------------------------------------------
+
+
+def test_a_bias_where_no_token_is_is_found_in_the_first_audit_of_it() -> None:
+    for wire in ("fp32", "int8"):
+        codecs = CodecSettings(averaging=wire)  # type: ignore[arg-type]
+        outcome = outcome_of({(0, 2): "row_bias@2"}, steps=6, audits=ALL, codecs=codecs, vocab_size=1024)
+        assert banned(outcome) == [(0, 2)], outcome
+        assert outcome.bans[0].step == 2
+        assert outcome.audits.led == 0
+
+
+def test_a_bias_below_every_bound_is_found_after_as_many_audits_as_the_law_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strengths, "SLOW_BIAS_SHARE", 4e-4)
+    codecs, begins = CodecSettings(averaging="fp32"), 2
+    swarm = SimulatedSwarm(
+        TinyRun(**(SMALL | {"audits": ALL, "codecs": codecs})), attacks={(1, 2): "slow_bias@2"}, seed=0
+    )
+    liar, moved = swarm.peer(1, 2).peer_id, []
+    while liar not in swarm.outcome().quarantined and swarm.version < 60:
+        swarm.step()
+        if int(swarm.version) > begins and liar not in swarm.outcome().quarantined:
+            shown = swarm.audits[1].moved(Step(swarm.version - 1), liar)
+            moved.append(shown.whole)
+            assert shown.measured < TABLE["fp32", "fp32"].fraud
+    outcome = swarm.outcome()
+    assert outcome.bans == ()
+    assert outcome.quarantined == (liar,)
+    assert outcome.audits.frauds == outcome.audits.acquitted == 0
+    # The auditor's sum meets the law, then the run key's does: of what is the same in every audit, half at least.
+    needed = audits_needed(
+        min(moved) / 2, TABLE["fp32", "fp32"], tests=len(region_sizes(swarm.peer(1, 2).replica.layout.num_values)) + 1
+    )
+    assert needed is not None
+    assert begins + 5 + 5 <= swarm.version <= begins + needed + needed + REVEALED_AFTER, (moved, needed)

@@ -260,7 +260,7 @@ def test_facts_that_differ_under_one_digest_are_no_agreement(truth: Truth) -> No
         scene = Scene(truth, None)
         state, chain = truth.snapshots[2]
         for index in range(3):
-            scene.donor(index, {2: (state, replace(chain, last_ids=(1,), earlier_ids=(2,)))})
+            scene.donor(index, {2: (state, replace(chain, era=chain.era + 1))})
         scene.honest(3, 4, 5, 6)
         with pytest.raises(TransientError, match="more than two thirds"):
             await scene.join()

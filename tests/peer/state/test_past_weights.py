@@ -1,7 +1,10 @@
 """Weights that audits need are kept until they are made, and no longer."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from peer.state.past_weights import PastVersion, PastWeights
 from swarm.core.errors import LocalError
@@ -46,3 +49,36 @@ def test_nothing_is_kept_where_nothing_is_replayed_or_after_another_state() -> N
     past.want({2, 3}, by="audits")
     past.clear()
     assert past.versions == []
+
+
+def test_what_is_written_is_read_from_disk_and_goes_with_its_version(tmp_path: Path) -> None:
+    (tmp_path / "past-00000099").write_bytes(b"of an earlier process")
+    past = PastWeights(2, tmp_path)
+    assert not list(tmp_path.iterdir())
+    for number in range(5):
+        held = version(number)
+        past.remember(number, PastVersion(held.weights, held.weights + 1 if number % 2 else None, ahead_is_known=True))
+        past.write()
+        past.write()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["past-00000003", "past-00000003-ahead", "past-00000004"]
+    old, last = past.get(3), past.get(4)
+    assert isinstance(old.weights, np.memmap)
+    assert not old.weights.flags.writeable
+    assert old.ahead is not None
+    assert (old.weights.tolist(), old.ahead.tolist(), last.ahead) == ([3, 3, 3], [4, 4, 4], None)
+    past.clear()
+    assert not list(tmp_path.iterdir())
+    assert old.weights.tolist() == [3, 3, 3], "who has it reads on"
+
+
+def test_what_was_cleared_while_it_was_written_does_not_come_back(tmp_path: Path) -> None:
+    class Cleared(PastWeights):
+        def _mapped(self, path: Path, values: NDArray[np.float32]) -> NDArray[np.float32]:  # type: ignore[override]
+            found = PastWeights._mapped(path, values)
+            self.clear()
+            return found
+
+    past = walked(Cleared(2, tmp_path), 0, 0)
+    past.write()
+    assert past.versions == []
+    assert not list(tmp_path.iterdir())

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import result_codec, vector_codec
+from swarm.commands.plan import command
 from swarm.core.pipeline.compute_mode import modes
 from swarm.core.plan import (
     CONTRIBUTION_BYTES,
@@ -28,6 +30,7 @@ from swarm.core.plan import (
     total_bytes,
 )
 from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings, leaves_residual
+from swarm.core.verdict import Verdict, verdict_on
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import cuts, hidden_size, stage_num_parameters
 from swarm.model.initial import initial_weights
@@ -72,10 +75,21 @@ def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> Non
     assert joined == pytest.approx(12e9, rel=0.05)
 
 
-def test_memory_is_about_seventy_bytes_a_parameter() -> None:
-    items = stage_memory_bytes(_settings(), 150_000_000, 128, "cpu")
-    without = {name: size for name, size in items.items() if "activations" not in name and "logits" not in name}
-    assert 66 < total_bytes(without, "host") / 150_000_000 < 70
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        ("", 31.0),
+        ('[optimizer]\nmoments = "int8"\n', 25.0),
+        ("[averaging]\ndelay = 1\n", 35.0),
+        ('[run]\ntrust = "public"\n', 35.0),
+    ],
+)
+def test_memory_is_so_many_bytes_a_parameter(tables: str, expected: float) -> None:
+    """Of the stage's parameters: activations, exhibits and what is kept for messages do not grow with them."""
+    items = stage_memory_bytes(_settings(tables), 10**9, 128, "cpu")
+    other = ("activations", "logits", "exhibits", "memory kept for messages")
+    grows = {name: size for name, size in items.items() if not any(word in name for word in other)}
+    assert total_bytes(grows, "host") / 10**9 == pytest.approx(expected, abs=0.2)
     assert total_bytes(items, "device") == 0
 
 
@@ -84,13 +98,21 @@ def test_gpu_holds_weights_gradients_and_activations_but_no_moments() -> None:
     on_device = {name for name in items if name.startswith("device.")}
     assert {name.partition(".")[2].split(",")[0] for name in on_device} == {
         "weights",
-        "gradient sums of two steps",
-        "gradient that does not count",
+        "gradient sums",
+        "gradient of a microbatch",
         "activations in flight",
         "gradients of activations",
         "logits and their gradient",
     }
     assert "host.moments" in items
+
+
+def test_under_bf16_matrices_are_kept_rounded_beside_the_host_s_weights() -> None:
+    rounded = replace(_settings(), model=replace(_settings().model, compute_dtype="bf16"))
+    on_cpu, on_gpu = (stage_memory_bytes(rounded, 1000, 128, device, stage=1) for device in ("cpu", "cuda:0"))
+    assert on_cpu["host.weights in bf16, 2 versions"] == on_gpu["device.weights in bf16, 2 versions"] == 4_000
+    assert "device.weights, 2 versions" not in on_gpu
+    assert on_cpu["host.weights, 2 versions"] == on_gpu["host.weights, 2 versions"] == 8_000
 
 
 def test_memory_follows_the_settings_that_decide_it() -> None:
@@ -258,3 +280,64 @@ def test_run_takes_its_steps_and_moves_its_bytes() -> None:
     assert plan.run_s == pytest.approx(plan.step_s * settings.optimizer.total_steps)
     for part, month, whole in zip(plan.stages, plan.month_bytes, plan.run_bytes, strict=True):
         assert whole == pytest.approx(month * plan.run_s / (30 * 24 * 3600) + part.join_bytes)
+
+
+def _verdict(settings: RunSettings, num_parameters: list[int], links: Assumptions) -> Verdict:
+    return verdict_on(settings, num_parameters, 2048, links, plan_run(settings, num_parameters, 2048, links))
+
+
+def test_sixteen_fast_machines_on_home_lines_are_slower_than_one_and_slow_ones_are_not() -> None:
+    settings = _settings("[model]\nstage_layers = [1, 1, 1, 1]\n[batch]\ntarget_tokens = 524288")
+    fleet = replace(LINKS, peers_per_stage=4)
+    bad = _verdict(settings, [275_000_000] * 4, replace(fleet, tflops=60))
+    assert not bad.is_good
+    assert 1 / bad.times_alone == pytest.approx(9, rel=0.15), "a stage's hops, 1 kB a token, on 20 Mbit/s"
+    assert bad.told().startswith("SLOWER than one such machine alone, at 0.1")
+    assert "bound by activations on the lines; " in bad.told()
+    good = _verdict(settings, [275_000_000] * 4, replace(fleet, tflops=0.5))
+    assert 8 < good.times_alone < 16, "no more than there are machines"
+    assert good.told().startswith("faster than one such machine alone by ")
+    assert good.told().endswith("bound by computing")
+
+
+def test_what_the_verdict_advises_makes_the_swarm_faster_than_one() -> None:
+    settings = _settings()
+    slow = replace(LINKS, tflops=0.06)
+    bad = _verdict(settings, [10**6] * 2, slow)
+    assert bad.advice.startswith("try ")
+    assert "averaging.delay = 1" in bad.advice
+    text, _, times = bad.advice.removeprefix("try ").rpartition(": ")
+    tables: dict[str, list[str]] = {}
+    for change in text.split(", "):
+        name, _, value = change.partition(" = ")
+        table, _, field = name.partition(".")
+        tables.setdefault(table, []).append(f"{field} = {value}")
+    changed = _settings("\n".join(f"[{table}]\n" + "\n".join(lines) for table, lines in tables.items()))
+    better = _verdict(changed, [10**6] * 2, slow)
+    assert better.is_good
+    assert f"{better.times_alone:.2g}x" == times
+
+
+def test_where_no_setting_helps_the_verdict_names_the_links_that_would() -> None:
+    settings = _settings()
+    fast = replace(LINKS, tflops=60)
+    bad = _verdict(settings, [10**6] * 2, fast)
+    assert "the most that settings give is " in bad.advice
+    assert "it takes links of " in bad.advice or "no links make it faster" in bad.advice
+
+
+def test_a_plan_of_sixteen_stages_can_be_read_in_a_narrow_terminal(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,'
+        '"num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048}'
+    )
+    manifest = tmp_path / "run.toml"
+    manifest.write_text('[model]\nconfig = "config.json"\nstages = 16\n')
+    shown = CliRunner().invoke(command, [str(manifest), "--session-hours", "100"])
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert lines[0].startswith("SLOWER than one such machine alone")
+    assert max(map(len, lines)) <= 80
+    assert "…" not in shown.output
+    rows = [line.strip().split("  ")[0] for line in lines if " to " in line[:10]]
+    assert rows == ["1 to 8", "9 to 14"] * 3, "stages that need the same share a row, in each of three tables"

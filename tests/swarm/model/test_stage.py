@@ -123,10 +123,8 @@ def test_no_more_samples_than_asked_for_are_computed_at_once() -> None:
     versions = [stage.weights(flat) for stage, flat in built]
     seen: list[int] = []
     for version in versions:
-        version.stack.register_forward_pre_hook(
-            lambda module, arguments, named: seen.append(len(next(v for v in named.values() if v is not False))),
-            with_kwargs=True,
-        )
+        first: Any = version.stack.layers
+        first[0].register_forward_pre_hook(lambda module, arguments: seen.append(len(arguments[0])))
     run_pipeline(stages, versions, *token_batch(5, 8))
     assert sorted(set(seen)) == [1, 2]
     assert sum(seen) == 2 * 2 * 5, "forward, and forward again, of five samples at two stages"

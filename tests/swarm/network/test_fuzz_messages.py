@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from bootstrap.audit.charges import OpenCharge
 from peer.directory.moving import Said
 from peer.round.fragments import Fragment
 from swarm.averaging.activations import activation_codec
@@ -34,6 +35,7 @@ from swarm.averaging.codecs import vector_codec
 from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
 from swarm.checkpoint.state import chunk_hash, merkle_root, state_chunks, state_from_chunks
 from swarm.checkpoint.transfer import Offer, _read_offer
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.forms import Wire
@@ -41,7 +43,7 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
-from swarm.core.round.contribution import Departure, Exclusion, Rate, ReducedPart, Share
+from swarm.core.round.contribution import Charge, Departure, Exclusion, Rate, ReducedPart, Share
 from swarm.core.round.voting import Proof, Reconfiguration
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
@@ -71,7 +73,6 @@ from verification.audit.owed import OwedAudit
 from verification.audit.probation import Agreement
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
-from verification.pipeline.ticket import Ticket
 from verification.replay.judge import judge
 
 ROOMS = ("swarm", "verification", "peer", "bootstrap")
@@ -198,10 +199,12 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         coordinator,
         run_key().peer_id,
         facts.members[:2],
+        bytes(32),
         signature=bytes(64),
     )
     papers = shown.mismatch(shown.contribution, shown.parts).exhibits[0].papers
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
+    ticket = Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64))
     vote = JurorVote(*charge, coordinator, Step(5), coordinator, Grade.FRAUD, signature=bytes(64))
     return [
         *(case for one in evidence for case in _cases_of(one)),
@@ -229,11 +232,15 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             stage=StageIndex(1),
             step=Step(3),
             newcomer=shown.accused,
-            reveal=bytes(32),
             examiner=coordinator,
             signature=bytes(64),
         ),
-        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(bytes(32),)),
+        shown.contribution.chance,
+        replace(
+            shown.contribution.chance,
+            ticket=Ticket(chain.run_id, coordinator, StageIndex(1), bytes(32), signature=bytes(64)),
+        ),
+        replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),)),
         OwedAudit(
@@ -250,7 +257,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             header=papers.gradient_out,
             signature=bytes(64),
         ),
-        Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64)),
+        ticket,
         CheckpointRecord(
             chain.run_id,
             8,
@@ -260,6 +267,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             signature=bytes(64),
         ),
         AccusationPiece(shown.accused, bytes(32), 1 << 30, 4 << 20),
+        OpenCharge(StageIndex(1), Step(5), coordinator, shown.accused, bytes(32)),
         Fragment(3, 9),
         Said(1_700_000_000_000, 0.25, may_move=True),
         DirectOffer(bytes(16), bytes(32), 4001, None),

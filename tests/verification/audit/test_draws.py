@@ -8,17 +8,17 @@ from itertools import combinations
 
 import pytest
 
+from swarm.core.audit.hash_chain import LONGEST_CHAIN, HashChain, check_reveal
+from swarm.core.canonical import digest
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Contribution, Rate, Work
 from swarm.core.settings import MOST_STEPS
+from tests.swarm.core.audit.chances import NO_CHANCE
 from verification.audit.draws import (
-    LONGEST_CHAIN,
     AuditBudget,
     Draw,
-    HashChain,
     bound_99,
-    check_reveal,
     contribution_rate,
     detection,
     draw,
@@ -71,7 +71,6 @@ def test_a_draw_never_changes() -> None:
     assert made.value.hex() == "72650d3aac024e011c4e7ae1e3778b39b846faeeaab0d230af10016486717647"
     assert (made.hits_hop(0.7), made.hits_hop(0.8)) == (False, True)
     assert (made.hits_contribution(0.1), made.hits_contribution(0.2)) == (False, True)
-    assert made.microbatch(100) == 69
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 15, 16, 17, 100])
@@ -101,9 +100,15 @@ def test_a_long_chain_keeps_few_values() -> None:
     assert len(chain._kept) <= 257
     check_reveal(chain.end, 65_535, chain.reveal(65_535))
     check_reveal(chain.end, 40_000, chain.reveal(40_000), known=(39_998, chain.reveal(39_998)))
-    for version in (-1, 1 << 16):
-        with pytest.raises(LocalError):
-            chain.reveal(version)
+    with pytest.raises(LocalError):
+        chain.reveal(1 << 16)
+
+
+def test_before_the_first_version_a_chain_goes_on_from_its_end() -> None:
+    chain = HashChain(SEED, 10)
+    assert chain.reveal(-1) == chain.end
+    assert chain.reveal(-2) == digest("draw-chain", chain.end)
+    assert chain.end == digest("draw-chain", chain.reveal(0))
 
 
 def test_a_wrong_reveal_is_refused() -> None:
@@ -155,13 +160,6 @@ def test_hits_are_independent_between_auditors_kinds_and_versions(rate: float) -
         _assert_binomial(sum(made.hits_part(0, rate) and made.hits_part(1, rate) for made in draws), NUM_DRAWS, rate**2)
         pairs = [hop[auditor][number : number + 2] for number in range(0, NUM_DRAWS, 2)]
         _assert_binomial(sum(all(pair) for pair in pairs), len(pairs), rate**2)
-
-
-def test_microbatches_are_drawn_evenly_also_among_the_draws_that_hit() -> None:
-    hitting = [made for draws in DRAWS.values() for made in draws if made.hits_hop(0.3)]
-    for number in range(7):
-        _assert_binomial(sum(made.microbatch(7) == number for made in hitting), len(hitting), 1 / 7)
-    assert {made.microbatch(1) for made in hitting} == {0}
 
 
 def test_a_rate_of_one_always_hits_and_of_zero_never() -> None:
@@ -261,7 +259,7 @@ def test_ninety_nine_percent_are_found_within_the_bound_and_not_a_version_earlie
 
 def test_the_digest_of_a_contribution_changes_with_every_field_but_the_signature() -> None:
     work = Work(MicrobatchId(1), 0, Version(2), 8, bytes(32), bytes(32))
-    made = Contribution("run", StageIndex(1), Step(3), bytes(32), TARGET, (work,), (bytes(32),))
+    made = Contribution("run", StageIndex(1), Step(3), bytes(32), TARGET, (work,), (bytes(32),), NO_CHANCE)
     rng = random.Random(1)
     others = [
         replace(made, run_id="other"),
@@ -271,6 +269,7 @@ def test_the_digest_of_a_contribution_changes_with_every_field_but_the_signature
         replace(made, peer_id=PeerId("another")),
         replace(made, work=(replace(work, attempt=1),)),
         replace(made, part_digests=(rng.randbytes(32),)),
+        replace(made, chance=replace(NO_CHANCE, value=rng.randbytes(32))),
         replace(made, rates=(Rate(PeerId("another"), 3),)),
     ]
     assert len({made.digest(), *(other.digest() for other in others)}) == 1 + len(others)

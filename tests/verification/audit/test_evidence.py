@@ -27,7 +27,7 @@ from swarm.cli import run as run_command
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.round.contribution import Contribution, Result
+from swarm.core.round.contribution import Contribution
 from swarm.core.settings import CodecSettings
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.batches import BatchReader
@@ -35,6 +35,7 @@ from swarm.data.token_file import TokenFile, TokenWriter
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
 from swarm.manifest.value import run_id, settings_bytes
+from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_members import resigned, vote_by
 from tests.swarm.core.round.round_world import identity_of, run_key
 from tests.verification import exhibits
@@ -142,7 +143,7 @@ class World:
         """An honest reducer's word for a part, and its inputs."""
         done = self.rounds[1]
         roster = done.result.roster
-        weights = done.chain.weights_of(Result(roster, (), roster.leader))
+        weights = done.chain.weights_of(roster)
         made = Reduction.of(
             roster, done.result.parts[part], weights, norm_cap=None, reducer=roster.reducers[part]
         ).signed_by(identity_of(roster.reducers[part]))
@@ -272,7 +273,7 @@ def _hop_mismatch(world: World, shown: Exhibit) -> HopMismatch:
 
 
 def _vote(world: World, value: bytes) -> CastVote:
-    facts = world.rounds[1].chain.facts(num_parts=1, phase_s=1.0, max_tokens=99, max_work=9)
+    facts = world.rounds[1].chain.facts(world.run.settings, num_parts=1, phase_s=1.0)
     vote = vote_by(facts, world.accused, "result", 3, value)
     return CastVote.of(facts.election, "result", 3, value, vote, None)
 
@@ -638,6 +639,7 @@ def test_a_stage_s_genesis_is_a_beginning_too() -> None:
         coordinator=chain.coordinator,
         run_key=chain.run_key,
         neighbours=(),
+        host_chain_end=HOST_CHAIN.end,
     )
     assert genesis.name == chain.name
     genesis = replace(genesis, signature=run_key().sign(genesis.signed_bytes()))
@@ -680,7 +682,7 @@ def test_data_fraud_needs_the_run_s_own_tokens(world: World, tmp_path: Path) -> 
 
 
 def test_a_vote_signs_what_the_election_says(world: World) -> None:
-    facts = world.rounds[1].chain.facts(num_parts=1, phase_s=1.0, max_tokens=99, max_work=9)
+    facts = world.rounds[1].chain.facts(world.run.settings, num_parts=1, phase_s=1.0)
     assert _vote(world, bytes(32)).signed_bytes() == facts.election.ballot("result", 3, bytes(32))
 
 

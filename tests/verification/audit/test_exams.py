@@ -12,26 +12,30 @@ import pytest
 from peer.audit.exams import EXAMS_A_STEP, Examiner, encoded_hop
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
+from peer.stage.bases import RecentBases
+from peer.stage.beacon import StageBeacon
+from peer.stage.events import Events
+from swarm.core.audit.beacon import Beacon
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.identity.key import Identity
 from swarm.network.transport import Message
+from tests.swarm.core.audit.chances import HOST_CHAIN, said_by
 from tests.swarm.core.round.round_world import run_key
 from tests.verification.exhibits import RUN_ID, SmallRun, received, small_settings
-from verification.audit.draws import HashChain
 from verification.audit.probation import Agreement, exam_of
-from verification.pipeline.ticket import Ticket
 from verification.replay.stage_replay import Replayed
 from verification.round.papers import Exhibit
 
 STAGE = StageIndex(1)
 NEWCOMERS = [Identity.from_seed(bytes([200 + number]) * 32) for number in range(EXAMS_A_STEP + 1)]
-CHAINS = [HashChain(bytes([number]) * 32, 8) for number in range(EXAMS_A_STEP + 1)]
+SAID = said_by(HOST_CHAIN, 1)
 
 
 def ticket_of(number: int, stage: StageIndex = STAGE) -> Ticket:
-    return Ticket(RUN_ID, NEWCOMERS[number].peer_id, stage, CHAINS[number].end).signed_by(run_key())
+    return Ticket(RUN_ID, NEWCOMERS[number].peer_id, stage, bytes(32)).signed_by(run_key())
 
 
 class Exact:
@@ -48,11 +52,12 @@ class Hall:
         run = SmallRun(small_settings(2, trust="public"), num_peers=1)
         self.exhibit: Exhibit = run.microbatch(0)[STAGE]
         run.step(0)
-        self.result = run.step(STAGE).result
+        done = run.step(STAGE)
+        self.result, self.basis = done.result, done.chain.basis
+        self.bases = RecentBases(done.chain, kept=4)
         identity = run.peers[STAGE][0]
         store = ExchangeStore.of_run(run.settings, run.peers[STAGE][0].peer_id)
         store.keep(received(self.exhibit))
-        chain = SimpleNamespace(stage=STAGE, run_key=run_key().peer_id)
         context = SimpleNamespace(
             settings=run.settings,
             run_id=RUN_ID,
@@ -60,15 +65,25 @@ class Hall:
             me=identity.peer_id,
             results={0: (self.result, [])},
             exact=Exact(),
+            events=Events(),
         )
-        steps = SimpleNamespace(context=context, chain=chain, replica=run.replicas[STAGE][0])
-        self.examiner = Examiner(cast(StageSteps, steps), store)
+        chain, replica = run.chains[STAGE], run.replicas[STAGE][0]
+        self.steps = cast(
+            StageSteps, SimpleNamespace(context=context, chain=chain, version=chain.version, replica=replica)
+        )
+        self.exchanges = store
+        self.examiner = self.new_examiner()
         self.settings = run.settings
+
+    def new_examiner(self) -> Examiner:
+        """A member that has examined nobody yet, nor heard of the host."""
+        beacon = StageBeacon(self.steps, cast(Any, None), cast(Any, None), run_key().peer_id)
+        return Examiner(self.steps, self.exchanges, self.bases, beacon)
 
     def ask(self, number: int, /, **changed: Any) -> Message:
         """A newcomer's request about step 0, answered."""
-        newcomer, chain = NEWCOMERS[number], CHAINS[number]
-        meta: dict[str, Value] = {"step": 0, "reveal": chain.reveal(0), "ticket": ticket_of(number).to_value()}
+        newcomer = NEWCOMERS[number]
+        meta: dict[str, Value] = {"step": 0, "said": SAID.to_value(), "ticket": ticket_of(number).to_value()}
         meta |= changed
         return asyncio.run(self.examiner._on_exam(newcomer.peer_id, Message(meta)))
 
@@ -85,7 +100,7 @@ def made() -> Hall:
 @pytest.fixture
 def hall(made: Hall) -> Hall:
     """With a member that has examined nobody yet."""
-    made.examiner = Examiner(made.examiner._steps, made.examiner._exchanges)
+    made.examiner = made.new_examiner()
     return made
 
 
@@ -93,8 +108,9 @@ def test_a_newcomer_that_answers_as_the_member_did_gets_its_agreement(hall: Hall
     shown = hall.ask(0)
     assert bytes(shown.body) == bytes(hall.exhibit.x) + bytes(hall.exhibit.targets) + bytes(hall.exhibit.grad_y)
     reply = hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
+    beacon = Beacon.of(hall.result.roster, SAID)
     agreement = Agreement.from_value(cast(dict[str, Value], reply.meta)["agreement"])
-    agreement.check(run_id=RUN_ID, ticket=ticket_of(0), roster=hall.result.roster)
+    agreement.check(run_id=RUN_ID, ticket=ticket_of(0), roster=hall.result.roster, basis=hall.basis, beacon=beacon)
     with pytest.raises(RemoteError, match="owes no answer"):
         hall.answer(0, [bytes(hall.exhibit.y), bytes(hall.exhibit.grad_x)])
 
@@ -114,19 +130,16 @@ def test_a_wrong_answer_earns_nothing_and_there_is_no_second(hall: Hall) -> None
     [
         ({"step": 1}, TransientError),
         ({"step": 1 << 40}, TransientError),
-        ({"reveal": CHAINS[0].reveal(1)}, RemoteError),
-        ({"reveal": CHAINS[1].reveal(0)}, RemoteError),
+        ({"said": said_by(HOST_CHAIN, 0).to_value()}, TransientError),
+        ({"said": [1, bytes(32)]}, RemoteError),
+        ({"said": said_by(HOST_CHAIN, 2).to_value()[:1]}, RemoteError),
         (
             {"ticket": ticket_of(1).to_value()},
             RemoteError,
         ),
         ({"ticket": replace(ticket_of(0), signature=bytes(64)).to_value()}, RemoteError),
         (
-            {
-                "ticket": Ticket(RUN_ID, NEWCOMERS[0].peer_id, StageIndex(0), CHAINS[0].end)
-                .signed_by(run_key())
-                .to_value()
-            },
+            {"ticket": Ticket(RUN_ID, NEWCOMERS[0].peer_id, StageIndex(0), bytes(32)).signed_by(run_key()).to_value()},
             RemoteError,
         ),
     ],
@@ -153,10 +166,11 @@ def test_a_member_examines_few_and_shows_each_its_exam_twice(hall: Hall) -> None
 
 
 def test_the_examiner_is_the_one_that_was_drawn(hall: Hall) -> None:
-    exam = exam_of(hall.result.roster, CHAINS[0].reveal(0), NEWCOMERS[0].peer_id)
+    roster, beacon = hall.result.roster, Beacon.of(hall.result.roster, SAID)
+    exam = exam_of(roster, hall.basis, beacon, NEWCOMERS[0].peer_id)
     assert exam is not None
     assert exam.examiner == hall.examiner._steps.context.me
-    assert exam_of(hall.result.roster, CHAINS[0].reveal(0), PeerId(exam.examiner)) is None, "nobody examines himself"
+    assert exam_of(roster, hall.basis, beacon, PeerId(exam.examiner)) is None, "nobody examines himself"
 
 
 def test_a_hop_is_encoded_as_it_is_sent(hall: Hall) -> None:

@@ -8,22 +8,30 @@ from typing import Any, cast
 
 import pytest
 
+from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.ballots import Proposal
+from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Contribution, Roster, Work
 from swarm.identity.key import Identity
 from swarm.witness_service import check_joins
-from verification.audit.draws import HashChain
+from tests.swarm.core.audit.chances import NO_CHANCE, UNSAID, beacon_of
 from verification.audit.probation import AGREEMENT_VERSIONS, Agreement, Probation, exam_of
-from verification.pipeline.ticket import Ticket
 
 RUN_ID = "ab" * 32
 EXAMINERS = [Identity.from_seed(bytes([number]) * 32) for number in range(1, 9)]
 NEWCOMER = PeerId("newcomer")
-CHAIN = HashChain(b"n" * 32, 64)
-TICKET = Ticket(RUN_ID, NEWCOMER, StageIndex(1), CHAIN.end)
+TICKET = Ticket(RUN_ID, NEWCOMER, StageIndex(1), bytes(32))
+
+
+def basis(step: int) -> RoundBasis:
+    """Of the version that the step starts from: all have done the same, but for one who did three times as much, and
+    one who did nothing."""
+    members = tuple(sorted(identity.peer_id for identity in EXAMINERS))
+    work = (48, 0, *[16] * 6)
+    return RoundBasis(bytes([step]) * 32, bytes(32), members, work, members, work, (), (None,) * 8, UNSAID)
 
 
 def roster(step: int, *, rates: int = 0) -> Roster:
@@ -32,21 +40,21 @@ def roster(step: int, *, rates: int = 0) -> Roster:
             RUN_ID,
             StageIndex(1),
             Step(step),
-            bytes([step]) * 32,
+            basis(step).name,
             identity.peer_id,
             tuple(Work(MicrobatchId(8 * step + n), 0, Version(step), 32, bytes(32), bytes(32)) for n in range(4)),
             (bytes([rates]) * 32,),
+            NO_CHANCE,
         )
         for identity in EXAMINERS
     )
     members = tuple(sorted(identity.peer_id for identity in EXAMINERS))
-    names = SimpleNamespace(stage=StageIndex(1), step=Step(step), previous_name=bytes([step]) * 32, members=members)
+    names = SimpleNamespace(stage=StageIndex(1), step=Step(step), previous_name=basis(step).name, members=members)
     return cast(Roster, SimpleNamespace(**vars(names), contributions=made))
 
 
 def agreement(step: int, /, **changed: Any) -> Agreement:
-    reveal = CHAIN.reveal(step)
-    exam = exam_of(roster(step), reveal, NEWCOMER)
+    exam = exam_of(roster(step), basis(step), beacon_of(step), NEWCOMER)
     assert exam is not None
     examiner = next(one for one in EXAMINERS if one.peer_id == exam.examiner)
     made = Agreement(
@@ -54,7 +62,6 @@ def agreement(step: int, /, **changed: Any) -> Agreement:
         stage=StageIndex(1),
         step=Step(step),
         newcomer=NEWCOMER,
-        reveal=reveal,
         examiner=examiner.peer_id,
     )
     return replace(made, **changed).signed_by(examiner)
@@ -66,19 +73,31 @@ def agreement(step: int, /, **changed: Any) -> Agreement:
 def test_examiners_take_turns_by_chance_and_none_makes_himself_one() -> None:
     drawn = []
     for step in range(60):
-        exam, other = (exam_of(roster(step, rates=rates), CHAIN.reveal(step), NEWCOMER) for rates in (0, 1))
+        exam, other = (exam_of(roster(step, rates=rates), basis(step), beacon_of(step), NEWCOMER) for rates in (0, 1))
         assert exam is not None
         assert other is not None
-        assert other.examiner == exam.examiner, "another contribution names no other examiner"
+        assert (other.examiner, other.work) == (exam.examiner, exam.work), "another contribution is no other exam"
         assert exam.work in exam.contribution.work
         drawn.append(exam.examiner)
-    assert len(Counter(drawn)) == 8
-    assert max(Counter(drawn).values()) < 20
+    heavy, idle = basis(0).members[:2]
+    counts = Counter(drawn)
+    assert len(counts) == 7
+    assert idle not in counts, "who does nothing examines nobody"
+    assert 12 <= counts.pop(heavy) <= 32, "a third of the work"
+    assert max(counts.values()) < 14
 
 
 def test_nobody_is_drawn_where_nobody_has_worked() -> None:
-    empty = cast(Roster, SimpleNamespace(contributions=(), previous_name=bytes(32)))
-    assert exam_of(empty, CHAIN.reveal(1), NEWCOMER) is None
+    def rostered(contributions: tuple[Contribution, ...]) -> Roster:
+        names = SimpleNamespace(contributions=contributions, step=Step(1), previous_name=basis(1).name)
+        return cast(Roster, names)
+
+    idle = basis(1).members[1]
+    alone = tuple(one for one in roster(1).contributions if one.peer_id == idle)
+    for made in ((), alone):
+        assert exam_of(rostered(made), basis(1), beacon_of(1), NEWCOMER) is None
+    with pytest.raises(RemoteError, match="does not start from"):
+        exam_of(roster(1), basis(2), beacon_of(1), NEWCOMER)
 
 
 # -- agreements -----------------------------------------------------------------------------------------------
@@ -86,7 +105,7 @@ def test_nobody_is_drawn_where_nobody_has_worked() -> None:
 
 def test_an_agreement_counts_when_the_drawn_examiner_signed_it() -> None:
     made = agreement(7)
-    made.check(run_id=RUN_ID, ticket=TICKET, roster=roster(7))
+    made.check(run_id=RUN_ID, ticket=TICKET, roster=roster(7), basis=basis(7), beacon=beacon_of(7))
     assert Agreement.from_value(made.to_value()) == made
 
 
@@ -96,8 +115,7 @@ def test_an_agreement_counts_when_the_drawn_examiner_signed_it() -> None:
         (agreement(7, run_id="cd" * 32), "protocol"),
         (agreement(7, stage=StageIndex(0)), "ticket"),
         (agreement(7, newcomer=PeerId("other")), "ticket"),
-        (agreement(7, reveal=CHAIN.reveal(8)), "draw"),
-        (agreement(7, step=Step(8), reveal=CHAIN.reveal(8)), "draw"),
+        (agreement(7, step=Step(8)), "draw"),
         (replace(agreement(7), signature=agreement(9).signature), "signature"),
         (
             agreement(7, examiner=next(e.peer_id for e in EXAMINERS if e.peer_id != agreement(7).examiner)),
@@ -107,7 +125,7 @@ def test_an_agreement_counts_when_the_drawn_examiner_signed_it() -> None:
 )
 def test_other_agreements_do_not_count(made: Agreement, kind: str) -> None:
     with pytest.raises(RemoteError) as caught:
-        made.check(run_id=RUN_ID, ticket=TICKET, roster=roster(7))
+        made.check(run_id=RUN_ID, ticket=TICKET, roster=roster(7), basis=basis(7), beacon=beacon_of(7))
     assert caught.value.kind == kind
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any
@@ -10,18 +11,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.core.audit.beacon import Beacon
 from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.ranking import rank
+from swarm.core.round.basis import RoundBasis
+from swarm.core.seats import seats, weight_of
 from swarm.identity.key import Identity
+from tests.swarm.core.audit.chances import UNSAID, beacon_of
 from verification.audit.standing import FAULT, KEPT_DEBTS, AuditDebt, Event, Standing, StandingTable, Suspicion
 from verification.audit.tolerance import Grade
-from verification.audit.verdicts import Ban, Debt, JurorVote, Pardon, Promotion, Quarantine, jurors
+from verification.audit.verdicts import (
+    FEWEST_REPLICAS,
+    MOST_JURORS,
+    OF_THE_MOST,
+    Ban,
+    Debt,
+    DrawnJury,
+    JurorVote,
+    Pardon,
+    Promotion,
+    Quarantine,
+    jurors,
+)
 
 RUN_ID = "ab" * 32
+SOME = beacon_of(1)
 RUN_KEY = Identity.from_seed(bytes(range(32)))
 JURY = tuple(Identity.from_seed(bytes([number]) * 32) for number in range(1, 4))
 DRAWN = tuple(identity.peer_id for identity in JURY)
+JURY_OF_THREE = DrawnJury(dict.fromkeys(DRAWN, 40), 61)
 ACCUSED, OTHER = PeerId("accused"), PeerId("other")
 PEERS = (ACCUSED, OTHER)
 STAGE = StageIndex(1)
@@ -161,7 +181,8 @@ def test_malformed_verdicts_are_refused(
         wrong += [{**value, "value": {**inner, name: bad}} for bad in BAD]
     wrong += [{**value, "value": {**inner, "more": 1}}]
     if isinstance(good, Quarantine):
-        wrong += [{**value, "votes": [VOTE.to_value()] * 4}, {**value, "votes": [None]}, {**value, "votes": None}]
+        too_many = [VOTE.to_value()] * (MOST_JURORS + 1)
+        wrong += [{**value, "votes": votes} for votes in (too_many, [None], None)]
     for one in wrong:
         with pytest.raises(RemoteError) as caught:
             reader(one)
@@ -171,10 +192,10 @@ def test_malformed_verdicts_are_refused(
 # -- juries -----------------------------------------------------------------------------------------------------
 
 
-def test_two_of_the_three_drawn_jurors_quarantine() -> None:
-    GUILTY.check(RUN_ID, RUN_KEY.peer_id, drawn=DRAWN)
-    _tried([Grade.FRAUD] * 3).check(RUN_ID, RUN_KEY.peer_id, drawn=DRAWN)
-    _tried([Grade.FRAUD] * 2).check(RUN_ID, RUN_KEY.peer_id, drawn=DRAWN)
+def test_enough_of_the_drawn_jurors_quarantine() -> None:
+    GUILTY.check(RUN_ID, RUN_KEY.peer_id, jury=JURY_OF_THREE)
+    _tried([Grade.FRAUD] * 3).check(RUN_ID, RUN_KEY.peer_id, jury=JURY_OF_THREE)
+    _tried([Grade.FRAUD] * 2).check(RUN_ID, RUN_KEY.peer_id, jury=JURY_OF_THREE)
 
 
 @pytest.mark.parametrize(
@@ -199,47 +220,107 @@ def test_two_of_the_three_drawn_jurors_quarantine() -> None:
 )
 def test_fewer_or_other_votes_quarantine_nobody(made: Quarantine) -> None:
     with pytest.raises(RemoteError):
-        made.check(RUN_ID, RUN_KEY.peer_id, drawn=DRAWN)
+        made.check(RUN_ID, RUN_KEY.peer_id, jury=JURY_OF_THREE)
 
 
 def test_votes_of_whoever_was_not_drawn_do_not_count() -> None:
-    for drawn in ((), DRAWN[:2], (*DRAWN[:2], OTHER)):
-        with pytest.raises(RemoteError) as caught:
-            GUILTY.check(RUN_ID, RUN_KEY.peer_id, drawn=drawn)
-        assert caught.value.kind == "verdict"
+    for drawn in (DRAWN[:2], (*DRAWN[:2], OTHER)):
+        for jury in (DrawnJury(dict.fromkeys(drawn, 1), 2), None):
+            with pytest.raises(RemoteError) as caught:
+                GUILTY.check(RUN_ID, RUN_KEY.peer_id, jury=jury)
+            assert caught.value.kind == "verdict"
 
 
-def _members(num: int) -> tuple[PeerId, ...]:
-    return tuple(PeerId(f"peer {number}") for number in range(num))
+def _basis(*work: int) -> RoundBasis:
+    members = tuple(PeerId(f"peer {number:03}") for number in range(len(work)))
+    return RoundBasis(bytes(32), bytes(32), members, work, members, work, (), (None,) * len(work), UNSAID)
 
 
-@pytest.mark.parametrize("num", range(0, 12))
-def test_three_members_are_drawn_without_both_parties_from_five_replicas_on(num: int) -> None:
-    members = _members(num)
-    for number in range(20):
-        drawn = jurors(
-            members,
-            accuser=PeerId("peer 0"),
-            accused=PeerId("peer 1"),
-            evidence_digest=bytes([number]) * 32,
-            next_name=bytes(32),
-        )
-        assert len(set(drawn)) == (3 if num >= 5 else 0)
-        assert set(drawn) <= set(members) - {"peer 0", "peer 1"}
+def _jurors(basis: RoundBasis, beacon: Beacon = SOME) -> DrawnJury | None:
+    """On the second member, whom the first accuses."""
+    return jurors(basis, accuser=basis.members[0], accused=basis.members[1], beacon=lambda: beacon)
 
 
-def test_the_draw_of_jurors_is_even_and_everyones() -> None:
-    members, rng = _members(8), random.Random(1)
-    accuser, accused = members[0], members[7]
-    counts = dict.fromkeys(members, 0)
+@pytest.mark.parametrize("num", range(2, 18))
+def test_all_others_judge_in_a_small_stage_and_more_than_half_of_their_weight_convicts(num: int) -> None:
+    drawn = _jurors(_basis(*[30] * num))
+    if num < FEWEST_REPLICAS:
+        assert drawn is None
+        return
+    assert drawn is not None
+    assert drawn.weights == dict.fromkeys(_basis(*[30] * num).members[2:], 30)
+    assert drawn.needed == 15 * (num - 2) + 1
+    assert num == 5 or len([*drawn.weights]) > 3, "it grows with the stage"
+
+
+def _three_drawn(members: Iterable[PeerId], parties: set[PeerId], evidence: bytes, name: bytes) -> set[PeerId]:
+    """The rule before: three by chance, two of whom convict."""
+    return {*rank({*members} - parties, "juror", evidence, name)[:3]}
+
+
+def test_three_liars_of_ten_convicted_by_charges_alone_and_do_no_more() -> None:
+    """Each brought four charges a step, of evidence that there was not, and asked where a jury was of accomplices."""
+    rng, basis = random.Random(3), _basis(*[64] * 10)
+    liars, steps_to_convict = {*basis.members[:3]}, []
+    for _ in range(40):
+        steps = 0
+        while True:
+            steps += 1
+            charges = [(liar, rng.choice(basis.members[3:]), rng.randbytes(32)) for liar in liars for _ in range(4)]
+            name, accomplices = rng.randbytes(32), [0]
+            for liar, accused, evidence in charges:
+                accomplices.append(len(_three_drawn(basis.members, {liar, accused}, evidence, name) & liars))
+                drawn = jurors(basis, accuser=liar, accused=accused, beacon=lambda: SOME)
+                assert drawn is not None
+                assert not drawn.convicts(liars)
+            if max(accomplices) >= 2:
+                break
+        steps_to_convict.append(steps)
+    assert max(steps_to_convict) <= 6
+    assert sorted(steps_to_convict)[20] <= 2
+
+
+def test_less_than_a_third_of_the_work_convicts_nobody_and_cannot_save_its_own() -> None:
+    """Whatever was done by whom, in a stage of which all judge."""
+    rng = random.Random(7)
+    for _ in range(3000):
+        basis = _basis(*(rng.choice([0, 1, rng.randrange(1, 1000)]) for _ in range(rng.randint(5, 17))))
+        weights = seats(basis.work_of)
+        liars = set(rng.sample(basis.members, rng.randrange(len(basis.members))))
+        if len(weights) < FEWEST_REPLICAS or 3 * weight_of(weights, liars) >= sum(weights.values()):
+            continue
+        for accuser in basis.members:
+            for accused in basis.members:
+                if (accuser in liars) == (accused in liars):
+                    continue
+                drawn = jurors(basis, accuser=accuser, accused=accused, beacon=lambda: SOME)
+                assert drawn is not None
+                for_guilty = liars if accuser in liars else {*basis.members} - liars
+                assert drawn.convicts(for_guilty - {accuser, accused}) == (accused in liars)
+
+
+def test_in_a_large_stage_a_third_of_the_work_seldom_has_twelve_of_fifteen_jurors() -> None:
+    convicted = 0
+    for number in range(3000):
+        basis = _basis(*[20] * 40, 0, 0, 0)
+        liars = {*basis.members[:1], *basis.members[2:14]}
+        drawn = _jurors(basis, beacon_of(1, str(number)))
+        assert drawn is not None
+        assert (len([*drawn.weights]), drawn.needed) == (MOST_JURORS, OF_THE_MOST)
+        assert not {*drawn.weights} & {*basis.members[:2], *basis.members[40:]}
+        convicted += drawn.convicts(liars)
+    assert convicted <= 3
+
+
+def test_the_draw_of_jurors_goes_by_work() -> None:
+    rng, counts = random.Random(1), Counter[PeerId]()
     for _ in range(600):
-        evidence, name, shuffled = rng.randbytes(32), rng.randbytes(32), rng.sample(members, 8)
-        drawn = jurors(members, accuser=accuser, accused=accused, evidence_digest=evidence, next_name=name)
-        assert drawn == jurors(shuffled, accuser=accuser, accused=accused, evidence_digest=evidence, next_name=name)
-        for juror in drawn:
-            counts[juror] += 1
-    assert counts.pop(accuser) == counts.pop(accused) == 0
-    assert all(abs(count - 300) < 48 for count in counts.values())  # 3.9 standard deviations
+        drawn = _jurors(_basis(*[10] * 20, *[30] * 10), beacon_of(1, str(rng.random())))
+        assert drawn is not None
+        counts.update(drawn.weights)
+    slow, fast = (sum(counts[PeerId(f"peer {number:03}")] for number in of) for of in (range(2, 20), range(20, 30)))
+    assert 1.8 < (fast / 10) / (slow / 18) < 3.0
+    assert not counts[PeerId("peer 000")] + counts[PeerId("peer 001")]
 
 
 # -- the table --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from functools import cache, partial
 
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.ranking import rank
+from swarm.core.ranking import rotated
 from swarm.core.round.averaging_round import (
     AggregatePart,
     AnnounceShare,
@@ -41,6 +41,7 @@ from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion,
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Reconfiguration, electorate
 from swarm.identity.key import Identity, verify
+from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
 
 PHASE_S = 1.0
 LEASE_S = 10.0
@@ -70,19 +71,22 @@ def facts_of(num_members: int, *, num_parts: int = 3, outsiders: int = 0, witnes
     """
     others = [identity.peer_id for identity in witness_identities(witnesses)]
     everyone = [identity.peer_id for identity in identities(num_members + outsiders)]
-    order = rank(everyone, "leader", PREVIOUS_NAME)
+    order = rotated(everyone, STEP)
     gone = set(order[:outsiders])
     members = tuple(sorted(set(everyone) - gone))
-    voters = electorate(members, (), None, PREVIOUS_NAME)
+    said = said_by(HOST_CHAIN, STEP)
+    weights = {**electorate(dict.fromkeys(members, 1), (), None, said.value), **dict.fromkeys(others, 1)}
     return RoundFacts(
         run_id=RUN_ID,
         stage=STAGE,
         step=STEP,
         members=members,
         leaders=order,
-        voters=tuple(sorted({*voters, *others})),
+        weights=dict(sorted(weights.items())),
         run_key=run_key().peer_id,
         previous_name=PREVIOUS_NAME,
+        links={peer: link_of(peer, STEP - 1) for peer in members},
+        said=said,
         num_parts=num_parts,
         phase_s=PHASE_S,
     )
@@ -125,9 +129,14 @@ def combined(shares: list[bytes]) -> bytes:
     return hashlib.sha256(b"combined" + b"".join(shares)).digest() * 2
 
 
+def cohorts_of(facts: RoundFacts) -> tuple[tuple[PeerId, ...], ...]:
+    """Of a round whose members have all heard the same of the host."""
+    return cohorts(facts.members, facts.said.value)
+
+
 def aggregate_of(facts: RoundFacts, part: int, contributors: tuple[PeerId, ...]) -> bytes:
     """What a part must come to in a round of these facts."""
-    split = cohorts(facts.members, facts.previous_name)
+    split = cohorts_of(facts)
     if len(split) == 1:
         return aggregate(part, contributors)
     heard = [tuple(peer for peer in contributors if peer in cohort) for cohort in split]
@@ -144,7 +153,7 @@ def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_i
         Work(MicrobatchId(first_id + n), 0, Version(STEP), 64, bytes(32), bytes(range(32))) for n in range(num_work)
     )
     digests = tuple(hashlib.sha256(part_bytes(peer, part)).digest() for part in range(num_parts)) if num_work else ()
-    unsigned = Contribution(RUN_ID, STAGE, STEP, PREVIOUS_NAME, peer, work, digests)
+    unsigned = Contribution(RUN_ID, STAGE, STEP, PREVIOUS_NAME, peer, work, digests, chance_of(peer, STEP))
     return replace(unsigned, signature=identity_of(peer).sign(unsigned.signed_bytes()))
 
 

@@ -8,7 +8,8 @@ import pytest
 from swarm.core.ids import PeerId
 from swarm.core.round.cohorts import COHORT_MEMBERS, COMMITTEE, cohorts, committee
 from swarm.core.round.facts import is_of
-from tests.swarm.core.round.round_world import PHASE_S, PREVIOUS_NAME, Member, World, facts_of
+from tests.swarm.core.round.round_world import PHASE_S, Member, World, cohorts_of, facts_of
+from tests.swarm.core.round.round_world import PREVIOUS_NAME as SAID
 
 NUM_PARTS = 4
 
@@ -36,26 +37,39 @@ def reducers_first_part(world: World) -> tuple[Member, Member]:
 
 
 @pytest.mark.parametrize(("num_members", "num_cohorts"), [(1, 1), (64, 1), (65, 2), (128, 2), (130, 3), (256, 4)])
-def test_cohorts_are_nearly_equal_and_depend_on_the_version_alone(num_members: int, num_cohorts: int) -> None:
+def test_cohorts_are_nearly_equal_and_depend_on_the_host_s_word_alone(num_members: int, num_cohorts: int) -> None:
     members = tuple(PeerId(f"peer {number:03}") for number in range(num_members))
-    split = cohorts(members, PREVIOUS_NAME)
+    split = cohorts(members, SAID)
     assert len(split) == num_cohorts
     assert sorted(peer for cohort in split for peer in cohort) == list(members)
     sizes = [len(cohort) for cohort in split]
     assert max(sizes) <= COHORT_MEMBERS
     assert max(sizes) - min(sizes) <= 1
-    assert split == cohorts(members, PREVIOUS_NAME)
+    assert split == cohorts(members, SAID)
     assert num_cohorts == 1 or split != cohorts(members, bytes(32))
 
 
 def test_all_vote_until_a_committee_is_drawn() -> None:
     members = tuple(PeerId(f"peer {number:03}") for number in range(COMMITTEE + 1))
-    assert committee(members[:-1], PREVIOUS_NAME) == members[:-1]
-    drawn = committee(members, PREVIOUS_NAME)
-    assert len(drawn) == COMMITTEE
-    assert set(drawn) < set(members)
-    assert drawn != committee(members, bytes(32))
+    work = dict.fromkeys(members, 40)
+    assert committee(dict.fromkeys(members[:-1], 40), SAID) == dict.fromkeys(members[:-1], 40)
+    drawn = committee(work, SAID)
+    assert list(drawn.values()) == [1] * COMMITTEE
+    assert list(drawn) == sorted(drawn)
+    assert drawn.keys() < work.keys()
+    assert drawn != committee(work, bytes(32))
     assert len(facts_of(130).voters) == COMMITTEE
+
+
+def test_seats_of_a_committee_go_by_work() -> None:
+    """Who has done a fifth has a fifth of the seats, whichever version it is; who has done nothing has none."""
+    work = {PeerId(f"peer {number:03}"): 100 for number in range(200)}
+    work |= {PeerId("heavy"): 5000} | dict.fromkeys((PeerId(f"idle {number}") for number in range(300)), 0)
+    for name in (bytes([number]) * 32 for number in range(20)):
+        seats = committee(work, name)
+        assert sum(seats.values()) == COMMITTEE
+        assert seats["heavy"] in (COMMITTEE // 5, COMMITTEE // 5 + 1)
+        assert not any(peer.startswith("idle") for peer in seats)
 
 
 @pytest.mark.parametrize("num_members", [65, 130])
@@ -66,7 +80,7 @@ def test_everyone_finishes_alike_and_nobody_talks_to_more_than_a_cohort_about_a_
     assert result is not None
     assert len(result.roster.contributions) == num_members
     assert all(is_of(reduced, result.roster) for reduced in result.parts)
-    num_cohorts = len(world.facts.cohorts)
+    num_cohorts = len(cohorts_of(world.facts))
     assert [len(reduced.shares) for reduced in result.parts] == [num_cohorts] * NUM_PARTS
     assert result.roster.view == world.facts.first_view
 
@@ -127,7 +141,7 @@ def test_a_late_member_is_left_out() -> None:
 
 def test_the_other_cohorts_count_when_all_of_one_that_worked_are_dead() -> None:
     world = World(8, 65, num_parts=2, workless=58, slowest_s=0.1)
-    silent = next(cohort for cohort in world.facts.cohorts if world.leader().peer_id not in cohort)
+    silent = next(cohort for cohort in cohorts_of(world.facts) if world.leader().peer_id not in cohort)
     dead = [world.members[peer] for peer in silent if world.members[peer].num_work]
     names = {member.peer_id for member in dead}
     assert dead
@@ -146,7 +160,7 @@ def test_the_other_cohorts_count_when_all_of_one_that_worked_are_dead() -> None:
         assert not reduced.excluded
         assert names.isdisjoint(reduced.contributors)
         assert {made.peer_id for made in result.roster.left_out} == names
-        assert [world.facts.cohorts[share.cohort] != silent for share in reduced.shares] == [True]
+        assert [cohorts_of(world.facts)[share.cohort] != silent for share in reduced.shares] == [True]
 
 
 def test_a_reducer_that_says_its_share_is_made_and_sends_nothing_holds_up_no_part() -> None:

@@ -216,7 +216,7 @@ def test_parts_whose_contributors_all_died_are_left_empty() -> None:
     commit = only(vote(leader, ballot, witness), SendBallot).proposal
     out = vote(leader, commit, witness)
     assert not has(out, FetchPart)  # an empty part has no bytes
-    assert only(out, Finish).result.work_done() == ()
+    assert only(out, Finish).result.heard() == frozenset()
     # Whoever is told takes it, and a member that comes back votes for it without any bytes.
     assert has(second.on_result(only(out, SendResult).result, now=now), Finish)
     back = round_of(facts, second.me)

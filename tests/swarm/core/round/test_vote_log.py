@@ -14,13 +14,16 @@ from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise
 from swarm.core.round.voter import NOT_RECONFIGURED
 from swarm.core.round.voting import Promise, Reconfiguration
+from swarm.drawn_papers import DrawnPapers
 from swarm.network.memory import MemoryNetwork
 from swarm.witness_service import KEPT_NAMES, VoteLog, WitnessService, ask_witness
+from tests.swarm.core.audit.chances import UNSAID
 from tests.swarm_in_process import identity_of
 
 LEADERS, WITNESS, HOST, RUN_KEY = [identity_of(number) for number in (0, 1)], *map(identity_of, (2, 90, 91))
 MEMBERS = tuple(sorted(leader.peer_id for leader in LEADERS))
-BASIS = RoundBasis(bytes(32), bytes(32), MEMBERS, MEMBERS, (WITNESS.peer_id,))
+ALIKE, NOTHING = (1,) * len(MEMBERS), (None,) * len(MEMBERS)
+BASIS = RoundBasis(bytes(32), bytes(32), MEMBERS, ALIKE, MEMBERS, ALIKE, (WITNESS.peer_id,), NOTHING, UNSAID)
 FACTS = RoundFacts.of_basis(
     BASIS,
     run_id="run",
@@ -42,7 +45,9 @@ def reconfiguration(first_view: int) -> Reconfiguration:
 def promise(log: VoteLog, view: int, changed: Reconfiguration | None = None) -> Promise | None:
     """What a new process of the witness, with this log, promises to the leader of the view."""
     network = MemoryNetwork(random.Random(0))
-    WitnessService("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, log).serve(network.transport(WITNESS))
+    transport = network.transport(WITNESS)
+    papers = DrawnPapers(transport, lambda made, entry, value: None, random.Random(0))
+    WitnessService("run", WITNESS, HOST.peer_id, RUN_KEY.peer_id, log, papers=papers).serve(transport)
     (leader,) = [one for one in LEADERS if one.peer_id == FACTS.leader_of(view)]
     asked = AskPromise((WITNESS.peer_id,), view, changed)
     found = asyncio.run(ask_witness(network.transport(leader), WITNESS.peer_id, FACTS, BASIS, asked, timeout_s=5.0))

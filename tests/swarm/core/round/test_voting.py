@@ -50,7 +50,7 @@ def is_signed(voter: PeerId, data: bytes, signature: bytes) -> bool:
 
 def election_of(num_voters: int) -> Election:
     names = tuple(PeerId(f"voter {number}") for number in range(num_voters))
-    return Election("run", StageIndex(0), Step(3), bytes(32), 0, names, PeerId("run key"))
+    return Election("run", StageIndex(0), Step(3), bytes(32), 0, dict.fromkeys(names, 1), PeerId("run key"))
 
 
 def voter_of(election: Election, index: int) -> Voter:
@@ -340,8 +340,12 @@ def test_what_is_not_genuine_is_refused() -> None:
 def test_small_stages_have_their_neighbours_votes() -> None:
     a, b, c, d, e, host = (PeerId(letter) for letter in "abcdeh")
     name = bytes(32)
-    assert electorate([a], [], host, name) == (a,)
-    assert electorate([a], [b], host, name) == (a, b, host)
-    assert electorate([b, a], [d, c], host, name) == (a, b, c, d, host)
-    assert electorate([a, b, c, d], [e], host, name) == (a, b, c, d, host)
-    assert electorate([a, b], [], None, name) == (a, b)
+
+    def voters(members: list[PeerId], neighbours: list[PeerId], coordinator: PeerId | None) -> tuple[PeerId, ...]:
+        return tuple(electorate(dict.fromkeys(members, 8), neighbours, coordinator, name))
+
+    assert voters([a], [], host) == (a,)
+    assert voters([a], [b], host) == (a, b, host)
+    assert voters([b, a], [d, c], host) == (a, b, c, d, host)
+    assert voters([a, b, c, d], [e], host) == (a, b, c, d, host)
+    assert voters([a, b], [], None) == (a, b)

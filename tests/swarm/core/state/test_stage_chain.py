@@ -13,11 +13,12 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.round.contribution import Contribution, Departure, ReducedPart, Result, Roster, Work
+from swarm.core.round.contribution import MAX_ATTEMPTS, Contribution, Departure, ReducedPart, Result, Roster, Work
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import Identity
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
+from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
 
 PEERS = tuple(PeerId(f"peer {number}") for number in range(6))
 HOST, RUN_KEY, NEAR = PeerId("host"), PeerId("run key"), (PeerId("near 0"), PeerId("near 1"))
@@ -32,7 +33,8 @@ SETTINGS = _settings()
 
 
 def _genesis(stage: int = 0, members: tuple[PeerId, ...] = PEERS[:3]) -> Genesis:
-    return Genesis("run", StageIndex(stage), Version(4), bytes(range(32)), members, LeaseTable(), HOST, RUN_KEY, NEAR)
+    state, end = bytes(range(32)), HOST_CHAIN.end
+    return Genesis("run", StageIndex(stage), Version(4), state, members, LeaseTable(), HOST, RUN_KEY, NEAR, end)
 
 
 def _result(
@@ -45,7 +47,16 @@ def _result(
     neighbours: tuple[PeerId, ...] = NEAR,
 ) -> Result:
     made = tuple(
-        Contribution(chain.run_id, chain.stage, Step(chain.version), chain.name, peer, works[peer], (bytes(32),))
+        Contribution(
+            chain.run_id,
+            chain.stage,
+            Step(chain.version),
+            chain.name,
+            peer,
+            works[peer],
+            (bytes(32),),
+            chance_of(peer, chain.version),
+        )
         for peer in sorted(works)
         if works[peer]
     )
@@ -134,21 +145,28 @@ def test_leases_do_not_matter_past_stage_0() -> None:
     assert chain.advance(_result(chain, {PEERS[0]: (_work(3),)}), SETTINGS).leases == LeaseTable()
 
 
-def test_an_id_weighs_once_in_three_steps_and_at_its_highest_attempt_only() -> None:
+def test_what_one_lists_changes_nothing_of_what_counts_of_another() -> None:
+    """Else whoever lists everybody's ids has all the weight, or leaves the step without any."""
+    honest = {PEERS[0]: (_work(1), _work(2)), PEERS[1]: (_work(3),)}
+    everything = tuple(_work(number, attempt=MAX_ATTEMPTS - 1) for number in range(64))
     chain = StageChain.begin(_genesis(stage=1), SETTINGS)
-    first = {
-        PEERS[0]: (_work(1), _work(2, attempt=1)),
-        PEERS[1]: (_work(2), _work(3)),
-        PEERS[2]: (_work(3, attempt=4),),
-    }
-    result = _result(chain, first)
-    assert chain.weights_of(result) == {PEERS[0]: 16, PEERS[1]: 0, PEERS[2]: 8}
-    chain = chain.advance(result, SETTINGS)
-    again = {PEERS[0]: (_work(1, attempt=9), _work(4))}
-    for _ in range(2):
-        assert chain.weights_of(_result(chain, again)) == {PEERS[0]: 8}
-        chain = chain.advance(_result(chain, {}), SETTINGS)
-    assert chain.weights_of(_result(chain, again)) == {PEERS[0]: 16}
+    for _ in range(3):
+        result = _result(chain, {**honest, PEERS[2]: everything})
+        weights = chain.weights_of(result.roster)
+        assert (weights[PEERS[0]], weights[PEERS[1]]) == (16, 8)
+        chain = chain.advance(result, SETTINGS)
+
+
+def test_at_stage_0_counts_what_was_leased_to_whom_lists_it_and_nothing_else_is_used_up() -> None:
+    chain = StageChain.begin(_genesis(), SETTINGS)
+    own = {peer: chain.leases.ids_of(peer) for peer in PEERS[:3]}
+    everything = (*(_work(number) for peer in PEERS[:3] for number in own[peer][:4]), _work(1 << 20))
+    work = {PEERS[0]: (_work(own[PEERS[0]][0]),), PEERS[1]: (_work(own[PEERS[1]][0]),), PEERS[2]: everything}
+    result = _result(chain, work)
+    assert chain.weights_of(result.roster) == {PEERS[0]: 8, PEERS[1]: 8, PEERS[2]: 32}
+    after = chain.advance(result, SETTINGS).leases
+    assert after.consumed == 6
+    assert own[PEERS[0]][1] in after.ids_of(PEERS[0])
 
 
 def test_the_ids_of_a_contribution_that_reached_nobody_are_not_consumed() -> None:
@@ -156,7 +174,6 @@ def test_the_ids_of_a_contribution_that_reached_nobody_are_not_consumed() -> Non
     lost, kept = (chain.leases.ids_of(peer)[0] for peer in PEERS[:2])
     result = _result(chain, {PEERS[0]: (_work(lost),), PEERS[1]: (_work(kept),)}, unheard=(PEERS[0],))
     after = chain.advance(result, SETTINGS)
-    assert (after.last_ids, after.earlier_ids) == ((kept,), ())
     assert lost in after.leases.ids_of(PEERS[0])
     assert kept not in after.leases.ids_of(PEERS[1])
     assert after.leases.consumed == 1
@@ -188,9 +205,9 @@ def test_the_genesis_bytes_never_change() -> None:
     assert Genesis.from_value(unpack(pack(signed.to_value()), max_bytes=1 << 16)) == signed
     assert (
         hashlib.sha256(genesis.signed_bytes()).hexdigest()
-        == "488ab2197fdeb376d8c2e2208b5b4563096331cfdb1c57208af6144a87618762"
+        == "d2a1977647ebda6c8b69c18426bff412c2d7ef37d3eb0794f0639590a5c0643d"
     )
-    assert genesis.name.hex() == "108056fd5f046422c151bff6f2682a9f5724aaa74bccdf4bc4f35ee947ca2eb7"
+    assert genesis.name.hex() == "75aa70f985142c2b49732d44fd676a2c64628d5f14794f933671d22528d231fc"
 
 
 def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
@@ -205,7 +222,9 @@ def test_no_field_of_a_genesis_can_change_without_its_name() -> None:
         replace(genesis, coordinator=PeerId("other host")),
         replace(genesis, run_key=PeerId("other key")),
         replace(genesis, neighbours=NEAR[:1]),
+        replace(genesis, host_chain_end=bytes(range(32))),
         replace(genesis, era=1),
+        replace(genesis, work=(3, 4, 5)),
     ]
     assert len({genesis.name, *(other.name for other in others)}) == 1 + len(others)
     assert len(others) == len(fields(Genesis)) - 1  # all but the signature
@@ -218,6 +237,10 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
     chain = chain.advance(_result(chain, {}, leaves=(PEERS[0],), neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST]))
     chain = chain.advance(_result(chain, {}, joins=PEERS[3:5], neighbours=near), SETTINGS)
+    assert _voters(chain) == tuple(sorted([*PEERS[1:3], *near, HOST])), "two have done nothing yet"
+    for _ in range(3):
+        works = {peer: (_work(chain.leases.ids_of(peer)[0]),) for peer in chain.members}
+        chain = chain.advance(_result(chain, works, neighbours=near), SETTINGS)
     assert _voters(chain) == tuple(sorted([*PEERS[1:5], HOST]))  # four need nobody else
     assert (chain.coordinator, chain.run_key) == (HOST, RUN_KEY)
 
@@ -225,34 +248,53 @@ def test_few_members_vote_with_the_neighbours_their_last_roster_named() -> None:
 def test_the_round_after_a_version_starts_from_what_its_name_binds() -> None:
     chain = StageChain.begin(_genesis(), SETTINGS)
     chain = chain.advance(_result(chain, {}, joins=(PEERS[3],)), SETTINGS)
-    facts = chain.facts(num_parts=2, phase_s=1.5, max_tokens=9, max_work=9)
+    facts = chain.facts(SETTINGS, num_parts=2, phase_s=1.5)
     assert (facts.run_id, facts.stage, facts.step) == ("run", StageIndex(0), Step(5))
     assert (facts.members, facts.previous_name) == (chain.members, chain.name)
     assert facts.leaders == chain.leaders(Step(chain.version))
     assert (facts.run_key, facts.num_parts, facts.phase_s) == (RUN_KEY, 2, 1.5)
     for other in (
-        replace(chain.basis, members=PEERS[:2]),
+        replace(chain.basis, members=PEERS[:2], work=(16, 16), links=chain.basis.links[:2]),
+        replace(chain.basis, work=chain.basis.work[::-1]),
         replace(chain.basis, neighbours=()),
         replace(chain.basis, previous_members=PEERS[:1]),
+        replace(chain.basis, previous_work=(1,)),
         replace(chain.basis, root=bytes(32)),
         replace(chain.basis, previous_name=bytes(32)),
+        replace(chain.basis, links=(link_of(PEERS[0], 4), *chain.basis.links[1:])),
+        replace(chain.basis, said=said_by(HOST_CHAIN, 4)),
     ):
         assert other.name != chain.name
 
 
 def _voters(chain: StageChain) -> tuple[PeerId, ...]:
-    return chain.facts(num_parts=1, phase_s=1.0, max_tokens=9, max_work=9).voters
+    return chain.facts(SETTINGS, num_parts=1, phase_s=1.0).voters
 
 
 def _chain_value(**changes: Value) -> Value:
     """The value of a chain, with these of its fields or of its basis changed."""
     value = StageChain.begin(_genesis(stage=1), SETTINGS).to_value()
     assert isinstance(value, dict)
-    names = ("previous_name", "root", "previous_members", "members", "neighbours")
+    names = ("previous_name", "root", "previous_members", "previous_work", "members", "work")
+    names = (*names, "neighbours", "links", "said")
     listed = value["basis"]
     assert isinstance(listed, list)
     basis = [changes.pop(name, held) for name, held in zip(names, listed, strict=True)]
     return {**value, "basis": basis, **changes}
+
+
+def test_what_members_and_the_host_revealed_goes_into_the_next_basis_and_leavers_are_forgotten() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    assert chain.basis.link_of == {}
+    assert chain.basis.said == said_by(HOST_CHAIN, 0)
+    chain = chain.advance(_result(chain, {peer: (_work(at),) for at, peer in enumerate(PEERS[:2])}), SETTINGS)
+    assert chain.basis.link_of == {peer: link_of(peer, 4) for peer in PEERS[:2]}
+    assert chain.basis.said == said_by(HOST_CHAIN, 4)
+    chain = chain.advance(_result(chain, {PEERS[0]: (_work(9),)}, leaves=(PEERS[1],), joins=PEERS[3:4]), SETTINGS)
+    assert chain.members == (PEERS[0], PEERS[2], PEERS[3])
+    assert chain.basis.link_of == {PEERS[0]: link_of(PEERS[0], 5)}
+    chain = chain.advance(_result(chain, {}), SETTINGS)
+    assert (chain.basis.link_of, chain.basis.said) == ({PEERS[0]: link_of(PEERS[0], 5)}, said_by(HOST_CHAIN, 5))
 
 
 @pytest.mark.parametrize(
@@ -260,19 +302,26 @@ def _chain_value(**changes: Value) -> Value:
     [
         {"members": []},
         {"previous_members": []},
+        {"previous_work": [1]},
+        {"work": [16, 16]},
+        {"work": [16, 16, 17]},
+        {"recent_work": []},
+        {"recent_work": [["peer 0", [1] * 17]]},
         {"members": ["b", "a"]},
         {"members": ["a", "a"]},
         {"previous_members": ["b", "a"]},
         {"members": [f"{number:03}" for number in range(MAX_MEMBERS + 1)]},
         {"neighbours": [f"{number:03}" for number in range(65)]},
         {"root": b"short"},
+        {"links": []},
+        {"links": [None, None, [3]]},
+        {"links": [None, None, [3, b"short"]]},
+        {"said": None},
+        {"said": [-1, bytes(32)]},
         {"basis": []},
         {"basis": None},
         {"coordinator": None},
         {"run_key": 1},
-        {"last_ids": [3, 2]},
-        {"earlier_ids": [2, 2]},
-        {"last_ids": ["2"]},
         {"lineage": b"short"},
         {"version": -1},
         {"more": 1},

@@ -272,5 +272,6 @@ def genesis_value(host: Hosted, stage: int = 0) -> Any:
         host.run.host_key.peer_id,
         host.run.run_key.peer_id,
         (),
+        bytes(32),
         signature=bytes(64),
     ).to_value()

@@ -1,19 +1,23 @@
-"""A peer's admission on paper: signed by the run key, with the hash chain its audits are drawn by.
+"""A peer's admission on paper: signed by the run key, with the hash chain its draws come from.
 
 A peer has one chain in a run, named before it knows whose work it will be near: so its draws are its own, and none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, StageNumber
 from swarm.core.ids import PeerId
-from swarm.identity.signed_record import SignedRecord
+from swarm.core.record import SignedValue
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+"""Whether the signature (last) is the peer's over the data; pure."""
 
 
 @dataclass(frozen=True)
-class Ticket(SignedRecord):
+class Ticket(SignedValue):
     """The run key's word that a peer may serve a stage."""
 
     DOMAIN: ClassVar[str] = "ticket"
@@ -21,11 +25,11 @@ class Ticket(SignedRecord):
     peer_id: PeerId
     stage: StageNumber
     chain_end: Digest
-    """End of the peer's hash chain (verification/audit/draws.py)."""
+    """End of the peer's hash chain (`swarm.core.audit.hash_chain`)."""
 
-    def check(self, *, run_id: str, run_key: PeerId) -> None:
+    def check(self, *, run_id: str, run_key: PeerId, verify: Verify) -> None:
         """Raises RemoteError unless the run key of this run signed it."""
         if self.run_id != run_id:
             raise RemoteError("ticket", f"ticket of run {self.run_id[:12]}, not {run_id[:12]}", self.peer_id)
-        if not self.is_signed_by(run_key):
+        if not verify(run_key, self.signed_bytes(), self.signature):
             raise RemoteError("ticket", f"the ticket of {self.peer_id} is not signed by the run key", self.peer_id)

@@ -1,0 +1,70 @@
+"""What this peer's contribution was given for, shown to the voters of its round; and what theirs is, looked at."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from peer.round.stage_steps import StageSteps
+from peer.round.step_state import StepState
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.ids import PeerId, Step
+from swarm.drawn_papers import PAPERS, DrawnPapers, read_asked
+from swarm.network.transport import Message, Transport
+from verification.round.papers import Papers
+
+MOST_ASKED = 64
+"""Times that one voter may ask in a step, for papers of all members."""
+LeaveOut = Callable[[StepState, PeerId], None]
+
+
+class PapersDesk:
+    """Answers the voters of this peer's rounds."""
+
+    def __init__(self, steps: StageSteps, drawn: DrawnPapers, leave_out: LeaveOut) -> None:
+        """`leave_out` is told whose papers are not shown here either, where this peer leads."""
+        self._steps = steps
+        self._drawn = drawn
+        self._leave_out = leave_out
+        self._asked: Counter[tuple[int, PeerId]] = Counter()
+
+    def serve(self, transport: Transport) -> None:
+        """Begin to answer."""
+        transport.serve(PAPERS, self._on_papers, max_body_bytes=0)
+
+    async def _on_papers(self, sender: PeerId, request: Message) -> Message:
+        fields, entries = read_asked(request)
+        stage, step, of = fields.integer("stage"), Step(fields.integer("step")), fields.peer("of")
+        fields.done()
+        self._steps.check_stage(sender, stage)
+        state = self._steps.open_step(step)
+        if state is None or state.round is None:
+            raise TransientError(f"step {step} is not open here")
+        facts = state.round.facts
+        if sender not in facts.voters and sender not in facts.members:
+            raise RemoteError("standing", f"{sender} has no vote in step {step}", sender)
+        self._count(step, sender)
+        if of == self._steps.context.me:
+            return Message({"papers": [papers.to_value() for papers in self._own(state, entries, sender)]})
+        made = state.round.asks_votes_for(of)
+        if made is None or entries[-1] >= len(made.work):
+            raise TransientError(f"no contribution of {of[-6:]} to step {step} is voted on here")
+        try:
+            return Message({"papers": await self._drawn.fetch(made, entries, of=of, within_s=facts.phase_s / 2)})
+        except (RemoteError, TransientError) as error:
+            self._leave_out(state, of)
+            raise TransientError(f"{of[-6:]} shows no papers here either: {error}") from error
+
+    def _own(self, state: StepState, entries: tuple[int, ...], sender: PeerId) -> list[Papers]:
+        listed = state.papers
+        if entries[-1] >= len(listed):
+            raise RemoteError("protocol", f"entry {entries[-1]} of {len(listed)}", sender)
+        found = [papers for entry in entries if (papers := listed[entry]) is not None]
+        if len(found) < len(entries):
+            raise TransientError("not all of these papers are here")
+        return found
+
+    def _count(self, step: Step, sender: PeerId) -> None:
+        for old in [key for key in self._asked if key[0] < int(step) - 1]:
+            del self._asked[old]
+        self._asked[int(step), sender] += 1
+        if self._asked[int(step), sender] > MOST_ASKED:
+            raise RemoteError("protocol", f"{sender} has asked for papers {MOST_ASKED} times in step {step}", sender)

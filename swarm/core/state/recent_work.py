@@ -1,0 +1,62 @@
+"""What each member of a stage did in the last versions, by certified results alone: what its vote weighs."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from swarm.core.forms import Integer
+from swarm.core.ids import PeerId
+from swarm.core.layout import AtMost
+from swarm.core.record import Row
+from swarm.core.round.contribution import Result
+
+RECENT_VERSIONS = 16
+"""In which the stage had work: a stage that stands still takes nobody's weight."""
+
+
+@dataclass(frozen=True)
+class RecentWork(Row, kind="recent work"):
+    """One member's, of the versions since it came."""
+
+    peer_id: PeerId
+    tokens: Annotated[tuple[Annotated[int, Integer(high=1 << 52)], ...], AtMost(RECENT_VERSIONS)]
+    """Of each version, the newest last."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.tokens)
+
+
+def founding_work(members: Sequence[PeerId], known: Mapping[PeerId, int], *, step_tokens: int) -> tuple[int, ...]:
+    """What a stage's genesis says its members have done: what is known of each; all the same if that is nothing."""
+    if any(known.get(peer) for peer in members):
+        return tuple(known.get(peer, 0) for peer in members)
+    return (RECENT_VERSIONS * max(1, step_tokens // len(members)),) * len(members)
+
+
+def founded(members: Sequence[PeerId], work: Sequence[int]) -> tuple[RecentWork, ...]:
+    """Of those a stage begins with, who have done so much, or all the same, as if evenly: what they do from then on
+    takes its place."""
+    even = [-(-total // RECENT_VERSIONS) for total in work or (RECENT_VERSIONS,) * len(members)]
+    return tuple(RecentWork(peer, (one,) * RECENT_VERSIONS) for peer, one in zip(members, even, strict=True))
+
+
+def worked(
+    before: Iterable[RecentWork], done: Mapping[PeerId, int], members: Iterable[PeerId]
+) -> tuple[RecentWork, ...]:
+    """After a round in which these tokens were done, of those who are members then; who comes has done nothing."""
+    held = {one.peer_id: one.tokens for one in before}
+    if not any(done.values()):
+        return tuple(RecentWork(peer, held.get(peer, ())) for peer in members)
+    return tuple(
+        RecentWork(peer, ((*held[peer], done.get(peer, 0)) if peer in held else ())[-RECENT_VERSIONS:])
+        for peer in members
+    )
+
+
+def done_in(result: Result, counted: Mapping[PeerId, int]) -> dict[PeerId, int]:
+    """Of what each has `counted`, as much as it brought: by the share of the parts that it is in."""
+    parts = [part for part in result.parts if not part.is_empty]
+    num_parts, missed = len(parts), Counter(left_out.peer_id for part in parts for left_out in part.excluded)
+    return {peer: tokens * (num_parts - missed[peer]) // num_parts for peer, tokens in counted.items() if num_parts}

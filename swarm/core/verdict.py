@@ -1,0 +1,114 @@
+"""Whether a swarm is worth having: its speed beside that of one of its machines alone, said before anybody joins.
+
+One machine alone is supposed to hold the whole model and to do nothing but compute: no links, no rounds, no waiting.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from swarm.core.plan import Assumptions, Plan, plan_run, tokens_per_s_alone
+from swarm.core.settings import RunSettings
+
+LARGEST_BATCH = 64
+"""More than this many times the manifest's batch is no advice: it is another training."""
+FASTEST_LINKS = 1024
+"""Nor are links faster than this many times those supposed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    times_alone: float
+    """The swarm's tokens/s over those of one machine alone."""
+    bound_by: str
+    """What most of a step's time goes to."""
+    advice: str
+    """What would make it faster than one machine; empty where it is."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.times_alone > 1.0
+
+    def told(self) -> str:
+        """In a sentence."""
+        if self.is_good:
+            return f"faster than one such machine alone by {self.times_alone:.2g}x, bound by {self.bound_by}"
+        return (
+            f"SLOWER than one such machine alone, at {self.times_alone:.2g} of its speed, bound by {self.bound_by}; "
+            f"{self.advice}"
+        )
+
+
+def verdict_on(
+    settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions, plan: Plan
+) -> Verdict:
+    """`plan`: `plan_run` of the same."""
+    alone = tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions)
+
+    def times(changed: RunSettings, links: Assumptions) -> float:
+        return plan_run(changed, num_parameters, hidden_size, links).tokens_per_s / alone
+
+    advice = ""
+    if plan.tokens_per_s <= alone:
+        found = [(said, changed) for said, changed in _changes(settings) if times(changed, assumptions) > 1.0]
+        if found:
+            advice = f"try {found[0][0]}: {times(found[0][1], assumptions):.2g}x"
+        else:
+            said, best = max(_changes(settings), key=lambda change: times(change[1], assumptions))
+            advice = f"the most that settings give is {times(best, assumptions):.2g} of it, with {said}"
+            faster = [_faster(assumptions, by) for by in range(2, FASTEST_LINKS + 1)]
+            enough = next((links for links in faster if times(best, links) > 1.0), None)
+            advice += (
+                "; no links make it faster: take more peers a stage, fewer stages or slower machines"
+                if enough is None
+                else f"; it takes links of {enough.uplink_mbit:g} Mbit/s up and {enough.downlink_mbit:g} down"
+            )
+    return Verdict(times_alone=plan.tokens_per_s / alone, bound_by=_bound(settings, plan), advice=advice)
+
+
+def _bound(settings: RunSettings, plan: Plan) -> str:
+    """The largest part of a step."""
+    slowest = max(plan.stages, key=lambda part: part.work_s)
+    work = "computing" if slowest.compute_s >= slowest.work_s else "activations on the lines"
+    exact_s = max(part.exact_s for part in plan.stages)
+    seconds = {
+        work: slowest.work_s,
+        "averaging on the lines": max(part.round_s - part.exact_s for part in plan.stages),
+        "encoding and the optimizer": exact_s,
+    }
+    if settings.averaging.delay == 0:
+        seconds["filling the pipeline in each step"] = sum(part.fill_s for part in plan.stages) - slowest.fill_s
+    return max(seconds, key=lambda name: seconds[name])
+
+
+def _changes(settings: RunSettings) -> Iterator[tuple[str, RunSettings]]:
+    """Settings to try, those that change the least of a training first."""
+    averaging, codecs, batch = settings.averaging, settings.codecs, settings.batch
+    delays = dict.fromkeys((averaging.delay, 1))
+    contributions = dict.fromkeys((codecs.averaging, "int4"))
+    hops = dict.fromkeys(((codecs.activations, codecs.activation_gradients), ("int4", "int4")))
+    sizes = [batch.target_tokens << doublings for doublings in range(LARGEST_BATCH.bit_length())]
+    for size, hop, contribution, delay in product(sizes, hops, contributions, delays):
+        there, back = hop
+        named = {
+            f"averaging.delay = {delay}": delay != averaging.delay,
+            f'codecs.averaging = "{contribution}"': contribution != codecs.averaging,
+            f'codecs.activations = "{there}"': there != codecs.activations,
+            f'codecs.activation_gradients = "{back}"': back != codecs.activation_gradients,
+            f"batch.target_tokens = {size}": size != batch.target_tokens,
+        }
+        said = ", ".join(text for text, differs in named.items() if differs)
+        if said:
+            yield (
+                said,
+                replace(
+                    settings,
+                    averaging=replace(averaging, delay=delay),
+                    codecs=replace(codecs, averaging=contribution, activations=there, activation_gradients=back),
+                    batch=replace(batch, target_tokens=size),
+                ),
+            )
+
+
+def _faster(assumptions: Assumptions, by: int) -> Assumptions:
+    return replace(assumptions, uplink_mbit=by * assumptions.uplink_mbit, downlink_mbit=by * assumptions.downlink_mbit)

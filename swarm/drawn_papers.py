@@ -1,0 +1,140 @@
+"""What a roster's voters look at before they vote: the papers of a few entries of each contribution, drawn by each of
+them for itself.
+
+Who votes draws with its own randomness, after the contribution was committed to, and tells nobody before it asks. What
+is not shown does not count: a voter tells the leader what it lacks, and the leader either has it shown, and hands it
+on, or proposes a roster without that contribution. A leader could always leave a member out, so nobody gains power by
+this: not the voter who lies about what it lacks, nor the member that shows its papers to some and not to others.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields, integer_item
+from swarm.core.ids import PeerId
+from swarm.core.round.ballots import Proposal
+from swarm.core.round.contribution import MAX_WORK, Contribution
+from swarm.network.transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+PAPERS = "papers"
+"""{stage, step, of, entries} -> {papers}: of the contribution of the one asked, or, where that is who leads the round,
+of another's."""
+DRAWN = 32
+"""Entries that a voter draws of a round's contributions, in equal shares; of each at least one."""
+MOST_REMEMBERED = 1024
+DISTRUSTED_STEPS = 8
+"""Whose papers did not come is waited for an eighth as long in so many steps after it."""
+
+KNOWN_SOON_S = 0.1
+CheckEntry = Callable[[Contribution, int, Value], bool]
+"""Raises RemoteError unless the papers bear out the contribution's entry of that number, and tells whom it concerns if
+they prove a lie. False while those who signed them are not known here: promotions are on their way."""
+
+
+def drawn_entries(made: Contribution, *, num_members: int, rng: random.Random) -> tuple[int, ...]:
+    """Numbers of the entries of a contribution that a voter looks at, of a stage with so many members; sorted."""
+    count = min(len(made.work), max(1, DRAWN // max(1, num_members - 1)))
+    return tuple(sorted(rng.sample(range(len(made.work)), count)))
+
+
+class DrawnPapers:
+    """One voter's draws, and what was shown for them."""
+
+    def __init__(self, transport: Transport, check: CheckEntry, rng: random.Random) -> None:
+        """Nobody else must be able to tell what `rng` gives."""
+        self._transport = transport
+        self._check = check
+        self._rng = rng
+        self._draws: dict[bytes, tuple[int, ...]] = {}
+        """By contribution: who asks again must not draw again."""
+        self._shown: dict[bytes, None] = {}
+        self._withheld: dict[PeerId, int] = {}
+
+    async def check(self, proposal: Proposal, leader: PeerId, *, num_members: int, within_s: float) -> None:
+        """Raises TransientError while something that was drawn of a new roster is not shown.
+
+        A roster that is proposed again was certified: whoever voted then has looked.
+        """
+        roster = proposal.roster
+        if roster is None or proposal.proof.certificate is not None:
+            return
+        me = self._transport.peer_id
+        others = [made for made in roster.contributions if made.peer_id != me]
+        asked = (self.are_shown(made, num_members=num_members, within_s=within_s) for made in others)
+        for made, is_shown in zip(others, await asyncio.gather(*asked), strict=True):
+            if is_shown:
+                continue
+            if made.peer_id == leader:
+                raise TransientError(f"papers of {leader[-6:]}, who leads, are not shown")
+            await self.fetch(made, self._drawn(made, num_members), of=leader, within_s=2 * within_s)
+            self._remember(made)
+
+    async def are_shown(self, made: Contribution, *, num_members: int, within_s: float) -> bool:
+        """Whether a contribution's maker shows what is drawn of it here."""
+        if made.digest() in self._shown or not made.work:
+            return True
+        if int(made.step) - self._withheld.get(made.peer_id, -DISTRUSTED_STEPS - 1) <= DISTRUSTED_STEPS:
+            within_s /= 8
+        try:
+            await self.fetch(made, self._drawn(made, num_members), of=made.peer_id, within_s=within_s)
+        except (RemoteError, TransientError) as error:
+            log.info("step %d: papers of %s: %s", made.step, made.peer_id[-6:], error)
+            self._withheld[made.peer_id] = int(made.step)
+            while len(self._withheld) > MOST_REMEMBERED:
+                del self._withheld[next(iter(self._withheld))]
+            return False
+        self._remember(made)
+        return True
+
+    async def fetch(
+        self, made: Contribution, entries: Sequence[int], *, of: PeerId, within_s: float
+    ) -> tuple[Value, ...]:
+        """The papers of some entries, as a peer shows them. Raises RemoteError or TransientError if it does not."""
+        give_up_at = time.monotonic() + within_s
+        meta: dict[str, Value] = {
+            "stage": made.stage,
+            "step": made.step,
+            "of": made.peer_id,
+            "entries": list(entries),
+        }
+        reply = await self._transport.call(of, PAPERS, Message(meta), timeout_s=within_s, max_body_bytes=0)
+        fields = Fields("papers answer", reply.meta)
+        papers = fields.items("papers", lambda value: value, max_items=DRAWN)
+        fields.done()
+        if len(papers) != len(entries):
+            raise RemoteError("malformed", f"{len(papers)} papers for {len(entries)} entries", of)
+        while not all(self._check(made, entry, value) for entry, value in zip(entries, papers, strict=True)):
+            if time.monotonic() >= give_up_at:
+                raise TransientError(f"papers of {made.peer_id[-6:]} are signed by peers that are not known here")
+            await asyncio.sleep(KNOWN_SOON_S)
+        return tuple(papers)
+
+    def _drawn(self, made: Contribution, num_members: int) -> tuple[int, ...]:
+        """Numbers of the entries, sorted."""
+        key = made.digest()
+        if key not in self._draws:
+            self._draws[key] = drawn_entries(made, num_members=num_members, rng=self._rng)
+            while len(self._draws) > MOST_REMEMBERED:
+                del self._draws[next(iter(self._draws))]
+        return self._draws[key]
+
+    def _remember(self, made: Contribution) -> None:
+        self._shown[made.digest()] = None
+        while len(self._shown) > MOST_REMEMBERED:
+            del self._shown[next(iter(self._shown))]
+
+
+def read_asked(request: Message) -> tuple[Fields, tuple[int, ...]]:
+    """What is asked for, all but stage, step and whose read. Raises RemoteError("malformed")."""
+    fields = Fields("papers request", request.meta)
+    entries = fields.items("entries", integer_item, max_items=DRAWN)
+    if not entries or list(entries) != sorted(set(entries)) or entries[-1] >= MAX_WORK:
+        raise RemoteError("malformed", f"{len(entries)} entries, not each once and in order")
+    return fields, tuple(entries)

@@ -1,0 +1,65 @@
+"""Fixes taken out again: the rules as they were when an attacker got through.
+
+Each is a context manager under which every peer and the host keep to the old rule.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from unittest import mock
+
+from swarm.core.round.contribution import MAX_WORK
+from swarm.core.round.parts import RoundParts
+from swarm.core.state import stage_chain
+from swarm.drawn_papers import DrawnPapers
+from verification.pipeline import headers, hop_claim
+from verification.pipeline.headers import HopHeader, Parents
+from verification.round import papers, receipts
+
+CHECK_PARENTS: tuple[ModuleType, ...] = (headers, hop_claim, papers, receipts)
+
+
+def _names(header: HopHeader, parents: Parents) -> bool:
+    """Membership, where it must be equality."""
+    return {wanted for wanted in parents if wanted is not None} <= set(header.parents)
+
+
+@contextlib.contextmanager
+def framing() -> Iterator[None]:
+    """A header may name two birth records."""
+    with contextlib.ExitStack() as stack:
+        for module in CHECK_PARENTS:
+            stack.enter_context(mock.patch.object(module, "is_made_from", _names))
+        yield
+
+
+@contextlib.contextmanager
+def written_result() -> Iterator[None]:
+    """A voter looks at (part, digest) alone."""
+    with mock.patch.object(RoundParts, "unproved", RoundParts.lacking):
+        yield
+
+
+@contextlib.contextmanager
+def claimed_ids() -> Iterator[None]:
+    """Nobody looks at the papers of what a contribution lists."""
+    with (
+        mock.patch.object(DrawnPapers, "check", mock.AsyncMock(return_value=None)),
+        mock.patch.object(DrawnPapers, "are_shown", mock.AsyncMock(return_value=True)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def long_contributions() -> Iterator[None]:
+    """Each contribution may be as long as its form allows; nobody adds them up."""
+    with mock.patch.object(stage_chain, "most_work", return_value=MAX_WORK):
+        yield
+
+
+REVERSALS: Mapping[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "framing": framing,
+    "claimed_ids": claimed_ids,
+    "written_result": written_result,
+    "long_contributions": long_contributions,
+}

@@ -1,0 +1,73 @@
+"""Runs with liars whose records and messages are changed at random: what must hold, holds."""
+
+import pytest
+
+from benchmarks.red_team.__main__ import main as red_team
+from benchmarks.red_team.invariants import Broken, broken
+from benchmarks.red_team.mutating import shrunk
+from benchmarks.red_team.plan import Plan, Rule
+from benchmarks.red_team.records import declared, slots_of
+from benchmarks.red_team.trial import HONEST_LOSS, MADE, METHODS, SETTINGS, Trial, run, run_honestly
+from swarm.core.record import Signed
+
+SEEDS = (3, 6, 21)
+SOAKED = range(20_000)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_invariants_hold_whatever_a_liar_changes(seed: int) -> None:
+    trial = run(seed)
+    assert not trial.fails, f"python -m benchmarks.red_team.mutating --seeds {seed}: {trial}"
+
+
+@pytest.mark.soak
+def test_all_invariants_hold_in_many_runs() -> None:
+    failing = [trial for trial in map(run, SOAKED) if trial.fails]
+    assert not failing, "\n".join(map(str, failing))
+
+
+def test_an_honest_run_breaks_nothing_and_comes_to_the_loss_that_others_are_held_against() -> None:
+    name = "one of 5, the last stage"
+    swarm = run_honestly(SETTINGS[name])
+    assert not broken(swarm, honest_loss=HONEST_LOSS[name])
+    assert swarm.seen.held_out == pytest.approx(HONEST_LOSS[name], rel=0.02)
+
+
+def test_a_plan_follows_from_its_seed_and_names_declared_fields_alone() -> None:
+    fields = {kind.__name__: {name for name, _, _ in slots_of(kind)} for kind in declared()}
+    for seed in range(200):
+        plan = Plan.of_seed(seed, made=MADE, methods=METHODS)
+        assert plan == Plan.of_seed(seed, made=MADE, methods=METHODS)
+        assert all(rule.field in fields[rule.kind] for rule in plan.rules if rule.where in ("made", "sent"))
+
+
+def test_every_signed_field_is_changed_by_some_plan() -> None:
+    rules = [rule for seed in range(4_000) for rule in Plan.of_seed(seed, made=MADE, methods=METHODS).rules]
+    changed = {(rule.kind, rule.field) for rule in rules if rule.where in ("made", "sent")}
+    signed = [kind for kind in declared() if issubclass(kind, Signed) and kind.__name__ in MADE]
+    assert {(kind.__name__, name) for kind in signed for name, _, _ in slots_of(kind)} <= changed
+
+
+def test_a_failing_plan_is_made_as_small_as_still_fails() -> None:
+    rules = tuple(Rule(number, "made", "Work", "attempt", to_step=10) for number in range(4))
+
+    def rerun(seed: int, *, plan: Plan, setting: str) -> Trial:
+        guilty = any(rule.number == 2 and rule.to_step > 6 for rule in plan.rules)
+        return Trial(seed, setting, plan, tuple(broken_if(guilty)))
+
+    small = shrunk(rerun(5, plan=Plan(5, rules), setting=""), rerun)
+    assert [(rule.number, rule.to_step) for rule in small.plan.rules] == [(2, 7)]
+
+
+def broken_if(guilty: bool) -> list[Broken]:
+    return [Broken("stopped", "for the test")] if guilty else []
+
+
+def test_the_kits_attacks_shut_nobody_out_and_end_no_process(capsys: pytest.CaptureFixture[str]) -> None:
+    found = red_team(["--smoke", "--json"])
+    assert set(found) == {"written_result"}
+    for row in found.values():
+        assert (row["honest_shut_out"], row["processes_ended"]) == (0, 0)
+        assert row["credit_share"] <= row["receipt_share"]
+        assert row["worst_loss_ratio"] <= 1.2
+    assert "credit_share" in capsys.readouterr().out

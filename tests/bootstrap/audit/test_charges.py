@@ -1,0 +1,158 @@
+"""Charges without a case: they lapse, but only while the host is there to be brought one."""
+
+import asyncio
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bootstrap.audit.charges import ANCHORS_TO_BRING, MOST_ANCHORS, VERSIONS_TO_BRING, OpenCharge, OpenCharges
+from swarm.core.errors import RemoteError
+from swarm.core.ids import PeerId, StageIndex, Step, Version
+from swarm.core.round.contribution import Charge, Result
+from swarm.core.seats import seats
+from swarm.host_protocol import QUARANTINE
+from swarm.network.memory import MemoryNetwork
+from swarm.network.transport import Message
+from tests.bootstrap.audit.test_justice import STAGE, Court, Past6, court, past  # noqa: F401
+from verification.audit.evidence import Evidence
+from verification.audit.tolerance import Grade
+from verification.audit.verdicts import Accusation, JurorVote, Quarantine
+from verification.kinds.mismatch import charge_of
+
+EVERY = 8
+ACCUSER, ACCUSED = PeerId("accuser"), PeerId("accused")
+CHARGE = Charge(ACCUSED, b"c" * 32)
+
+
+def result(step: int, charge: Charge = CHARGE, accuser: PeerId = ACCUSER) -> Result:
+    made = (SimpleNamespace(peer_id=accuser, charges=(charge,)), SimpleNamespace(peer_id=PeerId("other"), charges=()))
+    return cast(Result, SimpleNamespace(roster=SimpleNamespace(stage=STAGE, step=Step(step), contributions=made)))
+
+
+def charges(anchored: int = 96) -> OpenCharges:
+    made = OpenCharges(EVERY)
+    made.was_anchored(STAGE, anchored)
+    return made
+
+
+def anchors(held: OpenCharges, *versions: int) -> list[list[OpenCharge]]:
+    return [held.anchored(STAGE, version) for version in versions]
+
+
+EXPECTED = OpenCharge(STAGE, Step(97), ACCUSER, ACCUSED, CHARGE.digest)
+
+
+def test_a_charge_without_its_case_lapses_after_sixteen_versions() -> None:
+    held = charges()
+    assert held.certified(result(97)) == [EXPECTED]
+    assert anchors(held, 104, 112, 120, 128) == [[], [], [EXPECTED], []]
+    assert 112 < 97 + VERSIONS_TO_BRING <= 120
+    assert held.is_over(CHARGE)
+
+
+def test_a_case_that_keeps_coming_is_waited_for_but_not_for_ever() -> None:
+    held = charges()
+    held.certified(result(97))
+    lapsed = []
+    for number in range(MOST_ANCHORS + 1):
+        held.comes(ACCUSED)
+        lapsed += held.anchored(STAGE, 104 + EVERY * number)
+        assert (lapsed == [EXPECTED]) == (number + 1 >= MOST_ANCHORS)
+
+
+def test_nothing_lapses_for_a_host_that_was_away() -> None:
+    """Neither what was charged in that time nor what was charged before it."""
+    held = charges()
+    held.certified(result(97))
+    assert held.certified(result(140)) == [], "the last anchor is of version 96"
+    assert anchors(held, 144, 152, 160, 168, 176) == [[]] * 5
+    assert not held.is_over(CHARGE), "what jurors found stands"
+    assert held.certified(result(177)) == [replace(EXPECTED, step=Step(177))], "it is there again"
+
+
+def test_no_stage_s_anchors_count_for_another() -> None:
+    held = charges()
+    held.was_anchored(StageIndex(0), 96)
+    held.certified(result(97))
+    for number in range(ANCHORS_TO_BRING + 3):
+        assert held.anchored(StageIndex(0), 104 + EVERY * number) == []
+
+
+def test_what_is_judged_lapses_no_more() -> None:
+    held = charges()
+    held.certified(result(97))
+    held.certified(result(98, Charge(ACCUSED, bytes(32))))
+    assert held.judged(PeerId("other")) == []
+    assert held.judged(ACCUSED, CHARGE) == [EXPECTED]
+    assert [one.digest for one in held.judged(ACCUSED)] == [bytes(32)]
+    assert anchors(held, 104, 112, 120) == [[]] * 3
+
+
+# -- with the host's justice --------------------------------------------------------------------------------
+
+
+def juries(court: Court, accusation: Accusation) -> Quarantine:  # noqa: F811
+    """What a jury of liars finds of it."""
+    votes = tuple(
+        JurorVote(*accusation.facts, court.past.auditor.peer_id, Step(2), juror, Grade.FRAUD, signature=bytes(64))
+        for juror in seats(court.followed[STAGE].chain.basis.work_of)
+        if juror not in (court.past.auditor.peer_id, court.past.target.peer_id)
+    )
+    return Quarantine(*accusation.facts, votes)
+
+
+def test_a_lapsed_charge_strikes_its_bringers_and_lets_the_accused_in_again(court: Court) -> None:  # noqa: F811
+    async def play() -> None:
+        court.open()
+        target, auditor = court.past.target.peer_id, court.past.auditor.peer_id
+        accusation = Accusation(court.prepared.run_id, target, STAGE, Version(1), "replay_mismatch", bytes(32))
+        charge, found = Charge(target, accusation.digest()), juries(court, accusation)
+        every = court.prepared.settings.checkpoint.snapshot_every
+        justice, (juror,) = court.justice, [vote.juror for vote in found.votes]
+        justice.admit(juror, STAGE, bytes(32))
+        for number in range(3):  # as by a jury that was bound to be believed
+            justice._charges.was_anchored(STAGE, 200 * number)
+            justice.certified(result(200 * number + 1, replace(charge, digest=bytes([number]) * 32), auditor))
+            justice.certified(result(200 * number + 1, charge, auditor))
+            justice._juries[target] = found
+            justice._keep_out(target, STAGE, Version(1), found.kind, found.evidence_digest, "jurors found it guilty")
+            assert justice._is_out(target)
+            for version in range(200 * number + every, 200 * number + 16 + 3 * every, every):
+                justice._are_over(lapsed := justice._charges.anchored(STAGE, version))
+                await justice._lapse(lapsed)
+            assert not justice._is_out(target)
+            assert [event["event"] for event in court.events].count("pardoned") == number + 1
+        kept_out = {peer for peer, kind in court.quarantined if kind == "false_accusation"}
+        assert auditor in kept_out
+        assert target not in kept_out
+        with pytest.raises(RemoteError):
+            await court.target.call(
+                court.host.peer_id, QUARANTINE, Message({"quarantine": found.to_value()}), timeout_s=5, max_body_bytes=0
+            )
+
+    asyncio.run(play())
+
+
+def test_charges_outlive_the_host_and_are_over_with_the_verdict(court: Court) -> None:  # noqa: F811
+    async def play() -> None:
+        court.open()
+        body, auditor = court.past.untrue(2), court.past.auditor.peer_id
+        charge = charge_of(Evidence.from_bytes(body, max_bytes=1 << 26))
+        assert charge is not None
+        assert charge.accused == court.past.target.peer_id
+        court.justice._charges.was_anchored(STAGE, 0)
+        court.justice.certified(result(2, charge, auditor))
+        court.ledger.close()
+        court.network = MemoryNetwork(random.Random(0))
+        court.open()
+        held: Any = court.justice._charges
+        assert [one.charge for one in held._open] == [charge]
+        await court.accuse(body)
+        assert [event["event"] for event in court.judged] == ["acquitted"]
+        assert not held._open
+        assert held.is_over(charge)
+
+    asyncio.run(play())

@@ -1,0 +1,129 @@
+"""One liar of five lists twice a step's microbatches: what has no papers counts for nothing, and nobody else loses.
+
+The attack is shown to work where nobody looks at papers: then the liar has most of its stage's credit.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.state.replica import StageReplica
+from swarm.core.ids import PeerId
+from swarm.core.round.contribution import Contribution, Result, Work
+from swarm.drawn_papers import DrawnPapers
+from tests.swarm_in_process import manifest_of, swarm_in_process
+
+STEPS, BEGINS = 6, 2
+TABLES: dict[str, dict[str, Any]] = {
+    "run": {"name": "claimed", "trust": "public"},
+    "averaging": {"rule": "mean", "delay": 0},
+    "optimizer": {"learning_rate": 0.01, "warmup_steps": 1, "total_steps": STEPS},
+    "checkpoint": {"every_steps": STEPS, "snapshot_every": STEPS},
+    "batch": {"microbatch_size": 2, "target_tokens": 320},
+    "audits": {"agreements_to_promote": 0},
+}
+TOKENS = 32
+"""Of a microbatch."""
+LIAR = 4
+"""Of five, in the order in which they were added."""
+
+
+@dataclass
+class Run:
+    liar: PeerId
+    credit: Mapping[PeerId, int]
+    """Of the liar's stage."""
+    received: int
+    """Tokens of the microbatches that the liar did, all of which others signed for."""
+    end: float
+    """Held-out loss."""
+    results: Mapping[int, Result]
+    bans: list[tuple[PeerId, str]]
+
+    @property
+    def share(self) -> float:
+        return self.credit.get(self.liar, 0) / sum(self.credit.values())
+
+
+def play(folder: Path, attack: str | None, *, stage: int, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run in which the last of a stage's five peers misbehaves."""
+    peers = (5, 1) if stage == 0 else (1, 5)
+    attacks = {(stage, LIAR): f"{attack}@{BEGINS}"} if attack is not None else {}
+    received: dict[int, int] = {}
+    record = StageReplica.record
+
+    def recorded(replica: StageReplica, step: Any, work: Work) -> None:
+        record(replica, step, work)
+        received[id(replica)] = received.get(id(replica), 0) + work.num_tokens
+
+    monkeypatch.setattr(StageReplica, "record", recorded)
+
+    async def train() -> Run:
+        results: dict[int, Result] = {}
+        async with swarm_in_process(manifest_of(**TABLES), folder, peers=peers, attacks=attacks) as swarm:
+            everyone = swarm.of_stage(stage)
+            names = {peer.peer_id for peer in everyone}
+            swarm.on_applied.append(
+                lambda steps, applied: (
+                    results.__setitem__(int(applied.result.roster.step), applied.result)
+                    if steps.chain.stage == stage
+                    else None
+                )
+            )
+            await swarm.until_version(STEPS)
+            liar = everyone[LIAR]
+            done = received.get(id(liar.steps.replica), 0) if liar.daemon.at is not None else 0
+            report = await swarm.finished(timeout_s=60.0)
+            bans = [(event["peer_id"], event["kind"]) for event in swarm.events if event["event"] == "banned"]
+            credit = {peer: tokens for peer, tokens in report["credit"].items() if peer in names}
+            return Run(liar.peer_id, credit, done, report["held_out_loss"]["end"], results, bans)
+
+    return asyncio.run(train())
+
+
+def see_all_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no voter looked."""
+
+    async def shown(drawn: DrawnPapers, made: Contribution, **given: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(DrawnPapers, "are_shown", shown)
+
+
+def test_claimed_microbatches_weigh_nothing_and_cost_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = play(tmp_path / "honest", None, stage=1, monkeypatch=monkeypatch)
+    attacked = play(tmp_path / "attacked", "claimed_ids", stage=1, monkeypatch=monkeypatch)
+    assert attacked.credit.get(attacked.liar, 0) <= attacked.received
+    assert attacked.end <= 1.03 * honest.end
+    assert attacked.bans == []
+    assert sorted(attacked.results) == list(range(STEPS))
+    for step, result in attacked.results.items():
+        made = {one.peer_id: one for one in result.roster.contributions}
+        assert step < BEGINS or attacked.liar not in made or len(made[attacked.liar].work) <= 10
+        assert sum(one.num_tokens for peer, one in made.items() if peer != attacked.liar) > 0, "the step is void"
+        assert not {one.peer_id for one in result.roster.leaves} - {attacked.liar}
+
+
+def test_where_nobody_looks_the_same_liar_has_most_of_its_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see_all_as_shown(monkeypatch)
+    taken = play(tmp_path, "claimed_ids", stage=1, monkeypatch=monkeypatch)
+    assert taken.share > 0.5, taken
+    assert taken.credit[taken.liar] > 3 * taken.received
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stage", [0, 1])
+def test_who_shows_other_microbatches_papers_is_banned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    found = play(tmp_path, "copied_papers", stage=stage, monkeypatch=monkeypatch)
+    assert found.bans == [(found.liar, "false_work")]
+    assert found.share <= found.received / sum(found.credit.values())

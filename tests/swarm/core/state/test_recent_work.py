@@ -1,0 +1,106 @@
+"""What each member did in the last versions: from certified results alone, and of the last sixteen with work."""
+
+from dataclasses import replace
+
+from swarm.core.canonical import pack, unpack
+from swarm.core.ids import PeerId, Step, Version
+from swarm.core.round.contribution import Exclusion, ReducedPart
+from swarm.core.state.recent_work import RECENT_VERSIONS, RecentWork, done_in, founding_work, worked
+from swarm.core.state.stage_chain import StageChain
+from tests.swarm.core.state.test_stage_chain import PEERS, SETTINGS, _genesis, _result, _work
+
+WORKER, IDLE, NEW = PEERS[0], PEERS[1], PEERS[3]
+
+
+def worked_on(chain: StageChain, *workers: PeerId, joins: tuple[PeerId, ...] = ()) -> StageChain:
+    works = {peer: (_work(100 * int(chain.version) + at),) for at, peer in enumerate(workers)}
+    return chain.advance(_result(chain, works, joins=joins), SETTINGS)
+
+
+def test_founders_are_equals_and_who_does_nothing_weighs_nothing_after_sixteen_versions() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    assert len({*chain.basis.work}) == 1
+    left = []
+    for _ in range(RECENT_VERSIONS):
+        left.append(chain.basis.work_of[IDLE])
+        chain = worked_on(chain, WORKER, PEERS[2])
+    assert left == sorted(left, reverse=True)
+    assert min(left) > 0
+    assert chain.basis.work_of == {WORKER: 8 * RECENT_VERSIONS, IDLE: 0, PEERS[2]: 8 * RECENT_VERSIONS}
+    facts = chain.facts(SETTINGS, num_parts=1, phase_s=1.0)
+    assert IDLE not in facts.voters
+    after = worked_on(chain, WORKER)
+    assert after.leaders(Step(after.version))[-1] == IDLE
+
+
+def test_versions_without_work_take_nobodys_weight() -> None:
+    chain = worked_on(StageChain.begin(_genesis(stage=1), SETTINGS), WORKER)
+    before = chain.basis.work_of
+    for _ in range(2 * RECENT_VERSIONS):
+        chain = chain.advance(_result(chain, {}), SETTINGS)
+    assert chain.basis.work_of == before
+
+
+def test_who_rests_loses_its_weight_with_time_and_who_comes_earns_it() -> None:
+    chain = worked_on(StageChain.begin(_genesis(stage=1), SETTINGS), WORKER, joins=(NEW,))
+    assert chain.basis.work_of[NEW] == 0
+    chain = worked_on(chain, NEW)
+    assert chain.basis.work_of[NEW] == 8
+    for _ in range(RECENT_VERSIONS - 2):
+        chain = worked_on(chain, NEW)
+    assert chain.basis.work_of[WORKER] == 8, "of the version in which it worked"
+    chain = worked_on(chain, NEW)
+    assert chain.basis.work_of[WORKER] == 0
+
+
+def test_who_leaves_and_comes_back_begins_anew() -> None:
+    chain = worked_on(StageChain.begin(_genesis(stage=1), SETTINGS), WORKER, IDLE)
+    chain = chain.advance(_result(chain, {}, leaves=(WORKER,)), SETTINGS)
+    chain = chain.advance(_result(chain, {}, joins=(WORKER,)), SETTINGS)
+    assert chain.basis.work_of[WORKER] == 0
+
+
+def test_work_counts_by_the_share_of_parts_that_it_is_in() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    result = _result(chain, {WORKER: (_work(1),), IDLE: (_work(2),)})
+    of_both, of_one = (
+        ReducedPart(0, b"0" * 32, (WORKER, IDLE)),
+        ReducedPart(0, b"1" * 32, (WORKER,), (Exclusion(IDLE, "missing"),)),
+    )
+    counted = chain.weights_of(result.roster)
+    for parts, expected in (
+        ((of_both, of_one, of_one, of_both), {WORKER: 8, IDLE: 4}),
+        ((of_one, of_one), {WORKER: 8, IDLE: 0}),
+        ((ReducedPart.empty(0), of_both), {WORKER: 8, IDLE: 8}),
+        ((ReducedPart.empty(0),), {}),
+    ):
+        assert done_in(replace(result, parts=parts), counted) == expected
+
+
+def test_a_stage_that_begins_again_keeps_what_is_certified_of_its_members() -> None:
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    for _ in range(RECENT_VERSIONS):
+        chain = worked_on(chain, WORKER)
+    work = founding_work(PEERS[:3], chain.basis.work_of, step_tokens=4096)
+    again = StageChain.begin(replace(_genesis(stage=1), version=Version(40), work=work), SETTINGS)
+    assert again.basis.work_of == {WORKER: 8 * RECENT_VERSIONS, IDLE: 0, PEERS[2]: 0}
+    assert founding_work(PEERS[:3], {}, step_tokens=6144) == (RECENT_VERSIONS * 2048,) * 3
+    assert founding_work(PEERS[:3], {NEW: 5}, step_tokens=0) == (RECENT_VERSIONS,) * 3
+
+
+def test_whoever_begins_at_an_anchor_has_the_same_weights() -> None:
+    """The chain that an anchor bears is bounded, and goes on as the others' does."""
+    chain = StageChain.begin(_genesis(stage=1), SETTINGS)
+    for number in range(40):
+        other = StageChain.from_value(unpack(pack(chain.to_value()), max_bytes=1 << 20))
+        works = {peer: (_work(1000 + 10 * number + at),) for at, peer in enumerate(chain.members) if (at + number) % 3}
+        result = _result(chain, works)
+        chain, other = chain.advance(result, SETTINGS), other.advance(result, SETTINGS)
+        assert chain == other
+        assert all(len(one.tokens) <= RECENT_VERSIONS for one in chain.recent_work)
+
+
+def test_a_round_in_which_one_comes_and_another_goes_counts_for_those_who_stay() -> None:
+    before = (RecentWork(WORKER, (4,) * RECENT_VERSIONS), RecentWork(IDLE, (7,)))
+    after = worked(before, {WORKER: 9, IDLE: 3}, (WORKER, NEW))
+    assert after == (RecentWork(WORKER, (*(4,) * (RECENT_VERSIONS - 1), 9)), RecentWork(NEW, ()))
