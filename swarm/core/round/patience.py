@@ -91,7 +91,8 @@ class Arrivals:
 
     def until(self, peer: PeerId) -> float:
         """Until when the member's parts are waited for, unless more comes of them."""
-        alive_until = max(self._began + self.phase_s, max(self._began, self._heard.get(peer, -math.inf)) + WINDOW_S)
+        window_s = min(WINDOW_S, 2 * self.phase_s)  # before others turn to the next leader
+        alive_until = max(self._began + self.phase_s, max(self._began, self._heard.get(peer, -math.inf)) + window_s)
         limits = [alive_until, self.ends_at]
         if self._most_at is not None:
             is_waited_for = peer not in self.waits.not_waited_for
