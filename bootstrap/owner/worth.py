@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from swarm.core.owner.verdict import verdict_on
 from swarm.core.plan import SUPPOSED, plan_run
 from swarm.core.settings import RunSettings
-from swarm.core.verdict import verdict_on
 from swarm.manifest.model import hidden_size, stage_num_parameters
 
 DECLINED = 130

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm.core.errors import SettingsError
+from swarm.core.owner.verdict import Verdict, verdict_on
 from swarm.core.plan import SUPPOSED, Assumptions, Cut, Plan, StagePlan, best_cut, plan_cut, plan_run, total_bytes
-from swarm.core.verdict import Verdict, verdict_on
 
 Cell = Callable[[StagePlan], str]
 NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, or take a smaller model"

@@ -60,7 +60,6 @@ class StepProgress:
     _reserved: set[PeerId] = field(default_factory=set)
     _reserved_each: int = 0
     _reserved_until: float = 0.0
-    _first_at: float | None = None
     _grew_at: float | None = None
     _most_done: int = 0
     _next_seen_at: float | None = None
@@ -90,8 +89,6 @@ class StepProgress:
         self._reserved.discard(peer_id)
         self._void.pop(peer_id, None)
         started = report.num_done + report.num_in_flight
-        if started and self._first_at is None:
-            self._first_at = now
         if report.saw_next and self._next_seen_at is None:
             self._next_seen_at = now
         granted = max(started, self._granted.get(peer_id, 0))
@@ -104,8 +101,6 @@ class StepProgress:
                 free -= self._reserved_each * len(self._reserved)
             if free > 0 and self._may_grant(now):
                 self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
-            if self._first_at is None and self._granted[peer_id]:
-                self._first_at = now
         if self.num_done > self._most_done:
             self._most_done, self._grew_at = self.num_done, now
         if self.num_done < self._to_do:

@@ -1,4 +1,5 @@
-"""A member that stands still breaks no call: its leader asks who has not reported for long, and others do its work."""
+"""A member that stands still breaks no call: its leader asks who has not reported for long, and others do its work; and
+a leader that answers every ping and begins no round holds up nothing."""
 
 import asyncio
 from pathlib import Path
@@ -10,14 +11,17 @@ import peer.round.presence
 from peer.round.mail import ROUND
 from peer.round.step_progress import PROGRESS
 from swarm.core.errors import RemoteError, UnreachableError
-from swarm.core.ids import Step
+from swarm.core.ids import PeerId, Step
 from swarm.network.loop import happened
-from swarm.network.transport import Message
+from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
 
 CALL_S, PING_S = 0.5, 0.2
 SOON_S = 8.0
 """Of the step's 60 s and the 20 s that an open call to a neighbour lasts."""
+IDLE = 1
+IDLE_STEPS = 5
+IDLE_DEADLINES = {"call_s": 0.5, "step_s": 0.6}
 
 
 def holds_work(member: SwarmPeer) -> bool:
@@ -89,5 +93,59 @@ def test_a_peer_of_another_stage_answers_and_is_gone_all_the_same(tmp_path: Path
                 message = Message({"stage": 0, "step": one.steps.version, "kind": "close"})
                 with pytest.raises(RemoteError, match="this peer serves stage 1"):
                     await one.transport.call(elsewhere.peer_id, method, message, timeout_s=CALL_S, max_body_bytes=0)
+
+    asyncio.run(main())
+
+
+class Idle:
+    """Takes no report of what members have done, and closes no step."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.peer_id = inner.peer_id
+        self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
+        self.close = inner.close
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        async def refused(sender: PeerId, request: Message) -> Message:
+            raise RemoteError("protocol", "not now")
+
+        self._inner.serve(method, refused if method == PROGRESS else handler, max_body_bytes=max_body_bytes)
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        if method == ROUND and request.meta.get("kind") == "close":
+            raise UnreachableError("it never gets there")
+        return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+
+
+def test_a_stage_goes_on_when_its_leader_lives_and_begins_no_round(tmp_path: Path) -> None:
+    manifest = manifest_of(
+        optimizer={"total_steps": IDLE_STEPS},
+        deadlines=IDLE_DEADLINES,
+        limits={"founders_per_stage": 1},
+        batch={"target_tokens": 256},
+    )
+    led: set[PeerId] = set()
+
+    async def main() -> None:
+        async with swarm_in_process(
+            manifest,
+            tmp_path,
+            peers=(1, 4),
+            wrap=lambda stage, index, inner: Idle(inner) if (stage, index) == (1, IDLE) else inner,
+        ) as swarm:
+            swarm.on_applied.append(lambda steps, applied: led.add(applied.result.leader))
+            await swarm.until_version(IDLE_STEPS, timeout_s=40.0)
+            idle = swarm.peers[1 + IDLE].peer_id
+            assert idle not in led
+            honest = [peer for peer in swarm.of_stage(1) if peer.peer_id != idle]
+
+            def are_alike() -> bool:
+                return len({peer.steps.replica.state.weights.tobytes() for peer in honest}) == 1
+
+            # The host hears of a certified result before the last member has applied it.
+            await swarm.until(lambda: are_alike() and all(one.steps.version == IDLE_STEPS for one in honest))
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ import pytest
 from swarm.core.round.contribution import Result
 from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 
-CALL_S = 0.5
+CALL_S = 0.25
 """A phase of a round is no longer."""
 MODEL = {
     "model_type": "llama",
@@ -53,9 +53,9 @@ def test_equal_slow_lines_lose_nothing_though_parts_take_many_phases(tmp_path: P
         async with swarm_in_process(slow_manifest(), tmp_path, peers=(1, 3)) as swarm:
             await until_all_are_members(swarm)
             for peer in swarm.of_stage(1):
-                swarm.network.limit(peer.peer_id, up_bytes_per_s=80_000.0)
+                swarm.network.limit(peer.peer_id, up_bytes_per_s=320_000.0)
             start = swarm.host.progress.done_versions()
-            await swarm.until_version(start + 3, timeout_s=60.0)
+            await swarm.until_version(start + 2, timeout_s=60.0)
             rounds = [event for event in swarm.events if event["event"] == "step" and event["stage"] == 1]
             assert max(event["round_s"] for event in rounds) > 2 * CALL_S
             for result in results_of(swarm):
@@ -73,7 +73,7 @@ def test_a_member_far_slower_than_the_others_is_left_out_whole_and_named(
         async with swarm_in_process(slow_manifest(straggler_share=0.1), tmp_path, peers=(1, 3)) as swarm:
             await until_all_are_members(swarm)
             slow = swarm.of_stage(1)[2]
-            swarm.network.limit(slow.peer_id, up_bytes_per_s=6_000.0)
+            swarm.network.limit(slow.peer_id, up_bytes_per_s=12_000.0)
             start = swarm.host.progress.done_versions()
             await swarm.until_version(start + 2, timeout_s=90.0)
             made = [one for one in results_of(swarm) if int(one.roster.step) >= start]

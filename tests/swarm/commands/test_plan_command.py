@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.commands.plan import command
+from swarm.core.owner.verdict import Verdict, verdict_on
 from swarm.core.pipeline.compute_mode import modes
 from swarm.core.plan import (
     CONTRIBUTION_BYTES,
@@ -30,7 +31,6 @@ from swarm.core.plan import (
     total_bytes,
 )
 from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings, leaves_residual
-from swarm.core.verdict import Verdict, verdict_on
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import cuts, hidden_size, stage_num_parameters
 from swarm.model.initial import initial_weights
