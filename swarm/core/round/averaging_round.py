@@ -528,6 +528,7 @@ class AveragingRound:
 
     def moved(self, peer: PeerId, *, now: float) -> None:
         """Bytes of the round's parts have come from a member, or gone to one: the round goes on, whoever leads it."""
+        self.facts.check_member(peer)
         self._reduction.arrivals.moved(peer, now=now)
         is_waiting = self.roster is not None and self.result is None and self._patience.due is not None
         if is_waiting and self._lead.ballots.proposal is None and now < self._reduction.arrivals.ends_at:
