@@ -197,9 +197,8 @@ def test_few_files_are_taken_at_a_time_and_who_takes_nothing_is_cut_off(
                             assert len(await answer.read()) == 48 << 20
                             break
                     await asyncio.sleep(0.05)
-            for answer in slow:
-                with pytest.raises(aiohttp.ClientError):
-                    await answer.read()
+            read = await asyncio.gather(*(answer.read() for answer in slow), return_exceptions=True)
+            assert any(isinstance(one, aiohttp.ClientError) for one in read), "its place went to who takes something"
 
     asyncio.run(look())
 

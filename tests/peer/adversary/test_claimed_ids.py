@@ -121,8 +121,12 @@ def test_where_nobody_looks_the_same_liar_has_most_of_its_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     see_all_as_shown(monkeypatch)
-    taken = play(tmp_path, "claimed_ids", stage=1, monkeypatch=monkeypatch)
-    shares = [share for step, share in taken.shares().items() if step >= BEGINS]
+    shares: list[float] = []
+    for again in range(4):  # who gets work of so little is by chance
+        taken = play(tmp_path / str(again), "claimed_ids", stage=1, monkeypatch=monkeypatch)
+        shares = [share for step, share in taken.shares().items() if step >= BEGINS]
+        if shares:
+            break
     assert shares, "it got work in some step"
     assert min(shares) > 0.5, "what it has papers for is a tenth to a third of that"
 

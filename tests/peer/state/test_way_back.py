@@ -85,6 +85,9 @@ async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counte
         await swarm.until_version(AWAY_FROM, timeout_s=60.0)
         away = swarm.of_stage(1)[1]
         others = [swarm.run.host_key.peer_id, *(peer.peer_id for peer in swarm.peers if peer is not away)]
+        async with asyncio.timeout(30.0):
+            while AWAY_FROM - AWAY_FROM % SNAPSHOT_EVERY not in away.steps.context.snapshots.versions():
+                await asyncio.sleep(0.02)  # it is on its way to the disk
         if restarted:
             await swarm.kill(away)
         else:
