@@ -86,8 +86,8 @@ async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counte
         away = swarm.of_stage(1)[1]
         others = [swarm.run.host_key.peer_id, *(peer.peer_id for peer in swarm.peers if peer is not away)]
         async with asyncio.timeout(30.0):
-            while AWAY_FROM - AWAY_FROM % SNAPSHOT_EVERY not in away.steps.context.snapshots.versions():
-                await asyncio.sleep(0.02)  # it is on its way to the disk
+            while SNAPSHOT_EVERY not in away.steps.context.snapshots.versions():  # it is on its way to the disk
+                await asyncio.wait({away.task}, timeout=0.02)
         if restarted:
             await swarm.kill(away)
         else:
