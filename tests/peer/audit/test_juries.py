@@ -42,6 +42,7 @@ def outcasts(peers: list[SwarmPeer]) -> list[set[PeerId]]:
     return [{other for other in everyone if peer.daemon.standing.is_out(other)} for peer in peers]
 
 
+@pytest.mark.soak
 def test_a_liar_is_put_out_when_the_host_is_dead(tmp_path: Path) -> None:
     async def train() -> None:
         async with swarm_in_process(audited(), tmp_path, peers=(2, 5), attacks={(1, 4): "sign_flip@8"}) as swarm:
