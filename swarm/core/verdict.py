@@ -3,6 +3,7 @@
 One machine alone is supposed to hold the whole model and to do nothing but compute: no links, no rounds, no waiting.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -50,19 +51,24 @@ def verdict_on(
 
     advice = ""
     if plan.tokens_per_s <= alone:
-        found = [(said, changed) for said, changed in _changes(settings) if times(changed, assumptions) > 1.0]
-        if found:
-            advice = f"try {found[0][0]}: {times(found[0][1], assumptions):.2g}x"
+        reckoned: list[tuple[float, str, RunSettings]] = []
+        for said, changed in _changes(settings):
+            reckoned.append((times(changed, assumptions), said, changed))
+            if reckoned[-1][0] > 1.0:
+                break
+        most, said, best = max(reckoned, key=lambda one: one[0])
+        if most > 1.0:
+            advice = f"try {said}: {most:.2g}x"
         else:
-            said, best = max(_changes(settings), key=lambda change: times(change[1], assumptions))
-            advice = f"the most that settings give is {times(best, assumptions):.2g} of it, with {said}"
-            faster = [_faster(assumptions, by) for by in range(2, FASTEST_LINKS + 1)]
-            enough = next((links for links in faster if times(best, links) > 1.0), None)
-            advice += (
-                "; no links make it faster: take more peers a stage, fewer stages or slower machines"
-                if enough is None
-                else f"; it takes links of {enough.uplink_mbit:g} Mbit/s up and {enough.downlink_mbit:g} down"
-            )
+            advice = f"the most that settings give is {most:.2g} of it, with {said}"
+            factors = range(2, FASTEST_LINKS + 1)
+            # Faster links never make a swarm slower.
+            at = bisect_left(factors, True, key=lambda by: times(best, _faster(assumptions, by)) > 1.0)
+            if at < len(factors):
+                enough = _faster(assumptions, factors[at])
+                advice += f"; it takes links of {enough.uplink_mbit:g} Mbit/s up and {enough.downlink_mbit:g} down"
+            else:
+                advice += "; no links make it faster: take more peers a stage, fewer stages or slower machines"
     return Verdict(times_alone=plan.tokens_per_s / alone, bound_by=_bound(settings, plan), advice=advice)
 
 
