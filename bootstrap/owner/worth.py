@@ -1,17 +1,15 @@
 """A host is told before its run begins whether the swarm can be worth having, and asked where it cannot."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
-
-import click
 
 from swarm.core.plan import SUPPOSED, plan_run
 from swarm.core.settings import RunSettings
 from swarm.core.verdict import verdict_on
 from swarm.manifest.model import hidden_size, stage_num_parameters
+from swarm.question import ask
 
-DECLINED = 130
+UNASKED = "give --yes to start such a run"
 
 
 def ask_whether_to_start(settings: RunSettings, show: Callable[[dict[str, Any]], None], *, anyway: bool) -> None:
@@ -27,7 +25,4 @@ def ask_whether_to_start(settings: RunSettings, show: Callable[[dict[str, Any]],
         show({"event": "verdict", "verdict": refusal})
     if anyway or (verdict.is_good and not plan.refusals):
         return
-    if not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here: give --yes to start such a run")
-    if not click.confirm("`swarm plan` reckons with other machines and lines. Start the run like this?"):
-        raise click.exceptions.Exit(DECLINED)
+    ask("`swarm plan` reckons with other machines and lines. Start the run like this?", unasked=UNASKED)

@@ -1,10 +1,8 @@
 """What a volunteer is told of joining, and asked, before anything is joined."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 
-import click
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -15,9 +13,9 @@ from swarm.core.settings import RunSettings
 from swarm.host_protocol import SignedRun
 from swarm.manifest.model import hidden_size, stage_num_parameters
 from swarm.manifest.value import run_id
+from swarm.question import ask as ask_person
 from verification.audit.coverage import checks_of
 
-DECLINED = 130
 SUPPOSED_UP_MBIT, SUPPOSED_DOWN_MBIT = 20.0, 100.0
 SUPPOSED_PEERS, SUPPOSED_TFLOPS, SUPPOSED_HOURS = 4, 0.1, 4.0
 
@@ -47,10 +45,7 @@ def show_and_ask(signed_run: SignedRun, settings: RunSettings, stage: int | None
     for title, text in offer(signed_run, settings, stage, limits).items():
         table.add_row(title, text)
     Console(highlight=False).print(Padding(table, (1, 2)))
-    if not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here: give --yes to join")
-    if not click.confirm("Join?"):
-        raise click.exceptions.Exit(DECLINED)
+    ask_person("Join?", unasked="give --yes to join")
 
 
 def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limits: OwnerLimits) -> dict[str, str]:

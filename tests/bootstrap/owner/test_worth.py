@@ -1,17 +1,18 @@
 """A host is told what its swarm is worth, and asked before a run that is worth nothing."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from bootstrap.owner import worth
-from bootstrap.owner.worth import DECLINED, ask_whether_to_start
+from bootstrap.owner.worth import ask_whether_to_start
 from bootstrap.state.run_folder import RunFolder
 from swarm.cli import ExitCode, run
 from swarm.core.settings import RunSettings
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
+from swarm.question import DECLINED
 
 BAD = ""
 """The manifest's own defaults: a small model, on home lines."""
@@ -25,7 +26,7 @@ def _settings(text: str) -> RunSettings:
 class Terminal:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: bool | None) -> None:
         """`answer`: None where nobody sits before it."""
-        monkeypatch.setattr(worth.sys.stdin, "isatty", lambda: answer is not None, raising=False)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: answer is not None, raising=False)
         monkeypatch.setattr(click, "confirm", self._confirm)
         self._answer = answer
         self.asked = 0

@@ -6,8 +6,9 @@ import click
 import pytest
 
 from bootstrap.state.run_folder import PreparedRun
-from peer.owner.consent import DECLINED, offer, show_and_ask
+from peer.owner.consent import offer, show_and_ask
 from swarm.core.owner.limits import OwnerLimits
+from swarm.question import DECLINED
 from tests.swarm_in_process import manifest_of, prepare
 
 
