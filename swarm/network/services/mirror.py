@@ -6,46 +6,25 @@ name that this machine trusts.
 
 import ssl
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
 from swarm.core.errors import SettingsError, TransientError
+from swarm.network.services.web_session import WebSession
 
 MAX_MIRRORS, MAX_MIRROR_CHARACTERS = 4, 400
 """Of a host; peers keep to it too."""
 MAX_REDIRECTS = 3
-MAX_HEADER_BYTES = 8 << 10
 _MOVED = frozenset({301, 302, 303, 307, 308})
 
 
-class MirrorClient:
+class MirrorClient(WebSession):
     """Takes byte ranges of files; a context, which keeps its connections open."""
 
     def __init__(self, context: ssl.SSLContext | None = None, *, timeout_s: float = 60.0) -> None:
         """`context`: whose certificates are trusted; None: as this machine does. `timeout_s`: of one range."""
-        self._context = context
-        self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._context or ssl.create_default_context(), limit_per_host=2),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            max_line_size=MAX_HEADER_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._session is not None
-        await self._session.close()
+        super().__init__(aiohttp.ClientTimeout(total=timeout_s), context)
 
     async def read(self, url: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of the file at `url`. Raises TransientError when they do not come from there."""

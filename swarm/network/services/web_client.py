@@ -5,22 +5,20 @@ long.
 """
 
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from swarm.core.errors import RemoteError, SettingsError, TransientError
+from swarm.network.services.web_session import WebSession
 
 STALL_S = 30.0
 """Nothing came for so long: it is given up."""
 CONNECT_S = 10.0
 PIECE_BYTES = 1 << 20
-MAX_HEADER_BYTES = 8 << 10
 
 
-class WebClient:
+class WebClient(WebSession):
     """Asks one host's page; a context, which keeps its connection open. No redirect is followed."""
 
     def __init__(self, url: str, *, stall_s: float = STALL_S) -> None:
@@ -29,24 +27,7 @@ class WebClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SettingsError(f"{url[:80]}: give the http:// URL of a host's page, as the host prints it")
         self._url = f"{parts.scheme}://{parts.netloc}"
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=stall_s)
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            timeout=self._timeout,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            max_line_size=MAX_HEADER_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
-        )
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._session is not None
-        await self._session.close()
+        super().__init__(aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=stall_s))
 
     async def read(self, path: str, *, max_bytes: int) -> bytes:
         """All that is there. Raises as `pieces`."""
