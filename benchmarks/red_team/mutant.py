@@ -26,7 +26,7 @@ from swarm.core.round.contribution import ReducedPart
 from swarm.core.round.voting import Promise
 from swarm.host_protocol import ACCUSE
 from swarm.identity.key import Identity, verify
-from swarm.network.transport import MAX_META_BYTES, Handler, Message, Transport
+from swarm.network.transport import MAX_META_BYTES, Handler, Message, Transport, TransportAround
 from verification.kinds.equivocation import CastVote
 from verification.round.reduction import Reduction
 
@@ -281,15 +281,14 @@ class Mutation:
                     head["signature"] = key.sign(made.signed_bytes())
 
 
-class MutantTransport:
+class MutantTransport(TransportAround):
     """Says what the peer behind it says, and hears what it hears, but for what the plan has."""
 
     def __init__(self, inner: Transport, mutation: Mutation, swarm: VirtualSwarm) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._mutation = mutation
         self._swarm = swarm
         self._sent: dict[str, deque[Message]] = {}
-        self.peer_id = inner.peer_id
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def answered(sender: PeerId, request: Message) -> Message:
@@ -352,18 +351,6 @@ class MutantTransport:
         num_targets = 4 * self._swarm.run.settings.microbatch_tokens
         self._mutation.keep_body(body[:-num_targets])
         self._mutation.keep_body(body[-num_targets:])
-
-    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
-        await self._inner.connect(peer_id, addresses)
-
-    def addresses(self) -> list[str]:
-        return self._inner.addresses()
-
-    def traffic(self) -> tuple[int, int]:
-        return self._inner.traffic()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 class MutantMaker(PeerMaker):

@@ -19,7 +19,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.host_protocol import EXHIBIT, HOP, MAX_CASE_BYTES, PART, PLEA, STATE
 from swarm.identity.key import Identity
-from swarm.network.transport import Directory, Handler, Message, Transport
+from swarm.network.transport import Directory, Handler, Message, Transport, TransportAround
 from verification.audit.evidence import Evidence
 from verification.audit.probation import Agreement
 from verification.audit.tolerance import Grade
@@ -33,19 +33,15 @@ AUDITED = frozenset({EXHIBIT, PART, INPUT, PASSED, HOP})
 """By these calls a peer shows what it did."""
 
 
-class FalseTransport:
+class FalseTransport(TransportAround):
     """A transport whose answers and calls are the adversary's where it has another word."""
 
     def __init__(self, inner: Transport, me: Identity, liar: Liar) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._me = me
         self._liar = liar
         self._examined: dict[tuple[PeerId, Step], dict[str, Value]] = {}
         """What newcomers asked for when they were shown their exams."""
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._inner.peer_id
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def answered(sender: PeerId, request: Message) -> Message:
@@ -59,18 +55,6 @@ class FalseTransport:
         if method == STATE:
             request = self._stated(request)
         return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
-
-    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
-        await self._inner.connect(peer_id, addresses)
-
-    def addresses(self) -> list[str]:
-        return self._inner.addresses()
-
-    def traffic(self) -> tuple[int, int]:
-        return self._inner.traffic()
-
-    async def close(self) -> None:
-        await self._inner.close()
 
     # -- lies ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from swarm.core.ids import PeerId
 from swarm.core.plan import HEADERS
-from swarm.network.transport import Handler, Message, Transport
+from swarm.network.transport import Handler, Message, Transport, TransportAround
 
 BURST_S = 1.0
 """What was not used may be used later, up to so many seconds' worth at once."""
@@ -52,11 +52,11 @@ class Meter:
         return self._free_at - now
 
 
-class LimitedTransport:
+class LimitedTransport(TransportAround):
     """A transport that keeps to the owner's megabits a second, each way."""
 
     def __init__(self, inner: Transport, *, upload_mbit: float | None, download_mbit: float | None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._elsewhere_bytes = 0
         self.set_rates(upload_mbit=upload_mbit, download_mbit=download_mbit)
 
@@ -75,10 +75,6 @@ class LimitedTransport:
         if self._down is not None:
             await self._down.take(num_bytes)
         self._elsewhere_bytes += num_bytes
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._inner.peer_id
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def limited(sender: PeerId, request: Message) -> Message:
@@ -101,15 +97,6 @@ class LimitedTransport:
             await self._down.take(reply.num_bytes)
         return reply
 
-    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
-        await self._inner.connect(peer_id, addresses)
-
-    def addresses(self) -> list[str]:
-        return self._inner.addresses()
-
     def traffic(self) -> tuple[int, int]:
         sent, received = self._inner.traffic()
         return sent, received + self._elsewhere_bytes
-
-    async def close(self) -> None:
-        await self._inner.close()

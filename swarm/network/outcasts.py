@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
-from swarm.network.transport import Handler, Message, Transport
+from swarm.network.transport import Handler, Message, Transport, TransportAround
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ def _always(peer: PeerId, method: str) -> bool:
     return True
 
 
-class GuardedTransport:
+class GuardedTransport(TransportAround):
     """A transport without its outcasts: no call from them is answered, and none is made to them.
 
     To everyone above it they are as good as dead; newcomers are, to all methods but those that are for them.
@@ -35,7 +35,7 @@ class GuardedTransport:
 
     def __init__(self, inner: Transport, may: Callable[[PeerId, str], bool] = _always) -> None:
         """`may`: whether calls of a method pass between this peer and another, which is no outcast."""
-        self._inner = inner
+        super().__init__(inner)
         self._may = may
         self._outcasts: dict[PeerId, frozenset[str]] = {}
         """With the methods that pass all the same."""
@@ -54,10 +54,6 @@ class GuardedTransport:
 
     def let_in(self, peer_id: PeerId) -> None:
         self._outcasts.pop(peer_id, None)
-
-    @property
-    def peer_id(self) -> PeerId:
-        return self._inner.peer_id
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def guarded(sender: PeerId, request: Message) -> Message:
@@ -95,12 +91,3 @@ class GuardedTransport:
         if peer_id in self._outcasts:
             raise UnreachableError(f"{peer_id} is banned from this run")
         await self._inner.connect(peer_id, addresses)
-
-    def addresses(self) -> list[str]:
-        return self._inner.addresses()
-
-    def traffic(self) -> tuple[int, int]:
-        return self._inner.traffic()
-
-    async def close(self) -> None:
-        await self._inner.close()

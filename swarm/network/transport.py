@@ -74,6 +74,37 @@ class Transport(Protocol):
         """Break all open calls, cancel all handlers and leave nothing behind, within 2 s."""
 
 
+class TransportAround:
+    """A transport that hands everything on to another; what differs is in who derives from it."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._inner.peer_id
+
+    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
+        self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
+
+    async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
+        await self._inner.connect(peer_id, addresses)
+
+    def addresses(self) -> list[str]:
+        return self._inner.addresses()
+
+    def traffic(self) -> tuple[int, int]:
+        return self._inner.traffic()
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
 class Directory(Protocol):
     """Signed, expiring hints of who is where. What it returns is signed by the peer it names."""
 
