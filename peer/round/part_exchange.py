@@ -395,7 +395,7 @@ class PartExchange:
     def _weights(self, roster: Roster) -> Mapping[PeerId, int]:
         """Of the contributions to the present step."""
         if self._counted is None or self._counted[0] is not roster:
-            self._counted = (roster, self._steps.chain.weights_of(roster))
+            self._counted = (roster, self._steps.chain.weights_of(roster, self._steps.context.settings))
         return self._counted[1]
 
     def turned(self, event: VersionTurned) -> None:
