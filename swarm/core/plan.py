@@ -437,6 +437,7 @@ def _computed_activation_bytes(settings: RunSettings, hidden_size: int, stage: i
 def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
     computed = _computed_activation_bytes(settings, hidden_size, stage, mode)
     inputs = settings.microbatch_tokens * hidden_size * FLOAT_BYTES
-    in_flight = settings.limits.max_in_flight
+    # What a peer has begun waits for the later stages; where there are none, it is done at once.
+    in_flight = settings.limits.max_in_flight if settings.model.num_stages > 1 else 1
     # With recompute only inputs wait, and what is computed is there once.
     return in_flight * inputs + computed if mode.recompute else in_flight * (inputs + computed)
