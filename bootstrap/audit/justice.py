@@ -46,7 +46,7 @@ from swarm.host_protocol import (
     WITHDRAWN,
     AccusationPiece,
 )
-from swarm.model.families import stage_layout
+from swarm.model.stack import stage_layout
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message
 from verification.audit.amplified import moved_bounds_for

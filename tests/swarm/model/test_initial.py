@@ -9,8 +9,9 @@ import torch
 
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
-from swarm.model.families import canonical_config_json, stage_layout, without_description
+from swarm.model.families import canonical_config_json, whole_fields
 from swarm.model.initial import initial_weights
+from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from tests.swarm.model.tiny_models import CUTS, tiny_model, token_batch, whole_model
 
@@ -64,7 +65,7 @@ def test_checkpoint_is_read_and_gives_transformers_loss(config: str, max_shard_s
     whole = whole_model(tiny_model(config, 2))
     whole.save_pretrained(tmp_path, max_shard_size=max_shard_size)
     assert (tmp_path / "model.safetensors.index.json").exists() == (max_shard_size == "60KB")
-    config_json = canonical_config_json(without_description(json.loads((tmp_path / "config.json").read_text())))
+    config_json = canonical_config_json(whole_fields(json.loads((tmp_path / "config.json").read_text())))
     model = ModelSettings(config_json=config_json, stage_layers=CUTS[2])
     first, last = StageModel(model, 0), StageModel(model, 1)
     first_flat, last_flat = initial_weights(model, 0, tmp_path)
