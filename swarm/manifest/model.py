@@ -168,6 +168,9 @@ def _head_cost(config_json: str) -> float:
     from swarm.model.families import whole_config
 
     config = whole_config(config_json)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 2 * head_dim * (config.num_attention_heads + config.num_key_value_heads)
-    return float(config.vocab_size / (attention + 3 * config.intermediate_size))
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention = 2 * head_dim * (heads + getattr(config, "num_key_value_heads", heads))
+    mlp_size = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", 1)
+    return float(config.vocab_size / (attention + 3 * experts * getattr(config, "moe_intermediate_size", mlp_size)))

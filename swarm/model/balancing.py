@@ -40,7 +40,7 @@ def _balanced(block: Any, given: tuple[Any, ...], y_BLD: torch.Tensor, *, top_k:
     hidden_BLD: torch.Tensor = given[0]
     router_logits_BLE = block.gate(hidden_BLD)[0].view(*hidden_BLD.shape[:2], -1)
     loss = weight * hidden_BLD.shape[1] * imbalance(router_logits_BLE, top_k=top_k).sum()
-    return _WithLoss.apply(y_BLD, loss)
+    return _WithLoss.apply(y_BLD, loss)  # type: ignore[no-untyped-call]
 
 
 class _WithLoss(torch.autograd.Function):
@@ -52,5 +52,5 @@ class _WithLoss(torch.autograd.Function):
         return y_BLD.view_as(y_BLD)
 
     @staticmethod
-    def backward(ctx: Any, grad_y_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad_y_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return grad_y_BLD, torch.ones(ctx.loss_shape, device=grad_y_BLD.device)

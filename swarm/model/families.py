@@ -265,7 +265,7 @@ def _refusing() -> Iterator[None]:
 
     try:
         yield
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+    except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise SettingsError(f"model config: transformers refuses it: {error}") from error
 
 

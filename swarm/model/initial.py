@@ -72,7 +72,7 @@ def _in_order(stack: Any) -> Iterator[tuple[Any, str]]:
     Each has the name of its first parameter, or its own."""
     for path, module in reversed(list(stack.named_modules())):
         owned = [name for name, _ in module.named_parameters(recurse=False)]
-        if path.split(".")[0] not in ("", "rotary") and any(True for _ in module.parameters()):
+        if path not in ("", "layers") and any(True for _ in module.parameters()):
             yield module, ".".join([path, *owned[:1]])
 
 

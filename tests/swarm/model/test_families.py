@@ -89,9 +89,8 @@ def test_balance_is_transformers_of_each_layer_and_sequence(config: str) -> None
         added = at_once[name] - without[name]
         assert float((added - (0 if value is None else value)).norm()) <= 1e-5 * scale, name
         assert float((at_once[name] - in_pieces[name]).norm()) <= 1e-5 * scale, name
-    assert float(at_once["model.layers.0.mlp.gate.weight"].norm()) > 1.5 * float(
-        without["model.layers.0.mlp.gate.weight"].norm()
-    )
+    gate = "model.layers.0.mlp.gate.weight"
+    assert float((at_once[gate] - without[gate]).norm()) > 0.1 * float(at_once[gate].norm())
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_balance_is_transformers_of_each_layer_and_sequence(config: str) -> None
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "mixtral"}, "needs num_experts_per_tok"),
         ({"model_type": "mixtral", "num_experts_per_tok": 2, "num_local_experts": 1 << 20}, "num_local_experts"),
-        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers is of 1 layers, the model has 4"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "transformers refuses"),
         ({"model_type": "qwen2", "layer_types": ["chunked_attention"] * 4}, "layer_types"),
         ({"model_type": "phi3", "resid_pdrop": 0.1}, "resid_pdrop = 0.1"),
         ({"model_type": ["llama"]}, "model_type"),
