@@ -63,21 +63,21 @@ def compared_answers(
 
     Raises RemoteError("malformed").
     """
-    dtype, codecs = settings.model.compute_dtype, settings.codecs
+    arithmetic, codecs = settings.model.arithmetic, settings.codecs
     if settings.model.num_stages == 1:
         if len(theirs[0]) != len(mine[0]) or len(theirs[1]):
             raise RemoteError("malformed", f"pieces of {len(theirs[0])} bytes, not {len(mine[0])}")
         own, said = (np.frombuffer(bodies[0], dtype="<f4") for bodies in (mine, theirs))
         if not np.isfinite(said).all():
             raise RemoteError("malformed", "pieces of a gradient that are not finite")
-        return [compare(said, own, bounds_for(dtype, "fp32", "gradient"))]
+        return [compare(said, own, bounds_for(arithmetic, "fp32", "gradient"))]
     found = []
     if len(mine[0]):
         codec = activation_codec(codecs.activations)
         own, said = (codec.decode(bodies[0], shape).numpy() for bodies in (mine, theirs))
-        found.append(compare(said, own, bounds_for(dtype, codec.name, "activation")))
+        found.append(compare(said, own, bounds_for(arithmetic, codec.name, "activation")))
     if len(mine[1]):
         codec = activation_codec(codecs.activation_gradients)
         own, said = (codec.decode(bodies[1], shape).numpy() for bodies in (mine, theirs))
-        found.append(compare(said, own, bounds_for(dtype, codec.name, "gradient")))
+        found.append(compare(said, own, bounds_for(arithmetic, codec.name, "gradient")))
     return found
