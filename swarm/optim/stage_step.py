@@ -17,8 +17,8 @@ from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.step_rule import norms_after, why_skipped
 from swarm.memory.kept_buffers import UNIT_BYTES, KeptBuffers, empty_floats
-from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
+from swarm.model.stack import stage_layout
 from swarm.optim.exact import BegunStep, ExactOptimizer, extrapolated
 
 Floats = NDArray[np.float32]

@@ -20,7 +20,8 @@ from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile
 from swarm.identity.key import verify
-from swarm.model.families import stage_layout, validate_config
+from swarm.model.families import validate_config
+from swarm.model.stack import stage_layout
 from verification.audit.evidence import Evidence, Kind
 from verification.audit.tolerance import LOCAL, Comparison, Grade
 from verification.kinds.bias import Bias

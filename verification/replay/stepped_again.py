@@ -26,8 +26,8 @@ from swarm.core.round.contribution import Result
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import verify
-from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
+from swarm.model.stack import stage_layout
 from swarm.optim.stage_step import FlatGradient, StageStep, stage_clip_norm
 from verification.kinds.step_fraud import OldChunk, StepFraud
 from verification.state.past import Past
