@@ -50,7 +50,6 @@ class StepTaking:
                 return
             applied, saving = await self._apply(state, result)
         await asyncio.to_thread(context.results.write, int(state.step))
-        await asyncio.to_thread(context.reductions.write, state.step)
         await asyncio.to_thread(self._steps.replica.past.write)
         if saving is not None:
             await asyncio.shield(saving)
