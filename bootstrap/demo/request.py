@@ -63,9 +63,22 @@ class DemoRequest:
     text: tuple[Path, ...] = ()
     seed: int = 0
     delay: int = 0
+    local_steps: int = 1
     threads: int = 1
     out: Path
     report: Path | None = None
+
+    @property
+    def batch_tokens(self) -> int:
+        """Of a step; of each peer's inner step, where it takes such, its part of that."""
+        if self.local_steps == 1:
+            return BATCH_TOKENS
+        return max(MICROBATCH_SIZE * SEQUENCE_LENGTH, BATCH_TOKENS // self.peers)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all peers, if none is killed."""
+        return self.batch_tokens * (self.local_steps * self.peers if self.local_steps > 1 else 1)
 
     @property
     def peers_per_stage(self) -> int:
@@ -307,7 +320,7 @@ seed = {request.seed}
 
 [batch]
 microbatch_size = {MICROBATCH_SIZE}
-target_tokens = {BATCH_TOKENS}
+target_tokens = {request.batch_tokens}
 
 [optimizer]
 learning_rate = {LEARNING_RATE}
@@ -322,6 +335,7 @@ averaging = "int8"
 [averaging]
 rule = "centered_clip"
 delay = {request.delay}
+local_steps = {request.local_steps}
 
 [checkpoint]
 snapshot_every = {SNAPSHOT_EVERY}

@@ -150,7 +150,7 @@ def _check_stage_sizes(settings: RunSettings, states: Sequence[StageState]) -> N
     wanted = settings.limits.max_peers_per_stage
     for stage, state in enumerate(states):
         parts = len(Parts.of(settings, state.layout.num_values))
-        most = most_members(parts, settings.microbatches_per_step, max_bytes=MAX_META_BYTES)
+        most = most_members(parts, settings.microbatches_of_one, each=settings.has_windows, max_bytes=MAX_META_BYTES)
         if wanted > most:
             raise SettingsError(
                 f"limits.max_peers_per_stage = {wanted}: a round's result of stage {stage} with {parts} parts fits into"
@@ -178,7 +178,7 @@ def _initial_states(settings: RunSettings, manifest: Manifest, say: Callable[[st
     for stage, flat in enumerate(weights):
         say(f"{'reading' if source else 'making'} the weights of stage {stage}")
         layout = stage_layout(settings.model, stage)
-        optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
         states.append(
             StageState(
                 version=0,

@@ -12,6 +12,7 @@ from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
 from swarm.core.round.step_progress import StepProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
+from swarm.core.round.window_progress import WindowProgress
 from verification.round.papers import Bytes, Papers
 from verification.round.reduction import Reduction
 
@@ -48,7 +49,7 @@ class StepState:
     step: Step
     leaders: tuple[PeerId, ...]
     """Who leads view 0, view 1 and so on; while there is a round, it says who leads."""
-    progress: StepProgress
+    progress: StepProgress | WindowProgress
     """How far the members are, where this peer leads; written by `step_progress` and `presence`."""
     grants: StepGrants
     """What the leader lets this peer start, at stage 0; how much by `step_progress`, the rest by `turns`."""

@@ -12,7 +12,8 @@ from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.ids import PeerId, RunId
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.core.settings import RunSettings
+from swarm.core.round.contribution import MAX_WORK
+from swarm.core.settings import MOST_STEPS, RunSettings, leaves_residual
 from swarm.core.tables import read_table
 from swarm.manifest.model import check_model
 
@@ -79,6 +80,8 @@ def _check_agreement(settings: RunSettings) -> None:
             f"data.chunk_tokens = {data.chunk_tokens} holds no microbatch of {settings.microbatch_tokens} tokens and "
             f"one more; give at least {settings.microbatch_tokens + 1}"
         )
+    if settings.has_windows:
+        _check_windows(settings)
     try:
         DataOrder.of_run(settings)
     except ValueError as error:
@@ -88,6 +91,37 @@ def _check_agreement(settings: RunSettings) -> None:
             f"initial_state_digests: {len(settings.initial_state_digests)} digests for {settings.model.num_stages} "
             "stages; give one for each"
         )
+
+
+def _check_windows(settings: RunSettings) -> None:
+    """Raises SettingsError for what windows of local steps do not go with."""
+    averaging, optimizer = settings.averaging, settings.optimizer
+    steps = f"averaging.local_steps = {averaging.local_steps}"
+    for is_wrong, other, remedy in (
+        (settings.model.num_stages > 1, f"model.stages = {settings.model.num_stages}", "model.stages = 1"),
+        (settings.trust == "public", 'run.trust = "public": nobody audits windows yet', 'run.trust = "friends"'),
+        (averaging.delay > 0, f"averaging.delay = {averaging.delay}", "averaging.delay = 0"),
+        (optimizer.name != "adamw", f'optimizer.name = "{optimizer.name}"', 'optimizer.name = "adamw"'),
+        (optimizer.correction != "none", f'optimizer.correction = "{optimizer.correction}"', 'correction = "none"'),
+        (optimizer.moments != "fp32", f'optimizer.moments = "{optimizer.moments}"', 'optimizer.moments = "fp32"'),
+        (
+            leaves_residual(settings.codecs.averaging),
+            f'codecs.averaging = "{settings.codecs.averaging}"',
+            'codecs.averaging = "int8"',
+        ),
+        (
+            averaging.local_steps * optimizer.total_steps > MOST_STEPS,
+            f"optimizer.total_steps = {optimizer.total_steps}",
+            f"no more than {MOST_STEPS} inner steps in all",
+        ),
+        (
+            settings.microbatches_of_one > MAX_WORK,
+            f"{settings.microbatches_per_step} microbatches in batch.target_tokens",
+            f"no more than {MAX_WORK} in a window, as with a larger batch.microbatch_size",
+        ),
+    ):
+        if is_wrong:
+            raise SettingsError(f"{steps} does not go with {other}; set {remedy}, or averaging.local_steps = 1")
 
 
 def _to_value(settings: Any) -> dict[str, Value]:

@@ -115,7 +115,7 @@ class StageReplay:
             raise RemoteError("state", f"snapshot of another stage or model, chain of stage {chain.stage}")
         if (chain.version, chain.name) != (state.version, state.name):
             raise RemoteError("state", f"state of version {state.version} is not the one named at {chain.version}")
-        if not state.moments:
+        if not state.moments and self.settings.outer.moment_bytes:
             raise RemoteError("state", f"state of version {state.version} has no moments")
         steps = CertifiedSteps(self.settings, state, chain)
         # Where a stage begins (again), all of its peers do, and none of them has the version before.

@@ -1,0 +1,110 @@
+"""Windows in a running swarm: inner steps by itself, one round for many, and faults in the middle of them."""
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import Applied
+from swarm.checkpoint.state import state_digest
+from swarm.core.ids import PeerId
+from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
+
+LOCAL_STEPS = 6
+
+
+def windows(**tables: dict[str, Any]) -> str:
+    """A run of one stage in which each peer takes six inner steps of two microbatches between two rounds."""
+    named: dict[str, dict[str, Any]] = {
+        "model": {"stages": 1},
+        "batch": {"microbatch_size": 2, "target_tokens": 64},
+        "averaging": {"local_steps": LOCAL_STEPS},
+        "optimizer": {"total_steps": 5},
+        "checkpoint": {"every_steps": 4, "snapshot_every": 4},
+    }
+    return manifest_of(**named | tables)
+
+
+class Watched:
+    """What each peer had at each version, and how much it brought to it."""
+
+    def __init__(self) -> None:
+        self.digests: dict[int, set[bytes]] = defaultdict(set)
+        self.entries: dict[int, dict[PeerId, int]] = {}
+
+    def applied(self, steps: StageSteps, applied: Applied) -> None:
+        version = int(applied.chain.version)
+        self.digests[version].add(state_digest(steps.replica.state))
+        made = applied.result.roster.contributions
+        self.entries[version - 1] = {one.peer_id: len(one.work) for one in made}
+
+
+def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path) -> None:
+    watched = Watched()
+
+    async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
+        async with swarm_in_process(windows(), tmp_path, peers=(3,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            return swarm, await swarm.finished()
+
+    swarm, report = asyncio.run(train())
+    assert report["steps"] == 5
+    assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"] - 0.2
+    assert all(len(digests) == 1 for digests in watched.digests.values()), watched.digests
+    assert max(max(of.values()) for of in watched.entries.values()) == 2 * LOCAL_STEPS
+    assert report["tokens"] == 32 * sum(sum(of.values()) for of in watched.entries.values())
+    state = swarm.of_stage(0)[0].steps.replica.state
+    assert not state.moments, "who joins needs the weights and nothing else"
+
+
+def test_a_window_that_was_cut_short_is_contributed_as_it_is(tmp_path: Path) -> None:
+    watched = Watched()
+
+    async def train() -> dict[str, Any]:
+        tables: dict[str, Any] = {"deadlines": {"straggler_s": 0.05}, "limits": {"founders_per_stage": 2}}
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(2,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            await swarm.until_version(1)
+            at = swarm.of_stage(0)[1].daemon.at
+            assert at is not None
+            assert at.source is not None
+            permit = at.source.work.permit
+            await swarm.until(lambda: any(at.steps.replica.num_done(step) >= 3 for step in at.steps.open))
+            permit.withhold("for a test")
+            version = int(at.steps.version)
+            await swarm.until_version(version + 1)
+            permit.give()
+            return await swarm.finished()
+
+    report = asyncio.run(train())
+    assert all(len(digests) == 1 for digests in watched.digests.values())
+    short = [count for of in watched.entries.values() for count in of.values() if count < 2 * LOCAL_STEPS]
+    assert short
+    assert all(count % 2 == 0 for count in short), "of inner steps that were taken whole"
+    assert report["steps"] == 5
+
+
+def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
+    watched = Watched()
+
+    async def train() -> tuple[dict[str, Any], PeerId, PeerId]:
+        async with swarm_in_process(windows(optimizer={"total_steps": 8}), tmp_path, peers=(3,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            await swarm.until_version(1)
+            victim = swarm.of_stage(0)[1]
+            steps = victim.steps
+            await swarm.until(lambda: any(steps.replica.num_done(step) >= 2 for step in steps.open))
+            await swarm.kill(victim)
+            newcomer = await swarm.add_peer(0)
+            return await swarm.finished(), victim.peer_id, newcomer.peer_id
+
+    report, victim, newcomer = asyncio.run(train())
+    assert report["steps"] == 8
+    assert all(len(digests) == 1 for digests in watched.digests.values())
+    last = watched.entries[7]
+    assert victim not in last
+    assert newcomer in last
+    assert np.isfinite(report["held_out_loss"]["end"])
