@@ -233,6 +233,8 @@ def check(request: DemoRequest) -> DemoRequest:
             f"--peers {request.peers}: each of {request.stages} stages needs a peer; give --peers {request.stages} "
             "or more, or fewer --stages"
         )
+    if request.local_steps > 1 and (request.stages > 1 or request.delay):
+        raise SettingsError(f"--local-steps {request.local_steps}: goes with --stages 1 and --delay 0")
     _check_kill(request)
     _check_attacks(request)
     for path in request.text:

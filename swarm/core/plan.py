@@ -211,7 +211,7 @@ def stage_memory_bytes(
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
-        exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
+        exhibits = settings.microbatches_of_one * settings.microbatch_tokens * token_bytes
         items["host.exhibits kept for audits"] = round(kept * exhibits)
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
@@ -278,7 +278,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         month_bytes=month,
         run_s=run_s,
         run_bytes=tuple(size * run_s / MONTH_S + part.join_bytes for size, part in zip(month, stages, strict=True)),
-        warnings=tuple(_slow_rounds(settings, stages)),
+        warnings=(*_slow_rounds(settings, stages), *_long_windows(settings, stages)),
         refusals=tuple(_slow_joins(stages, assumptions)),
     )
 
@@ -403,11 +403,23 @@ def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Ass
     )
 
 
+def _long_windows(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str]:
+    longest_s, most_s = max(part.work_s for part in stages), settings.deadlines.step_s
+    if not settings.has_windows or longest_s <= most_s:
+        return []
+    return [
+        f"{settings.averaging.local_steps} local steps take {longest_s:.0f} s, and are cut short after "
+        f"deadlines.step_s = {most_s:g}; raise it to {math.ceil(2 * longest_s)}"
+    ]
+
+
 def _slow_rounds(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str]:
+    name, number = "batch.target_tokens", settings.batch.target_tokens
+    if settings.has_windows:
+        name, number = "averaging.local_steps", settings.averaging.local_steps
     return [
         f"stage {part.stage}: a round takes {part.round_s:.2g} s, longer than the {part.work_s:.2g} s of work in a "
-        f"step; raise batch.target_tokens = {settings.batch.target_tokens} to "
-        f"{math.ceil(settings.batch.target_tokens * part.round_s / part.work_s)}, or ask for faster links"
+        f"step; raise {name} = {number} to {math.ceil(number * part.round_s / part.work_s)}, or ask for faster links"
         for part in stages
         if part.round_s > part.work_s
     ]

@@ -93,13 +93,27 @@ def _check_agreement(settings: RunSettings) -> None:
         )
 
 
+MOST_AUDITED_STEPS = 32
+"""Inner steps of a window that replicas replay."""
+
+
 def _check_windows(settings: RunSettings) -> None:
     """Raises SettingsError for what windows of local steps do not go with."""
     averaging, optimizer = settings.averaging, settings.optimizer
     steps = f"averaging.local_steps = {averaging.local_steps}"
     for is_wrong, other, remedy in (
         (settings.model.num_stages > 1, f"model.stages = {settings.model.num_stages}", "model.stages = 1"),
-        (settings.trust == "public", 'run.trust = "public": nobody audits windows yet', 'run.trust = "friends"'),
+        (
+            settings.trust == "public" and settings.model.compute_dtype != "fp32",
+            f'run.trust = "public" and model.compute_dtype = "{settings.model.compute_dtype}", whose windows nobody can '
+            "hold against a replay",
+            'model.compute_dtype = "fp32" or run.trust = "friends"',
+        ),
+        (
+            settings.trust == "public" and averaging.local_steps > MOST_AUDITED_STEPS,
+            f'run.trust = "public": replays of more than {MOST_AUDITED_STEPS} are not calibrated',
+            f"averaging.local_steps = {MOST_AUDITED_STEPS} or fewer",
+        ),
         (averaging.delay > 0, f"averaging.delay = {averaging.delay}", "averaging.delay = 0"),
         (optimizer.name != "adamw", f'optimizer.name = "{optimizer.name}"', 'optimizer.name = "adamw"'),
         (optimizer.correction != "none", f'optimizer.correction = "{optimizer.correction}"', 'correction = "none"'),

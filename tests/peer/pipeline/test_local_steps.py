@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.checkpoint.state import state_digest
 from swarm.core.ids import PeerId
-from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
+from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from verification.replay.evidence_file import evidence_in
+from verification.replay.judge import judge
 
 LOCAL_STEPS = 6
 
@@ -22,7 +25,7 @@ def windows(**tables: dict[str, Any]) -> str:
         "model": {"stages": 1},
         "batch": {"microbatch_size": 2, "target_tokens": 64},
         "averaging": {"local_steps": LOCAL_STEPS},
-        "optimizer": {"total_steps": 5},
+        "optimizer": {"total_steps": 4},
         "checkpoint": {"every_steps": 4, "snapshot_every": 4},
     }
     return manifest_of(**named | tables)
@@ -51,7 +54,7 @@ def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path
             return swarm, await swarm.finished()
 
     swarm, report = asyncio.run(train())
-    assert report["steps"] == 5
+    assert report["steps"] == 4
     assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"] - 0.2
     assert all(len(digests) == 1 for digests in watched.digests.values()), watched.digests
     assert max(max(of.values()) for of in watched.entries.values()) == 2 * LOCAL_STEPS
@@ -84,7 +87,7 @@ def test_a_window_that_was_cut_short_is_contributed_as_it_is(tmp_path: Path) -> 
     short = [count for of in watched.entries.values() for count in of.values() if count < 2 * LOCAL_STEPS]
     assert short
     assert all(count % 2 == 0 for count in short), "of inner steps that were taken whole"
-    assert report["steps"] == 5
+    assert report["steps"] == 4
 
 
 def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
@@ -108,3 +111,26 @@ def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(t
     assert victim not in last
     assert newcomer in last
     assert np.isfinite(report["held_out_loss"]["end"])
+
+
+@pytest.mark.parametrize("attack", ["partial_work@2", pytest.param("sign_flip@2", marks=pytest.mark.soak)])
+def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str) -> None:
+    tables: dict[str, Any] = {
+        "run": {"trust": "public"},
+        "audits": {"contribution_budget": 8.0},
+        "limits": {"founders_per_stage": 3},
+        "optimizer": {"total_steps": 9},
+    }
+
+    async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,), attacks={(0, 2): attack}) as swarm:
+            return swarm, await swarm.finished()
+
+    swarm, report = asyncio.run(train())
+    liar = identity_of(2).peer_id
+    banned = [event for event in swarm.events if event["event"] == "banned"]
+    assert [event["peer_id"] for event in banned] == [liar]
+    verdict = judge(evidence_in(Path(banned[0]["evidence"])), run_key=swarm.run.run_key.peer_id)
+    assert verdict.guilty
+    assert verdict.accused == liar
+    assert len(set(report["state_digests"]["0"].values())) == 1
