@@ -105,8 +105,8 @@ def _check_windows(settings: RunSettings) -> None:
         (settings.model.num_stages > 1, f"model.stages = {settings.model.num_stages}", "model.stages = 1"),
         (
             settings.trust == "public" and settings.model.compute_dtype != "fp32",
-            f'run.trust = "public" and model.compute_dtype = "{settings.model.compute_dtype}", whose windows nobody can '
-            "hold against a replay",
+            f'run.trust = "public" and model.compute_dtype = "{settings.model.compute_dtype}": nobody can hold such a '
+            "window against a replay",
             'model.compute_dtype = "fp32" or run.trust = "friends"',
         ),
         (
