@@ -94,7 +94,6 @@ max_peers_per_stage = 16
 [deadlines]
 call_s = 2.0
 hop_s = 8.0
-round_phase_s = 2.0
 step_s = 5.0
 straggler_s = 0.5
 drain_s = 1.0

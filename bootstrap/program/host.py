@@ -589,6 +589,7 @@ class Host:
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())
         self._look_at(result, facts["norm"])
+        self._say_who_is_left_out(result)
         for departure in roster.leaves:
             self._mark(departure.peer_id, left=True)
             self._emit({"event": "left", "stage": stage, "peer_id": departure.peer_id, "reason": departure.reason})
@@ -599,6 +600,17 @@ class Host:
             self._write_figures(version - FIGURES_AFTER)
             self._tell_version(version + 1)
         self._changed.set()
+
+    def _say_who_is_left_out(self, result: Result) -> None:
+        roster = result.roster
+        num_tokens = sum(made.num_tokens for made in (*roster.contributions, *roster.left_out))
+        for made in roster.left_out:
+            share, step = made.num_tokens / max(1, num_tokens), int(roster.step)
+            told = {"stage": int(roster.stage), "step": step, "peer_id": made.peer_id, "share": share}
+            self._emit({"event": "left_out", **told})
+            ids = tuple(sorted(item.microbatch_id for item in made.work))
+            reason = f"{share:.0%} of the step's tokens: its parts did not come in time"
+            self._notice(Notice("left_out", step, roster.stage, (made.peer_id,), ids, reason))
 
     def _tell_version(self, version: int) -> None:
         total, speed = self.run.settings.optimizer.total_steps, self.progress.recent_tokens_per_s()

@@ -9,7 +9,7 @@ What this member sends and reduces under a certified roster is `swarm.core.round
 of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patience`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.audit.ticket import Verify
@@ -29,6 +29,7 @@ from swarm.core.round.instructions import (
     Instruction,
     Instructions,
     MakeContribution,
+    SayMissing,
     SendBallot,
     SendClose,
     SendCommit,
@@ -40,7 +41,7 @@ from swarm.core.round.instructions import (
 )
 from swarm.core.round.lead import RoundLead
 from swarm.core.round.parts import RoundParts
-from swarm.core.round.patience import Patience
+from swarm.core.round.patience import Arrivals, Patience, Waits
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
@@ -59,6 +60,7 @@ __all__ = [
     "Instructions",
     "MakeContribution",
     "RoundFacts",
+    "SayMissing",
     "SendBallot",
     "SendClose",
     "SendCommit",
@@ -68,6 +70,10 @@ __all__ = [
     "SendRoster",
     "SendVote",
 ]
+
+
+MOST_WAITS = 32
+"""For a quorum's promises, before a leader asks for those of its next view; twice as many each time."""
 
 
 @dataclass
@@ -83,6 +89,7 @@ class AveragingRound:
     me: PeerId
     sign: Sign
     verify: Verify
+    waits: Waits = field(default_factory=Waits)
     view: int = 0
     """Whose leader this peer reports to. It may be given up for a lower one until something is promised."""
     votes: bool = True
@@ -91,6 +98,7 @@ class AveragingRound:
     """The outcome."""
     finished: bool = False
     _promised: int = -1  # highest view entered: nothing of a lower one is followed
+    _most_waits: int = MOST_WAITS
     _closing: bool = False  # a leader has closed the step
     _contribution_asked: bool = False
     _contributed: bool = False
@@ -110,7 +118,7 @@ class AveragingRound:
         assert set(facts.members) <= set(facts.leaders)
         may_vote = self.votes and me in facts.voters
         self._voter = RoundVoter(facts, me, self.sign, self.verify, may_vote, self._knows, self.signed_under)
-        self._reduction = RoundReduction(facts, me, self._gone)
+        self._reduction = RoundReduction(facts, me, self._gone, arrivals=Arrivals(self.waits, facts.phase_s))
         self._patience = Patience(facts.phase_s)
         self._lead = RoundLead(
             facts, me, self.sign, self._voter, self._reduction, self._patience, self._gone, self._follow, self._accept
@@ -380,6 +388,8 @@ class AveragingRound:
             out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
+        elif proposal.roster is not None and not self._may_be_without(proposal.roster):
+            pass
         else:
             out = self._cast(sender, proposal)
         # A leader that asks and asks for what it cannot have must not hold up the round.
@@ -387,6 +397,16 @@ class AveragingRound:
             self._patience.heard()
             self._wait_for_leader(now)
         return accused + out
+
+    def _may_be_without(self, roster: Roster) -> bool:
+        """Whether this peer, too, lacks parts of every contribution that the roster leaves out, or never wanted any."""
+        lost = {made.peer_id for made in roster.left_out} & self._contributors
+        return all(peer == self.me or peer in self._gone or self._reduction.misses(peer) for peer in lost)
+
+    @property
+    def _contributors(self) -> set[PeerId]:
+        """Of the roster that is followed."""
+        return {made.peer_id for made in self.roster.contributions} if self.roster is not None else set()
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
         self._owed = None
@@ -506,6 +526,41 @@ class AveragingRound:
         out, is_new = self._reduction.take(sender, reduced)
         return relayed + out + (self._part_is_reduced(now) if is_new else [])
 
+    def moved(self, peer: PeerId, *, now: float) -> None:
+        """Bytes of the round's parts have come from a member, or gone to one: the round goes on, whoever leads it."""
+        self.facts.check_member(peer)
+        self._reduction.arrivals.moved(peer, now=now)
+        is_waiting = self.roster is not None and self.result is None and self._patience.due is not None
+        if is_waiting and self._lead.ballots.proposal is None and now < self._reduction.arrivals.ends_at:
+            self._wait_for_leader(now)
+
+    def on_missing(
+        self, sender: PeerId, view: int, missing: Collection[PeerId], given_up: Collection[PeerId], *, now: float
+    ) -> Instructions:
+        """A reducer lacks these members' parts, and waits for some of them no longer."""
+        self.facts.check_member(sender)
+        if self.result is not None:
+            return [SendResult((sender,), self.result)] if sender != self.me else []
+        roster = self.roster
+        if roster is None or not self._lead.has_roster or view != self.view or sender not in roster.reducers:
+            return []
+        is_waiting = bool(set(missing) - set(given_up)) and self._lead.ballots.proposal is None
+        if is_waiting and now < self._reduction.arrivals.ends_at:
+            self._wait_for_leader(now)
+        if not self._lead.missing(sender, given_up, now):
+            return []
+        return self._begin(self._own_view_after(self.view), self._lead.reason, now)
+
+    def _look(self, now: float) -> Instructions:
+        """Say whose parts are missing; a leader says it to itself."""
+        out: Instructions = []
+        for said in self._reduction.look(now=now):
+            if isinstance(said, SayMissing) and said.to == self.me:
+                out += self.on_missing(self.me, said.view, said.missing, said.given_up, now=now)
+            else:
+                out.append(said)
+        return out
+
     def on_announced(self, sender: PeerId, part: int, cohort: int, *, now: float) -> Instructions:
         """The reducer of a cohort's share says that it is made, and has gone to who combines the shares."""
         self.facts.check_member(sender)
@@ -578,7 +633,8 @@ class AveragingRound:
             return self._lead.count(now)
         if not self._lead.has_roster and (self.roster is None or self.roster.view < self.view):
             return self._lead.propose(now)
-        return self._reduction.someone_is_gone() + self._lead.reassign(now)
+        relieved = self._lead.reassign(now)
+        return relieved + self._look(now)
 
     def tick(self, *, now: float) -> Instructions:
         """The deadline passed."""
@@ -586,7 +642,7 @@ class AveragingRound:
             return []
         out: Instructions = []
         if self._reduction.due is not None and now >= self._reduction.due:
-            out += self._reduction.is_late(now=now)
+            out += self._look(now)
         due = self._patience.due
         if due is None or now < due:
             return out
@@ -596,7 +652,13 @@ class AveragingRound:
         if self.result is not None:
             self._patience.wait(1, now=now)
             return out + self._reduction.fetch_missing(self.result)
-        return out + (self._lead.is_due(now) if self._lead.is_on else self._next_view(now))
+        if not self._lead.is_on:
+            return out + self._next_view(now)
+        out += self._lead.is_due(now)
+        if self._lead.num_waits < self._most_waits:
+            return out
+        self._most_waits *= 2  # voters may have promised a later view to a leader that is gone since
+        return out + self._begin(self._own_view_after(self.view), self._lead.reason, now)
 
     def _next_view(self, now: float) -> Instructions:
         facts, left = self.facts, left_by(self.roster) if self.roster is not None else set()

@@ -3,8 +3,8 @@
 Each is signed by its maker under its domain.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -138,6 +138,9 @@ class Roster(SignedOnce):
     """Why the round was closed."""
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)] = ()
     """Members of the neighbouring stages: they vote on the next round if this stage has few members."""
+    left_out: Annotated[tuple[Contribution, ...], AtMost(MAX_MEMBERS)] = ()
+    """Contributions that were certified and are not in the round, for their parts did not come to the reducers of a
+    quorum of parts; in the order in which they were left out."""
     certificate: Annotated[Certificate | None, Beside()] = None
     """Of the facts; none yet while it is being voted on. No part moves without it."""
 
@@ -152,8 +155,10 @@ class Roster(SignedOnce):
 
     @cached_property
     def said(self) -> HostWord | None:
-        """The host's last word that its members have heard; None where nobody contributes."""
-        return max((made.chance.said for made in self.contributions), key=lambda said: said.num_versions, default=None)
+        """The host's last word that its members have heard; None where nobody contributes. Who is left out has told it
+        all the same: a member's cohort is the same after."""
+        heard = (made.chance.said for made in (*self.contributions, *self.left_out))
+        return max(heard, key=lambda said: said.num_versions, default=None)
 
     @cached_property
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -195,6 +200,21 @@ class Roster(SignedOnce):
 
     @cached_property
     def _facts_digest(self) -> bytes:
+        return self._facts_without(len(self.left_out))
+
+    def comes_of(self, facts: bytes) -> bool:
+        """Whether it is made of these certified facts, perhaps with some contributions left out since."""
+        return any(self._facts_without(count) == facts for count in range(len(self.left_out) + 1))
+
+    def without(self, peers: Collection[PeerId]) -> "Roster":
+        """The same, with the contributions of these left out as well; never all of them."""
+        lost = tuple(made for made in self.contributions if made.peer_id in peers)
+        stay = tuple(made for made in self.contributions if made.peer_id not in peers)
+        return replace(self, contributions=stay, left_out=(*self.left_out, *lost)) if stay else self
+
+    def _facts_without(self, count: int) -> bytes:
+        """Of the contributions that are left out, only the first `count`."""
+        contributions = sorted((*self.contributions, *self.left_out[count:]), key=lambda made: made.peer_id)
         return digest(
             "roster-facts",
             [
@@ -203,10 +223,11 @@ class Roster(SignedOnce):
                 self.step,
                 self.previous_name,
                 list(self.members),
-                [c.packed for c in self.contributions],
+                [c.packed for c in contributions],
                 list(self.joins),
                 [d.peer_id for d in self.leaves],
                 list(self.neighbours),
+                [c.packed for c in self.left_out[:count]],
             ],
         )
 
@@ -214,10 +235,13 @@ class Roster(SignedOnce):
         names = [c.peer_id for c in self.contributions]
         if names != sorted(set(names)):
             raise RemoteError("malformed", "roster's contributions are not in the order of peer ids")
+        lost = [c.peer_id for c in self.left_out]
+        if len(set(lost)) != len(lost) or set(lost) & set(names) or (lost and not names):
+            raise RemoteError("malformed", "roster leaves out contributions that it has, one twice, or all")
 
 
-Why: TypeAlias = Literal["missing", "malformed"]
-"""It did not come, or it came as committed to and stands for no values."""
+Why: TypeAlias = Literal["malformed"]
+"""It came as committed to and stands for no values. Parts that do not come are never left out one by one."""
 
 
 @dataclass(frozen=True)

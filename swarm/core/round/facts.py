@@ -58,7 +58,7 @@ class RoundFacts:
     max_tokens: int = 1 << 32
     """Target tokens a microbatch can have: nobody's weight grows by a number it states."""
     max_work: int = MAX_WORK
-    """Microbatches that one contribution may list (`swarm.core.result_size`): so a roster of all that members commit to
+    """Microbatches that one contribution may list (`result_size`): so a roster of all that members commit to
     fits into a message, whatever they commit to."""
 
     @classmethod
@@ -182,7 +182,7 @@ class RoundFacts:
             raise RemoteError("protocol", f"roster's {len(roster.joins)} joins are not new peers, each once", leader)
         if not set(roster.reducers) <= members - left:
             raise RemoteError("standing", "a reducer is no member, or leaves", leader)
-        for contribution in roster.contributions:
+        for contribution in (*roster.contributions, *roster.left_out):
             if contribution.peer_id in left or not contribution.work:
                 raise RemoteError("protocol", f"{contribution.peer_id} leaves or has no work, but contributes", leader)
             if not known(contribution):

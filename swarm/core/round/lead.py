@@ -3,7 +3,7 @@
 What a quorum makes certain is handed back to the member's own side of the round, `swarm.core.round.averaging_round`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarm.core.ids import PeerId
@@ -15,7 +15,7 @@ from swarm.core.round.patience import Patience
 from swarm.core.round.proposal import fresh_roster, left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import RoundVoter
-from swarm.core.round.voting import Proof, Sign
+from swarm.core.round.voting import Proof, Sign, quorum
 
 MAX_RELIEFS = 3
 """Times parts are given to other reducers before those that nobody can bring are left empty."""
@@ -49,8 +49,14 @@ class RoundLead:
     reason: str = ""
     joins: tuple[PeerId, ...] = ()
     neighbours: tuple[PeerId, ...] = ()
+    leave_out: set[PeerId] = field(default_factory=set)
+    """Whose contributions the next roster is to do without."""
+    num_waits: int = 0
+    """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
     _num_reliefs: int = 0
+    _missed: dict[PeerId, set[PeerId]] = field(default_factory=dict)
+    """Reducers who say that they wait for a contributor's parts no longer, by contributor."""
 
     def __post_init__(self) -> None:
         self.ballots = Ballots(self.facts.election, self.voter.verify, self.view)
@@ -59,7 +65,7 @@ class RoundLead:
 
     def begin(self, view: int, reason: str, now: float) -> Instructions:
         """Ask everyone for commitments to `view`, which this peer has entered."""
-        self.view, self.reason, self.is_on, self._asked_again = view, reason, True, False
+        self.view, self.reason, self.is_on, self._asked_again, self.num_waits = view, reason, True, False, 0
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
         promise = self.voter.promise(view)
@@ -74,6 +80,7 @@ class RoundLead:
         self.is_on = False
         self.committed.clear()
         self.late.clear()
+        self._missed.clear()
         self._num_reliefs = 0
 
     def _ask_promises(self) -> Instructions:
@@ -124,6 +131,7 @@ class RoundLead:
             # It may already have been acted on: parts that moved need not move again.
             earlier = self.voter.rosters[bound.view]
             proposal = replace(earlier, view=self.view, revision=0, leader=self.me, certificate=None)
+            proposal = proposal.without(self.leave_out)
         else:
             proposal = fresh_roster(
                 self.facts,
@@ -140,7 +148,7 @@ class RoundLead:
 
     def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
         """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
-        made = self.reduction.with_reducers(roster, held, {*self.gone, *self.late})
+        made = self.reduction.with_reducers(roster, held, {*self.gone, *self.late, *self.leave_out})
         return replace(made, signature=self.sign(made.signed_bytes()))
 
     def _signed_result(self, result: Result) -> Result:
@@ -161,6 +169,8 @@ class RoundLead:
         """Ask everyone for their votes, oneself first."""
         self.ballots.ask(proposal)
         self.patience.wait(2, now=now)
+        if proposal.result is not None:  # whoever still fetches its bytes has as long as whoever still sends its parts
+            self.patience.due = now + max(2 * self.facts.phase_s, self.reduction.arrivals.allowed_s(now=now))
         others = tuple(peer for peer in self.ballots.voters if peer != self.me)
         out: Instructions = [SendBallot(others, proposal)] if others else []
         if proposal.result is not None:
@@ -202,6 +212,33 @@ class RoundLead:
         before = self.ballots.before if proposal.phase == "commit" else None
         again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
         return [*out, *again]
+
+    # -- who is left out ----------------------------------------------------------------------------------
+
+    def missing(self, reducer: PeerId, given_up: Iterable[PeerId], now: float) -> bool:
+        """A reducer says whose parts it waits for no longer: whether there is one to be left out by now.
+
+        One is if the reducers of a quorum of the parts that others reduce miss its parts; of one who is gone, any.
+        Otherwise the reducer is relieved, once this leader has waited for it.
+        """
+        roster = self.reduction.roster
+        if roster is None or not self.has_roster or self.ballots.proposal is not None:
+            return False
+        for peer in given_up:
+            self._missed.setdefault(peer, set()).add(reducer)
+        found = {peer for peer in self._missed if self._is_missed(peer, roster)}
+        if found >= {made.peer_id for made in roster.contributions}:
+            return False  # nothing would be left: what nobody can bring stays empty
+        self.leave_out |= found
+        return bool(found)
+
+    def _is_missed(self, peer: PeerId, roster: Roster) -> bool:
+        if roster.contribution_of(peer) is None:
+            return False
+        start = roster.cohort_of[peer] * roster.num_parts
+        reducers = [one for one in roster.reducers[start : start + roster.num_parts] if one != peer]
+        num_missed = sum(one in self._missed[peer] for one in reducers)
+        return num_missed >= (1 if peer in self.gone else quorum(len(reducers))) and bool(reducers)
 
     # -- the result ---------------------------------------------------------------------------------------
 
@@ -274,6 +311,7 @@ class RoundLead:
             return [*out, SendClose(missing, self.view, self.reason)]
         proposed = self.propose(now, late=True)
         if not proposed:  # too few promises: whoever comes back is needed
+            self.num_waits += 1
             silent = tuple(peer for peer in self.facts.members if peer != self.me and peer not in self.committed)
             out += [SendClose(silent, self.view, self.reason)] if silent else []
         return out + proposed

@@ -21,10 +21,12 @@ from swarm.core.round.instructions import (
     CombineShares,
     FetchPart,
     Instructions,
+    SayMissing,
     SendPart,
     SendReduced,
 )
 from swarm.core.round.parts import RoundParts, Slot
+from swarm.core.round.patience import Arrivals, Waits
 from swarm.core.round.proposal import left_by, with_reducers
 
 
@@ -41,11 +43,13 @@ class RoundReduction:
     roster: Roster | None = None
     """The certified roster that is followed."""
     parts: RoundParts = field(default_factory=RoundParts)
+    arrivals: Arrivals = field(default_factory=lambda: Arrivals(Waits(), 1.0))
+    given_up: set[PeerId] = field(default_factory=set)
+    """Whose parts this peer has said that it waits for no longer, under the present roster."""
     due: float | None = None
-    """When this peer stops waiting for parts to reduce."""
+    """When this peer says whose parts it still lacks."""
     is_over: bool = False
     """The outcome is certified: nothing is reduced any more."""
-    _gives_up: bool = False  # on cohorts nobody of whom has sent a part
     _relayed: set[bytes] = field(default_factory=set)  # digests of parts
 
     def __post_init__(self) -> None:
@@ -80,8 +84,10 @@ class RoundReduction:
                 out += self._share_again(part, cohort, roster, moved=moved)
             if roster.combiner_of(part) == self.me:
                 out += self._whole_again(part, roster, to_leader=moved and not leads)
+        if earlier is None or earlier.facts_digest() != roster.facts_digest() or new_leader:
+            self.arrivals.begin(now=now)
+            self.given_up.clear()
         self.due = now + self.facts.phase_s if self.me in roster.reducers else None
-        self._gives_up = False
         for sender, reduced in self.parts.offers():
             self._take(sender, reduced, roster)
         return out + (self._combine_all(roster) if self._is_split else [])
@@ -149,11 +155,11 @@ class RoundReduction:
         part, cohort = slot
         return part < roster.num_parts and roster.reducer_of(part, cohort or 0) == self.me
 
-    def _aggregate_if_complete(self, slot: Slot, *, late: bool = False, given_up: bool = False) -> Instructions:
+    def _aggregate_if_complete(self, slot: Slot) -> Instructions:
         roster = self.roster
         if roster is None or self.is_over or not self._reduces(slot, roster):
             return []
-        contributors = self.parts.begin(slot, roster, self.gone, late=late, given_up=given_up)
+        contributors = self.parts.begin(slot, roster)
         if contributors is None:
             return []
         return [AggregatePart(slot[0], contributors, self.parts.excluded(slot, contributors, roster), slot[1])]
@@ -164,27 +170,34 @@ class RoundReduction:
         split = (divmod(place, roster.num_parts) for place in places)
         return [(part, cohort if self._is_split else None) for cohort, part in split]
 
-    def someone_is_gone(self) -> Instructions:
-        """Nothing more comes from it."""
+    def misses(self, peer: PeerId) -> bool:
+        """Whether parts of its contribution are wanted here, and are not here; or none are wanted here at all."""
         if self.roster is None:
+            return True
+        cohort = self.roster.cohort_of[peer] if self._is_split else None
+        own = [slot for slot in self._own_slots(self.roster) if slot[1] == cohort]
+        return not own or any(peer in self.parts.missing(slot, self.roster) for slot in own)
+
+    def _missing(self, roster: Roster) -> set[PeerId]:
+        """Whose parts this peer lacks of what it reduces."""
+        slots = [slot for slot in self._own_slots(roster) if not self.parts.is_begun(slot)]
+        return {peer for slot in slots for peer in self.parts.missing(slot, roster)}
+
+    def look(self, *, now: float) -> Instructions:
+        """Say to the leader whose parts are not here; of those that come no more, that they are given up."""
+        roster, self.due = self.roster, None
+        if roster is None or self.is_over:
             return []
-        slots = [slot for slot in self._own_slots(self.roster) if slot[0] in self.parts.received]
-        return [instruction for slot in slots for instruction in self._aggregate_if_complete(slot)]
-
-    def is_late(self, *, now: float) -> Instructions:
-        """Parts that are still missing are left out. A part that nobody has sent yet is waited for.
-
-        Of several cohorts one that has sent nothing is given up half a phase later: the others' shares stay.
-        """
-        self.due = None
-        out: Instructions = []
-        assert self.roster is not None
-        for slot in self._own_slots(self.roster):
-            out += self._aggregate_if_complete(slot, late=True, given_up=self._gives_up)
-            if not self.parts.is_begun(slot):
-                self.due = now + self.facts.phase_s * (0.5 if self._is_split else 1.0)
-        self._gives_up = True
-        return out
+        missing = self._missing(roster)
+        if not missing:
+            return []
+        if 2 * len(missing) < len(roster.contributions):
+            self.arrivals.most_are_here(now=now)
+        awaited = self.arrivals.awaited(missing, now=now) - {peer for peer in missing if peer in self.gone}
+        self.given_up = missing - awaited
+        next_look = [self.arrivals.until(peer) for peer in awaited]
+        self.due = min([now + self.facts.phase_s, *(max(at, now + 0.05 * self.facts.phase_s) for at in next_look)])
+        return [SayMissing(roster.leader, roster.view, tuple(sorted(missing)), tuple(sorted(self.given_up)))]
 
     def aggregated(self, reduced: ReducedPart) -> tuple[Instructions, bool]:
         """The own part or share is aggregated and encoded: what to do, and whether that made it a reduced part."""

@@ -68,6 +68,9 @@ class Machine:
             raise RemoteError("protocol", "part 3 is not wanted", SENDER)
         return [f"{what} {part}"]
 
+    def moved(self, peer: PeerId, *, now: float) -> None:
+        assert peer == SENDER
+
     def on_part(self, sender: PeerId, part: int) -> list[Any]:
         return self._take("part", part)
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from swarm.core.canonical import pack
-from swarm.core.result_size import most_members, most_work, result_bytes
 from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Rate, ReducedPart, Share
+from swarm.core.state.result_size import most_members, most_work, result_bytes
 from swarm.network.transport import MAX_META_BYTES
 from tests.swarm.core.round.round_members import certificate_by, result_of, roster_of
 from tests.swarm.core.round.round_world import contribution, facts_of
