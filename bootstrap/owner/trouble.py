@@ -116,8 +116,7 @@ class Trouble:
             return None
         return f"the loss {loss:.4g} is more than {SPIKE_FACTOR:g} times {usual:.4g}, the median of the last"
 
-    @property
-    def silent_after_s(self) -> float:
-        """No step takes longer than this, unless something is wrong."""
+    def silent_after_s(self, moves_s: float) -> float:
+        """No step takes longer than this, unless something is wrong. `moves_s`: what the bytes of a round take."""
         deadlines = self.settings.deadlines
-        return deadlines.step_s + deadlines.straggler_s + 4 * deadlines.call_s + deadlines.lease_s
+        return deadlines.step_s + deadlines.straggler_s + 4 * deadlines.call_s + deadlines.lease_s + moves_s

@@ -82,11 +82,14 @@ class Presence:
         counted = Counter(peer for lost in self._waited_in_vain for peer in lost)
         return frozenset(peer for peer, count in counted.items() if count >= IN_VAIN)
 
-    def step_taken(self, result: Result) -> None:
-        """Who is no member any more, or was in a round that began after it did not answer, is forgotten."""
-        left_out = frozenset(made.peer_id for made in result.roster.left_out)
-        self._waited_in_vain.append(left_out - self.not_waited_for())
-        heard = {contribution.peer_id for contribution in result.roster.contributions}
+    def step_taken(self, result: Result, *, given_up: frozenset[PeerId]) -> None:
+        """Who is no member any more, or was in a round that began after it did not answer, is forgotten.
+
+        `given_up`: whose parts this peer itself waited for in vain: what others say of them shortens no wait here.
+        """
+        left_out = frozenset(lost.peer_id for lost in result.roster.left_out)
+        self._waited_in_vain.append((left_out & given_up) - self.not_waited_for())
+        heard = {contribution.peer_id for contribution in result.roster.committed}
         step: Step = result.roster.step
         for peer, version in list(self._gone.items()):
             if peer not in self._steps.chain.members or (peer in heard and int(step) > version):

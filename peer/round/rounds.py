@@ -26,14 +26,14 @@ from peer.stage.events import MemberGone, PeerLost, VersionTurned
 from swarm.core.audit.chance import Chance
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
-from swarm.core.plan import round_bytes
+from swarm.core.plan import longest_round_s
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.contribution import Charge, Result
 from swarm.core.round.patience import Waits
 from swarm.core.round.voting import Reconfiguration
 from swarm.core.state.stage_chain import StageChain
-from swarm.core.transfers import bytes_per_s, longest_s, work_s
+from swarm.core.transfers import work_s
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
@@ -159,12 +159,10 @@ class StageRounds:
 
     def _waits(self) -> Waits:
         settings, steps = self.context.settings, self.steps
-        num_bytes = round_bytes(settings.codecs.averaging, steps.replica.layout.num_values, len(steps.chain.members))
-        rate = bytes_per_s(settings.deadlines.least_mbit)
         return Waits(
             opened_at=time.monotonic(),
             straggler_share=settings.averaging.straggler_share,
-            longest_s=longest_s(num_bytes, rate, floor_s=0.0),
+            longest_s=longest_round_s(settings, steps.replica.layout.num_values, len(steps.chain.members)),
             not_waited_for=self.presence.not_waited_for(),
         )
 

@@ -71,7 +71,8 @@ class StepTaking:
         new = await self._made(state, result, bodies, next_chain.name)
         steps.turn(new, next_chain)
         context.results.keep(result, bodies)
-        self._presence.step_taken(result)
+        given_up = state.round.given_up if state.round is not None else frozenset()
+        self._presence.step_taken(result, given_up=given_up)
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
         if state.closed_at is not None and state.round is not None:
             if result.roster.left_out:
@@ -117,7 +118,8 @@ class StepTaking:
 
     def _say_who_is_left_out(self, result: Result) -> None:
         step, mine = result.roster.step, self._context.me
-        for made in result.roster.left_out:
+        for lost in result.roster.left_out:
+            made = lost.contribution
             who = "this peer" if made.peer_id == mine else made.peer_id[-6:]
             log.warning(
                 "step %d: %s is left out, %d tokens: its parts did not come in time", step, who, made.num_tokens

@@ -260,6 +260,7 @@ class CatchUp:
         facts.check_result(result, verify, certified=True)
         others = [peer for peer in self._others() if peer != donor]
         self._rng.shuffle(others)
+        others.sort(key=lambda peer: peer not in steps.chain.members)  # anybody can be in the directory
         largest = max(replica.codec.encoded_bytes(part.stop - part.start) for part in replica.parts())
         donors = [donor, *others[: MOST_DONORS - 1]]
         return await fetch_parts(self._transport, donors, result, settings, self._parts, largest_bytes=largest)

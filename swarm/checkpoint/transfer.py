@@ -162,10 +162,11 @@ async def fetch_parts(
 ) -> list[Bytes]:
     """The bytes of a result's parts, each checked, from several donors in turn; those `held` are not fetched again.
 
-    What comes is put there by digest, and stays if the rest does not come. Raises the last donor's TransientError or
+    What comes is put there by digest, and stays if the rest does not come. A donor that fails once, or gives other
+    bytes, is asked no more. Raises the last donor's TransientError or
     RemoteError.
     """
-    step, places = int(result.roster.step), asyncio.Semaphore(PARALLEL_CHUNKS)
+    step, places, failed = int(result.roster.step), asyncio.Semaphore(PARALLEL_CHUNKS), set[PeerId]()
     part_s = transfer_s(settings, PARALLEL_CHUNKS * largest_bytes)
 
     async def fetch(index: int, wanted: bytes) -> None:
@@ -174,6 +175,8 @@ async def fetch_parts(
         async with places:
             for turn in range(len(donors)):
                 donor = donors[(index + turn) % len(donors)]
+                if donor in failed:
+                    continue
                 try:
                     reply = await transport.call(
                         donor, PART_BYTES, Message(meta), timeout_s=part_s, max_body_bytes=largest_bytes
@@ -182,6 +185,7 @@ async def fetch_parts(
                         raise RemoteError("digest", f"part {index} of step {step} differs from its digest", donor)
                 except (TransientError, RemoteError) as error:
                     log.info("part %d of step %d from %s: %s", index, step, donor[-6:], error)
+                    failed.add(donor)
                     last = error
                     continue
                 held[wanted] = reply.body

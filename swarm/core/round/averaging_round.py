@@ -16,7 +16,7 @@ from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster
 from swarm.core.round.facts import MAX_VIEWS_AHEAD, EquivocationError, RoundFacts, is_of
 from swarm.core.round.instructions import (
     Accuse,
@@ -118,7 +118,7 @@ class AveragingRound:
         assert set(facts.members) <= set(facts.leaders)
         may_vote = self.votes and me in facts.voters
         self._voter = RoundVoter(facts, me, self.sign, self.verify, may_vote, self._knows, self.signed_under)
-        self._reduction = RoundReduction(facts, me, self._gone, arrivals=Arrivals(self.waits, facts.phase_s))
+        self._reduction = RoundReduction(facts, me, self.sign, self._gone, arrivals=Arrivals(self.waits, facts.phase_s))
         self._patience = Patience(facts.phase_s)
         self._lead = RoundLead(
             facts, me, self.sign, self._voter, self._reduction, self._patience, self._gone, self._follow, self._accept
@@ -138,6 +138,11 @@ class AveragingRound:
     def changed(self) -> Reconfiguration | None:
         """The reconfiguration under which it signs."""
         return self._voter.changed
+
+    @property
+    def given_up(self) -> frozenset[PeerId]:
+        """Whose parts this peer itself waited for in vain."""
+        return frozenset(self._reduction.given_up)
 
     @property
     def is_closing(self) -> bool:
@@ -298,7 +303,7 @@ class AveragingRound:
         """Take what is certified from whoever shows it. Raises RemoteError if it is not genuine."""
         self._voter.learn(roster, result)
         shown = self._voter.roster
-        out = self._see(shown.contributions if shown is not None else ())
+        out = self._see(shown.committed if shown is not None else ())
         outcome = self._voter.outcome
         return out + (self._accept(outcome, now) if outcome is not None and self.result is None else [])
 
@@ -375,7 +380,7 @@ class AveragingRound:
         self._check_not_far(sender, proposal.view)
         self._voter.check(proposal)
         roster = proposal.roster or (proposal.result.roster if proposal.result is not None else None)
-        accused = self._see(roster.contributions if roster is not None else ())
+        accused = self._see(roster.committed if roster is not None else ())
         self._gone.pop(sender, None)
         if self.result is not None or proposal.view < self._promised:
             return accused + self._news_for(sender, proposal.view)
@@ -480,7 +485,7 @@ class AveragingRound:
     def _follow(self, roster: Roster, now: float) -> Instructions:
         self._closing = True
         self._voter.remember(roster)
-        accused = self._see(roster.contributions)
+        accused = self._see(roster.committed)
         out = self._reduction.follow(roster, leads=self.leads, now=now)
         self._wait_for_leader(now)
         return accused + out + self._lead.conclude(now)
@@ -535,19 +540,31 @@ class AveragingRound:
             self._wait_for_leader(now)
 
     def on_missing(
-        self, sender: PeerId, view: int, missing: Collection[PeerId], given_up: Collection[PeerId], *, now: float
+        self,
+        sender: PeerId,
+        view: int,
+        missing: Collection[PeerId],
+        given_up: Collection[tuple[PeerId, bytes]],
+        *,
+        now: float,
     ) -> Instructions:
-        """A reducer lacks these members' parts, and waits for some of them no longer."""
+        """A reducer lacks these members' parts, and waits no longer for those that it signs a `Lack` for."""
         self.facts.check_member(sender)
         if self.result is not None:
             return [SendResult((sender,), self.result)] if sender != self.me else []
         roster = self.roster
         if roster is None or not self._lead.has_roster or view != self.view or sender not in roster.reducers:
             return []
-        is_waiting = bool(set(missing) - set(given_up)) and self._lead.ballots.proposal is None
+        lacks: dict[PeerId, Lack] = {}
+        for peer, signature in given_up:
+            made = roster.contribution_of(peer)
+            if made is not None:
+                lacks[peer] = Lack(sender, signature)
+                self.facts.check_lack(lacks[peer], made, self.verify)
+        is_waiting = bool(set(missing) - lacks.keys()) and self._lead.ballots.proposal is None
         if is_waiting and now < self._reduction.arrivals.ends_at:
             self._wait_for_leader(now)
-        if not self._lead.missing(sender, given_up, now):
+        if not self._lead.missing(missing, lacks):
             return []
         return self._begin(self._own_view_after(self.view), self._lead.reason, now)
 

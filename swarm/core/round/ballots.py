@@ -67,9 +67,13 @@ class Proposal(PackedOnce):
         else:
             bound = election.bound(self.view, self.proof, verify)
             held = (bound.phase, bound.value) if bound is not None else None
-            follows = self.roster is not None and (
-                bound is None or (bound.phase == "roster" and self.roster.comes_of(bound.value))
-            )
+            roster = self.roster
+            if roster is None:
+                follows = False
+            elif bound is None:  # nobody waited for parts of what was never certified
+                follows = not roster.left_out
+            else:
+                follows = bound.phase == "roster" and roster.comes_of(bound.value)
             if held != (self.phase, self.value) and not follows:
                 raise RemoteError("equivocation", f"view {self.view} proposes what the promises do not allow")
 

@@ -101,7 +101,8 @@ class SayMissing:
     to: PeerId
     view: int
     missing: tuple[PeerId, ...]
-    given_up: tuple[PeerId, ...]
+    given_up: tuple[tuple[PeerId, bytes], ...]
+    """With the signature of its `Lack`."""
 
 
 @dataclass(frozen=True)

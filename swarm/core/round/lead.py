@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Ballots, Proposal
-from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, Instructions, SendBallot, SendClose, SendRoster
 from swarm.core.round.patience import Patience
 from swarm.core.round.proposal import fresh_roster, left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import RoundVoter
-from swarm.core.round.voting import Proof, Sign, quorum
+from swarm.core.round.voting import Proof, Sign
 
 MAX_RELIEFS = 3
 """Times parts are given to other reducers before those that nobody can bring are left empty."""
@@ -49,14 +49,16 @@ class RoundLead:
     reason: str = ""
     joins: tuple[PeerId, ...] = ()
     neighbours: tuple[PeerId, ...] = ()
-    leave_out: set[PeerId] = field(default_factory=set)
-    """Whose contributions the next roster is to do without."""
+    leave_out: dict[PeerId, tuple[Lack, ...]] = field(default_factory=dict)
+    """Whose contributions the next roster is to do without, by whose words."""
     num_waits: int = 0
     """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
     _num_reliefs: int = 0
-    _missed: dict[PeerId, set[PeerId]] = field(default_factory=dict)
-    """Reducers who say that they wait for a contributor's parts no longer, by contributor."""
+    _missed: set[PeerId] = field(default_factory=set)
+    """Contributors of whom some reducer lacks parts."""
+    _lacks: dict[PeerId, dict[PeerId, Lack]] = field(default_factory=dict)
+    """By contributor, what reducers say who wait for its parts no longer."""
 
     def __post_init__(self) -> None:
         self.ballots = Ballots(self.facts.election, self.voter.verify, self.view)
@@ -81,6 +83,7 @@ class RoundLead:
         self.committed.clear()
         self.late.clear()
         self._missed.clear()
+        self._lacks.clear()
         self._num_reliefs = 0
 
     def _ask_promises(self) -> Instructions:
@@ -215,30 +218,25 @@ class RoundLead:
 
     # -- who is left out ----------------------------------------------------------------------------------
 
-    def missing(self, reducer: PeerId, given_up: Iterable[PeerId], now: float) -> bool:
-        """A reducer says whose parts it waits for no longer: whether there is one to be left out by now.
+    def missing(self, missing: Iterable[PeerId], lacks: Mapping[PeerId, Lack]) -> bool:
+        """A reducer says whose parts it lacks, and whose it waits for no longer: whether one is to be left out by now.
 
-        One is if the reducers of a quorum of the parts that others reduce miss its parts; of one who is gone, any.
-        Otherwise the reducer is relieved, once this leader has waited for it.
+        One is if some reducer lacks its parts and enough say that they wait no longer. Otherwise the reducer is
+        relieved, once this leader has waited for it.
         """
         roster = self.reduction.roster
         if roster is None or not self.has_roster or self.ballots.proposal is not None:
             return False
-        for peer in given_up:
-            self._missed.setdefault(peer, set()).add(reducer)
-        found = {peer for peer in self._missed if self._is_missed(peer, roster)}
-        if found >= {made.peer_id for made in roster.contributions}:
-            return False  # nothing would be left: what nobody can bring stays empty
+        self._missed.update(missing)
+        for peer, lack in lacks.items():
+            self._lacks.setdefault(peer, {})[lack.reducer] = lack
+        found = {
+            peer: tuple(self._lacks[peer].values())
+            for peer in self._missed & self._lacks.keys()
+            if roster.contribution_of(peer) is not None and len(self._lacks[peer]) >= roster.num_lacks(peer)
+        }
         self.leave_out |= found
-        return bool(found)
-
-    def _is_missed(self, peer: PeerId, roster: Roster) -> bool:
-        if roster.contribution_of(peer) is None:
-            return False
-        start = roster.cohort_of[peer] * roster.num_parts
-        reducers = [one for one in roster.reducers[start : start + roster.num_parts] if one != peer]
-        num_missed = sum(one in self._missed[peer] for one in reducers)
-        return num_missed >= (1 if peer in self.gone else quorum(len(reducers))) and bool(reducers)
+        return roster.without(found) is not roster
 
     # -- the result ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.cohorts import num_cohorts
-from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster, Share
+from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster, Share
 from swarm.core.round.facts import RoundFacts, is_of
 from swarm.core.round.instructions import (
     AggregatePart,
@@ -28,6 +28,7 @@ from swarm.core.round.instructions import (
 from swarm.core.round.parts import RoundParts, Slot
 from swarm.core.round.patience import Arrivals, Waits
 from swarm.core.round.proposal import left_by, with_reducers
+from swarm.core.round.voting import Sign
 
 
 @dataclass
@@ -36,6 +37,7 @@ class RoundReduction:
 
     facts: RoundFacts
     me: PeerId
+    sign: Sign
     gone: Container[PeerId]
     """Peers that seem to be away now."""
     contribution: Contribution | None = None
@@ -45,7 +47,7 @@ class RoundReduction:
     parts: RoundParts = field(default_factory=RoundParts)
     arrivals: Arrivals = field(default_factory=lambda: Arrivals(Waits(), 1.0))
     given_up: set[PeerId] = field(default_factory=set)
-    """Whose parts this peer has said that it waits for no longer, under the present roster."""
+    """Whose parts this peer has said that it waits for no longer, in this round."""
     due: float | None = None
     """When this peer says whose parts it still lacks."""
     is_over: bool = False
@@ -86,7 +88,6 @@ class RoundReduction:
                 out += self._whole_again(part, roster, to_leader=moved and not leads)
         if earlier is None or earlier.facts_digest() != roster.facts_digest() or new_leader:
             self.arrivals.begin(now=now)
-            self.given_up.clear()
         self.due = now + self.facts.phase_s if self.me in roster.reducers else None
         for sender, reduced in self.parts.offers():
             self._take(sender, reduced, roster)
@@ -184,20 +185,34 @@ class RoundReduction:
         return {peer for slot in slots for peer in self.parts.missing(slot, roster)}
 
     def look(self, *, now: float) -> Instructions:
-        """Say to the leader whose parts are not here; of those that come no more, that they are given up."""
+        """Say to the leader whose parts are not here; of those that come no more, that they are given up.
+
+        Who is gone is given up also where all of its parts are here: others may lack some.
+        """
         roster, self.due = self.roster, None
         if roster is None or self.is_over:
             return []
-        missing = self._missing(roster)
-        if not missing:
+        missing, dead = self._missing(roster), self._dead(roster)
+        if not missing and not dead:
             return []
         if 2 * len(missing) < len(roster.contributions):
             self.arrivals.most_are_here(now=now)
-        awaited = self.arrivals.awaited(missing, now=now) - {peer for peer in missing if peer in self.gone}
-        self.given_up = missing - awaited
-        next_look = [self.arrivals.until(peer) for peer in awaited]
-        self.due = min([now + self.facts.phase_s, *(max(at, now + 0.05 * self.facts.phase_s) for at in next_look)])
-        return [SayMissing(roster.leader, roster.view, tuple(sorted(missing)), tuple(sorted(self.given_up)))]
+        awaited = self.arrivals.awaited(missing, now=now) - dead
+        given_up = (missing - awaited) | dead
+        self.given_up |= given_up
+        if missing:
+            next_look = [self.arrivals.until(peer) for peer in awaited]
+            self.due = min([now + self.facts.phase_s, *(max(at, now + 0.05 * self.facts.phase_s) for at in next_look)])
+        words = [
+            (made.peer_id, self.sign(Lack.signs(made))) for made in roster.contributions if made.peer_id in given_up
+        ]
+        return [SayMissing(roster.leader, roster.view, tuple(sorted(missing)), tuple(words))]
+
+    def _dead(self, roster: Roster) -> set[PeerId]:
+        """Who is gone of those whose contributions this peer reduces."""
+        cohorts = {place // roster.num_parts for place, one in enumerate(roster.reducers) if one == self.me}
+        made = (peer for cohort in cohorts for peer in roster.contributors[cohort])
+        return {peer for peer in made if peer in self.gone}
 
     def aggregated(self, reduced: ReducedPart) -> tuple[Instructions, bool]:
         """The own part or share is aggregated and encoded: what to do, and whether that made it a reduced part."""
