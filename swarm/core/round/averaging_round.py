@@ -393,8 +393,6 @@ class AveragingRound:
             out = self._reduction.fetch_missing(proposal.result, but_coming=self._owed is None)
         if owes:  # whoever votes for a result has its bytes, so that they outlive the leader
             self._owed = (sender, proposal)
-        elif proposal.roster is not None and not self._may_be_without(proposal.roster):
-            pass
         else:
             out = self._cast(sender, proposal)
         # A leader that asks and asks for what it cannot have must not hold up the round.
@@ -402,16 +400,6 @@ class AveragingRound:
             self._patience.heard()
             self._wait_for_leader(now)
         return accused + out
-
-    def _may_be_without(self, roster: Roster) -> bool:
-        """Whether this peer, too, lacks parts of every contribution that the roster leaves out, or never wanted any."""
-        lost = {made.peer_id for made in roster.left_out} & self._contributors
-        return all(peer == self.me or peer in self._gone or self._reduction.misses(peer) for peer in lost)
-
-    @property
-    def _contributors(self) -> set[PeerId]:
-        """Of the roster that is followed."""
-        return {made.peer_id for made in self.roster.contributions} if self.roster is not None else set()
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
         self._owed = None

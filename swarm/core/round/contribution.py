@@ -25,6 +25,8 @@ MAX_RATES = 16
 MAX_CHARGES = 1
 MAX_ATTEMPTS = 32
 """Of one microbatch in one step: an attempt is numbered within its step."""
+MAX_LACKS = 1024
+"""Reducers' words in a roster by which contributions are left out."""
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
 
@@ -172,7 +174,7 @@ class Roster(SignedOnce):
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)] = ()
     """Members of the neighbouring stages: they vote on the next round if this stage has few members."""
     left_out: Annotated[tuple[LeftOut, ...], AtMost(MAX_MEMBERS)] = ()
-    """In the order in which they were left out; no more than stay in."""
+    """In the order in which they were left out; never all."""
     certificate: Annotated[Certificate | None, Beside()] = None
     """Of the facts; none yet while it is being voted on. No part moves without it."""
 
@@ -256,17 +258,18 @@ class Roster(SignedOnce):
         return any(self._facts_without(count) == facts for count in range(len(self.left_out) + 1))
 
     def without(self, words: Mapping[PeerId, Collection[Lack]]) -> "Roster":
-        """The same, with these members' contributions left out as well, as many as may be: by reducers' words."""
-        lost = [made for made in self.contributions if made.peer_id in words]
-        lost = lost[: max(0, len(self.committed) // 2 - len(self.left_out))]
-        if not lost:
-            return self
-        out = []
-        for made in lost:
-            said = sorted(words[made.peer_id], key=lambda one: one.reducer)[: self.num_lacks(made.peer_id)]
+        """The same, with these members' contributions left out as well, by reducers' words: not all."""
+        out, stay = list(self.left_out), []
+        num_lacks = sum(len(lost.said) for lost in out)
+        for made in self.contributions:
+            said = sorted(words.get(made.peer_id, ()), key=lambda one: one.reducer)[: self.num_lacks(made.peer_id)]
+            if not said or num_lacks + len(said) > MAX_LACKS:
+                stay.append(made)
+                continue
+            num_lacks += len(said)
             out.append(LeftOut(made, tuple(said)))
-        stay = tuple(made for made in self.contributions if made not in lost)
-        return replace(self, contributions=stay, left_out=(*self.left_out, *out))
+        is_less = stay and len(stay) < len(self.contributions)
+        return replace(self, contributions=tuple(stay), left_out=tuple(out)) if is_less else self
 
     def _facts_without(self, count: int) -> bytes:
         """Of the contributions that are left out, only the first `count`."""
@@ -293,8 +296,10 @@ class Roster(SignedOnce):
         if names != sorted(set(names)):
             raise RemoteError("malformed", "roster's contributions are not in the order of peer ids")
         lost = [one.peer_id for one in self.left_out]
-        if len(set(lost)) != len(lost) or set(lost) & set(names) or len(lost) > len(names):
-            raise RemoteError("malformed", "roster leaves out contributions that it has, one twice, or most")
+        if len(set(lost)) != len(lost) or set(lost) & set(names) or (lost and not names):
+            raise RemoteError("malformed", "roster leaves out contributions that it has, one twice, or all")
+        if sum(len(one.said) for one in self.left_out) > MAX_LACKS:
+            raise RemoteError("malformed", f"roster leaves out contributions by more than {MAX_LACKS} words")
 
 
 Why: TypeAlias = Literal["malformed"]

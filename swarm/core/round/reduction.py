@@ -171,14 +171,6 @@ class RoundReduction:
         split = (divmod(place, roster.num_parts) for place in places)
         return [(part, cohort if self._is_split else None) for cohort, part in split]
 
-    def misses(self, peer: PeerId) -> bool:
-        """Whether parts of its contribution are wanted here, and are not here; or none are wanted here at all."""
-        if self.roster is None:
-            return True
-        cohort = self.roster.cohort_of[peer] if self._is_split else None
-        own = [slot for slot in self._own_slots(self.roster) if slot[1] == cohort]
-        return not own or any(peer in self.parts.missing(slot, self.roster) for slot in own)
-
     def _missing(self, roster: Roster) -> set[PeerId]:
         """Whose parts this peer lacks of what it reduces."""
         slots = [slot for slot in self._own_slots(roster) if not self.parts.is_begun(slot)]
