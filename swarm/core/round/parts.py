@@ -10,7 +10,8 @@ from swarm.core.round.contribution import Exclusion, ReducedPart, Result, Roster
 from swarm.core.round.facts import is_of
 
 MAX_OFFERS = 4
-"""Encodings of one part that one reducer may send in a round: one, and one more for each roster of other facts."""
+"""Encodings of one part that one reducer may send in a round, beside one for each contribution that is left out: one,
+and one more for each roster of other facts."""
 
 Slot: TypeAlias = tuple[int, int | None]
 """A part, and the cohort whose share of it is meant; None: the whole."""
@@ -72,11 +73,11 @@ class RoundParts:
         self.aggregated.setdefault(reduced.slot, reduced)
         return True
 
-    def offer(self, sender: PeerId, reduced: ReducedPart) -> None:
+    def offer(self, sender: PeerId, reduced: ReducedPart, *, num_left_out: int) -> None:
         """A reduced part or share came with its bytes. Raises RemoteError if its sender made too many of it."""
         offers = self._offers.setdefault((reduced.slot, sender), [])
         if reduced not in offers:
-            if len(offers) >= MAX_OFFERS:
+            if len(offers) >= MAX_OFFERS + num_left_out:
                 raise RemoteError("protocol", f"reduced part {reduced.part} was sent in too many versions", sender)
             offers.append(reduced)
         self._hold(reduced)

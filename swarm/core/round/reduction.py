@@ -242,7 +242,7 @@ class RoundReduction:
             raise RemoteError("protocol", f"reduced part {reduced.part} is not of this round, or too early", sender)
         if (reduced.cohort is None and reduced.is_empty) or not set(reduced.contributors) <= set(self.facts.members):
             raise RemoteError("protocol", f"reduced part {reduced.part} is made of no members' contributions", sender)
-        self.parts.offer(sender, reduced)
+        self.parts.offer(sender, reduced, num_left_out=len(self.roster.left_out))
 
     def take(self, sender: PeerId, reduced: ReducedPart) -> tuple[Instructions, bool]:
         """What an offered part or share leads to, and whether it is a whole part that counts."""

@@ -112,8 +112,8 @@ def test_nobody_is_left_out_by_fewer_words_by_its_own_or_by_none_that_are_signed
     smaller = without(roster, slow.me, good, leader=second)
     with pytest.raises(RemoteError, match="do not allow"):  # nothing was certified that parts could be awaited of
         third.on_ballot(second.me, Proposal.of_roster(smaller, proof_by(facts, 1)), now=0.0)
+    fresh = without(roster, slow.me, good, leader=first, view=0)
     with pytest.raises(RemoteError, match="do not allow"):
-        fresh = without(roster, slow.me, good, leader=first, view=0)
         third.on_ballot(first.me, Proposal.of_roster(fresh, Proof()), now=0.0)
     assert has(third.on_ballot(second.me, asked(facts, smaller, roster), now=0.0), SendVote)
 
