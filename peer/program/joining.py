@@ -38,8 +38,9 @@ from swarm.data.token_file import TokenFile
 from swarm.host_protocol import ADMIT, SignedRun
 from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
-from swarm.model.families import stage_layout, validate_config
+from swarm.model.families import validate_config
 from swarm.model.layout import ParameterLayout
+from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Transport
 from swarm.release import check_release

@@ -24,6 +24,7 @@ from peer.round.step_state import StepState
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.stage.events import Overtaken, VersionTurned
 from peer.state.replica import Accumulation
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.reduce import read_and_written
@@ -286,7 +287,7 @@ class PartExchange:
         rosters: Sequence[Roster | None],
         bodies: Sequence[Bytes],
     ) -> list[Taken | RemoteError]:
-        """What was signed for each part, or what is wrong with it; each good one is decoded while it is in cache."""
+        """What was signed for each part, or what is wrong with it."""
         self._check_open(state)
         weights = [self._weights(roster) if roster is not None else {} for roster in rosters]
         cap = self._replica.norm_cap()
@@ -295,25 +296,22 @@ class PartExchange:
             one, body = said[place], bodies[place]
             try:
                 made = one.checked(rosters[place], weights[place], body, norm_cap=cap)
-                squares = self._read(state, one.reduced, body)
+                squares = self._read(one.reduced, body)
                 return self._violation(made[one.reduced], squares, body) or made
             except RemoteError as error:
                 return error
 
-        def take() -> list[Taken | RemoteError]:
-            state.parts.decoded(self._replica)  # made before its threads look for it
-            return self._replica.threads.map(take_one, range(len(said)))
+        places = range(len(said))
+        return await self._context.exact.run(Urgency.ROUND, lambda: self._replica.threads.map(take_one, places))
 
-        return await self._context.exact.run(Urgency.ROUND, take)
-
-    def _read(self, state: StepState, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
-        """(exact, its threads) The sum of squares of a part, which is decoded; 0 of a cohort's share; or what is wrong
-        with it."""
-        if reduced.cohort is None:
-            return state.parts.decoded(self._replica).take(reduced.part, reduced.digest, body)
+    def _read(self, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
+        """(exact, its threads) The sum of squares of a part; 0 of a cohort's share; or what is wrong with it."""
+        size = self._num_values(reduced.part)
         try:
+            if reduced.cohort is None:
+                return squares_of(self._replica.codec, body, size)
             if not reduced.is_empty:
-                check_encoded(self._share_codec, body, num_values=self._num_values(reduced.part))
+                check_encoded(self._share_codec, body, num_values=size)
         except RemoteError as error:
             return error
         return 0.0
@@ -342,17 +340,10 @@ class PartExchange:
                     self._context.events.publish(Equivocation(one=held, other=made))
             state.parts.reductions.setdefault(reduced, made)
 
-    async def _take_certified(self, state: StepState, part: int, wanted: bytes, body: Bytes) -> bool:
-        """Whether these are the bytes of the outcome's part, which are decoded, whoever reduced it."""
+    async def _is_certified(self, state: StepState, wanted: bytes, body: Bytes) -> bool:
+        """Whether these are the bytes of the outcome's part, whoever reduced it."""
         self._check_open(state)
-
-        def take() -> bool:
-            if bulk_digest(body) != wanted:
-                return False
-            state.parts.decoded(self._replica).take(part, wanted, body)
-            return True
-
-        return await self._context.exact.run(Urgency.ROUND, take)
+        return await self._context.exact.run(Urgency.ROUND, lambda: bulk_digest(body) == wanted)
 
     def _check_open(self, state: StepState) -> None:
         if not self._steps.is_open(state) or int(self._steps.version) != int(state.step):
@@ -385,17 +376,14 @@ class PartExchange:
                 seed = reduced_seed(context.run_id, chain.stage, chain.version, part)
                 encoded, found = self.reducer.reduce(part, bodies[place], norm_cap=cap, seed=seed, level=level)
                 reduced = replace(reduced, digest=found)
-                squares = self._read(state, reduced, encoded)
+                squares = self._read(reduced, encoded)
                 reduced = replace(reduced, squares=squares if isinstance(squares, float) else 0.0)
             reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=context.me)
             return reduced, reduction.signed_by(context.identity), encoded
 
-        def reduce() -> list[tuple[ReducedPart, Reduction, Bytes]]:
-            state.parts.decoded(self._replica)  # made before its threads look for it
-            return self._replica.threads.map(reduce_one, range(len(wanted)))
-
         out: list[Instruction] = []
-        made = await context.exact.run(Urgency.ROUND, reduce)
+        places = range(len(wanted))
+        made = await context.exact.run(Urgency.ROUND, lambda: self._replica.threads.map(reduce_one, places))
         for reduced, reduction, encoded in made:
             state.parts.reduced[reduced.part, reduced.digest] = encoded
             state.parts.reductions[reduced] = reduction
@@ -466,7 +454,7 @@ class PartExchange:
             self._accuse_if_proved(found)
             log.warning("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], found)
         is_certified = state.round is not None and state.round.result is not None
-        return is_certified and await self._take_certified(state, asked.part, asked.digest, reply.body)
+        return is_certified and await self._is_certified(state, asked.digest, reply.body)
 
     async def _on_part_bytes(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("part request", request.meta)

@@ -5,6 +5,7 @@ A part goes through all that is done to it while it is in cache.
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class ContributionEncoder:
             if residual is None:
                 made = replica.threads.map(encode, range(len(parts)))
                 return [encoded for encoded, _ in made], [found for _, found in made]
-            mean = self.mean(accumulation)
+            mean = partial(self.mean_part, accumulation)
             whole = residual.encode(mean, codec, parts=parts, seeds=seeds, threads=replica.threads)
             return whole, replica.threads.map(bulk_digest, whole)
         except LocalError as error:
@@ -59,9 +60,9 @@ class ContributionEncoder:
         """One part, encoded."""
         return self.replica.contribution_codec.encode_quotients(*accumulation.gradient.quotient_of(where), seed=seed)
 
-    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
-        """All of it, for a codec that leaves a residual."""
-        return self.replica.mean(accumulation)
+    def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
+        """One part, for a codec that leaves a residual."""
+        return self.replica.mean_part(accumulation, where)
 
 
 class PartReducer:

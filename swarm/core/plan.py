@@ -172,7 +172,7 @@ def stage_memory_bytes(
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
-    On the CPU everything is the host's. About 31 bytes of host memory a parameter under int8, 25 with moments in
+    On the CPU everything is the host's. About 27 bytes of host memory a parameter under int8, 21 with moments in
     int8, 4 more with a delay, and activations. Without
     `stage`, an upper bound for any stage of that many parameters; without `mode`, of a peer that computes as the run
     has it. See `total_bytes`.
@@ -189,7 +189,6 @@ def stage_memory_bytes(
         "host.moments": moments,
         f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
         f"{on_device}.gradient of a microbatch": weights,  # whole before any of it is added to a sum
-        "host.mean gradient": weights,
         # Its own contribution, what it reduces for others, and the result.
         "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode),
@@ -212,7 +211,6 @@ def stage_memory_bytes(
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
-        items["host.mean gradient with the residual"] = weights
     items["host.memory kept for messages"] = min(KEPT_FOR_MESSAGES_BYTES, items["host.wire buffers"])
     if on_device == "device" and settings.replays:
         items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)

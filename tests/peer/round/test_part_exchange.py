@@ -18,8 +18,8 @@ from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts
 from peer.stage.events import Events
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.codecs import vector_codec
-from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -97,7 +97,6 @@ class Scene:
             codec=CODEC,
             norm_cap=lambda: CAP,
             threads=Threads(2),
-            result_decoder=lambda: ResultDecoder(CODEC, PARTS, np.zeros(4 * SIZE, dtype=np.float32)),
         )
         events = Events()
         events.hear(ProtocolViolation, self.violations.append)

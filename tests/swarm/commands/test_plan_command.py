@@ -78,10 +78,10 @@ def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> Non
 @pytest.mark.parametrize(
     ("tables", "expected"),
     [
-        ("", 31.0),
-        ('[optimizer]\nmoments = "int8"\n', 25.0),
-        ("[averaging]\ndelay = 1\n", 35.0),
-        ('[run]\ntrust = "public"\n', 35.0),
+        ("", 27.0),
+        ('[optimizer]\nmoments = "int8"\n', 21.0),
+        ("[averaging]\ndelay = 1\n", 31.0),
+        ('[run]\ntrust = "public"\n', 31.0),
     ],
 )
 def test_memory_is_so_many_bytes_a_parameter(tables: str, expected: float) -> None:
