@@ -151,7 +151,9 @@ class RoundLead:
 
     def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
         """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
-        made = self.reduction.with_reducers(roster, held, {*self.gone, *self.late, *self.leave_out})
+        # Who brings its own parts too late would bring what it reduces later still.
+        away = {*self.gone, *self.late, *self.leave_out, *self._missed}
+        made = self.reduction.with_reducers(roster, held, away)
         return replace(made, signature=self.sign(made.signed_bytes()))
 
     def _signed_result(self, result: Result) -> Result:

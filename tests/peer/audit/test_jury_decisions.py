@@ -45,7 +45,7 @@ def certified(*charges: Charge) -> Result:
         run_id=RUN_ID,
         stage=StageIndex(1),
         step=Step(33),
-        contributions=(),
+        committed=(),
         commitment_of=lambda peer: made if peer == ACCUSER else None,
     )
     return cast(Result, SimpleNamespace(roster=roster, root=lambda: ROOT))
