@@ -117,7 +117,7 @@ class Scene:
         steps: Any = SimpleNamespace(
             context=context,
             replica=replica,
-            chain=SimpleNamespace(stage=0, version=FACTS.step, weights_of=lambda result: WEIGHTS),
+            chain=SimpleNamespace(stage=0, version=FACTS.step, weights_of=lambda result, settings: WEIGHTS),
             version=FACTS.step,
             is_open=lambda state: state is self.state,
         )
