@@ -285,7 +285,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         month_bytes=month,
         run_s=run_s,
         run_bytes=tuple(size * run_s / MONTH_S + part.join_bytes for size, part in zip(month, stages, strict=True)),
-        warnings=(*_slow_rounds(settings, stages), *_long_windows(settings, stages)),
+        warnings=tuple(_slow_rounds(settings, stages)),
         refusals=tuple(_slow_joins(stages, assumptions)),
     )
 
@@ -408,16 +408,6 @@ def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Ass
         max(part.work_s + part.exact_s, part.round_s, part.uplink_s, down_s)
         for part, down_s in zip(stages, downlink_s, strict=True)
     )
-
-
-def _long_windows(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str]:
-    longest_s, most_s = max(part.work_s for part in stages), settings.deadlines.step_s
-    if not settings.has_windows or longest_s <= most_s:
-        return []
-    return [
-        f"{settings.averaging.local_steps} local steps take {longest_s:.0f} s, and are cut short after "
-        f"deadlines.step_s = {most_s:g}; raise it to {math.ceil(2 * longest_s)}"
-    ]
 
 
 def _slow_rounds(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str]:

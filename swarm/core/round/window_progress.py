@@ -25,7 +25,8 @@ class WindowProgress:
     _members: set[PeerId] = field(default_factory=set)
     """Whose windows are waited for."""
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
-    _first_at: float | None = None
+    _grew_at: float | None = None
+    _most_done: int = 0
     _half_at: float | None = None
 
     def reserve(self, members: Iterable[PeerId], *, now: float) -> None:
@@ -40,8 +41,8 @@ class WindowProgress:
         """Take a member's report; the number of microbatches it may have started in all."""
         self._members.add(peer_id)
         self._reports[peer_id] = report
-        if self._first_at is None and (report.num_done or report.num_in_flight):
-            self._first_at = now
+        if self.num_done > self._most_done:
+            self._most_done, self._grew_at = self.num_done, now
         return self.microbatches_each
 
     def lost(self, peer_id: PeerId) -> None:
@@ -71,11 +72,11 @@ class WindowProgress:
             return Closing(f"all of {num_members} windows are done")
         if self._half_at is not None and self.num_done and now >= self._half_at + self.straggler_s:
             return Closing(f"{num_members - num_full} of {num_members} windows are cut short")
-        if self._first_at is not None and now >= self._first_at + self.step_s and self.num_done:
-            return Closing(f"{num_full} of {num_members} windows are done after {self.step_s:.0f} s")
+        if self._grew_at is not None and now >= self._grew_at + self.step_s:
+            return Closing(f"{num_full} of {num_members} windows are done, and nothing for {self.step_s:.0f} s")
         return None
 
     def next_deadline(self) -> float | None:
         """When `closing` may change without a report."""
-        times = ((self._first_at, self.step_s), (self._half_at, self.straggler_s))
+        times = ((self._grew_at, self.step_s), (self._half_at, self.straggler_s))
         return min((start + wait for start, wait in times if start is not None), default=None)

@@ -35,6 +35,7 @@ def test_who_is_slower_than_half_brings_what_it_has() -> None:
     progress.report(B, MemberReport(EACH), now=60.0)
     assert not _why(progress, 60.0)
     assert progress.next_deadline() == 60.0 + STRAGGLER_S
+    progress.report(C, MemberReport(2), now=61.0)
     assert "1 of 3 windows are cut short" in _why(progress, 60.0 + STRAGGLER_S)
 
 
@@ -48,9 +49,10 @@ def test_a_lost_member_is_not_waited_for_and_one_that_comes_back_is() -> None:
     assert not _why(progress, 51.0)
 
 
-def test_a_step_ends_after_its_time_with_what_there_is() -> None:
+def test_a_step_in_which_nothing_is_done_any_more_ends_with_what_there_is() -> None:
     progress = _progress(A, B, C)
     assert not _why(progress, 1000.0), "nobody has begun"
-    progress.report(A, MemberReport(3, 1), now=1.0)
-    assert not _why(progress, STEP_S)
-    assert "0 of 3 windows are done after 120 s" in _why(progress, 1.0 + STEP_S)
+    for number in range(1, 5):
+        progress.report(A, MemberReport(number, 1), now=100.0 * number)
+        assert not _why(progress, 100.0 * number + 99.0)
+    assert "0 of 3 windows are done, and nothing for 120 s" in _why(progress, 400.0 + STEP_S)
