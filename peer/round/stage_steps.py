@@ -15,8 +15,7 @@ from peer.state.replica import NewVersion, StageReplica
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
-from swarm.core.round.step_progress import StepProgress
-from swarm.core.round.window_progress import WindowProgress
+from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.state.stage_chain import StageChain
 from swarm.model.stage import Weights
 from swarm.network.loop import happened

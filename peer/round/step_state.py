@@ -10,9 +10,8 @@ from peer.state.replica import Accumulation
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
-from swarm.core.round.step_progress import StepProgress
+from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
-from swarm.core.round.window_progress import WindowProgress
 from verification.round.papers import Bytes, Papers
 from verification.round.reduction import Reduction
 
