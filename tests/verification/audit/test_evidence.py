@@ -32,8 +32,8 @@ from swarm.core.settings import CodecSettings
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile, TokenWriter
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from swarm.manifest.value import run_id, settings_bytes
 from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_members import resigned, vote_by
