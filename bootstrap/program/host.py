@@ -279,8 +279,8 @@ class Host:
 
     @property
     def waits_for(self) -> str:
-        """What a run waits for that has begun and does not go on, in words; else empty."""
-        return self._coming_back.waits_for
+        """What a run waits for that has begun and does not go on, or is to, in words; else empty."""
+        return self._coming_back.waits_for or self.amending.waits_for
 
     @property
     def is_over(self) -> bool:
@@ -730,6 +730,7 @@ class Host:
         """The run's figures for `--report`."""
         summary = self.progress.summary() | self.outcome()
         summary["run_id"] = self.run.run_id
+        summary["amendments"] = self.amending.history
         order = DataOrder.of_run(self.run.settings)
         summary["notices"] = [notice.told(order) for notice in self.notices]
         summary["relay"] = None if self.relay is None else self.relay.report()

@@ -78,6 +78,24 @@ class Amending:
         pending, total = self.pending, self.host.run.settings.optimizer.total_steps
         return total if pending is None else min(total, int(pending.version))
 
+    @property
+    def waits_for(self) -> str:
+        """What is to be amended, in words; empty if nothing is."""
+        pending = self.pending
+        if pending is None:
+            return ""
+        lines = told(self.host.run.settings, unpacked_changes(pending.changes))
+        return f"it is amended at version {self.ends_at}: {'; '.join(lines)}"
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What was amended so far, for people: from which version on, and what."""
+        run = self.host.run.signed
+        return [
+            {"version": int(one.version), "changes": told(run.under(one.number - 1).in_force, one.changed)}
+            for one in run.amendments
+        ]
+
     # -- what the owner asks --------------------------------------------------------------------------------
 
     async def offer(self, texts: Sequence[str], at: str) -> list[str]:
