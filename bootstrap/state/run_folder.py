@@ -28,8 +28,8 @@ from swarm.identity.key import Identity
 from swarm.manifest.file import Manifest, freeze
 from swarm.manifest.signed_run import MAX_SETTINGS_BYTES, Amendment, SignedRun
 from swarm.manifest.value import run_id, settings_bytes, settings_from_value
-from swarm.model.families import stage_layout
 from swarm.model.initial import initial_weights
+from swarm.model.stack import stage_layout
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.transport import MAX_META_BYTES
 from swarm.optim.exact import ExactOptimizer

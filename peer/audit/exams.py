@@ -259,13 +259,13 @@ def _compared(steps: StageSteps, exhibit: Exhibit, bodies: Sequence[Bytes]) -> l
     """(this member's, the newcomer's, bounds) of y and of the gradient of x, where the stage has them."""
     settings, model = steps.context.settings, steps.replica.model
     shape = (settings.batch.microbatch_size, settings.data.sequence_length, model.hidden_size)
-    codecs, dtype = settings.codecs, settings.model.compute_dtype
+    codecs, arithmetic = settings.codecs, settings.model.arithmetic
     found = []
     for mine, theirs, name, kind, there in (
         (exhibit.y, bodies[0], codecs.activations, "activation", not model.is_last),
         (exhibit.grad_x, bodies[1], codecs.activation_gradients, "gradient", not model.is_first),
     ):
         if there:
-            codec, bounds = activation_codec(name), bounds_for(dtype, name, kind)  # type: ignore[arg-type]
+            codec, bounds = activation_codec(name), bounds_for(arithmetic, name, kind)  # type: ignore[arg-type]
             found.append((codec.decode(mine, shape).numpy(), codec.decode(theirs, shape).numpy(), bounds))
     return found

@@ -21,7 +21,7 @@ from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings, leaves_residual
 from swarm.core.state.stage_chain import StageChain
-from swarm.model.families import family_of
+from swarm.model.families import family_of, is_tied
 from swarm.model.stage import StageModel, Weights
 from swarm.model.tensor_pass import TensorPass
 from swarm.optim.certified_steps import CertifiedSteps
@@ -256,9 +256,9 @@ class StageReplay:
 
     def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
         """(those that are not zero, all) of a contribution's values that are zero by structure: the embedding's rows of
-        tokens that are in none of its maker's microbatches. Their gradient is never computed, and every codec that
-        leaves no residual writes zero as zero."""
-        if not self.model.is_first:
+        tokens that are in none of its maker's microbatches, unless it is the head too. Their gradient is never
+        computed, and every codec that leaves no residual writes zero as zero."""
+        if not self.model.is_first or is_tied(self.settings.model, self.stage):
             return 0, 0
         rows_VD = self.layout.views(contribution)[family_of(self.settings.model.config_json).embedding_name]
         touched_V = np.zeros(len(rows_VD), dtype=np.bool_)
