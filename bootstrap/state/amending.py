@@ -27,7 +27,6 @@ from swarm.core.settings import RunSettings
 from swarm.host_protocol import ENDING, STANDING
 from swarm.manifest.amendment import CUT, Changes, amended, packed_changes, read_changes, told, unpacked_changes
 from swarm.manifest.signed_run import MAX_AMENDMENTS, NOTHING_BEFORE, Amendment, Ending
-from swarm.network.loop import happened
 from swarm.network.transport import Message
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,6 @@ class Amending:
     """Whether the run has ended, and nobody trains any more."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """An amendment is in force: this host is to take its run up anew."""
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         if self.pending is not None:
@@ -113,8 +111,8 @@ class Amending:
         if self.is_over():
             self._put_in_force(wish.changes, wish.at)
             return f"the run goes on from version {wish.at} as soon as its peers join again"
-        self._end(wish.changes, wish.at)
-        return f"the run is amended at version {wish.at}"
+        heard = await self._tell(self._end(wish.changes, wish.at))
+        return f"the run is amended at version {self.ends_at}; {heard} of {len(self._training())} peers have heard it"
 
     async def _wish(self, texts: Sequence[str], at: str) -> Wish:
         host = self.host
@@ -162,11 +160,10 @@ class Amending:
     async def run(self) -> None:
         """Tell all who train that the era ends, again and again, for ever."""
         while True:
-            self._changed.clear()
+            await asyncio.sleep(TELL_EVERY_S)
             pending = self.pending
             if pending is not None:
                 await self._tell(pending)
-            await happened(self._changed, within_s=TELL_EVERY_S)
 
     def carry_out(self) -> None:
         """All stages stand at the era's end, and their states are archived: the amendment is in force."""
@@ -184,20 +181,20 @@ class Amending:
         self.host.emit(said)
         self.done.set()
 
-    def _end(self, changes: Changes, version: int) -> None:
+    def _end(self, changes: Changes, version: int) -> Ending:
         run = self.host.run
         made = Ending(run.run_id, self._era, Version(version), packed_changes(changes)).signed_by(run.run_key)
         self.host.ledger.append("ending", made.to_value())
         self.host.followed.end_at(version)
         self.host.emit({"event": "amending", "version": version, "changes": told(run.settings, changes)})
-        self._changed.set()
+        return made
 
     @property
     def _era(self) -> int:
         return self.host.beginning.geneses[0].era
 
-    async def _tell(self, pending: Ending) -> None:
-        """Once; and name a later end where some have gone too far, or the stages have begun again meanwhile."""
+    async def _tell(self, pending: Ending) -> int:
+        """How many have heard; and name a later end where some have gone too far, or the stages have begun again."""
         meta: dict[str, Value] = {"ending": pending.to_value()}
 
         async def one(peer: PeerId) -> tuple[int, bool]:
@@ -220,6 +217,7 @@ class Amending:
             version = min(total, max(int(pending.version), await self._highest()) + self._ahead())
             log.warning("the era does not end at version %d but at %d: some had gone too far", pending.version, version)
             self._end(unpacked_changes(pending.changes), version)
+        return len(said)
 
     def _training(self) -> list[PeerId]:
         return [peer for peer in self.host.progress.present() if self.host.justice.may_train(peer)]

@@ -144,9 +144,9 @@ class RollingBack:
         version = self._steps.version
         while True:
             steps = self._steps
-            has_ended = steps.is_over and not steps.is_run_over
-            if not await happened(self._heard, within_s=ENDED_ASK_EVERY_S if has_ended else ASK_EVERY_S):
-                if has_ended or (version == steps.version and not steps.is_over):
+            is_awaited = steps.is_over and (self.ending is not None or not steps.is_run_over)
+            if not await happened(self._heard, within_s=ENDED_ASK_EVERY_S if is_awaited else ASK_EVERY_S):
+                if version == steps.version:
                     await self._ask()
                 version = steps.version
                 continue

@@ -53,8 +53,7 @@ def _made(
         taken[piece.stage] += piece.within.stop - piece.within.start
     most = states[taken.index(max(taken))]
     arrays: dict[str, Array] = {
-        kind: np.concatenate([values[piece.stage][kind][piece.within] for piece in pieces])  # type: ignore[arg-type]
-        for kind in values[0]
+        kind: np.concatenate([values[piece.stage][kind][piece.within] for piece in pieces]) for kind in values[0]
     }
     weights = arrays.pop("weights")
     assert weights.dtype == np.float32
@@ -72,7 +71,7 @@ def _of_each_value(state: StageState) -> dict[str, Array]:
     """Weights and moments by name, each one for every value: in place of codes of second moments their roots."""
     found: dict[str, Array] = {"weights": state.weights, **state.moments}
     if SCALE in found:
-        scales = np.repeat(found.pop(SCALE), BLOCK_VALUES)[: state.layout.num_values]
+        scales = np.repeat(found.pop(SCALE).astype(np.float32), BLOCK_VALUES)[: state.layout.num_values]
         codes = found[SECOND].astype(np.float32)
         found[SECOND] = (codes * codes * scales).astype(np.float32)
     return found

@@ -72,6 +72,8 @@ def amended(settings: RunSettings, changes: Changes) -> RunSettings:
         _check_amendable(name, show(new))
         table, _, field = name.partition(".")
         value[table][field] = new
+    if CUT in changes:
+        value["initial_state_digests"] = []  # they were of other stages
     return checked_settings(value)
 
 

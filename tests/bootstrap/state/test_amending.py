@@ -76,7 +76,7 @@ def test_an_amended_run_ends_as_one_process_does_that_changes_the_same_settings(
             changes = ["optimizer.total_steps=10", "optimizer.learning_rate=0.005", "batch.target_tokens=64"]
             async with paused_at(swarm, 1):
                 said = await swarm.host.amending.ask([*changes, "model.stages=3"], str(AT))
-            assert said == "the run is amended at version 4"
+            assert said == "the run is amended at version 4; 2 of 2 peers have heard it"
             with pytest.raises(SettingsError, match="being amended already"):
                 await swarm.host.amending.offer(["optimizer.total_steps=20"], "soonest")
             await swarm.until(lambda: has_happened(swarm, "amended"))
