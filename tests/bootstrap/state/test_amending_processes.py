@@ -34,6 +34,8 @@ def test_a_run_is_cut_anew_while_it_goes_on_and_lengthened_when_it_is_over(zygot
         stays=True,
     )
     with swarm:
+        manifest = tmp_path / "run.toml"
+        manifest.write_text(manifest.read_text().replace("num_hidden_layers = 2", "num_hidden_layers = 3"))
         swarm.start_host()
         swarm.start_founders()
         swarm.wait_for("version", version=3)
