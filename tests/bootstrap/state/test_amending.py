@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.whole_model import WholeModel, host_windows
 from bootstrap.program.ledger import Ledger
+from bootstrap.state.amending import Amending
 from bootstrap.state.run_folder import PreparedRun, archived
 from swarm.checkpoint.archive import checkpoint_path, read_checkpoint
 from swarm.checkpoint.state import StageState, arrays_of
@@ -67,6 +68,23 @@ def has_happened(swarm: InProcessSwarm, event: str) -> bool:
     return any(one["event"] == event for one in swarm.events)
 
 
+REFUSED = (
+    (["optimizer.total_steps=2"], str(AT), "total_steps = 2 is not beyond version 4"),
+    (["optimizer.total_steps=50"], "1", "--at 1: the stages are at version"),
+    (["optimizer.total_steps=50"], "9", "the run ends at 8"),
+    (["optimizer.total_steps=50"], "later", "--at later: give a version"),
+    (["limits.max_peers_per_stage=127", "batch.target_tokens=1000000"], str(AT), "fits into a message"),
+)
+
+
+async def check_refusals(amending: Amending) -> None:
+    """What cannot be is refused before anything is signed."""
+    for changes, at, said in REFUSED:
+        with pytest.raises(SettingsError, match=said):
+            await amending.ask(changes, at)
+    assert amending.pending is None
+
+
 def test_an_amended_run_ends_as_one_process_does_that_changes_the_same_settings(tmp_path: Path) -> None:
     manifest = manifest_of(**EXACT, optimizer={"total_steps": 8, "max_norm": 1e6, "learning_rate": 0.01})
     first = prepare(manifest, tmp_path)
@@ -74,8 +92,15 @@ def test_an_amended_run_ends_as_one_process_does_that_changes_the_same_settings(
     async def scenario() -> dict[str, Any]:
         async with swarm_in_process(manifest, tmp_path, peers=(1, 1)) as swarm:
             changes = ["optimizer.total_steps=10", "optimizer.learning_rate=0.005", "batch.target_tokens=64"]
+            with pytest.raises(SettingsError, match="the stages have not begun"):
+                await swarm.host.amending.offer(changes, "soonest")
             async with paused_at(swarm, 1):
+                await check_refusals(swarm.host.amending)
+                lines = await swarm.host.amending.offer([*changes, "model.stages=3"], str(AT))
                 said = await swarm.host.amending.ask([*changes, "model.stages=3"], str(AT))
+            assert lines[1] == "model.stage_layers: [2, 2] -> [1, 2, 1]"
+            for words, line in zip(("from version 4 on", "are cut anew", "machine alone"), lines[4:], strict=False):
+                assert words in line
             assert said == "the run is amended at version 4; 2 of 2 peers have heard it"
             with pytest.raises(SettingsError, match="being amended already"):
                 await swarm.host.amending.offer(["optimizer.total_steps=20"], "soonest")
@@ -120,32 +145,3 @@ def test_a_run_that_is_lengthened_while_its_host_dies_is_byte_for_byte_the_longe
         assert amended.certified_norms == longer.certified_norms
         for (name, found), (_, wanted) in zip(arrays_of(amended), arrays_of(longer), strict=True):
             assert found.tobytes() == wanted.tobytes(), name
-
-
-def test_what_cannot_be_amended_is_refused_before_anything_is_signed(tmp_path: Path) -> None:
-    manifest = manifest_of(optimizer={"total_steps": 40}, batch={"target_tokens": 32})
-
-    async def scenario() -> None:
-        async with swarm_in_process(manifest, tmp_path, peers=(1, 1)) as swarm:
-            amending = swarm.host.amending
-            with pytest.raises(SettingsError, match="the stages have not begun"):
-                await amending.offer(["optimizer.total_steps=50"], "soonest")
-            for changes, at, said in (
-                (["optimizer.total_steps=2"], "20", "total_steps = 2 is not beyond version 20"),
-                (["optimizer.total_steps=50"], "2", "--at 2: the stages are at version"),
-                (["optimizer.total_steps=50"], "41", "the run ends at 40"),
-                (["optimizer.total_steps=50"], "later", "--at later: give a version"),
-                (["limits.max_peers_per_stage=127", "batch.target_tokens=1000000"], "20", "fits into a message"),
-            ):
-                async with paused_at(swarm, 3):
-                    with pytest.raises(SettingsError, match=said):
-                        await amending.ask(changes, at)
-                    lines = await amending.offer(["optimizer.total_steps=50", "model.stages=4"], "30")
-            assert lines[:2] == ["model.stage_layers: [2, 2] -> [1, 1, 1, 1]", "optimizer.total_steps: 40 -> 50"]
-            for said, line in zip(
-                ("from version 30 on", "are cut anew", "one such machine alone"), lines[2:], strict=False
-            ):
-                assert said in line
-            assert amending.pending is None
-
-    asyncio.run(scenario())
