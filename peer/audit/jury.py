@@ -24,7 +24,8 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.contribution import MAX_CHARGES, Charge, Result
-from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE, SignedRun
+from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE
+from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
 from verification.audit.standing import Standing

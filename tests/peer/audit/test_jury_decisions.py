@@ -20,8 +20,8 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Charge, Result, Roster
 from swarm.core.state.stage_chain import StageChain
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, said_by
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, DrawnJury, JurorVote, Quarantine, jury_of

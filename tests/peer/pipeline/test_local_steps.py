@@ -68,6 +68,7 @@ def test_a_window_that_was_cut_short_is_contributed_as_it_is(tmp_path: Path) -> 
 
     async def train() -> dict[str, Any]:
         tables: dict[str, Any] = {"deadlines": {"straggler_s": 0.05}, "limits": {"founders_per_stage": 2}}
+        tables |= {"averaging": {"local_steps": 60}, "optimizer": {"total_steps": 3}}
         async with swarm_in_process(windows(**tables), tmp_path, peers=(2,)) as swarm:
             swarm.on_applied.append(watched.applied)
             await swarm.until_version(1)
@@ -84,17 +85,18 @@ def test_a_window_that_was_cut_short_is_contributed_as_it_is(tmp_path: Path) -> 
 
     report = asyncio.run(train())
     assert all(len(digests) == 1 for digests in watched.digests.values())
-    short = [count for of in watched.entries.values() for count in of.values() if count < 2 * LOCAL_STEPS]
+    short = [count for of in watched.entries.values() for count in of.values() if count < 120]
     assert short
     assert all(count % 2 == 0 for count in short), "of inner steps that were taken whole"
-    assert report["steps"] == 4
+    assert report["steps"] == 3
 
 
 def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
     watched = Watched()
 
     async def train() -> tuple[dict[str, Any], PeerId, PeerId]:
-        async with swarm_in_process(windows(optimizer={"total_steps": 8}), tmp_path, peers=(3,)) as swarm:
+        tables: dict[str, Any] = {"optimizer": {"total_steps": 8}, "limits": {"founders_per_stage": 3}}
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,)) as swarm:
             swarm.on_applied.append(watched.applied)
             await swarm.until_version(1)
             victim = swarm.of_stage(0)[1]
