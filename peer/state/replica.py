@@ -150,6 +150,8 @@ class StageReplica:
         self._extrapolated: Weights | None = None
         self._stepped: Stepped | None = None
         self._sums.clear()
+        if self._window is not None:
+            self._window.forget()
         feeds_back = leaves_residual(self.settings.codecs.averaging)
         self.residual = Residual(self.layout.num_values) if feeds_back else None
         """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""

@@ -1,8 +1,9 @@
 """A member's window: inner steps of AdamW by itself, from a version that everybody has to where it goes from there.
 
-Its moments begin anew at each window, the first as zero without correction of its bias, the second with it: all that a
-window starts from is public, costs no bytes, and who joins needs nothing else. (Douillard et al., "DiLoCo", 2023, keep
-each member's own.) The learning rate goes by the inner step's number in the run.
+Among friends each member's moments go on from its window before, and whoever joins begins with none (Douillard et al.,
+"DiLoCo", 2023). Where replicas replay each other's work nothing may be private: there moments begin anew at each window,
+the first as zero without correction of its bias, the second with it. Neither costs a byte; docs/outer_steps.md says what
+forms that cost some are worth. The learning rate goes by the inner step's number in the run.
 """
 
 from typing import TypeAlias
@@ -21,12 +22,13 @@ Floats: TypeAlias = NDArray[np.float32]
 class LocalWindow:
     """One window after another, in the same memory: 20 bytes a parameter.
 
-    Equal gradients give equal bits on every machine.
+    Equal gradients, and equal windows before where moments go on, give equal bits on every machine.
     """
 
     def __init__(self, settings: RunSettings, layout: ParameterLayout, *, threads: Threads = ONE_THREAD) -> None:
         """`threads` share the work and change none of its bits."""
         self._num_steps = settings.averaging.local_steps
+        self._is_public = settings.replays
         self._clip_norm = settings.inner.max_norm
         self._optimizer = ExactOptimizer(
             settings.inner, num_values=layout.num_values, decay_ranges=layout.decay_ranges, threads=threads
@@ -38,10 +40,15 @@ class LocalWindow:
 
     def begin(self, start: Floats, version: int) -> None:
         """From the weights of this version, which do not change while the window lasts."""
+        if self._is_public:
+            self.forget()
+        self._start, self._version, self.steps_taken = start, version, 0
+
+    def forget(self) -> None:
+        """What is known of earlier windows."""
         for moments in self._optimizer.moments.values():
             moments.fill(0)
-        self._optimizer.scalars |= {"beta1_power": 0.0, "beta2_power": 1.0}
-        self._start, self._version, self.steps_taken = start, version, 0
+        self._optimizer.scalars |= {"beta1_power": 0.0 if self._is_public else 1.0, "beta2_power": 1.0}
 
     @property
     def is_full(self) -> bool:

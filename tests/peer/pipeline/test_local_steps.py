@@ -63,34 +63,6 @@ def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path
     assert not state.moments, "who joins needs the weights and nothing else"
 
 
-def test_a_window_that_was_cut_short_is_contributed_as_it_is(tmp_path: Path) -> None:
-    watched = Watched()
-
-    async def train() -> dict[str, Any]:
-        tables: dict[str, Any] = {"deadlines": {"straggler_s": 0.05}, "limits": {"founders_per_stage": 2}}
-        tables |= {"averaging": {"local_steps": 60}, "optimizer": {"total_steps": 3}}
-        async with swarm_in_process(windows(**tables), tmp_path, peers=(2,)) as swarm:
-            swarm.on_applied.append(watched.applied)
-            await swarm.until_version(1)
-            at = swarm.of_stage(0)[1].daemon.at
-            assert at is not None
-            assert at.source is not None
-            permit = at.source.work.permit
-            await swarm.until(lambda: any(at.steps.replica.num_done(step) >= 3 for step in at.steps.open))
-            permit.withhold("for a test")
-            version = int(at.steps.version)
-            await swarm.until_version(version + 1)
-            permit.give()
-            return await swarm.finished()
-
-    report = asyncio.run(train())
-    assert all(len(digests) == 1 for digests in watched.digests.values())
-    short = [count for of in watched.entries.values() for count in of.values() if count < 120]
-    assert short
-    assert all(count % 2 == 0 for count in short), "of inner steps that were taken whole"
-    assert report["steps"] == 3
-
-
 def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
     watched = Watched()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swarm.core.errors import LocalError
-from swarm.core.settings import AveragingSettings, OptimizerSettings, RunSettings
+from swarm.core.settings import AveragingSettings, OptimizerSettings, RunSettings, Trust
 from swarm.core.state.schedule import learning_rate
 from swarm.model.layout import ParameterLayout
 from swarm.optim.exact import ExactOptimizer
@@ -17,9 +17,10 @@ STEPS = 4
 LAYOUT = ParameterLayout.of({"matrix": (8, 16), "norm": (16,)})
 
 
-def settings() -> RunSettings:
+def settings(trust: Trust = "public") -> RunSettings:
     return replace(
         small_settings(1),
+        trust=trust,
         averaging=AveragingSettings(local_steps=STEPS),
         optimizer=OptimizerSettings(learning_rate=0.01, warmup_steps=2, total_steps=10, max_norm=1e6),
     )
@@ -57,7 +58,29 @@ def test_the_schedule_goes_by_inner_steps_and_is_as_long_as_the_run() -> None:
     assert learning_rate(run.inner, peak) == run.optimizer.learning_rate
 
 
-def test_a_window_knows_nothing_of_the_one_before() -> None:
+def test_among_friends_windows_are_one_run_of_adamw_from_a_new_start_each() -> None:
+    run, start = settings("friends"), np.ones(LAYOUT.num_values, dtype=np.float32)
+    window = LocalWindow(run, LAYOUT)
+    whole = ExactOptimizer(run.inner, num_values=LAYOUT.num_values, decay_ranges=LAYOUT.decay_ranges)
+    weights, version = start, 0
+    for version in range(2):
+        window.begin(weights, version)
+        for number, gradient in enumerate(gradients(version)):
+            out = np.empty_like(weights)
+            whole.step(weights, gradient, step=version * STEPS + number, clip_norm=1e6, out=out)
+            weights = out
+            window.take(gradient)
+        np.testing.assert_array_equal(window.weights, weights)
+        weights = window.weights.copy()
+    window.forget()
+    window.begin(start, 0)
+    fresh = LocalWindow(run, LAYOUT)
+    fresh.begin(start, 0)
+    assert window.take(gradients(5)[0]) == fresh.take(gradients(5)[0])
+    np.testing.assert_array_equal(window.weights, fresh.weights)
+
+
+def test_where_windows_are_replayed_one_knows_nothing_of_the_one_before() -> None:
     start = np.ones(LAYOUT.num_values, dtype=np.float32)
     fresh, used = LocalWindow(settings(), LAYOUT), LocalWindow(settings(), LAYOUT)
     used.begin(start * 2, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
-from swarm.core.settings import AveragingSettings, CodecSettings
+from swarm.core.settings import AveragingSettings, CodecSettings, RunSettings
 from tests.verification.exhibits import Done, SmallRun, small_settings
 from verification.audit.tolerance import Comparison, Grade
 from verification.replay.compared import compared_contribution
@@ -19,11 +19,15 @@ LOCAL_STEPS, BATCH = 5, 4
 INT8 = CodecSettings(averaging="int8")
 
 
+def settings() -> RunSettings:
+    return small_settings(1, codecs=INT8, averaging=AveragingSettings(local_steps=LOCAL_STEPS), trust="public")
+
+
 class Window:
     """The second window of a run's only member, and a replay that stands where it began."""
 
     def __init__(self) -> None:
-        run = SmallRun(small_settings(1, codecs=INT8, averaging=AveragingSettings(local_steps=LOCAL_STEPS)))
+        run = SmallRun(settings())
         for number in range(LOCAL_STEPS * BATCH):
             run.microbatch(number)
         run.step(0)
@@ -71,6 +75,19 @@ def test_one_row_of_the_embedding_that_is_bent_is_fraud(window: Window) -> None:
     parts = [codec.encode(np.ascontiguousarray(bent[where]), seed=bytes(32)) for where in replay._parts]
     found = compared_contribution(replay, exhibits, parts, replayed, second=None).found
     assert found.grade is Grade.FRAUD, found
+
+
+def test_a_window_that_is_cut_short_is_contributed_as_it_is(window: Window) -> None:
+    run = SmallRun(settings())
+    begun = StageReplay(run.settings, 0)
+    begun.begin(*run.snapshot(0))
+    exhibits = [run.microbatch(number)[0] for number in range(3 * BATCH + 2)]
+    done = run.step(0)
+    (made,) = done.contributions.values()
+    assert [work.microbatch_id for work in made.work] == list(range(3 * BATCH)), "of inner steps that were taken whole"
+    (parts,) = done.parts.values()
+    replayed = begun.encoded_contribution(exhibits[: 3 * BATCH], Step(0))
+    assert [bytes(part) for part in replayed] == [bytes(part) for part in parts]
 
 
 def test_a_window_that_is_not_of_whole_steps_is_no_honest_one(window: Window) -> None:
