@@ -43,6 +43,8 @@ class Method:
     """Under delay 1, what a window's moments come from: the last certified round, or the member's own last window."""
     rule: Literal["mean", "centered_clip"] = "mean"
     outer_rate: float = 1.0
+    outer_momentum: float = 0.0
+    """Nesterov's, of the outer step."""
 
     @property
     def name(self) -> str:
@@ -53,6 +55,7 @@ class Method:
         words += ["delay" if self.moments_of == "certified" else "delay-own"] if self.delay else []
         words += [self.rule] if self.rule != "mean" else []
         words += [f"a{self.outer_rate:g}"] if self.outer_rate != 1.0 else []
+        words += [f"n{self.outer_momentum:g}"] if self.outer_momentum else []
         return "-".join(words)
 
     @property
@@ -73,6 +76,8 @@ def parse_method(name: str) -> Method:
                 method = replace(method, delay=1, moments_of="certified" if word == "delay" else "own")
             elif word == "centered_clip":
                 method = replace(method, rule="centered_clip")
+            elif word.startswith("n"):
+                method = replace(method, outer_momentum=float(word[1:]))
             else:
                 method = replace(method, outer_rate=float(word.removeprefix("a")))
     except (IndexError, ValueError) as error:

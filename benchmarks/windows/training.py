@@ -128,6 +128,7 @@ class _Swarm:
     def __init__(self, inner: InnerSteps, method: Method, members: int, weights: Floats) -> None:
         self._inner, self._method, self._members = inner, method, members
         self._certified = weights
+        self._velocity = np.zeros_like(weights)
         self._window = 0
         start = forms.fresh(method.moments, weights.size)
         self._moments = [start] * members
@@ -179,7 +180,10 @@ class _Swarm:
         said, _ = self._pending.pop(0)
         mean = aggregate(said, [1] * len(said), rule=self._method.rule)
         result = self._sent(mean, f"{self._window} result {len(self._pending)}")
-        self._certified = outer_step(self._certified, result, rate=self._method.outer_rate)
+        momentum = np.float32(self._method.outer_momentum)
+        self._velocity = self._velocity * momentum + result
+        direction = result + self._velocity * momentum if self._method.outer_momentum else result
+        self._certified = outer_step(self._certified, direction, rate=self._method.outer_rate)
 
     def _sent(self, values: Floats, what: str) -> Floats:
         """As everyone decodes it."""
