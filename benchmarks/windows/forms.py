@@ -33,10 +33,9 @@ class Moments:
 
     @classmethod
     def of(cls, optimizer: ExactOptimizer) -> "Moments":
-        """Copies, with their bias corrected."""
-        first, second = optimizer.moments["first"], optimizer.moments["second"]
-        rest1, rest2 = (np.float32(1.0 - optimizer.scalars[name]) for name in ("beta1_power", "beta2_power"))
-        return cls(first / rest1, second / rest2, 0.0, 0.0)
+        """Copies."""
+        first, second = (optimizer.moments[name].copy() for name in ("first", "second"))
+        return cls(first, second, optimizer.scalars["beta1_power"], optimizer.scalars["beta2_power"])
 
 
 def fresh(form: MomentForm, num_values: int) -> Moments:
@@ -51,6 +50,7 @@ def public(
     """What the members' moments at their windows' ends make public; `rate_sum`: of the window's steps."""
     num_values = layout.num_values
     zeros = np.zeros(num_values, dtype=np.float32)
+    powers = ends[0].beta1_power, ends[0].beta2_power
     if form in ("reset", "reset_nobc"):
         return fresh(form, num_values)
     seconds = [end.second for end in ends]
@@ -61,15 +61,19 @@ def public(
     else:
         second = factored(_mean(seconds), layout)
     if form in ("vfac_nobc", "v4_nobc"):
-        return Moments(zeros, second, 0.0, 0.0)
+        return Moments(zeros, second, 0.0, powers[1])
     firsts = [end.first for end in ends]
     if form == "averaged":
         first = _mean(firsts)
     elif form == "delta_vfac":
-        first = mean_delta * (np.sqrt(second) / np.float32(rate_sum))
+        unbiased = np.sqrt(second / np.float32(1.0 - powers[1]))
+        return Moments(zeros + mean_delta * (unbiased / np.float32(rate_sum)), second, 0.0, powers[1])
+    elif form == "m2_vfac":
+        rng = np.random.default_rng(list(seed))
+        first = in_bits(_mean([in_bits(one, 2, rng) for one in firsts]), 2, rng)
     else:
         first = in_int4(_mean([in_int4(one, seed + bytes([place])) for place, one in enumerate(firsts)]), seed + b"r")
-    return Moments(first, second, 0.0, 0.0)
+    return Moments(first, second, *powers)
 
 
 def factored(second: Floats, layout: ParameterLayout) -> Floats:

@@ -4,7 +4,16 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 MomentForm: TypeAlias = Literal[
-    "private", "reset", "reset_nobc", "vfac_nobc", "v4_nobc", "averaged", "averaged4", "m4_vfac", "delta_vfac"
+    "private",
+    "reset",
+    "reset_nobc",
+    "vfac_nobc",
+    "v4_nobc",
+    "averaged",
+    "averaged4",
+    "m4_vfac",
+    "m2_vfac",
+    "delta_vfac",
 ]
 DeltaCodec: TypeAlias = Literal["fp32", "int4", "int3", "int2"]
 
@@ -24,6 +33,7 @@ BYTES_OF_MOMENTS: dict[MomentForm, float] = {
     "averaged": 8.0,
     "averaged4": 1.0 + 4 / 64,
     "m4_vfac": 0.5 + 2 / 64,
+    "m2_vfac": 0.25 + 2 / 64,
     "delta_vfac": 0.0,
 }
 """A value, one way; rows' and columns' means are left out: 4 (1 / rows + 1 / columns), 0.004 at width 2048."""
