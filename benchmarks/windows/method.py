@@ -15,12 +15,11 @@ MomentForm: TypeAlias = Literal[
     "m2_vfac",
     "delta_vfac",
 ]
-DeltaCodec: TypeAlias = Literal["fp32", "int4", "int3", "int2"]
+DeltaCodec: TypeAlias = Literal["fp32", "int4", "int2"]
 
 BYTES_OF_DELTA: dict[DeltaCodec, float] = {
     "fp32": 4.0,
     "int4": 0.5 + 2 / 64,
-    "int3": 0.375 + 2 / 64,
     "int2": 0.25 + 2 / 64,
 }
 """A value, with a bf16 scale for each 64."""

@@ -5,7 +5,6 @@ Members take turns; all methods see the same samples at the same step. Nothing b
 
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -14,8 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.single_process import WholeRun, joined
 from benchmarks.whole_model import host_windows
 from benchmarks.windows import forms
-from benchmarks.windows.forms import Moments
-from benchmarks.windows.method import DeltaCodec, Method
+from benchmarks.windows.method import Method
 from swarm.averaging.aggregate import aggregate
 from swarm.core.ids import MicrobatchId
 from swarm.core.settings import OptimizerSettings
@@ -24,7 +22,7 @@ from swarm.data.batches import BatchReader
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.exact import ExactOptimizer
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.window import outer_step, pseudo_gradient
+from swarm.optim.window import InnerMoments, outer_step, pseudo_gradient
 
 Floats = NDArray[np.float32]
 
@@ -51,7 +49,7 @@ class InnerSteps:
         buffers = [np.empty(self.layout.num_values, dtype=np.float32) for _ in range(2)]
         self._versions: list[tuple[Floats, Weights]] = [(flat, self._model.weights(flat)) for flat in buffers]
 
-    def run(self, start: Floats, moments: Moments, step: int, batches: Sequence[Sequence[MicrobatchId]]) -> Floats:
+    def run(self, start: Floats, moments: InnerMoments, step: int, batches: Sequence[Sequence[MicrobatchId]]) -> Floats:
         """Weights after a step on each of the batches, the first of which is step `step`; moments in `optimizer`."""
         moments.load_into(self.optimizer)
         (old, old_weights), (new, new_weights) = self._versions
@@ -133,7 +131,7 @@ class _Swarm:
         start = forms.fresh(method.moments, weights.size)
         self._moments = [start] * members
         """That each member's next window starts with."""
-        self._pending: list[tuple[list[Floats], Moments | None]] = []
+        self._pending: list[tuple[list[Floats], InnerMoments | None]] = []
         """Under delay: what members said of the window before, and what the round of it makes of their moments."""
 
     def take_window(self, window: range, ids: list[list[list[MicrobatchId]]]) -> None:
@@ -146,11 +144,11 @@ class _Swarm:
                 start = outer_step(start, self._pending[0][0][member], rate=method.outer_rate)
             end = self._inner.run(start, self._moments[member], window.start, ids[member])
             said.append(self._sent(pseudo_gradient(start, end), f"{self._window} {member}"))
-            ends.append(Moments.of(self._inner.optimizer))
+            ends.append(InnerMoments.of(self._inner.optimizer))
         rate_sum = sum(learning_rate(self._inner.settings, step) for step in window)
         layout, seed = self._inner.layout, f"{self._window}".encode()
 
-        def made_public(of: Sequence[int]) -> Moments:
+        def made_public(of: Sequence[int]) -> InnerMoments:
             delta = aggregate([said[one] for one in of], [1] * len(of), rule="mean")
             return forms.public(method.moments, [ends[one] for one in of], delta, rate_sum, layout, seed)
 
@@ -187,13 +185,4 @@ class _Swarm:
 
     def _sent(self, values: Floats, what: str) -> Floats:
         """As everyone decodes it."""
-        return sent(values, self._method.codec, blake2b(what.encode(), digest_size=32).digest())
-
-
-def sent(values: Floats, codec: DeltaCodec, seed: bytes) -> Floats:
-    """As it is decoded after the codec."""
-    if codec == "fp32":
-        return values
-    if codec == "int4":
-        return forms.in_int4(values, seed)
-    return forms.in_bits(values, int(codec[-1]), np.random.default_rng(list(seed)))
+        return forms.sent(values, self._method.codec, what.encode())
