@@ -26,7 +26,18 @@ from swarm.local.compute_pools import bound_pools
 
 ALONE = "alone"
 SYNCHRONOUS = "synchronous"
-DEFAULT_METHODS = (ALONE, SYNCHRONOUS, "H30-averaged-int4")
+DEFAULT_METHODS = (
+    ALONE,
+    SYNCHRONOUS,
+    "H10-m2_vfac-int2",
+    "H30-m2_vfac-int2",
+    "H10-averaged4-int4",
+    "H30-averaged4-int4",
+)
+TUNED_RATES = {ALONE: 2e-3, SYNCHRONOUS: 4e-3}
+"""The best of 1e-3, 2e-3, 4e-3 and 8e-3 that were tried with each at the default steps and batch."""
+RATE_OF_WINDOWS = 3e-3
+
 MANIFEST = """\
 [model]
 stages = 1
@@ -179,8 +190,8 @@ def table(losses: Losses, *, steps: int, batch_tokens: int, layers: int) -> dict
 @click.command()
 @click.option("--methods", default=",".join(DEFAULT_METHODS), show_default=True, help="By name, with commas.")
 @click.option("--members", default="4", show_default=True, help="Numbers of them, with commas.")
-@click.option("--seeds", default="1", show_default=True, help="With commas; of first weights and order of samples.")
-@click.option("--rates", default="2e-3", show_default=True, help="Highest learning rates, with commas.")
+@click.option("--seeds", default="1,2,3", show_default=True, help="With commas; of first weights and order of samples.")
+@click.option("--rates", help="Highest learning rates, with commas. Default: one for each method that was found best.")
 @click.option("--steps", type=click.IntRange(min=2), default=1200, show_default=True, help="Inner ones, of a member.")
 @click.option("--batch-tokens", type=click.IntRange(min=128), default=512, show_default=True, help="Of an inner step.")
 @click.option("--layers", type=click.IntRange(min=1), default=2, show_default=True)
@@ -193,7 +204,7 @@ def main(
     methods: str,
     members: str,
     seeds: str,
-    rates: str,
+    rates: str | None,
     steps: int,
     batch_tokens: int,
     layers: int,
@@ -207,7 +218,7 @@ def main(
     bound_pools(1)  # before torch is first imported
     if smoke:
         steps, batch_tokens, evaluate_tokens, out = 4, MICROBATCH_TOKENS, MICROBATCH_TOKENS, None
-        members, seeds, rates, lengths = "2", "1", "2e-3", "1,2"
+        members, seeds, lengths = "2", "1", "1,2"
     cells = [
         Cell(
             method=name,
@@ -222,7 +233,7 @@ def main(
         for name in methods.split(",")
         for count in ([1] if name == ALONE else _numbers(members))
         for times in (_numbers(lengths) if name == ALONE else [1])
-        for rate in map(float, rates.split(","))
+        for rate in _rates(rates, name)
     ]
     with tempfile.TemporaryDirectory() as scratch:
         kept = out or Path(scratch) / "cells.jsonl"
@@ -233,6 +244,12 @@ def main(
         return
     for name, row in rows.items():
         click.echo(f"{name}: {row}")
+
+
+def _rates(listed: str | None, method: str) -> list[float]:
+    if listed is None:
+        return [TUNED_RATES.get(method, RATE_OF_WINDOWS)]
+    return [float(rate) for rate in listed.split(",")]
 
 
 def _numbers(listed: str) -> list[int]:
