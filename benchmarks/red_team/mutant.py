@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from benchmarks.red_team.mutations import Memory, changed, ways_of
+from benchmarks.red_team.mutations import Memory, Way, changed, ways_of
 from benchmarks.red_team.plan import Plan, Rule
 from benchmarks.red_team.records import Kind, Site, declared, get, put, sites, slots_of
 from benchmarks.red_team.virtual_swarm import PeerMaker, VirtualSwarm, owner
@@ -33,6 +33,8 @@ from verification.round.reduction import Reduction
 MOST_DELAY_S = 8.0
 KEPT_MESSAGES = 16
 KEPT_RECORDS = 24
+MOST_LONGEST = 6
+"""So often a rule makes a list as long as its form allows, tens of thousands of items; from then on it is long."""
 REMEMBERED = 0.2
 """Share of messages whose fields are kept, to be said again."""
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
@@ -71,6 +73,10 @@ class Mutation:
         for rule in self.plan.rules:
             if rule.where == where and rule.acts_at(step) and self.rng(rule).random() < rule.share:
                 yield rule
+
+    def way_of(self, rule: Rule) -> Way:
+        done = self.applied.get(rule.number, 0)
+        return "long" if rule.way == "longest" and done >= MOST_LONGEST else rule.way
 
     def did(self, rule: Rule) -> None:
         self.applied[rule.number] = self.applied.get(rule.number, 0) + 1
@@ -157,7 +163,7 @@ class Mutation:
         write = form.writer(shallow=False)
         value = write(held) if write is not None else held
         new = changed(
-            rule.way,
+            self.way_of(rule),
             form,
             value,
             kind=kind,
@@ -230,7 +236,7 @@ class Mutation:
         except (KeyError, IndexError, TypeError):
             return
         new = changed(
-            rule.way,
+            self.way_of(rule),
             form,
             held,
             kind=site.kind,

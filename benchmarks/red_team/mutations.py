@@ -16,13 +16,15 @@ from swarm.core.forms import Boolean, Each, Form, Integer, Items, Maybe, Nested,
 from swarm.core.record import Row
 
 Way: TypeAlias = Literal[
-    "extreme", "near", "others", "own_before", "repeated", "missing", "longest", "sibling", "inner"
+    "extreme", "near", "others", "own_before", "repeated", "missing", "long", "longest", "sibling", "inner"
 ]
 """`own_before`: what this peer said there before; `others`: what somebody said in such a place. `sibling`: where
 digests of records stand, that of another that this peer signs about the same thing. `inner`: one thing within it."""
 
 WAYS: Sequence[Way] = get_args(Way)
 MOST_KEPT = 24
+LONG = 128
+"""Items of a list that is much longer than it should be, and read in no time."""
 NUMBERS = (0.0, 1e-30, 1e30, 5e-324, 1.7e308, -1.0, 1.0)
 
 SiblingOf = Callable[[bytes, random.Random], bytes | None]
@@ -129,8 +131,8 @@ def _list(way: Way, form: Items, value: list[Any], sibling: SiblingOf, rng: rand
     at = rng.randrange(len(value))
     if way == "repeated":
         return value[: at + 1] + value[at:]
-    if way == "longest":
-        return _longest(form, value)
+    if way in ("long", "longest"):
+        return _longest(value, form.max_items if way == "longest" else min(LONG, form.max_items))
     if way == "sibling":
         made = sibling(value[at], rng)
         if made is None:
@@ -145,15 +147,15 @@ def _list(way: Way, form: Items, value: list[Any], sibling: SiblingOf, rng: rand
     return [*value[:at], _one("extreme", form.item, value[at], rng), *value[at + 1 :]]
 
 
-def _longest(form: Items, value: list[Any]) -> list[Any]:
-    """As long as it may be, each item another one where it has a number to tell it by."""
+def _longest(value: list[Any], length: int) -> list[Any]:
+    """That long, each item another one where it has a number to tell it by."""
     model = value[-1]
     where = (
         next((at for at, one in enumerate(model) if isinstance(one, int)), None) if isinstance(model, list) else None
     )
     made = list(value)
     number = 1 << 40
-    while len(made) < form.max_items:
+    while len(made) < length:
         item = model
         if where is not None:
             item = [*model[:where], number, *model[where + 1 :]]
