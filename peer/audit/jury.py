@@ -119,7 +119,7 @@ class Jury:
         self._told_by: OrderedDict[PeerId, dict[PeerId, Version]] = OrderedDict()
         """Of whom juries of other stages put out: which of that stage's peers act on it, and when the deed was.
 
-        Several may be accused of several deeds by several accusers at once; each tells of the first that it heard of."""
+        Several accusers may bring several deeds of it at once; each peer tells of the first that it heard of."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to sit."""

@@ -318,13 +318,13 @@ def test_what_an_orphan_came_to_is_looked_at_when_its_caller_is_gone(is_source: 
             raise RemoteError("digest", "targets differ from the birth record")
 
         come = replace(arrival(), sender=arrival().birth.source) if is_source else arrival()
-        calling = asyncio.ensure_future(held.wait(held.begin(come, refused()), come.sender))
+        passage = held.begin(come, refused())
+        calling = asyncio.ensure_future(held.wait(passage, come.sender))
         await asyncio.sleep(0)
         calling.cancel()
         await asyncio.wait({calling})
         fails.set()
-        while held.num_orphans:
-            await asyncio.sleep(0)
+        await asyncio.wait({passage.task})
 
     asyncio.run(main())
     gc.collect()
