@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from benchmarks.red_team.mutations import Memory, Way, changed, ways_of
+from benchmarks.red_team.mutations import Memory, changed, ways_of
 from benchmarks.red_team.plan import Plan, Rule
 from benchmarks.red_team.records import Kind, Site, declared, get, put, sites, slots_of
-from benchmarks.red_team.virtual_swarm import PeerMaker, VirtualSwarm, owner
+from benchmarks.red_team.virtual_swarm import MAX_MESSAGE_BYTES, PeerMaker, VirtualSwarm, owner
 from peer.program.daemon import PeerDaemon
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, signed_bytes, unpack
@@ -26,15 +26,13 @@ from swarm.core.round.contribution import ReducedPart
 from swarm.core.round.voting import Promise
 from swarm.host_protocol import ACCUSE
 from swarm.identity.key import Identity, verify
-from swarm.network.transport import MAX_META_BYTES, Handler, Message, Transport, TransportAround
+from swarm.network.transport import Handler, Message, Transport, TransportAround
 from verification.kinds.equivocation import CastVote
 from verification.round.reduction import Reduction
 
 MOST_DELAY_S = 8.0
 KEPT_MESSAGES = 16
 KEPT_RECORDS = 24
-MOST_LONGEST = 6
-"""So often a rule makes a list as long as its form allows, tens of thousands of items; from then on it is long."""
 REMEMBERED = 0.2
 """Share of messages whose fields are kept, to be said again."""
 _READING: ContextVar[bool] = ContextVar("reading", default=False)
@@ -73,10 +71,6 @@ class Mutation:
         for rule in self.plan.rules:
             if rule.where == where and rule.acts_at(step) and self.rng(rule).random() < rule.share:
                 yield rule
-
-    def way_of(self, rule: Rule) -> Way:
-        done = self.applied.get(rule.number, 0)
-        return "long" if rule.way == "longest" and done >= MOST_LONGEST else rule.way
 
     def did(self, rule: Rule) -> None:
         self.applied[rule.number] = self.applied.get(rule.number, 0) + 1
@@ -163,7 +157,7 @@ class Mutation:
         write = form.writer(shallow=False)
         value = write(held) if write is not None else held
         new = changed(
-            self.way_of(rule),
+            rule.way,
             form,
             value,
             kind=kind,
@@ -205,7 +199,7 @@ class Mutation:
         due = list(self.due("sent", liar))
         if not due and self._remembers.random() > REMEMBERED:
             return meta
-        value = unpack(pack(meta), max_bytes=MAX_META_BYTES)
+        value = unpack(pack(meta), max_bytes=MAX_MESSAGE_BYTES)
         assert isinstance(value, dict)
         found = sites(value)
         self.memory.keep(value, found, is_mine=True)
@@ -236,7 +230,7 @@ class Mutation:
         except (KeyError, IndexError, TypeError):
             return
         new = changed(
-            self.way_of(rule),
+            rule.way,
             form,
             held,
             kind=site.kind,
@@ -347,7 +341,7 @@ class MutantTransport(TransportAround):
     async def _send(
         self, peer_id: PeerId, method: str, request: Message, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        if len(pack(request.meta)) > MAX_META_BYTES:
+        if len(pack(request.meta)) > MAX_MESSAGE_BYTES:
             raise RemoteError("too_large", "longer than any message may be")
         reply = await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
         self._mutation.heard(reply.meta)

@@ -16,15 +16,16 @@ from swarm.core.forms import Boolean, Each, Form, Integer, Items, Maybe, Nested,
 from swarm.core.record import Row
 
 Way: TypeAlias = Literal[
-    "extreme", "near", "others", "own_before", "repeated", "missing", "long", "longest", "sibling", "inner"
+    "extreme", "near", "others", "own_before", "repeated", "missing", "longest", "sibling", "inner"
 ]
 """`own_before`: what this peer said there before; `others`: what somebody said in such a place. `sibling`: where
 digests of records stand, that of another that this peer signs about the same thing. `inner`: one thing within it."""
 
 WAYS: Sequence[Way] = get_args(Way)
 MOST_KEPT = 24
-LONG = 128
-"""Items of a list that is much longer than it should be, and read in no time."""
+SCALE = 16
+"""The longest lists and messages of these runs are so much shorter than a program's, which takes seconds for each."""
+MOST_ITEMS = (1 << 16) // SCALE
 NUMBERS = (0.0, 1e-30, 1e30, 5e-324, 1.7e308, -1.0, 1.0)
 
 SiblingOf = Callable[[bytes, random.Random], bytes | None]
@@ -131,8 +132,8 @@ def _list(way: Way, form: Items, value: list[Any], sibling: SiblingOf, rng: rand
     at = rng.randrange(len(value))
     if way == "repeated":
         return value[: at + 1] + value[at:]
-    if way in ("long", "longest"):
-        return _longest(value, form.max_items if way == "longest" else min(LONG, form.max_items))
+    if way == "longest":
+        return _longest(value, min(MOST_ITEMS, form.max_items))
     if way == "sibling":
         made = sibling(value[at], rng)
         if made is None:
