@@ -27,6 +27,7 @@ from swarm.local.compute_pools import wait_asleep
 VERBS = {
     # verb: (module whose `command` it is, or module:name, one line of help)
     "init": ("swarm.commands.init", "Write an example manifest."),
+    "families": ("swarm.commands.families", "List the model families that can be trained."),
     "plan": ("swarm.commands.plan", "Show what a run needs of each peer: memory, traffic, time."),
     "host": ("bootstrap.program.command", "Start a run and coordinate it."),
     "seed": ("bootstrap.directory.seed_command", "Keep a run's directory open while its host is down."),
@@ -44,6 +45,7 @@ VERBS = {
     "invite": ("swarm.commands.invite", "Show what an invite says."),
     "simulate": ("peer.fleet.command", "Simulate a fleet of volunteers on a virtual clock."),
     "ticket": ("bootstrap.owner.ticket_command", "Give away, list and revoke what admits to a run."),
+    "amend": ("bootstrap.owner.amend_command", "Change settings of a run that goes on."),
     "rollback": ("bootstrap.owner.rollback_command", "Have a run go on from an earlier state, without some data."),
     "peers": ("swarm.commands.peers", "Show how far a run is, and who has done what."),
     "pull": ("swarm.commands.pull", "Take a run's model away as a Hugging Face folder."),

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.red_team.mutations import SCALE
 from benchmarks.red_team.virtual_time import VirtualLoop, WorkInLoop, run_virtually
 from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
@@ -32,7 +33,7 @@ from peer.owner.limits import VolunteerSettings
 from peer.program.daemon import PeerDaemon
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
-from swarm.averaging.result_decoder import squares_of
+from swarm.averaging.certified_gradient import squares_of
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
@@ -41,10 +42,11 @@ from swarm.data.token_file import TokenFile
 from swarm.identity.key import Identity
 from swarm.manifest.file import parse_manifest
 from swarm.model.stage import StageModel
+from swarm.network import memory
 from swarm.network.identity_file import save_identity
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.service import decode_meta
-from swarm.network.transport import Message
+from swarm.network.transport import MAX_META_BYTES, Message
 from verification.pipeline.headers import BirthRecord
 
 Event = dict[str, Any]
@@ -56,6 +58,8 @@ OPENING_S = 0.05
 MOST_S = 150.0
 """Of virtual time; a run that takes longer does not go on."""
 HELD_OUT_TOKENS = 512
+MAX_MESSAGE_BYTES = MAX_META_BYTES // SCALE
+"""Without its body."""
 
 FORWARD = "forward"
 """The call that carries a microbatch to the next stage, and its gradient back."""
@@ -94,7 +98,6 @@ max_peers_per_stage = 16
 [deadlines]
 call_s = 2.0
 hop_s = 8.0
-round_phase_s = 2.0
 step_s = 5.0
 straggler_s = 0.5
 drain_s = 1.0
@@ -200,12 +203,12 @@ class _Network(MemoryNetwork):
         self._swarm = seen
 
     async def exchange(
-        self, caller: PeerId, callee: MemoryTransport, method: str, request: Message
+        self, caller: PeerId, callee: MemoryTransport, method: str, request: Message, timeout_s: float
     ) -> tuple[bytes, memoryview]:
         before = _OWNER.get()
         _OWNER.set(callee.peer_id)
         try:
-            answer = await super().exchange(caller, callee, method, request)
+            answer = await super().exchange(caller, callee, method, request, timeout_s)
             self._swarm.overhear(caller, callee.peer_id, method, request, answer)
             return answer
         finally:
@@ -277,6 +280,7 @@ class VirtualSwarm:
             with (
                 tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder,
                 mock.patch.object(HashChain, "of_run", _chain_of_run),
+                mock.patch.object(memory, "MAX_META_BYTES", MAX_MESSAGE_BYTES),
             ):
                 self.run = _prepared(self.setting, Path(folder))
                 run_virtually(partial(self._main, Path(folder)), rng=self.rng, on_unhandled=self._unhandled)

@@ -86,7 +86,7 @@ def command(
     from bootstrap.program.host import HostSettings
     from bootstrap.program.hosting import Hosting, HostingSettings
     from bootstrap.state.remote_archive import open_place
-    from bootstrap.state.run_folder import RunFolder, check_hostable, prepare_run
+    from bootstrap.state.run_folder import RunFolder, prepare_run
     from swarm.manifest.file import assumed_data, freeze, read_manifest
     from swarm.network.loop import run
     from swarm.network.services.mirror import checked_mirrors
@@ -108,7 +108,6 @@ def command(
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
-    check_hostable(read)
     settings = HostingSettings(
         listen=listen_multiaddress(listen),
         host=HostSettings(
@@ -205,6 +204,10 @@ class _Shown:
                 click.echo(line_of(event))
             case {"event": "rolled_back", "from": before, "to": to, "version": version}:
                 click.echo(f"rolled back from version {before} to {to}; the run goes on as version {version}")
+            case {"event": "amending", "version": version, "changes": changes}:
+                click.echo(f"to be amended at version {version}: {'; '.join(changes)}")
+            case {"event": "amended", "version": version, "changes": changes}:
+                click.echo(f"amended from version {version} on: {'; '.join(changes)}")
             case {"event": "continued", "to": to, "version": version, "again": again}:
                 as_another = "" if version == to else f", as version {version}"
                 lost = f"{again} {'step is' if again == 1 else 'steps are'} done again" if again else "nothing is lost"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from peer.sim.pipeline import SimulatedPeer
-from swarm.averaging.result_decoder import squares_of
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -222,6 +222,8 @@ class SimulatedRound:
                 self._send(to, lambda one: self._followed(one, me, roster))
             case act.SendPart(to, part, view):
                 self._send((to,), partial(self._part_came, me, part, view, member.parts[part]))
+            case act.SayMissing(to, view, missing, given_up):
+                self._send((to,), lambda one: one.machine.on_missing(me, view, missing, given_up, now=self._now))
             case act.AggregatePart():
                 self._reduce(member, instruction)
             case act.SendReduced(to, reduced):
@@ -331,7 +333,7 @@ class SimulatedRound:
     def _reduce(self, member: Member, asked: act.AggregatePart) -> None:
         replica, roster, chain = member.peer.replica, member.machine.roster, self._chain
         assert roster is not None
-        tokens, cap = chain.weights_of(roster), replica.norm_cap()
+        tokens, cap = chain.weights_of(roster, replica.settings), replica.norm_cap()
         reduced, body = ReducedPart(asked.part, EMPTY_DIGEST, asked.contributors, asked.excluded), memoryview(b"")
         if asked.contributors:
             heard = [

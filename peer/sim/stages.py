@@ -16,9 +16,9 @@ from swarm.core.audit.chance import REVEALED_AFTER, Chance, HostWord
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.core.result_size import most_work
 from swarm.core.round.contribution import Contribution, Roster
 from swarm.core.settings import RunSettings
+from swarm.core.state.result_size import most_work
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 from verification.round.papers import Papers
@@ -135,7 +135,6 @@ class SimulatedStage:
         """Make the new version."""
         first, result = self.members[0].replica, outcome.result
         self.chain = self.chain.advance(result, self.settings)
-        gradient, norm = first.result_decoder().gradient(result.parts, list(outcome.bodies)) or (None, None)
-        new = first.next_version(gradient, self.chain.name, gradient_norm=norm)
+        new = first.next_version(first.certified_gradient(result.parts, outcome.bodies), self.chain.name)
         for peer in self.peers.values():
             peer.replica.swap(new if peer.replica.model.device == first.model.device else peer.replica.placed(new))

@@ -3,7 +3,7 @@
 `swarm.network.p2pd.p2p` carries it over hivemind's p2pd, `swarm.network.memory` within one process for tests.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,7 +43,7 @@ TransientError without its text.
 
 
 class Transport(Protocol):
-    """Calls between peers. Every call has a deadline; a peer's death breaks its open calls at once."""
+    """Calls between peers. Every call has deadlines; a peer's death breaks its open calls at once."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -51,10 +51,16 @@ class Transport(Protocol):
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         """Answer `method` by `handler` from now on. Larger bodies are refused before they are read."""
 
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        """Whom this peer deals with: most places for calls are for them, whoever else calls. Until then for anybody."""
+
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        """The answer of another peer, whole within `timeout_s` of the call. Cancelling the call cancels its handler.
+        """The answer of another peer. Cancelling the call cancels its handler.
+
+        The connection is there within `timeout_s`, and the answer begins within `timeout_s` of the request's last byte.
+        While bytes move, the call lasts as long as they keep coming (`swarm.core.transfers`), and no longer.
 
         Raises UnreachableError (a TransientError) when the peer cannot be dialled, breaks off or is late;
         TransientError when it answers that it is busy or does not serve the method, or when its handler raised that;
@@ -86,6 +92,9 @@ class TransportAround:
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        self._inner.expect(peers)
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int

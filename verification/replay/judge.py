@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.averaging.activations import activation_codec
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import read_and_written
-from swarm.averaging.result_decoder import squares_of
 from swarm.checkpoint.state import chunk_hash, root_by_path
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile
 from swarm.identity.key import verify
-from swarm.model.families import stage_layout, validate_config
+from swarm.model.families import validate_config
+from swarm.model.stack import stage_layout
 from verification.audit.evidence import Evidence, Kind
 from verification.audit.tolerance import LOCAL, Comparison, Grade
 from verification.kinds.bias import Bias
@@ -56,8 +57,7 @@ def judge(
     run = evidence.run
     if run_key is not None and run.run_key != run_key:
         raise RemoteError("evidence", f"evidence of a run under key {run.run_key}, not {run_key}")
-    if not verify(run.run_key, run.signed_bytes(), run.signature):
-        raise RemoteError("signature", "the run's settings are not signed by the run key", run.run_key)
+    run.check()
     if not evidence.stage < evidence.settings.model.num_stages:
         raise RemoteError("evidence", f"stage {evidence.stage} of {evidence.settings.model.num_stages}")
     if evidence.kind == DataFraud.KIND:
@@ -155,7 +155,7 @@ def _judge_step(evidence: Evidence) -> Verdict:
     case = StepFraud.from_evidence(evidence)
     said = case.statement
     said.check(run_id=evidence.run_id)
-    again = chunk_again(case, evidence.settings, run_id=evidence.run_id, run_key=evidence.run.run_key)
+    again = chunk_again(case, evidence.run)
     if said.total_bytes != again.total_bytes:
         reason = f"stated a state of {said.total_bytes} bytes where the stage's has {again.total_bytes}"
         return Verdict.of(evidence, True, reason)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.averaging.certified_gradient import certified_norm
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
-from swarm.averaging.result_decoder import certified_norm
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
@@ -21,14 +21,14 @@ from swarm.checkpoint.state import (
 )
 from swarm.checkpoint.state_map import HEADER, StateMap
 from swarm.core.errors import LocalError, RemoteError
-from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import verify
-from swarm.model.families import stage_layout
+from swarm.manifest.signed_run import SignedRun
 from swarm.model.layout import ParameterLayout
-from swarm.optim.stage_step import StageStep, stage_clip_norm
+from swarm.model.stack import stage_layout
+from swarm.optim.stage_step import FlatGradient, StageStep, stage_clip_norm
 from verification.kinds.step_fraud import OldChunk, StepFraud
 from verification.state.past import Past
 
@@ -64,14 +64,14 @@ def needs_of(first_chunk: Bytes, chunk: int, *, layout: ParameterLayout, cut: Pa
     return Needs(tuple(sorted(chunks)), tuple(sorted(parts)))
 
 
-def chunk_again(case: StepFraud, settings: RunSettings, *, run_id: str, run_key: PeerId) -> ChunkAgain:
+def chunk_again(case: StepFraud, run: SignedRun) -> ChunkAgain:
     """Chunk `case.chunk` as an honest peer has it at the version of the statement.
 
     Raises RemoteError unless the run key's word and certified results lead there, by the version's name, and the old
     chunks and bodies are those that they name.
     """
-    said, past = case.statement, case.past
-    first = past.first_chain(settings, run_id=run_id, run_key=run_key)
+    said, past, settings = case.statement, case.past, run.in_force
+    first = past.first_chain(run)
     if first.stage != said.stage:
         raise RemoteError("evidence", f"a past of stage {first.stage}, a state of stage {said.stage}")
     layout = stage_layout(settings.model, said.stage)
@@ -106,7 +106,7 @@ def _names(past: Past, chain: StageChain, settings: RunSettings, parts: int) -> 
         facts = chain.facts(
             settings,
             num_parts=parts,
-            phase_s=settings.deadlines.round_phase_s,
+            phase_s=settings.deadlines.call_s,
         )
         facts.check_result(result, verify, certified=True)
         chain = chain.advance(result, settings)
@@ -203,8 +203,9 @@ class StepsAgain:
         except LocalError as error:
             raise RemoteError("state", str(error)) from error
         for taken in self.steps:
-            gradient = self._within(taken.gradient, window) if taken.gradient is not None else None
-            state = step.next(state, gradient, taken.name, gradient_norm=taken.norm).state
+            values = self._within(taken.gradient, window) if taken.gradient is not None else None
+            gradient = FlatGradient(values, taken.norm) if values is not None else None
+            state = step.next(state, gradient, taken.name).state
         return state
 
     def _within(self, gradient: Mapping[int, Floats], window: slice) -> Floats:

@@ -8,7 +8,7 @@ p2pd loses data; or direct ones (`swarm.network.bulk.direct`), once a call to th
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 
@@ -16,6 +16,7 @@ from swarm import PROTOCOL
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
+from swarm.core.transfers import shared_longest_s
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
@@ -57,7 +58,7 @@ class P2PTransport:
         self._answering = Answering(
             self._services,
             AnsweringLimits(
-                stall_s=settings.stall_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
+                window_s=settings.window_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
             ),
         )
         self._idle = IdleStreams()
@@ -106,6 +107,9 @@ class P2PTransport:
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._services.serve(method, handler, max_body_bytes=max_body_bytes)
 
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        self._services.expect(peers)
+
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
@@ -120,10 +124,10 @@ class P2PTransport:
                 if request.num_bytes >= WORTH_BYTES:
                     await self._direct.found_out(peer_id)
                 stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
-                phase = "sending and waiting"
-                head = await self._exchange_heads(stream, method, request, timeout_s)
-                phase = "receiving the answer"
-                reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
+            phase = "sending and waiting"
+            head = await self._exchange_heads(stream, method, request, timeout_s)
+            phase = "receiving the answer"
+            reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
             if isinstance(stream, SealedSocket) or not self._direct.knows(peer_id):
                 self._idle.put(peer_id, stream)
                 stream = None
@@ -256,10 +260,17 @@ class P2PTransport:
 
     async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
-        head, body = framing.encode_request(method, request, timeout_s=timeout_s)
+        longest_s = shared_longest_s(request.num_bytes, floor_s=timeout_s)
+        head, body = framing.encode_request(method, request, timeout_s=longest_s)
         sending = Sending(stream, head, *body)
         try:
-            reply_head = await framing.read_reply_head(stream)
+            reply_head = await framing.reply_head_after(
+                stream,
+                sending,
+                len(head) + request.num_bytes,
+                wait_s=timeout_s,
+                window_s=self._settings.window_s,
+            )
             if reply_head.status is Status.OK and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")
             if sending.is_done:
@@ -275,7 +286,7 @@ class P2PTransport:
             raise RemoteError(
                 "too_large", f"{method}: an answer of {head.body_bytes} bytes is over the limit of {max_body_bytes}"
             )
-        reply = await framing.read_content(stream, head, stall_s=self._settings.stall_s)
+        reply = await framing.read_content(stream, head, window_s=self._settings.window_s)
         self._bytes_received += head.meta_bytes + head.body_bytes
         if head.status is Status.OK:
             return reply
