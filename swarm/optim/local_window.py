@@ -1,9 +1,9 @@
 """A member's window: inner steps of AdamW by itself, from a version that everybody has to where it goes from there.
 
-Among friends each member's moments go on from its window before, and whoever joins begins with none (Douillard et al.,
-"DiLoCo", 2023). Where replicas replay each other's work nothing may be private: there moments begin anew at each window,
-the first as zero without correction of its bias, the second with it. Neither costs a byte; docs/outer_steps.md says what
-forms that cost some are worth. The learning rate goes by the inner step's number in the run.
+Among friends each member's moments go on from its window before, and whoever joins begins with none (Douillard et
+al., "DiLoCo", 2023). Where replicas replay each other's work nothing may be private: there moments begin anew at each
+window, the first as zero without correction of its bias, the second with it. Neither costs a byte; docs/outer_steps.md
+says what forms that cost some are worth. The learning rate goes by the inner step's number in the run.
 """
 
 from typing import TypeAlias
