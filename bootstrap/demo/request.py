@@ -73,7 +73,8 @@ class DemoRequest:
         """Of a step; of each peer's inner step, where it takes such, its part of that."""
         if self.local_steps == 1:
             return BATCH_TOKENS
-        return max(MICROBATCH_SIZE * SEQUENCE_LENGTH, BATCH_TOKENS // self.peers)
+        microbatch = MICROBATCH_SIZE * SEQUENCE_LENGTH
+        return microbatch * max(1, BATCH_TOKENS // self.peers // microbatch)
 
     @property
     def tokens_per_step(self) -> int:
