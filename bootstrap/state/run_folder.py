@@ -12,6 +12,7 @@ import numpy as np
 from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
+from swarm.checkpoint.parent import PARENT, keep_parent
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.canonical import unpack
 from swarm.core.errors import SettingsError
@@ -58,6 +59,11 @@ class RunFolder:
     def data(self) -> Path:
         return self.root / "data"
 
+    @property
+    def parent(self) -> Path:
+        """What is kept of the checkpoint that the run began from."""
+        return self.root / PARENT
+
 
 @dataclass
 class PreparedRun:
@@ -75,6 +81,8 @@ class PreparedRun:
     leases: LeaseTable
     tokenizer: Path | None = None
     """The tokenizer's file or folder; None for bytes."""
+    parent: Path | None = None
+    """What is kept of the checkpoint that the run began from, if it did."""
     archive: RemoteArchive | None = None
     """Where checkpoints are kept besides the folder, if anywhere."""
 
@@ -125,6 +133,8 @@ def prepare_run(
         _check_stage_sizes(settings, states)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
         leases = LeaseTable()
+        if manifest.initial_checkpoint is not None:
+            keep_parent(manifest.initial_checkpoint, folder.parent)
         _write_settings(folder, settings)
     if warning := warning_of(settings):
         say(warning)
@@ -139,6 +149,7 @@ def prepare_run(
         states,
         leases,
         None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
+        folder.parent if folder.parent.is_dir() else None,
         None if place is None else RemoteArchive(place, run_id(settings, run_key.peer_id), run_key.peer_id),
     )
 

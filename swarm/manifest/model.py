@@ -111,6 +111,7 @@ def _checked_shape(config_json: str) -> "ModelShape":
 def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
     """The field that names the config, as an error shows it, and the config."""
     from swarm.model.presets import PRESETS, preset_config
+    from swarm.model.stored import stored_dtype
 
     if table.checkpoint is not None:
         folder = Path(table.checkpoint)
@@ -118,7 +119,10 @@ def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
             raise SettingsError(
                 f'model.checkpoint = "{folder}" holds no safetensors; give a local folder written by save_pretrained()'
             )
-        return f'model.checkpoint = "{folder}"', _read_config("model.checkpoint", folder / "config.json")
+        config = _read_config("model.checkpoint", folder / "config.json")
+        if config.get("dtype") is None:
+            config["dtype"] = stored_dtype(folder)
+        return f'model.checkpoint = "{folder}"', config
     if isinstance(table.config, str):
         return f'model.config = "{table.config}"', _read_config("model.config", Path(table.config))
     if table.config is not None:
