@@ -1,4 +1,4 @@
-"""`swarm init`: writes an example manifest."""
+"""`swarm init`: writes an example manifest, or one that goes on from a checkpoint."""
 
 from pathlib import Path
 
@@ -10,13 +10,29 @@ from swarm.manifest.default import default_manifest_text
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default=Path("run.toml"))
-def command(path: Path) -> None:
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="A Hugging Face folder whose model, tokenizer and type the run goes on from.",
+)
+def command(path: Path, checkpoint: Path | None) -> None:
     """Write an example manifest to PATH (run.toml). An existing file is never overwritten."""
+    lines: list[str] = []
+    if checkpoint is None:
+        text = default_manifest_text()
+    else:
+        from swarm.manifest.checkpoint import tables_from, what_was_read
+        from swarm.manifest.file import parse_manifest
+
+        text = default_manifest_text(tables_from(checkpoint))
+        lines = what_was_read(parse_manifest(text, path))
     try:
         with open(path, "x", encoding="utf-8") as file:
-            file.write(default_manifest_text())
+            file.write(text)
     except FileExistsError as error:
         raise SettingsError(f'PATH = "{path}" exists; give another name, or move it away first') from error
     except OSError as error:
         raise SettingsError(f'PATH = "{path}" cannot be written ({error.strerror}); give another folder') from error
+    for line in lines:
+        click.echo(line)
     click.echo(f"wrote {path}; next: swarm plan {path}")

@@ -17,9 +17,8 @@ HEAD = """\
 """
 
 
-def default_manifest_text() -> str:
-    """TOML that reads as the empty manifest does."""
-    tables = ManifestTables()
+def default_manifest_text(tables: ManifestTables = ManifestTables()) -> str:  # noqa: B008 - frozen
+    """TOML that reads as these tables: by default as the empty manifest does."""
     lines = [HEAD]
     for table in fields(tables):
         lines += [f"[{table.name}]", *_field_lines(table.name, vars(tables)[table.name]), ""]
@@ -27,10 +26,13 @@ def default_manifest_text() -> str:
 
 
 def _field_lines(name: str, table: Table) -> Iterator[str]:
+    given = {field for field, value in vars(table).items() if value != vars(type(table)())[field]}
     for field, kind in field_types(type(table)).items():
         sentence = next(mark for mark in get_args(kind) if isinstance(mark, str))
         yield from textwrap.wrap(sentence, COLUMNS, initial_indent="# ", subsequent_indent="# ")
+        value, default = vars(table)[field], vars(type(table)())[field]
         example = next((mark.value for mark in get_args(kind) if isinstance(mark, Example)), None)
-        yield (
-            field_line(name, field, vars(table)[field]) if example is None else f"# {field_line(name, field, example)}"
-        )
+        if example is not None and value == default:
+            yield f"# {field_line(name, field, example)}"
+        else:
+            yield ("# " if table.disagreement({*given, field}) else "") + field_line(name, field, value)

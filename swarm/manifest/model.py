@@ -111,18 +111,10 @@ def _checked_shape(config_json: str) -> "ModelShape":
 def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
     """The field that names the config, as an error shows it, and the config."""
     from swarm.model.presets import PRESETS, preset_config
-    from swarm.model.stored import stored_dtype
 
     if table.checkpoint is not None:
         folder = Path(table.checkpoint)
-        if not list(folder.glob("*.safetensors")):
-            raise SettingsError(
-                f'model.checkpoint = "{folder}" holds no safetensors; give a local folder written by save_pretrained()'
-            )
-        config = _read_config("model.checkpoint", folder / "config.json")
-        if config.get("dtype") is None:
-            config["dtype"] = stored_dtype(folder)
-        return f'model.checkpoint = "{folder}"', config
+        return f'model.checkpoint = "{folder}"', checkpoint_config(folder)
     if isinstance(table.config, str):
         return f'model.config = "{table.config}"', _read_config("model.config", Path(table.config))
     if table.config is not None:
@@ -130,6 +122,20 @@ def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
     if table.preset not in PRESETS:
         raise SettingsError(f'model.preset = "{table.preset}" is unknown; choose one of {", ".join(PRESETS)}')
     return f'model.preset = "{table.preset}"', preset_config(table.preset, vocab_size)
+
+
+def checkpoint_config(folder: Path) -> dict[str, Any]:
+    """The config of a Hugging Face folder with weights, their type in it. Raises SettingsError."""
+    from swarm.model.stored import stored_dtype
+
+    if not list(folder.glob("*.safetensors")):
+        raise SettingsError(
+            f'model.checkpoint = "{folder}" holds no safetensors; give a local folder written by save_pretrained()'
+        )
+    config = _read_config("model.checkpoint", folder / "config.json")
+    if config.get("dtype") is None:
+        config["dtype"] = stored_dtype(folder)
+    return config
 
 
 def _read_config(field: str, path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The model families that may be cut into stages, and the check of a run's model.
 
 A family is in the table when its layers, cut anywhere, give the bits of the whole model
-(`tests.swarm.model.exactness`). Everything a family needs is its row; the rest of the code names none.
+(`benchmarks.families.exactness`). Everything a family needs is its row; the rest of the code names none.
 """
 
 import json

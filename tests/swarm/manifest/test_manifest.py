@@ -6,6 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.data_order import DataOrder
@@ -76,8 +78,9 @@ def test_config_can_be_a_table(tmp_path: Path) -> None:
 def test_checkpoint_names_the_model(tmp_path: Path) -> None:
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "config.json").write_text(json.dumps(preset_config("tiny", 300)))
-    (tmp_path / "start" / "model.safetensors").write_bytes(b"")
+    save_file({"lm_head.weight": torch.zeros(1, dtype=torch.bfloat16)}, tmp_path / "start" / "model.safetensors")
     manifest = _read(tmp_path, '[model]\ncheckpoint = "start"\nstages = 1')
+    assert json.loads(manifest.model.config_json)["dtype"] == "bfloat16"
     assert manifest.initial_checkpoint == tmp_path / "start"
     assert json.loads(manifest.model.config_json)["vocab_size"] == 300
     assert manifest.model.stage_layers == ((0, 4),)

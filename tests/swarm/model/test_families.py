@@ -13,7 +13,7 @@ from swarm.model import stack
 from swarm.model.families import FAMILIES, canonical_config_json, validate_config, whole_fields
 from swarm.model.presets import PRESETS, preset_config
 from swarm.model.stack import stage_layout
-from tests.swarm.model.exactness import check_family_is_exact
+from benchmarks.families.exactness import check_family_is_exact
 from tests.swarm.model.tiny_models import CONFIGS, CUTS, stages_of, tiny_model, token_batch, whole_model
 
 _SIZES_OF_GEMMA = {name: value for name, value in CONFIGS["gemma3"].items() if "_" not in name} | {
