@@ -51,6 +51,19 @@ OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
 """Told of the run before anything of it is joined; what it raises ends the peer."""
 
 
+class StateToEnter:
+    """The state that a peer enters its stage with, until the stage takes it: it is in memory once."""
+
+    def __init__(self, state: StageState) -> None:
+        self._state: StageState | None = state
+
+    def take(self) -> StageState:
+        """Whoever holds what was joined holds it no more."""
+        state, self._state = self._state, None
+        assert state is not None, "the state was taken before"
+        return state
+
+
 class Joined(NamedTuple):
     """What a peer has when it has joined."""
 
@@ -60,7 +73,7 @@ class Joined(NamedTuple):
     ticket: Ticket
     draws: HashChain
     model: StageModel
-    state: StageState
+    state: StateToEnter
     chain: StageChain
     folder: Path
     """Of the run."""
@@ -145,7 +158,9 @@ class Joining:
             rng=self._rng,
         )
         state, chain = await wanted.get()
-        return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, snapshots, files)
+        return Joined(
+            settings, name, signed_run, ticket, draws, model, StateToEnter(state), chain, folder, snapshots, files
+        )
 
     def _draw_seed(self, name: RunId) -> bytes:
         """Secret, and the same whenever this identity joins the run."""

@@ -42,14 +42,15 @@ class ContributionEncoder:
 
         def encode(index: int) -> tuple[memoryview, bytes]:
             encoded = self.part(accumulation, parts[index], seeds[index])
-            return encoded, bulk_digest(encoded)
+            return replica.inputs.put(encoded), bulk_digest(encoded)
 
         try:
             if residual is None:
                 made = replica.threads.map(encode, range(len(parts)))
                 return [encoded for encoded, _ in made], [found for _, found in made]
             mean = partial(self.mean_part, accumulation)
-            whole = residual.encode(mean, codec, parts=parts, seeds=seeds, threads=replica.threads)
+            keep = replica.inputs.put
+            whole = residual.encode(mean, codec, parts=parts, seeds=seeds, threads=replica.threads, keep=keep)
             return whole, replica.threads.map(bulk_digest, whole)
         except LocalError as error:
             log.warning("stage %d step %d: this peer's gradient is left out: %s", replica.stage, step, error)

@@ -331,7 +331,7 @@ class SimulatedRound:
     def _reduce(self, member: Member, asked: act.AggregatePart) -> None:
         replica, roster, chain = member.peer.replica, member.machine.roster, self._chain
         assert roster is not None
-        tokens, cap = chain.weights_of(roster), replica.norm_cap()
+        tokens, cap = chain.weights_of(roster, replica.settings), replica.norm_cap()
         reduced, body = ReducedPart(asked.part, EMPTY_DIGEST, asked.contributors, asked.excluded), memoryview(b"")
         if asked.contributors:
             heard = [

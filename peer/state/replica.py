@@ -24,6 +24,7 @@ from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.round.contribution import ReducedPart, Work
 from swarm.core.settings import RunSettings, leaves_residual
+from swarm.disk.cold_bytes import ColdBytes
 from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
@@ -81,7 +82,8 @@ class StageReplica:
     ) -> None:
         """`clip_norm` is `stage_clip_norm`, `era` as in `restore`. `threads` share the exact work, not its bits.
 
-        `folder`: where old weights lie that audits may need; None: in memory.
+        `folder`: where that lies which is seldom read: old weights that audits may need, encoded parts; None: in
+        memory.
         """
         self.settings = settings
         self.threads = threads
@@ -96,8 +98,16 @@ class StageReplica:
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
         self._spare: list[GradientSum] = []
-        self._step = StageStep(settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads)
+        # Where steps wait for their rounds, backward passes can have that memory between two of them.
+        keeps = settings.averaging.delay > 0
+        self._step = StageStep(
+            settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
+        )
         self.past = PastWeights.of_run(settings, folder)
+        self.inputs = ColdBytes(folder, "inputs")
+        """Encoded parts of contributions to the present round."""
+        self.outputs = ColdBytes(folder, "outputs")
+        """Encoded parts of its result."""
         self.restore(state, era=era)
 
     @property
@@ -109,8 +119,7 @@ class StageReplica:
 
         `era`: of the stage's chain. Work of another one counts no more, though its step may have the same number.
         """
-        self.state, self.era = state, era
-        self._step.restore(state)
+        self.state, self.era = self._step.restore(state), era
         self.past.clear()
         self._weights = self.model.weights(state.weights)
         self._ahead: Floats | None = None
@@ -219,6 +228,8 @@ class StageReplica:
         self.past.remember(left.version, PastVersion(left.weights, self._ahead, ahead_is_known=known))
         self.state, self._weights = new.state, new.weights
         self._ahead, self._extrapolated, self._stepped = new.ahead, new.extrapolated, None
+        self.inputs.begin_anew()
+        self.outputs.begin_anew()
         for step in [step for step in self._sums if int(step) < self.version]:
             self._spare.append(self._sums.pop(step).gradient)
         del self._spare[2:]

@@ -51,8 +51,9 @@ class Residual:
         parts: Sequence[slice],
         seeds: Sequence[bytes],
         threads: Threads = ONE_THREAD,
+        keep: Callable[[memoryview], memoryview] = memoryview,
     ) -> list[memoryview]:
-        """The parts of mean + residual, encoded; the residual becomes what they lack.
+        """The parts of mean + residual, encoded, each where it is to `keep`; the residual becomes what they lack.
 
         `parts` cover the vector once. `mean` is asked for each of them twice, in any thread, and says the same: so
         that it need not be in memory whole. Raises LocalError as `codec.encode` does; the residual is then what it was.
@@ -66,7 +67,7 @@ class Residual:
             return owed
 
         def said(place: int) -> memoryview:
-            return codec.encode(owed_of(parts[place]), seed=seeds[place])
+            return keep(codec.encode(owed_of(parts[place]), seed=seeds[place]))
 
         def left(place: int) -> tuple[float, float]:
             part = parts[place]

@@ -1,6 +1,7 @@
 """`swarm init`: writes an example manifest, or one that goes on from a checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,21 +11,24 @@ from swarm.manifest.default import default_manifest_text
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path), default=Path("run.toml"))
+@click.option("--stages", type=click.IntRange(1, 1024), help="Pieces the model is cut into; 1: whole on each peer.")
 @click.option(
     "--checkpoint",
-    type=click.Path(path_type=Path),
-    help="A Hugging Face folder whose model, tokenizer and type the run goes on from.",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="Start from this Hugging Face model, with its tokenizer if the folder has one.",
 )
-def command(path: Path, checkpoint: Path | None) -> None:
+def command(path: Path, stages: int | None, checkpoint: Path | None) -> None:
     """Write an example manifest to PATH (run.toml). An existing file is never overwritten."""
+    model: dict[str, Any] = {} if stages is None else {"stages": stages}
     lines: list[str] = []
     if checkpoint is None:
-        text = default_manifest_text()
+        text = default_manifest_text({"model": model})
     else:
-        from swarm.manifest.checkpoint import tables_from, what_was_read
+        from swarm.manifest.checkpoint import fields_from, what_was_read
         from swarm.manifest.file import parse_manifest
 
-        text = default_manifest_text(tables_from(checkpoint))
+        text = default_manifest_text(fields_from(checkpoint.absolute(), model))
         lines = what_was_read(parse_manifest(text, path))
     try:
         with open(path, "x", encoding="utf-8") as file:

@@ -24,15 +24,14 @@ class CertifiedSteps:
     ) -> None:
         """Stand at a state, whose moments are copied. Raises RemoteError if they are of another kind."""
         self._threads = threads
-        self.state = state
-        """Its moments are changed by the next `advance`, its weights never."""
         self.chain = chain
         self._settings = settings
         self._parts = Parts.of(settings, state.layout.num_values)
         clip_norm = stage_clip_norm(settings, chain.stage)
         self._step = StageStep(settings.optimizer, state.layout, clip_norm=clip_norm, threads=threads)
         try:
-            self._step.restore(state)
+            self.state = self._step.restore(state)
+            """Its moments are changed by the next `advance`, its weights never."""
         except LocalError as error:
             raise RemoteError("state", str(error)) from error
 

@@ -4,7 +4,7 @@ Clipping is per stage, at max_norm * sqrt(this stage's parameters / all).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -89,10 +89,12 @@ class StageStep:
         clip_norm: float,
         window: slice | None = None,
         threads: Threads = ONE_THREAD,
+        keeps_old_weights: bool = True,
     ) -> None:
         """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits.
 
-        `window` as in `ExactOptimizer`: states and gradients are then of its values alone.
+        `keeps_old_weights`: the memory of weights that nobody uses any more, for the next step's: new memory takes a
+        quarter of a step. `window` as in `ExactOptimizer`: states and gradients are then of its values alone.
         """
         self._layout = layout
         self._clip_norm = clip_norm
@@ -100,17 +102,22 @@ class StageStep:
         self._threads = threads
         self._taking: _Taking | None = None
         """The step that was begun and has not ended: no other is taken before `restore`."""
-        self._old_weights = KeptBuffers(most_kept_bytes=FLOAT_BYTES * layout.num_values + UNIT_BYTES)
-        """Those of a version that nobody uses any more are written over: new memory takes a quarter of a step."""
+        kept_bytes = FLOAT_BYTES * layout.num_values + UNIT_BYTES if keeps_old_weights else 0
+        self._old_weights = KeptBuffers(most_kept_bytes=kept_bytes)
         self._optimizer = ExactOptimizer(
             settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, window=window, threads=threads
         )
 
-    def restore(self, state: StageState) -> None:
-        """Take over (a copy of) the state's moments, if it has any. Raises LocalError if they are of another kind."""
+    def restore(self, state: StageState) -> StageState:
+        """Take over (a copy of) the state's moments, if it has any; the state with that copy in place of its own.
+
+        Raises LocalError if they are of another kind.
+        """
         self._taking = None
-        if state.moments:
-            self._optimizer.load_state(state.moments, state.scalars)
+        if not state.moments:
+            return state
+        self._optimizer.load_state(state.moments, state.scalars)
+        return replace(state, moments=dict(self._optimizer.state_arrays()))
 
     def next(self, old: StageState, gradient: Gradient | None, name: bytes) -> Stepped:
         """The state after `old` that this certified gradient makes; where it makes no step, that only counts on.

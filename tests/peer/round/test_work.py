@@ -19,6 +19,7 @@ from swarm.core.errors import LocalError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import ReducedPart
 from swarm.core.settings import PART_VALUES, AveragingCodecName
+from swarm.disk.cold_bytes import ColdBytes
 from swarm.optim.gradient_sum import GradientSum
 from tests.kernels.test_golden import exact_floats
 
@@ -35,6 +36,7 @@ class Replica:
     def __init__(self, name: AveragingCodecName, threads: int) -> None:
         self.stage = 0
         self.contribution_codec = vector_codec(name)
+        self.inputs = ColdBytes(None, "inputs")
         self.threads = Threads(threads)
         self.residual = Residual(NUM_VALUES) if name in ("int4", "topk") else None
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.core.settings import ModelSettings
-from swarm.model.families import canonical_config_json
-from swarm.model.stage import StageModel
 from benchmarks.families import exactness
 from benchmarks.families.configs import CONFIGS, VOCAB_SIZE
 from benchmarks.families.exactness import flat_weights
+from swarm.core.settings import ModelSettings
+from swarm.model.families import canonical_config_json
+from swarm.model.stage import StageModel
 
 CUTS = {
     1: ((0, 4),),
@@ -19,6 +19,7 @@ CUTS = {
     3: ((0, 1), (1, 3), (3, 4)),
 }
 """Stage layers of the four-layer models below, by number of stages."""
+
 
 def tiny_model(config: str, num_stages: int, **settings: Any) -> ModelSettings:
     """Settings of one of CONFIGS cut into 1, 2 or 3 stages."""
