@@ -1,1 +1,1 @@
-"""Each family of models, from a checkpoint through a swarm and back to transformers: `python -m benchmarks.families`."""
+"""Each family of models, from a checkpoint through a swarm and back: `python -m benchmarks.families`."""

@@ -34,7 +34,7 @@ from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 
 STEPS = 20
-SMOKE = ("gemma2", "mixtral")
+SMOKE = ("gemma3_text", "gpt2")
 BF16 = ("qwen3", "gemma3_text")
 """Whose checkpoints are in bf16, and so are their exports."""
 IN_ONE_STAGE = ("granite", "gpt2", "smollm3")
@@ -71,7 +71,7 @@ class Row:
     export_equal: bool
     """Loss within `MAX_LOSS_ERROR` of the swarm's; type, ties, special tokens and chat template as they came."""
     resumed_equal: bool
-    """The run goes on from its checkpoint with the bits that were there, and so does one that begins from the export."""
+    """The run goes on from its checkpoint with the bits that were there, and so does one from the export."""
 
 
 @dataclass(frozen=True)

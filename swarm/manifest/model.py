@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.partition import even_layers
 from swarm.core.settings import ModelSettings
-from swarm.core.tables import show
 from swarm.manifest.tables import ModelTable
 
 if TYPE_CHECKING:
     from swarm.model.families import ModelShape
-
-MAX_LAYERS = 1024
 
 
 def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) -> ModelSettings:
@@ -97,9 +94,6 @@ def _checked_shape(config_json: str) -> "ModelShape":
         raise SettingsError(f"the config is not JSON: {error}") from error
     if not is_canonical:
         raise SettingsError("the config is no canonical JSON object; write it with sorted keys and no spaces")
-    num_layers = config.get("num_hidden_layers")
-    if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
-        raise SettingsError(f"num_hidden_layers = {show(num_layers)}; give 1 to {MAX_LAYERS}")
     try:
         return validate_config(config_json)
     except SettingsError:

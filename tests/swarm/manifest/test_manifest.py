@@ -75,10 +75,14 @@ def test_config_can_be_a_table(tmp_path: Path) -> None:
     assert json.loads(manifest.model.config_json)["vocab_size"] == 256
 
 
+def some_weights(folder: Path) -> None:
+    save_file({"lm_head.weight": torch.zeros(1, dtype=torch.bfloat16)}, folder / "model.safetensors")
+
+
 def test_checkpoint_names_the_model(tmp_path: Path) -> None:
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "config.json").write_text(json.dumps(preset_config("tiny", 300)))
-    save_file({"lm_head.weight": torch.zeros(1, dtype=torch.bfloat16)}, tmp_path / "start" / "model.safetensors")
+    some_weights(tmp_path / "start")
     manifest = _read(tmp_path, '[model]\ncheckpoint = "start"\nstages = 1')
     assert json.loads(manifest.model.config_json)["dtype"] == "bfloat16"
     assert manifest.initial_checkpoint == tmp_path / "start"
@@ -229,7 +233,7 @@ def test_what_is_asked_for_stands_in_the_written_manifest(tmp_path: Path) -> Non
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(preset_config("tiny", 256)))
-    (model / "model.safetensors").touch()
+    some_weights(model)
     given = {"model": {"stages": 3, "preset": None, "checkpoint": str(model)}}
     read = _read(tmp_path, default_manifest_text(given))
     assert read.model.num_stages == 3
