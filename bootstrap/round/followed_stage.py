@@ -89,7 +89,7 @@ class FollowedStage:
         facts: RoundFacts = chain.facts(
             self._settings,
             num_parts=len(result.parts),
-            phase_s=self._settings.deadlines.round_phase_s,
+            phase_s=self._settings.deadlines.call_s,
         )
         facts.check_result(result, verify, certified=True)
         self.chain = chain.advance(result, self._settings)

@@ -18,8 +18,8 @@ from swarm.core.canonical import unpack
 from swarm.core.errors import SettingsError
 from swarm.core.ids import RunId
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.result_size import most_members
 from swarm.core.settings import RunSettings
+from swarm.core.state.result_size import most_members
 from swarm.data.prepare import PreparedData, prepare_data
 from swarm.data.tokenizer import BYTES
 from swarm.disk.whole_file import whole_file

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kernels.threads import Threads
@@ -64,6 +64,8 @@ class FirstState:
     say: Callable[[str], None]
     """Told in words what is waited for, whenever that changes."""
     rng: random.Random
+    chunks: dict[bytes, bytes] = field(default_factory=dict)
+    """Of a state whose transfer broke off."""
 
     async def get(self) -> tuple[StageState, StageChain]:
         """The state and the certified facts: of its genesis for a founder, of a snapshot later.
@@ -147,5 +149,12 @@ class FirstState:
 
     def _wanted(self, begun: Genesis | StageChain) -> JoiningState:
         return JoiningState(
-            self.transport, self.settings, begun.run_id, begun.run_key, begun.coordinator, begun.stage, self.layout
+            self.transport,
+            self.settings,
+            begun.run_id,
+            begun.run_key,
+            begun.coordinator,
+            begun.stage,
+            self.layout,
+            held=self.chunks,
         )

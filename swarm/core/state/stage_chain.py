@@ -16,13 +16,13 @@ from swarm.core.layout import AtMost
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, SignedValue
-from swarm.core.result_size import most_work
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of
 from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
 from swarm.core.state.recent_work import RecentWork, Shares, done_in, founded, worked
+from swarm.core.state.result_size import most_work
 
 
 @dataclass(frozen=True)
