@@ -60,6 +60,19 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
         )
 
 
+def recut(model: ModelSettings, table: ModelTable) -> ModelSettings:
+    """The same model, cut as the table says. Raises SettingsError."""
+    from swarm.model.families import is_tied
+
+    made = replace(model, stage_layers=_cut(table, model.stage_layers[-1][1], _head_cost(model.config_json)))
+    if is_tied(made, 0) != is_tied(model, 0):
+        raise SettingsError(
+            f"model.stages = {made.num_stages}: the run's embeddings are tied at one stage and not at more, and "
+            f"{model.num_stages} were the run's; begin a new run from its export"
+        )
+    return made
+
+
 def cuts(model: ModelSettings) -> list[ModelSettings]:
     """The same model whole, and cut evenly into two stages, three, and so on."""
     num_layers, head_cost = model.stage_layers[-1][1], _head_cost(model.config_json)
