@@ -11,10 +11,13 @@ from safetensors.torch import save_file
 
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.settings import ModelSettings
 from swarm.data.prepare import prepare_data
 from swarm.manifest.default import default_manifest_text
 from swarm.manifest.file import MIN_CHUNKS, Manifest, freeze, read_manifest
-from swarm.manifest.tables import ManifestTables
+from swarm.manifest.model import recut
+from swarm.manifest.tables import ManifestTables, ModelTable
+from swarm.model.families import canonical_config_json
 from swarm.model.presets import preset_config
 
 
@@ -238,3 +241,11 @@ def test_what_is_asked_for_stands_in_the_written_manifest(tmp_path: Path) -> Non
     read = _read(tmp_path, default_manifest_text(given))
     assert read.model.num_stages == 3
     assert read.initial_checkpoint == model
+
+
+def test_tied_model_is_not_cut_anew_to_one_stage() -> None:
+    config = preset_config("tiny", 256) | {"tie_word_embeddings": True}
+    model = ModelSettings(config_json=canonical_config_json(config), stage_layers=((0, 2), (2, 4)))
+    assert recut(model, ModelTable(stages=4)).num_stages == 4
+    with pytest.raises(SettingsError, match=r"model.stages = 1: .* tied .* and 2 were"):
+        recut(model, ModelTable(stages=1))
