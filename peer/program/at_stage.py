@@ -162,7 +162,8 @@ class PeerAtStage:
             make_driver=made.round_driver,
         )
         reader = BatchReader(settings, joined.files[0]) if joined.files is not None else None
-        exchanges = ExchangeStore.of_run(settings, me, reader.batch if reader is not None else None)
+        batch = reader.batch if reader is not None else None
+        exchanges = ExchangeStore.of_run(settings, me, batch, joined.snapshots)
         stage_pass = made.stage_pass(settings, joined.run_id, own.identity, replica)
         downstream = self._made_downstream(stage_pass, exchanges)
         work = StageWork(

@@ -249,7 +249,8 @@ class CatchUp:
         replica = steps.replica
         own = steps.chain
         wanted = JoiningState(
-            self._transport, steps.context.settings, own.run_id, own.run_key, own.coordinator, own.stage, replica.layout
+            *(self._transport, steps.context.settings, own.run_id, own.run_key, own.coordinator, own.stage),
+            *(replica.layout, steps.context.snapshots.folder),
         )
         others = [peer for peer in self._others() if peer != donor]
         self._rng.shuffle(others)

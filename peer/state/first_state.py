@@ -128,7 +128,10 @@ class FirstState:
     async def _initial(self) -> StageState:
         for _ in range(STATE_TRIES):
             try:
-                return (await fetch_state(self.transport, self.host.peer_id, self.stage, self.layout, self.settings))[0]
+                state, _ = await fetch_state(
+                    self.transport, self.host.peer_id, self.stage, self.layout, self.settings, self.kept
+                )
+                return state
             except TransientError as error:
                 log.info("initial state: %s", error)
                 await asyncio.sleep(HOST_RETRY_S)
@@ -147,5 +150,12 @@ class FirstState:
 
     def _wanted(self, begun: Genesis | StageChain) -> JoiningState:
         return JoiningState(
-            self.transport, self.settings, begun.run_id, begun.run_key, begun.coordinator, begun.stage, self.layout
+            self.transport,
+            self.settings,
+            begun.run_id,
+            begun.run_key,
+            begun.coordinator,
+            begun.stage,
+            self.layout,
+            self.kept,
         )

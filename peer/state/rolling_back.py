@@ -130,6 +130,7 @@ class RollingBack:
             self._host.peer_id,
             own.stage,
             steps.replica.layout,
+            steps.context.snapshots.folder,
         )
         return await from_elsewhere(genesis, wanted)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.checkpoint.archive import CheckpointInfo, load_stage, read_checkpoint
+from swarm.checkpoint.archive import CheckpointInfo, load_weights, read_checkpoint
 from swarm.core.errors import SettingsError
 from swarm.model.families import family_of, whole_config
 from swarm.model.layout import ParameterLayout
@@ -126,7 +126,7 @@ def _write_weights(info: CheckpointInfo, out: Path, max_shard_bytes: int) -> Non
     pending: dict[str, NDArray[np.float32]] = {}
     index = 0
     for stage, layout in enumerate(layouts):
-        for name, tensor in layout.views(load_stage(info, stage, layout).weights).items():
+        for name, tensor in layout.views(load_weights(info, stage, layout)).items():
             pending[name] = tensor
             if len(pending) == len(shards[index]):
                 save_file(pending, out / files[index], metadata={"format": "pt"})

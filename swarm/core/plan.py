@@ -210,7 +210,7 @@ def stage_memory_bytes(
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
-        items["host.exhibits kept for audits"] = round(kept * exhibits)
+        items["disk.exhibits kept for audits"] = round(kept * exhibits)
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)

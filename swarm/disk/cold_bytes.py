@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -38,18 +39,28 @@ class ColdBytes:
         """The same bytes, on disk, read-only; itself where the disk does not take them."""
         if self._folder is None or not len(body):
             return body
+        found = self._on_disk([body])
+        return body if found is None else found
+
+    def put_all(self, bodies: Sequence[bytes | bytearray | memoryview]) -> memoryview:
+        """Their bytes end to end, on disk; in memory where the disk does not take them."""
+        found = self._on_disk([memoryview(body) for body in bodies]) if self._folder is not None and bodies else None
+        return memoryview(b"".join(bodies)) if found is None else found
+
+    def _on_disk(self, bodies: Sequence[memoryview]) -> memoryview | None:
+        assert self._folder is not None
         try:
             with self._lock:
                 if self._file is None:
                     self._file = _File(self._folder / f"{self._label}-{self._number:08d}")
                     self._number += 1
-                place = self._file.room_for(len(body))
-            place.write(body)
+                place = self._file.room_for(sum(map(len, bodies)))
+            place.write(bodies)
         except OSError as error:
             if not self._is_full:
                 log.warning("%s: bytes that are seldom read stay in memory: %s", self._folder, error)
             self._is_full = True
-            return body
+            return None
         self._is_full = False
         return place.read()
 
@@ -68,12 +79,14 @@ class _Place:
         self._mapping = mapping
         self._start, self._within, self._size = start, start - mapped_from, size
 
-    def write(self, body: memoryview) -> None:
+    def write(self, bodies: Sequence[memoryview]) -> None:
         """Raises OSError: a full disk is told of here, and not to whoever reads what a hole is in the place of."""
-        left, at = body.cast("B"), self._start
-        while len(left):
-            written = os.pwrite(self._file.descriptor, left, at)
-            left, at = left[written:], at + written
+        at = self._start
+        for body in bodies:
+            left = body.cast("B")
+            while len(left):
+                written = os.pwrite(self._file.descriptor, left, at)
+                left, at = left[written:], at + written
 
     def read(self) -> memoryview:
         return memoryview(self._mapping)[self._within : self._within + self._size]
