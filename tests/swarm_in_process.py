@@ -65,7 +65,6 @@ _TINY: dict[str, dict[str, Any]] = {
     "deadlines": {
         "call_s": 5.0,
         "hop_s": 20.0,
-        "round_phase_s": 3.0,
         "step_s": 20.0,
         "straggler_s": 0.5,
         "drain_s": 1.0,

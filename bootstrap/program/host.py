@@ -40,8 +40,10 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.plan import longest_round_s
 from swarm.core.round.contribution import Result
 from swarm.core.state.stage_chain import Genesis
+from swarm.core.transfers import MOST_TIMES
 from swarm.data.pieces import PieceList, list_pieces
 from swarm.drawn_papers import DrawnPapers
 from swarm.file_donor import FileDonor
@@ -59,6 +61,7 @@ from swarm.host_protocol import (
     StepReport,
 )
 from swarm.identity.key import verify
+from swarm.manifest.model import stage_num_parameters
 from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
@@ -191,7 +194,9 @@ class Host:
                 random.SystemRandom(),
             ),
         )
-        lease_s = run.settings.deadlines.lease_s
+        lease_s, most = run.settings.deadlines.lease_s, run.settings.limits.max_peers_per_stage
+        longest_s = [longest_round_s(run.settings, size, most) for size in stage_num_parameters(run.settings.model)]
+        self._silent_after_s = self._trouble.silent_after_s(max(longest_s) / MOST_TIMES)
         self._watched = [
             LostQuorum(
                 StageIndex(stage),
@@ -199,6 +204,7 @@ class Host:
                 run.host_key.peer_id,
                 run.run_key,
                 lease_s,
+                longest_s[stage],
                 vote_log,
                 partial(self._certified_place, stage),
             )
@@ -371,7 +377,7 @@ class Host:
         """Once for each version that the stages do not get beyond."""
         done, silent_s = self.progress.done_versions(), time.monotonic() - self._heard_at
         total = self.run.settings.optimizer.total_steps
-        if silent_s < self._trouble.silent_after_s or done >= total or self._silent_since == done:
+        if silent_s < self._silent_after_s or done >= total or self._silent_since == done:
             return
         self._silent_since = done
         behind = [stage for stage in range(self.progress.num_stages) if stage not in self.progress.steps[done].ids]
@@ -589,6 +595,7 @@ class Host:
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())
         self._look_at(result, facts["norm"])
+        self._say_who_is_left_out(result)
         for departure in roster.leaves:
             self._mark(departure.peer_id, left=True)
             self._emit({"event": "left", "stage": stage, "peer_id": departure.peer_id, "reason": departure.reason})
@@ -599,6 +606,17 @@ class Host:
             self._write_figures(version - FIGURES_AFTER)
             self._tell_version(version + 1)
         self._changed.set()
+
+    def _say_who_is_left_out(self, result: Result) -> None:
+        roster = result.roster
+        num_tokens = sum(made.num_tokens for made in roster.committed)
+        for made in (lost.contribution for lost in roster.left_out):
+            share, step = made.num_tokens / max(1, num_tokens), int(roster.step)
+            told = {"stage": int(roster.stage), "step": step, "peer_id": made.peer_id, "share": share}
+            self._emit({"event": "left_out", **told})
+            ids = tuple(sorted(item.microbatch_id for item in made.work))
+            reason = f"{share:.0%} of the step's tokens: its parts did not come in time"
+            self._notice(Notice("left_out", step, roster.stage, (made.peer_id,), ids, reason))
 
     def _tell_version(self, version: int) -> None:
         total, speed = self.run.settings.optimizer.total_steps, self.progress.recent_tokens_per_s()

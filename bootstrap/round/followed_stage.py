@@ -89,11 +89,11 @@ class FollowedStage:
         facts: RoundFacts = chain.facts(
             self._settings,
             num_parts=len(result.parts),
-            phase_s=self._settings.deadlines.round_phase_s,
+            phase_s=self._settings.deadlines.call_s,
         )
         facts.check_result(result, verify, certified=True)
         self.chain = chain.advance(result, self._settings)
-        made = Certified(result, chain.work_done(result), self.chain.name)
+        made = Certified(result, chain.work_done(result, self._settings), self.chain.name)
         version = int(self.chain.version)
         self._results[version - 1] = result
         self._results.pop(version - 1 - KEPT_RESULTS, None)

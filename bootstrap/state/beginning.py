@@ -8,7 +8,7 @@ from typing import Any
 
 from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.state import StageState, chunk_hash, merkle_root, root_as, state_chunks
-from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, states_s
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, StageIndex, Version
@@ -122,6 +122,11 @@ class Beginning:
         """How many peers of which stages have to come before the run can begin."""
         wanted = self._run.settings.limits.founders_per_stage
         return {n: wanted - len(start.ready) for n, start in enumerate(self.stages) if len(start.ready) < wanted}
+
+    @property
+    def states_s(self) -> float:
+        """Seconds after which a transfer of the states of all stages has ended in any case."""
+        return states_s(self._run.settings, (start.state.layout.num_values for start in self.stages))
 
     async def _on_genesis(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("genesis request", request.meta)

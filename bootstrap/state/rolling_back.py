@@ -223,7 +223,7 @@ class RollingBack:
         lately = [notice for notice in self.notices() if notice.step >= max(first, done - RECENT)]
         made = plan(wish, versions=self._versions(), notices=lately, ids_of=self._ids_of)
         order = DataOrder.of_run(self.run.settings)
-        async with asyncio.timeout(self.run.settings.deadlines.state_transfer_s):
+        async with asyncio.timeout(self.beginning.states_s):
             states, leases, anchored = await self._as_of(made.to)
         try:
             leases = leases.skipping(made.skip, order)

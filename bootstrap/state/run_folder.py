@@ -18,8 +18,8 @@ from swarm.core.canonical import unpack
 from swarm.core.errors import SettingsError
 from swarm.core.ids import RunId
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.result_size import most_members
 from swarm.core.settings import RunSettings
+from swarm.core.state.result_size import most_members
 from swarm.data.prepare import PreparedData, prepare_data
 from swarm.data.tokenizer import BYTES
 from swarm.disk.mapped_file import mapped
@@ -90,21 +90,14 @@ class PreparedRun:
         return self.states[0].version
 
 
-def check_hostable(manifest: Manifest) -> None:
-    """Raises SettingsError for a run that nobody could train, before anything is written."""
-    if manifest.model.num_stages < 2:
-        raise SettingsError("model.stages = 1: the first stage reads the text, the last has the loss; give 2 or more")
-
-
 def prepare_run(
     manifest: Manifest, root: Path, say: Callable[[str], None], place: ArchivePlace | None = None
 ) -> PreparedRun:
     """Make the run's folder ready, or take up the run that is in it, from a newer checkpoint at `place` if there is.
 
-    Raises SettingsError if nobody could train it, or the folder cannot be written or holds another run, LocalError if
+    Raises SettingsError if the folder cannot be written or holds another run, LocalError if
     `place` does not answer.
     """
-    check_hostable(manifest)
     folder = RunFolder(root)
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -125,7 +125,7 @@ class Jury:
 
     def applied(self, applied: Applied) -> None:
         """A round is over: what it certified of this peer's charges goes before their juries."""
-        made = applied.result.roster.contribution_of(self._steps.context.me)
+        made = applied.result.roster.commitment_of(self._steps.context.me)
         for charge in made.charges if made is not None else ():
             self._charges.certified(charge, applied.result)
 

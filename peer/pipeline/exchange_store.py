@@ -17,8 +17,8 @@ from swarm.core.settings import RunSettings
 from swarm.data.batches import Batch
 from swarm.disk.cold_bytes import ColdBytes
 from verification.pipeline.exchanges import MAX_EXCHANGES, Exchange, exhibit_of
-from verification.pipeline.headers import HopHeader, ids_bytes
-from verification.round.papers import Exhibit
+from verification.pipeline.headers import BirthRecord, HopHeader, ids_bytes
+from verification.round.papers import Bytes, Exhibit, Papers
 
 EXCHANGES = "exchanges"
 """What the files of their bytes begin with."""
@@ -55,6 +55,8 @@ class ExchangeStore:
         self._changing = threading.Lock()
         for left in folder.glob(f"{EXCHANGES}-*") if folder is not None else ():
             left.unlink(missing_ok=True)
+        self._born: dict[Step, dict[bytes, tuple[BirthRecord, Bytes]]] = {}
+        """In a run of one stage, where nothing is sent: what began here, with its targets, by the record's digest."""
 
     @classmethod
     def of_run(
@@ -114,6 +116,15 @@ class ExchangeStore:
             if calls.get(key) is exchange:
                 calls[key] = kept
 
+    def keep_born(self, birth: BirthRecord, targets: Bytes) -> bool:
+        """A microbatch that begins and ends here. False if it could not be shown."""
+        if not self._max_microbatches:
+            return True  # nobody asks
+        if sum(map(len, self._born.values())) >= self._max_microbatches:
+            return False
+        self._born.setdefault(birth.step, {})[birth.digest()] = (birth, targets)
+        return True
+
     def partners(self, step: Step, *, came: bool) -> list[tuple[PeerId, MicrobatchId]]:
         """Whose microbatches of a step came here, or (`came` False) to whom they went: sorted, each once."""
         return sorted(
@@ -137,6 +148,9 @@ class ExchangeStore:
     def exhibit(self, step: Step, work: Work) -> Exhibit | None:
         """What an entry of this peer's contribution to a step was made from; None if not all of it is here."""
         calls = self.of(step, work.microbatch_id)
+        born = self._born.get(step, {}).get(work.input_header)
+        if born is not None:
+            return self._of_born(work, *born)
         ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None else b""
         return exhibit_of(work, calls, calls, ids=ids)
 
@@ -149,10 +163,18 @@ class ExchangeStore:
 
     def forget(self, version: int) -> None:
         """The stage is at `version`: what is too old to be asked for goes."""
+        oldest = version - 1 - self._retained
         with self._changing:
-            for step in [step for step in self._held if int(step) < version - 1 - self._retained]:
+            for step in [step for step in self._held if int(step) < oldest]:
                 del self._held[step]
                 self._cold.pop(step, None)
+        for step in [step for step in self._born if int(step) < oldest]:
+            del self._born[step]
+
+    def _of_born(self, work: Work, birth: BirthRecord, targets: Bytes) -> Exhibit:
+        assert self._batch is not None
+        ids = ids_bytes(self._batch(work.microbatch_id)[0])
+        return Exhibit.of_bodies(Papers.received(birth, None), work.version, (ids, targets, b"", b"", b""))
 
     def _has_come(self, exchange: Exchange) -> bool:
         return exchange.forward.consumer == self._me

@@ -185,7 +185,7 @@ class PeerAtStage:
             on_violation=events.publish,
         )
         self.source: Source | None = None
-        if joined.files is not None and downstream is not None:
+        if joined.files is not None:
             self.source = Source(work, steps, rounds.turns, downstream, *joined.files)
         self.catch_up = CatchUp(
             rounds,

@@ -222,6 +222,8 @@ class SimulatedRound:
                 self._send(to, lambda one: self._followed(one, me, roster))
             case act.SendPart(to, part, view):
                 self._send((to,), partial(self._part_came, me, part, view, member.parts[part]))
+            case act.SayMissing(to, view, missing, given_up):
+                self._send((to,), lambda one: one.machine.on_missing(me, view, missing, given_up, now=self._now))
             case act.AggregatePart():
                 self._reduce(member, instruction)
             case act.SendReduced(to, reduced):
@@ -331,7 +333,7 @@ class SimulatedRound:
     def _reduce(self, member: Member, asked: act.AggregatePart) -> None:
         replica, roster, chain = member.peer.replica, member.machine.roster, self._chain
         assert roster is not None
-        tokens, cap = chain.weights_of(roster), replica.norm_cap()
+        tokens, cap = chain.weights_of(roster, replica.settings), replica.norm_cap()
         reduced, body = ReducedPart(asked.part, EMPTY_DIGEST, asked.contributors, asked.excluded), memoryview(b"")
         if asked.contributors:
             heard = [

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kernels.threads import Threads
@@ -64,6 +64,8 @@ class FirstState:
     say: Callable[[str], None]
     """Told in words what is waited for, whenever that changes."""
     rng: random.Random
+    chunks: dict[bytes, memoryview] = field(default_factory=dict)
+    """Of a state whose transfer broke off."""
 
     async def get(self) -> tuple[StageState, StageChain]:
         """The state and the certified facts: of its genesis for a founder, of a snapshot later.
@@ -158,4 +160,5 @@ class FirstState:
             begun.stage,
             self.layout,
             self.kept,
+            held=self.chunks,
         )

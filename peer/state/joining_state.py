@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from swarm.checkpoint.state import StageState
@@ -76,6 +76,8 @@ class JoiningState:
     layout: ParameterLayout
     folder: Path
     """Where what comes lies until all of it is here."""
+    held: dict[bytes, memoryview] = field(default_factory=dict)
+    """Chunks that came in tries that broke off, by hash: they are not fetched again, of whatever version."""
 
     async def fetch(
         self, donors: Sequence[PeerId], members: Collection[PeerId], *, newer_than: int = -1
@@ -98,12 +100,13 @@ class JoiningState:
             )
         offer = next(iter(holders.values()))  # the hashes are those under the digest, whoever sent them
         try:
-            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings, self.folder)
+            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings, self.folder, self.held)
             state = await asyncio.to_thread(read_state, self.layout, chunks, chosen.digest, self.folder)
         except (RemoteError, TimeoutError) as error:
             raise TransientError(f"version {chosen.version} from {len(holders)} donors: {error}") from error
         if (state.version, state.name) != (chosen.version, chosen.chain.name):
             raise TransientError(f"the state that is {chosen.reason} is of {state.version}, not of {chosen.version}")
+        self.held.clear()
         log.info("version %d of stage %d: %s, %d donors", chosen.version, self.stage, chosen.reason, len(holders))
         return state, chosen.chain
 

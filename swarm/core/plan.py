@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.settings import RunSettings
+from swarm.core.transfers import bytes_per_s, longest_s
 
 FLOAT_BYTES = 4
 MONTH_S = 30 * 24 * 3600.0
@@ -256,6 +257,12 @@ def round_bytes(codec: str, num_parameters: int, num_members: int) -> float:
     return (num_members - 1) / num_members * vector_bytes
 
 
+def longest_round_s(settings: RunSettings, num_parameters: int, num_members: int) -> float:
+    """Seconds after which the bytes of a round of a stage are not waited for however they come."""
+    num_bytes = round_bytes(settings.codecs.averaging, num_parameters, num_members)
+    return longest_s(num_bytes, bytes_per_s(settings.deadlines.least_mbit), floor_s=0.0)
+
+
 def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions) -> Plan:
     """The arithmetic of a run whose stages have that many parameters each."""
     stages = tuple(
@@ -448,6 +455,7 @@ def _model_vocabulary(settings: RunSettings) -> int:
 def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
     computed = _computed_activation_bytes(settings, hidden_size, stage, mode)
     inputs = settings.microbatch_tokens * hidden_size * FLOAT_BYTES
-    in_flight = settings.limits.max_in_flight
+    # What a peer has begun waits for the later stages; where there are none, it is done at once.
+    in_flight = settings.limits.max_in_flight if settings.model.num_stages > 1 else 1
     # With recompute only inputs wait, and what is computed is there once.
     return in_flight * inputs + computed if mode.recompute else in_flight * (inputs + computed)

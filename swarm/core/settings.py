@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.tables import Bounds, Matching, Table
+from swarm.core.transfers import LEAST_MBIT
 
 ActivationCodecName = Literal["fp32", "bf16", "int8", "int4"]
 AveragingCodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
@@ -197,6 +198,12 @@ class AveragingSettings(Table):
         "1: the next step's microbatches go on meanwhile, on weights one version old.",
     ] = 0
     sync_steps: Annotated[StepsOrNone, "With delay = 1, this many steps at the start wait all the same."] = 20
+    straggler_share: Annotated[
+        float,
+        Bounds(least=0, most=16),
+        "Once most members' parts of a round are there, the last ones' are waited for this share of the step's time; "
+        "who does not make it is left out of the round whole.",
+    ] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,20 +284,25 @@ class LimitSettings(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineSettings(Table):
-    """Upper bounds in seconds; measured times shorten them, never lengthen them."""
+    """Upper bounds in seconds of what moves few bytes; measured times shorten them, never lengthen them."""
 
     call_s: Annotated[
         Seconds, "Seconds, upper bounds: measured times shorten them. A small request and its answer:"
     ] = 10.0
     hop_s: Annotated[Seconds, "A microbatch's way from a stage to the loss and back."] = 60.0
-    round_phase_s: Annotated[Seconds, "Each phase of an averaging round."] = 10.0
-    """Commitments, roster, parts, result."""
-    step_s: Annotated[Seconds, "A step closes this long after its first microbatch, with whatever it holds."] = 120.0
+    least_mbit: Annotated[
+        float,
+        Bounds(above=0, most=1e6),
+        "Megabits a second that a peer's line is assumed to carry: what moves bytes may take four times as long.",
+    ] = LEAST_MBIT
+    """See `swarm.core.transfers`: bytes in proportion to this, and for as long as they come."""
+    step_s: Annotated[
+        Seconds, "A step in which no microbatch has ended for this long closes with whatever it holds."
+    ] = 120.0
     straggler_s: Annotated[Seconds, "How long a full step waits for microbatches already under way."] = 2.0
     """They are dropped and counted past it."""
     lease_s: Annotated[Seconds, "A peer not heard of for this long has left."] = 15.0
     drain_s: Annotated[Seconds, "How long a leaving peer finishes what it has in flight."] = 30.0
-    state_transfer_s: Annotated[Seconds, "Moving a stage's state to a joiner."] = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

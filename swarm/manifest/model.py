@@ -64,11 +64,11 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
 
 
 def cuts(model: ModelSettings) -> list[ModelSettings]:
-    """The same model cut evenly into two stages, three, and so on."""
+    """The same model whole, and cut evenly into two stages, three, and so on."""
     num_layers, head_cost = model.stage_layers[-1][1], _head_cost(model.config_json)
     return [
         replace(model, stage_layers=even_layers(num_layers, num_stages, last_cost=head_cost))
-        for num_stages in range(2, num_layers + 1)
+        for num_stages in range(1, num_layers + 1)
     ]
 
 

@@ -185,6 +185,7 @@ class SmallRun:
             exhibits.append(
                 Exhibit(
                     papers=papers,
+                    version=versions[stage],
                     x=x_bodies[stage],
                     targets=targets.astype("<i4").tobytes(),
                     y=b"" if last else x_bodies[stage + 1],
@@ -219,7 +220,7 @@ class SmallRun:
             if work:
                 parts[me] = encoded
         roster = roster_of(facts, commits=made)
-        tokens = chain.weights_of(roster)
+        tokens = chain.weights_of(roster, self.settings)
         contributors = tuple(one.peer_id for one in roster.contributions)
         bodies, reduced = [], []
         for part in range(replicas[0].num_parts if contributors else 0):

@@ -106,7 +106,7 @@ def _names(past: Past, chain: StageChain, settings: RunSettings, parts: int) -> 
         facts = chain.facts(
             settings,
             num_parts=parts,
-            phase_s=settings.deadlines.round_phase_s,
+            phase_s=settings.deadlines.call_s,
         )
         facts.check_result(result, verify, certified=True)
         chain = chain.advance(result, settings)

@@ -3,7 +3,7 @@
 The counts come from the members themselves and only pace the step; what weighs is certified in the round.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.ids import PeerId, Step
@@ -43,7 +43,7 @@ class StepProgress:
 
     Grants are absolute (how many in all) and only grow, so a lost or repeated answer does no harm. Together they never
     exceed the target. What a lost source had passed on is done without it, and counts in the later stages: the step
-    does with so many less at stage 0. What else it held is granted again.
+    does with so many less at stage 0. What else it held is granted again; where there are no later stages, all of it.
     """
 
     step: Step
@@ -51,6 +51,10 @@ class StepProgress:
     target_microbatches: int
     step_s: float
     straggler_s: float
+    is_last: bool = False
+    """Also the last stage: what a lost member had done is nowhere."""
+    most_of: Callable[[PeerId], int] | None = None
+    """Stage 0: how many microbatches of a member count; None: however many it does."""
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
     _granted: dict[PeerId, int] = field(default_factory=dict)
     _void: dict[PeerId, int] = field(default_factory=dict)
@@ -60,7 +64,8 @@ class StepProgress:
     _reserved: set[PeerId] = field(default_factory=set)
     _reserved_each: int = 0
     _reserved_until: float = 0.0
-    _first_at: float | None = None
+    _grew_at: float | None = None
+    _most_done: int = 0
     _next_seen_at: float | None = None
     _full_at: float | None = None
 
@@ -88,8 +93,6 @@ class StepProgress:
         self._reserved.discard(peer_id)
         self._void.pop(peer_id, None)
         started = report.num_done + report.num_in_flight
-        if started and self._first_at is None:
-            self._first_at = now
         if report.saw_next and self._next_seen_at is None:
             self._next_seen_at = now
         granted = max(started, self._granted.get(peer_id, 0))
@@ -101,9 +104,12 @@ class StepProgress:
             if now < self._reserved_until:
                 free -= self._reserved_each * len(self._reserved)
             if free > 0 and self._may_grant(now):
-                self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
-            if self._first_at is None and self._granted[peer_id]:
-                self._first_at = now
+                wanted = started + report.num_wanted
+                if self.most_of is not None:
+                    wanted = min(wanted, self.most_of(peer_id))
+                self._granted[peer_id] += min(free, max(0, wanted - granted))
+        if self.num_done > self._most_done:
+            self._most_done, self._grew_at = self.num_done, now
         if self.num_done < self._to_do:
             self._full_at = None
         elif self._full_at is None:
@@ -116,7 +122,7 @@ class StepProgress:
         self._granted.pop(peer_id, None)
         self._awaited.discard(peer_id)
         self._reserved.discard(peer_id)
-        if self.is_source and report is not None:
+        if self.is_source and not self.is_last and report is not None:
             void = report.num_done + min(report.num_passed_on, report.num_in_flight)
             if sum(self._void.values()) + void <= self.target_microbatches // 2:
                 self._void[peer_id] = void
@@ -167,8 +173,8 @@ class StepProgress:
             wait_s = 0.0 if synchronous else self.straggler_s
             if now >= self._next_seen_at + wait_s:
                 return Closing(f"step {self.step + 1} has begun with {self.num_done} microbatches in")
-        if self._first_at is not None and now >= self._first_at + self.step_s and self.num_done:
-            return Closing(f"{self.num_done} microbatches after {self.step_s:.0f} s")
+        if self._grew_at is not None and now >= self._grew_at + self.step_s:
+            return Closing(f"{self.num_done} microbatches, and none for {self.step_s:.0f} s")
         return None
 
     def next_deadline(self) -> float | None:
@@ -176,7 +182,7 @@ class StepProgress:
         times = [
             start + wait
             for start, wait in (
-                (self._first_at if self.num_done else None, self.step_s),
+                (self._grew_at, self.step_s),
                 (self._next_seen_at, self.straggler_s),
                 (self._full_at, self.straggler_s),
             )

@@ -45,8 +45,8 @@ def certified(*charges: Charge) -> Result:
         run_id=RUN_ID,
         stage=StageIndex(1),
         step=Step(33),
-        contributions=(),
-        contribution_of=lambda peer: made if peer == ACCUSER else None,
+        committed=(),
+        commitment_of=lambda peer: made if peer == ACCUSER else None,
     )
     return cast(Result, SimpleNamespace(roster=roster, root=lambda: ROOT))
 
@@ -206,7 +206,7 @@ def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:
         charges.bring(ANOTHER)
         assert charges.brought() == (COMMITTED,), "one at a time"
         made = SimpleNamespace(charges=(COMMITTED,))
-        roster = SimpleNamespace(contribution_of=lambda peer: made)
+        roster = SimpleNamespace(commitment_of=lambda peer: made)
         result = SimpleNamespace(roster=roster)
         own.applied(cast(Any, SimpleNamespace(result=result)))
         assert charges.brought() == (ANOTHER,)

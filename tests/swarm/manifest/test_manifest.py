@@ -219,3 +219,15 @@ def test_text_too_short_for_a_microbatch_is_named(tmp_path: Path) -> None:
     prepared = prepare_data(manifest.data, tmp_path / "out")
     with pytest.raises(SettingsError, match=r"data\.text is too short: .*no microbatch of 8 samples of 100 tokens"):
         freeze(manifest, prepared, ())
+
+
+def test_what_is_asked_for_stands_in_the_written_manifest(tmp_path: Path) -> None:
+    assert _read(tmp_path, default_manifest_text({"model": {"stages": 1}})).model.num_stages == 1
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(preset_config("tiny", 256)))
+    (model / "model.safetensors").touch()
+    given = {"model": {"stages": 3, "preset": None, "checkpoint": str(model)}}
+    read = _read(tmp_path, default_manifest_text(given))
+    assert read.model.num_stages == 3
+    assert read.initial_checkpoint == model

@@ -242,7 +242,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         ),
         replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
-        ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "missing"),)),
+        ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),)),
         OwedAudit(
             run_id=chain.run_id,
             stage=StageIndex(1),
@@ -445,7 +445,7 @@ def network_readers() -> list[Reader]:
         async def whole(stream: socket.socket) -> Message | RemoteError | EOFError | None:
             try:
                 head = await read_one(stream)
-                return await framing.read_content(stream, head, stall_s=5.0) if head.body_bytes < 1 << 20 else None
+                return await framing.read_content(stream, head, window_s=5.0) if head.body_bytes < 1 << 20 else None
             except ends as error:  # raised through `run_until_complete`, it would keep the body until it is collected
                 return error.with_traceback(None)
 

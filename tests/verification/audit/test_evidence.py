@@ -143,7 +143,7 @@ class World:
         """An honest reducer's word for a part, and its inputs."""
         done = self.rounds[1]
         roster = done.result.roster
-        weights = done.chain.weights_of(roster)
+        weights = done.chain.weights_of(roster, self.run.settings)
         made = Reduction.of(
             roster, done.result.parts[part], weights, norm_cap=None, reducer=roster.reducers[part]
         ).signed_by(identity_of(roster.reducers[part]))

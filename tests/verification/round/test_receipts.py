@@ -10,8 +10,8 @@ from benchmarks.round.drawn_papers import settings_of as three_stages
 from benchmarks.round.drawn_papers import work_of as entry_of
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
-from swarm.core.result_size import most_work
 from swarm.core.round.contribution import Contribution, Work, counted_work
+from swarm.core.state.result_size import most_work
 from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity, verify
 from swarm.manifest.value import run_id, settings_bytes

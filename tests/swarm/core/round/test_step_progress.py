@@ -181,15 +181,17 @@ def test_nothing_closes_without_microbatches_but_when_the_next_step_was_seen(is_
     assert "0 microbatches in" in closing.reason
 
 
-def test_a_step_closes_at_its_age_with_what_it_holds() -> None:
+def test_a_step_closes_with_what_it_holds_when_none_was_added_for_long() -> None:
     progress = _progress(is_source=False)
     assert progress.next_deadline() is None
+    progress.report(A, MemberReport(2), now=0.0)
     progress.report(A, MemberReport(3), now=10.0)
+    progress.report(A, MemberReport(3), now=20.0)
     assert progress.next_deadline() == 10.0 + STEP_S
     assert progress.closing(now=10.0 + STEP_S - 0.1, synchronous=False) is None
     closing = progress.closing(now=10.0 + STEP_S, synchronous=False)
     assert closing is not None
-    assert closing.reason == "3 microbatches after 120 s"
+    assert closing.reason == "3 microbatches, and none for 120 s"
 
 
 def test_the_next_steps_microbatch_closes_a_step_after_the_stragglers_time() -> None:
@@ -244,3 +246,18 @@ def test_a_share_is_not_kept_for_long_nor_for_the_dead(lost: bool) -> None:
     if lost:
         progress.lost(B)
     assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.1 if lost else 0.6) == 4
+
+
+def test_where_the_first_stage_is_the_last_all_that_a_lost_member_did_is_granted_again() -> None:
+    progress = StepProgress(Step(3), True, 8, STEP_S, STRAGGLER_S, is_last=True)
+    progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.0)
+    progress.report(A, MemberReport(3, 1, num_wanted=0), now=1.0)
+    progress.lost(A)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=8), now=2.0) == 8
+
+
+def test_nobody_is_granted_more_than_counts_of_it() -> None:
+    progress = StepProgress(Step(3), True, 8, STEP_S, STRAGGLER_S, is_last=True, most_of={A: 3, B: 6}.__getitem__)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=8), now=0.0) == 3
+    assert progress.report(B, MemberReport(0, 0, num_wanted=8), now=0.0) == 5
+    assert progress.report(A, MemberReport(3, 0, num_wanted=8), now=0.0) == 3
