@@ -127,7 +127,7 @@ class Scene:
         run = self.truth.run
         wanted = JoiningState(
             *(self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE),
-            *(run.replicas[STAGE][0].layout, self.folder),
+            *(run.replicas[STAGE][0].layout, self.folder, 0),
         )
         members = self.truth.members if members is None else members
         return await wanted.fetch(self.truth.members, members, newer_than=newer_than)
