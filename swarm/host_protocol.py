@@ -24,10 +24,12 @@ enough peers are ready, and where the stages before and after it do, for their f
 version its state was; whether nobody is known to have gone on from there; what is waited for, in words. `ready`: the
 caller has found nobody of its stage who trains."""
 FILE = "file"
-"""{digest, offset} -> body: a piece of one of the run's files; to a peer of the first stage too."""
+"""{digest, piece} -> body: a piece of one of the run's files; to a peer of the first stage too."""
+HELD = "held"
+"""To either: {digest} -> {held}: runs of the pieces that are there, [start, stop, ...]."""
 PIECES = "pieces"
-"""{digest} -> {pieces, mirrors}: what each piece of the file is to be, signed by the run key, and the URLs of copies of
-it; to a peer of the first stage too, which names none."""
+"""{digest} -> {pieces, mirrors}: what each piece of the file is to be, and the URLs of copies of it; to a peer of the
+first stage too, which names none."""
 RESULTS = "results"
 """To a peer: {from, wait_s, bodies} -> {version, oldest, results, sizes}, body: its stage's certified results from a
 version on, a few at most; with `bodies` the encoded parts too, end to end."""

@@ -95,7 +95,7 @@ class ExchangeStore:
     def exhibit(self, step: Step, work: Work) -> Exhibit | None:
         """What an entry of this peer's contribution to a step was made from; None if not all of it is here."""
         calls = self.of(step, work.microbatch_id)
-        ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None else b""
+        ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None and calls else b""
         return exhibit_of(work, calls, calls, ids=ids)
 
     def own(self, microbatch_id: MicrobatchId, header: bytes) -> list[Exchange]:

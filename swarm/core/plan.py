@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.settings import RunSettings
 
+SPARE_TOKEN_BYTES = 32 << 20
+"""Of tokens that a peer of the first stage holds beside those of its leases."""
 FLOAT_BYTES = 4
 MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
@@ -158,6 +160,16 @@ class Plan:
     warnings: tuple[str, ...]
     refusals: tuple[str, ...]
     """Why the run should not be started like this; empty if it may."""
+
+
+def held_token_bytes(settings: RunSettings) -> int:
+    """On the disk of a peer of the first stage, at most: leases for two steps and a chunk, those that it may have to
+    show, and what is spare."""
+    data, replays = settings.data, settings.replays
+    steps = 2 + (settings.audits.retained_versions + 2 if replays else 0)
+    leased = steps * settings.microbatches_per_step * settings.microbatch_tokens + 2 * data.chunk_tokens
+    whole = (data.num_train_tokens + data.num_held_out_tokens) * data.token_bytes
+    return min(whole, leased * data.token_bytes + SPARE_TOKEN_BYTES)
 
 
 def stage_memory_bytes(

@@ -52,7 +52,6 @@ def test_a_notice_tells_of_its_data_as_ranges_of_the_training_file() -> None:
     read = {token for start, stop in told["tokens"] for token in range(start, stop)}
     starts = [start for number in (4, 5, 6, 30) for start in order.sample_starts(MicrobatchId(number))]
     assert read == {token for start in starts for token in range(start, start + order.sequence_length + 1)}
-    assert len(told["tokens"]) == 4, "one range for each sample of the microbatches that follow each other"
     across = order.spans(MicrobatchId(number) for number in range(order.microbatches_per_chunk + 1))
     assert [(span.first, span.stop) for span in across] == [
         (0, order.microbatches_per_chunk),

@@ -171,7 +171,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with TokenWriter(data, 1) as writer:
         writer.write(np.random.default_rng(0).integers(0, 97, 1 << 16))
     given = small_settings(2, codecs=CODED)
-    given = SmallRun(replace(given, data=replace(given.data, train_digest=writer.digest))).settings
+    given = SmallRun(replace(given, data=replace(given.data, train_digest=writer.pieces.digest))).settings
     unsigned = SignedRun(settings_bytes(given), run_key().peer_id)
     signed_run = replace(unsigned, signature=run_key().sign(unsigned.signed_bytes()))
     with pytest.MonkeyPatch.context() as patch:
