@@ -30,7 +30,8 @@ from peer.pipeline.stage_work import AHEAD
 from peer.sim.tiny_run import TinyRun
 from swarm.averaging.parts import Parts
 from swarm.core.settings import CodecSettings, ModelSettings, RunSettings
-from swarm.model.families import build_stack, canonical_config_json, run_stack
+from swarm.model.families import canonical_config_json
+from swarm.model.stack import build_stack
 from swarm.model.stage import StageModel
 from swarm.model.tensor_pass import TensorPass
 from swarm.optim.gradient_sum import GradientSum
@@ -179,7 +180,7 @@ class Bench:
         """A microbatch in plain PyTorch."""
         case, dtype = self.case, torch.bfloat16 if self.compute_dtype == "bf16" else torch.float32
         kept = torch.float32 if autocast else dtype
-        stack: Any = build_stack(case.model(self.compute_dtype), self.stage, device=self.device)
+        stack = build_stack(case.model(self.compute_dtype), self.stage, device=self.device)
         stack = _filled(stack, kept, self.device)
         head = torch.nn.Linear(case.hidden_size, case.vocab_size, bias=False, device=self.device, dtype=kept)
         ids, hidden = self.ids.to(self.device), self.hidden.to(self.device, kept).requires_grad_()
@@ -187,7 +188,7 @@ class Bench:
 
         def run() -> None:
             with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=autocast):
-                y = run_stack(stack, ids if case.is_whole else hidden)
+                y = stack(ids if case.is_whole else hidden)
                 if case.is_whole:
                     logits = head(y).float().flatten(0, 1)
             if case.is_whole:
@@ -199,9 +200,9 @@ class Bench:
 
 
 def _filled(stack: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    rotary, stack.rotary_emb = stack.rotary_emb, None
+    rotary, stack.rotary = stack.rotary, None
     made = stack.to_empty(device=device).to(dtype)
-    made.rotary_emb = rotary
+    made.rotary = rotary
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             parameter.fill_(1.0) if "norm" in name else parameter.normal_(std=0.02)

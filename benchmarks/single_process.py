@@ -94,8 +94,8 @@ def _run_of_folder(run_dir: Path) -> WholeRun:
     from swarm.checkpoint.state import StageState, state_digest
     from swarm.core.canonical import unpack
     from swarm.manifest.value import settings_from_value
-    from swarm.model.families import stage_layout
     from swarm.model.initial import initial_weights
+    from swarm.model.stack import stage_layout
     from swarm.optim.exact import ExactOptimizer
 
     path = run_dir / "run.settings"

@@ -18,7 +18,8 @@ from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.schedule import learning_rate
 from swarm.data.batches import Batch, held_out_batches
 from swarm.data.token_file import TokenFile
-from swarm.model.families import stage_layout, whole_config
+from swarm.model.families import whole_config
+from swarm.model.stack import stage_layout
 
 
 @dataclass(frozen=True)

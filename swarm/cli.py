@@ -27,6 +27,7 @@ from swarm.local.compute_pools import wait_asleep
 VERBS = {
     # verb: (module whose `command` it is, or module:name, one line of help)
     "init": ("swarm.commands.init", "Write an example manifest."),
+    "families": ("swarm.commands.families", "List the model families that can be trained."),
     "plan": ("swarm.commands.plan", "Show what a run needs of each peer: memory, traffic, time."),
     "host": ("bootstrap.program.command", "Start a run and coordinate it."),
     "seed": ("bootstrap.directory.seed_command", "Keep a run's directory open while its host is down."),

@@ -18,7 +18,7 @@ from benchmarks.whole_model import host_windows
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.state.replica import Accumulation, StageReplica
 from swarm.averaging.activations import activation_codec
-from swarm.averaging.result_decoder import squares_of
+from swarm.averaging.certified_gradient import squares_of
 from swarm.checkpoint.state import StageState
 from swarm.core.canonical import digest
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step

@@ -274,7 +274,7 @@ class Mutation:
                     made = Reduction.of(
                         roster,
                         reduced,
-                        chain.weights_of(roster),
+                        chain.weights_of(roster, steps.context.settings),
                         norm_cap=steps.replica.norm_cap(),
                         reducer=liar,
                     )

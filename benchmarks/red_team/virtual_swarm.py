@@ -32,7 +32,7 @@ from peer.owner.limits import VolunteerSettings
 from peer.program.daemon import PeerDaemon
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
-from swarm.averaging.result_decoder import squares_of
+from swarm.averaging.certified_gradient import squares_of
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result

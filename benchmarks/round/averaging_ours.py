@@ -238,7 +238,7 @@ class OurPeer:
             judging=self._exact,
             snapshots=SnapshotStore(self._folder / f"snapshots-{name}"),
             results=ResultStore(self._folder / f"snapshots-{name}", chain, kept=KEPT_RESULTS),
-            reductions=ReductionStore(settings.audits.retained_versions, self._folder / f"snapshots-{name}"),
+            reductions=ReductionStore(settings.audits.retained_versions),
             tasks=Tasks(STAGE),
             events=Events(),
         )

@@ -17,7 +17,6 @@ from swarm.manifest.tables import DataTable
 from swarm.model.presets import preset_config
 
 PRESET = "tiny"
-MIN_STAGES = 2
 DEFAULT_OUT = Path("demo-out")
 SNAPSHOT_EVERY = 8
 CHECKPOINT_EVERY = 16
@@ -214,8 +213,6 @@ def default_out() -> Path:
 def check(request: DemoRequest) -> DemoRequest:
     """The request with absolute paths. Raises SettingsError if it cannot be run; nothing is written."""
     num_layers = preset_config(PRESET, 256)["num_hidden_layers"]
-    if request.stages < MIN_STAGES:
-        raise SettingsError(f"--stages {request.stages}: a pipeline has two ends; give {MIN_STAGES} to {num_layers}")
     if request.stages > num_layers:
         raise SettingsError(f"--stages {request.stages}: the model has {num_layers} layers; give at most {num_layers}")
     if request.peers < request.stages:

@@ -86,7 +86,7 @@ def command(
     from bootstrap.program.host import HostSettings
     from bootstrap.program.hosting import Hosting, HostingSettings
     from bootstrap.state.remote_archive import open_place
-    from bootstrap.state.run_folder import RunFolder, check_hostable, prepare_run
+    from bootstrap.state.run_folder import RunFolder, prepare_run
     from swarm.manifest.file import assumed_data, freeze, read_manifest
     from swarm.network.loop import run
     from swarm.network.services.mirror import checked_mirrors
@@ -108,7 +108,6 @@ def command(
     if report is not None and not report.absolute().parent.is_dir():
         raise SettingsError(f"--report {report}: its folder does not exist; create it or choose another path")
     read = read_manifest(manifest)
-    check_hostable(read)
     settings = HostingSettings(
         listen=listen_multiaddress(listen),
         host=HostSettings(

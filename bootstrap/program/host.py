@@ -34,7 +34,7 @@ from bootstrap.state.evaluation import Evaluation
 from bootstrap.state.going_on import GoingOn
 from bootstrap.state.rolling_back import RollingBack
 from bootstrap.state.run_folder import PreparedRun
-from swarm.averaging.result_decoder import certified_norm
+from swarm.averaging.certified_gradient import certified_norm
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields

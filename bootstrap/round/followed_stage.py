@@ -93,7 +93,7 @@ class FollowedStage:
         )
         facts.check_result(result, verify, certified=True)
         self.chain = chain.advance(result, self._settings)
-        made = Certified(result, chain.work_done(result), self.chain.name)
+        made = Certified(result, chain.work_done(result, self._settings), self.chain.name)
         version = int(self.chain.version)
         self._results[version - 1] = result
         self._results.pop(version - 1 - KEPT_RESULTS, None)

@@ -26,8 +26,8 @@ from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.identity.key import Identity
 from swarm.manifest.file import Manifest, freeze
 from swarm.manifest.value import run_id, settings_bytes, settings_from_value
-from swarm.model.families import stage_layout
 from swarm.model.initial import initial_weights
+from swarm.model.stack import stage_layout
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.transport import MAX_META_BYTES
 from swarm.optim.exact import ExactOptimizer
@@ -83,21 +83,14 @@ class PreparedRun:
         return self.states[0].version
 
 
-def check_hostable(manifest: Manifest) -> None:
-    """Raises SettingsError for a run that nobody could train, before anything is written."""
-    if manifest.model.num_stages < 2:
-        raise SettingsError("model.stages = 1: the first stage reads the text, the last has the loss; give 2 or more")
-
-
 def prepare_run(
     manifest: Manifest, root: Path, say: Callable[[str], None], place: ArchivePlace | None = None
 ) -> PreparedRun:
     """Make the run's folder ready, or take up the run that is in it, from a newer checkpoint at `place` if there is.
 
-    Raises SettingsError if nobody could train it, or the folder cannot be written or holds another run, LocalError if
+    Raises SettingsError if the folder cannot be written or holds another run, LocalError if
     `place` does not answer.
     """
-    check_hostable(manifest)
     folder = RunFolder(root)
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ class AttackedPass(StagePass):
         tokens_BL: Ids,
         targets_BL: Ids,
     ) -> Born:
-        if kind == "train":
+        if kind == "train" and not self.replica.model.is_last:  # else it lies where it computes the loss
             targets_BL = self._targets(At(step, microbatch_id), torch.from_numpy(targets_BL)).numpy()
         return super().born(
             kind, microbatch_id, attempt=attempt, step=step, era=era, tokens_BL=tokens_BL, targets_BL=targets_BL

@@ -17,8 +17,8 @@ from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.state.replica import Accumulation, StageReplica
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.reduce import read_and_written
-from swarm.averaging.result_decoder import squares_of
 from swarm.bulk_digest import bulk_digest
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.round.averaging_round import Finish, Instruction
@@ -85,12 +85,10 @@ class FalseEncoder(ContributionEncoder):
         return super().encode(step, accumulation, seeds)
 
     def part(self, accumulation: Accumulation, where: slice, seed: bytes) -> memoryview:
-        said = self._adversary.mean(self._step, where, self.replica.mean_part(accumulation, where))
-        return self.replica.contribution_codec.encode(said, seed=seed)
+        return self.replica.contribution_codec.encode(self.mean_part(accumulation, where), seed=seed)
 
-    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
-        mean = super().mean(accumulation)
-        return self._adversary.mean(self._step, slice(0, mean.size), mean)
+    def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
+        return self._adversary.mean(self._step, where, super().mean_part(accumulation, where))
 
 
 class FalseReducer(PartReducer):

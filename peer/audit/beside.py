@@ -80,6 +80,8 @@ class Beside:
             found = await asyncio.gather(*(self.exchanges(peer, due, target, number, made) for peer in self.on(side)))
             return [exchange for one in found for exchange in one]
 
+        if steps.context.settings.model.num_stages == 1:
+            raise TransientError(f"microbatch {number} of {target} passed nobody else")
         before, after = await shown(-1), await shown(1)
         ids = await self.input_ids(number) or b""
 

@@ -62,7 +62,7 @@ class ContributionAudits:
         self._steps = steps = inquiry.steps
         settings = steps.context.settings
         self._replay = StageReplay(settings, steps.chain.stage, model=steps.replica.model_of_replays())
-        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
         self._biases = RunningBiases(inquiry.draws.secret, bounds)
 
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[ContributionDue]:

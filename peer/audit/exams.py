@@ -1,16 +1,14 @@
 """Newcomers' exams: a member shows what went into its work, the newcomer what came out of it.
 
 The newcomer answers before it sees what the member has; who is examined by whom in a version is drawn
-(`verification.audit.probation`).
+(`verification.audit.probation`). In a run of one stage, where nothing is sent on, the member computes what it compares
+with itself (`verification.replay.exam_answer`).
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.exchange_store import ExchangeStore
@@ -19,7 +17,6 @@ from peer.stage.bases import RecentBases
 from peer.stage.beacon import StageBeacon
 from peer.stage.events import Applied
 from peer.state.past_weights import PastVersion, standing_on
-from swarm.averaging.activations import activation_codec
 from swarm.core.audit.chance import HostWord
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
@@ -27,14 +24,13 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.contribution import Roster, Work
-from swarm.core.settings import RunSettings
 from swarm.host_protocol import AGREED, max_exhibit_bytes
 from swarm.identity.key import verify
 from swarm.network.transport import Message, Transport
-from verification.audit.probation import Agreement, Exam, exam_of
-from verification.audit.tolerance import Tensor, bounds_for, compare
+from verification.audit.probation import NUM_PIECES, PIECE_VALUES, Agreement, Exam, exam_of, exam_pieces
 from verification.audit.verdicts import Promotion
-from verification.replay.stage_replay import Replayed, StageReplay
+from verification.replay.exam_answer import Pieces, compared_answers, exam_answer, sends_nothing
+from verification.replay.stage_replay import StageReplay
 from verification.round.papers import Bytes, Exhibit, Papers
 
 log = logging.getLogger(__name__)
@@ -42,7 +38,8 @@ log = logging.getLogger(__name__)
 EXAM = "exam"
 """To a member: {step, ticket, said} -> {papers, sizes}, bodies: a drawn exhibit without y and the gradient of x."""
 EXAM_ANSWER = "exam_answer"
-"""To the same: {step, size}, bodies: y and the gradient of x, replayed -> {agreement}. Once."""
+"""To the same: {step, size}, bodies: y and the gradient of x, replayed, or pieces of the gradient -> {agreement}.
+Once."""
 EXAMS_A_STEP = 2
 """Newcomers that one member examines about one of its contributions: whoever comes first."""
 MOST_TIMES = 2
@@ -59,17 +56,29 @@ class Examiner:
         self._bases = bases
         self._shown: dict[Step, Counter[PeerId]] = {}
         self._answered: set[tuple[Step, PeerId]] = set()
-        self._drawn: dict[tuple[Step, PeerId], Work] = {}
+        self._drawn: dict[tuple[Step, PeerId], tuple[Work, tuple[slice, ...]]] = {}
+        """What a newcomer is to replay, and where in the gradient its answer lies."""
+        is_alone = steps.replica.model.is_first and steps.replica.model.is_last
+        self._replay = (
+            StageReplay(steps.context.settings, steps.chain.stage, model=steps.replica.model_of_replays())
+            if is_alone
+            else None
+        )
+        """Where nothing is sent on."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to answer."""
         settings = self._steps.context.settings
         transport.serve(EXAM, self._on_exam, max_body_bytes=0)
         largest = max_exhibit_bytes(settings, self._steps.replica.model.hidden_size)
-        transport.serve(EXAM_ANSWER, self._on_answer, max_body_bytes=largest)
+        pieces = 4 * NUM_PIECES * PIECE_VALUES
+        transport.serve(EXAM_ANSWER, self._on_answer, max_body_bytes=pieces if self._replay else largest)
 
     def applied(self, applied: Applied) -> None:
         """A step is over: what is too old is forgotten."""
+        if self._replay is not None:
+            step = int(applied.result.roster.step)
+            self._steps.replica.past.want(range(step - 2, step + 1), by="examiner")
         oldest = int(applied.chain.version) - 1 - self._steps.context.settings.audits.retained_versions
         self._shown = {step: shown for step, shown in self._shown.items() if int(step) >= oldest}
         self._answered = {one for one in self._answered if int(one[0]) >= oldest}
@@ -100,7 +109,8 @@ class Examiner:
         if exhibit is None:
             raise TransientError(f"microbatch {exam.work.microbatch_id} of step {step} is not here any more")
         shown[sender] += 1
-        self._drawn[step, sender] = exam.work
+        num_values = steps.replica.layout.num_values
+        self._drawn[step, sender] = exam.work, exam_pieces(self._beacon.of(roster), sender, num_values=num_values)
         bodies = (exhibit.x, exhibit.targets, exhibit.grad_y)
         sizes: list[Value] = [len(body) for body in bodies]
         return Message({"papers": exhibit.papers.to_value(), "sizes": sizes}, b"".join(bodies))
@@ -110,12 +120,13 @@ class Examiner:
         step, size = Step(fields.integer("step")), fields.integer("size")
         fields.done()
         drawn = self._drawn.get((step, sender))
-        exhibit = self._exchanges.exhibit(step, drawn) if drawn is not None else None
+        exhibit = self._exchanges.exhibit(step, drawn[0]) if drawn is not None else None
         if drawn is None or exhibit is None or (step, sender) in self._answered:
             raise RemoteError("draw", f"{sender} owes no answer about step {step}", sender)
         self._answered.add((step, sender))
         bodies = memoryview(request.body)[:size], memoryview(request.body)[size:]
-        await steps.context.exact.run(Urgency.AUDIT, lambda: self._check(exhibit, bodies, sender))
+        mine = await self._own_answer(exhibit, step, drawn[1])
+        await steps.context.exact.run(Urgency.AUDIT, lambda: self._check(mine, bodies, sender))
         agreement = Agreement(
             run_id=steps.context.run_id,
             stage=steps.chain.stage,
@@ -125,10 +136,24 @@ class Examiner:
         ).signed_by(steps.context.identity)
         return Message({"agreement": agreement.to_value()})
 
-    def _check(self, exhibit: Exhibit, bodies: Sequence[Bytes], sender: PeerId) -> None:
-        """(exact) Raises RemoteError unless the newcomer came to what this member has sent."""
-        for claimed, answered, bounds in _compared(self._steps, exhibit, bodies):
-            found = compare(answered, claimed, bounds)
+    async def _own_answer(self, exhibit: Exhibit, step: Step, pieces: Pieces) -> tuple[Bytes, Bytes]:
+        """What this member has sent, or what it comes to now. Raises LocalError if it has the weights no more."""
+        replay = self._replay
+        if replay is None:
+            return exhibit.y, exhibit.grad_x
+        past = self._steps.replica.past.get(int(exhibit.version))
+
+        def again() -> tuple[Bytes, Bytes]:
+            with standing_on(replay, {exhibit.version: past}):
+                return exam_answer(replay, exhibit, step, pieces)
+
+        return await self._steps.context.replays.run(Urgency.AUDIT, again)
+
+    def _check(self, mine: Sequence[Bytes], bodies: Sequence[Bytes], sender: PeerId) -> None:
+        """(exact) Raises RemoteError unless the newcomer came to the same as this member."""
+        settings, hidden_size = self._steps.context.settings, self._steps.replica.model.hidden_size
+        shape = (settings.batch.microbatch_size, settings.data.sequence_length, hidden_size)
+        for found in compared_answers(settings, shape, mine, bodies):
             if found.measured > found.fraud:
                 raise RemoteError("exam", f"the replay is another: {found.reason}", sender)
 
@@ -189,7 +214,7 @@ class Newcomer:
         exam = exam_of(roster, basis, self.beacon.of(roster), self.steps.context.me)
         if exam is None:
             return None
-        agreement = await self._examined(exam, self.steps.replica.past.get(int(exam.work.version)))
+        agreement = await self._examined(exam, roster, self.steps.replica.past.get(int(exam.work.version)))
         self.agreements += 1
         reply = await self.steps.context.transport.call(
             self.host,
@@ -203,7 +228,7 @@ class Newcomer:
             promotion.check(self.steps.context.run_id, self.steps.chain.run_key)
         return promotion
 
-    async def _examined(self, exam: Exam, past: PastVersion) -> Agreement:
+    async def _examined(self, exam: Exam, roster: Roster, past: PastVersion) -> Agreement:
         steps, step = self.steps, exam.contribution.step
         call_s = steps.context.settings.deadlines.call_s
         meta: dict[str, Value] = {
@@ -215,18 +240,21 @@ class Newcomer:
         shown = await steps.context.transport.call(
             exam.examiner, EXAM, Message(meta), timeout_s=call_s, max_body_bytes=largest
         )
-        y, grad_x = await steps.context.replays.run(Urgency.AUDIT, lambda: self._answer(exam, past, shown))
+        num_values = steps.replica.layout.num_values
+        pieces = exam_pieces(self.beacon.of(roster), steps.context.me, num_values=num_values)
+        y, grad_x = await steps.context.replays.run(Urgency.AUDIT, lambda: self._answer(exam, past, shown, pieces))
+        replays_s = steps.context.settings.deadlines.step_s if sends_nothing(self._replay) else 0.0
         reply = await steps.context.transport.call(
             exam.examiner,
             EXAM_ANSWER,
             Message({"step": step, "size": len(y)}, b"".join((y, grad_x))),
-            timeout_s=call_s,
+            timeout_s=call_s + replays_s,  # where the examiner has sent nothing, it computes the answer now
             max_body_bytes=0,
         )
         return Agreement.from_value(Fields("exam result", reply.meta).message("agreement"))
 
-    def _answer(self, exam: Exam, past: PastVersion, shown: Message) -> tuple[Bytes, Bytes]:
-        """(replays) What the examiner must have sent on and sent back, encoded."""
+    def _answer(self, exam: Exam, past: PastVersion, shown: Message, pieces: Pieces) -> tuple[Bytes, Bytes]:
+        """(replays) What the examiner must have come to, encoded."""
         fields = Fields("exam", shown.meta)
         papers, sizes = Papers.from_value(fields.message("papers")), fields.items("sizes", integer_item, max_items=3)
         fields.done()
@@ -234,33 +262,8 @@ class Newcomer:
             raise RemoteError("malformed", f"an exam of {len(shown.body)} bytes, {sizes} stated", exam.examiner)
         view = memoryview(shown.body)
         x, targets, grad_y = view[: sizes[0]], view[sizes[0] : sum(sizes[:2])], view[sum(sizes[:2]) :]
-        exhibit = Exhibit(papers=papers, x=x, targets=targets, y=b"", grad_y=grad_y, grad_x=b"")
+        bodies = (x, targets, b"", grad_y, b"")
+        exhibit = Exhibit.of_bodies(papers, exam.work.version, bodies)
         replay = self._replay
         with standing_on(replay, {exam.work.version: past}):
-            found = replay.microbatch(exhibit, exam.contribution.step, None)
-        return encoded_hop(self.steps.context.settings, found)
-
-
-def encoded_hop(settings: RunSettings, found: Replayed) -> tuple[Bytes, Bytes]:
-    """y and the gradient of x as they are sent; empty where the stage has none."""
-    codecs = settings.codecs
-    bodies = []
-    for values, name in ((found.y, codecs.activations), (found.grad_x, codecs.activation_gradients)):
-        bodies.append(b"" if values is None else activation_codec(name).encode(torch.from_numpy(values)))
-    return bodies[0], bodies[1]
-
-
-def _compared(steps: StageSteps, exhibit: Exhibit, bodies: Sequence[Bytes]) -> list[tuple[Tensor, Tensor, Any]]:
-    """(this member's, the newcomer's, bounds) of y and of the gradient of x, where the stage has them."""
-    settings, model = steps.context.settings, steps.replica.model
-    shape = (settings.batch.microbatch_size, settings.data.sequence_length, model.hidden_size)
-    codecs, dtype = settings.codecs, settings.model.compute_dtype
-    found = []
-    for mine, theirs, name, kind, there in (
-        (exhibit.y, bodies[0], codecs.activations, "activation", not model.is_last),
-        (exhibit.grad_x, bodies[1], codecs.activation_gradients, "gradient", not model.is_first),
-    ):
-        if there:
-            codec, bounds = activation_codec(name), bounds_for(dtype, name, kind)  # type: ignore[arg-type]
-            found.append((codec.decode(mine, shape).numpy(), codec.decode(theirs, shape).numpy(), bounds))
-    return found
+            return exam_answer(replay, exhibit, exam.contribution.step, pieces)

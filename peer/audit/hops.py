@@ -65,7 +65,8 @@ class HopAudits:
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[StepDue]:
         """The step itself: which of its microbatches is drawn when their neighbours say which there were."""
         roster = applied.result.roster
-        if len(roster.members) > 1 and self._steps.context.settings.audits.hop_budget > 0:
+        has_neighbours = self._steps.context.settings.model.num_stages > 1
+        if has_neighbours and len(roster.members) > 1 and self._steps.context.settings.audits.hop_budget > 0:
             yield StepDue(roster.step, roster.members, roster.joins, reveal)
 
     def computed_on(self, due: StepDue) -> Iterable[int]:

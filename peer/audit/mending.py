@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from peer.audit.exams import encoded_hop
 from peer.audit.verdicts import Verdicts
 from peer.pipeline.compute import Urgency
 from peer.round.stage_steps import StageSteps
@@ -28,6 +27,7 @@ from verification.audit.evidence import Evidence
 from verification.audit.verdicts import Pardon, Plea
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.mismatch import Mismatch, mismatch_of
+from verification.replay.exam_answer import encoded_hop
 from verification.round.papers import Bytes
 
 log = logging.getLogger(__name__)

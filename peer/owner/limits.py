@@ -66,15 +66,22 @@ def used_bytes() -> int:
     return _own_bytes() + _started_bytes()
 
 
+def held_bytes(process: psutil.Process) -> int:
+    """Memory that a process has and the system cannot take: what is mapped of files, libraries and what is cold, it
+    takes when it needs it. Raises psutil.Error if the process is gone."""
+    info = process.memory_info()
+    return int(info.rss - getattr(info, "shared", 0))
+
+
 def _own_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
+    return held_bytes(psutil.Process())
 
 
 def _started_bytes() -> int:
     total = 0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # gone meanwhile
-            total += child.memory_info().rss
+            total += held_bytes(child)
     return total
 
 

@@ -12,8 +12,8 @@ from swarm.core.round.contribution import Work
 from swarm.core.settings import RunSettings
 from swarm.data.batches import Batch
 from verification.pipeline.exchanges import MAX_EXCHANGES, Exchange, exhibit_of
-from verification.pipeline.headers import HopHeader, ids_bytes
-from verification.round.papers import Exhibit
+from verification.pipeline.headers import BirthRecord, HopHeader, ids_bytes
+from verification.round.papers import Bytes, Exhibit, Papers
 
 MAX_CALLS = 2 * MAX_EXCHANGES
 """Of one microbatch, that came and that went."""
@@ -37,6 +37,8 @@ class ExchangeStore:
         self._max_microbatches = max_microbatches
         self._held: dict[Step, dict[MicrobatchId, dict[bytes, Exchange]]] = {}
         """Of a microbatch, by the digest of the activation's header; an answer after the first, by that of its own."""
+        self._born: dict[Step, dict[bytes, tuple[BirthRecord, Bytes]]] = {}
+        """In a run of one stage, where nothing is sent: what began here, with its targets, by the record's digest."""
 
     @classmethod
     def of_run(
@@ -72,6 +74,15 @@ class ExchangeStore:
             self._held.setdefault(birth.step, {}).setdefault(birth.microbatch_id, {})[key] = exchange
         return True
 
+    def keep_born(self, birth: BirthRecord, targets: Bytes) -> bool:
+        """A microbatch that begins and ends here. False if it could not be shown."""
+        if not self._max_microbatches:
+            return True  # nobody asks
+        if sum(map(len, self._born.values())) >= self._max_microbatches:
+            return False
+        self._born.setdefault(birth.step, {})[birth.digest()] = (birth, targets)
+        return True
+
     def partners(self, step: Step, *, came: bool) -> list[tuple[PeerId, MicrobatchId]]:
         """Whose microbatches of a step came here, or (`came` False) to whom they went: sorted, each once."""
         return sorted(
@@ -95,6 +106,9 @@ class ExchangeStore:
     def exhibit(self, step: Step, work: Work) -> Exhibit | None:
         """What an entry of this peer's contribution to a step was made from; None if not all of it is here."""
         calls = self.of(step, work.microbatch_id)
+        born = self._born.get(step, {}).get(work.input_header)
+        if born is not None:
+            return self._of_born(work, *born)
         ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None and calls else b""
         return exhibit_of(work, calls, calls, ids=ids)
 
@@ -107,8 +121,16 @@ class ExchangeStore:
 
     def forget(self, version: int) -> None:
         """The stage is at `version`: what is too old to be asked for goes."""
-        for step in [step for step in self._held if int(step) < version - 1 - self._retained]:
+        oldest = version - 1 - self._retained
+        for step in [step for step in self._held if int(step) < oldest]:
             del self._held[step]
+        for step in [step for step in self._born if int(step) < oldest]:
+            del self._born[step]
+
+    def _of_born(self, work: Work, birth: BirthRecord, targets: Bytes) -> Exhibit:
+        assert self._batch is not None
+        ids = ids_bytes(self._batch(work.microbatch_id)[0])
+        return Exhibit.of_bodies(Papers.received(birth, None), work.version, (ids, targets, b"", b"", b""))
 
     def _has_come(self, exchange: Exchange) -> bool:
         return exchange.forward.consumer == self._me

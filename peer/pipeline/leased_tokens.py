@@ -98,7 +98,7 @@ class LeasedTokens:
         return (missing[at : at + AT_ONCE] for at in range(0, len(missing), AT_ONCE))
 
     def _leased(self) -> list[int]:
-        """Pieces of this peer's leases, in their order, of the last ones only what is not yet used."""
+        """Pieces of this peer's leases, in their order."""
         me, leases = self._steps.context.me, self._steps.chain.leases
         return self._of_chunks(chunk.position for chunk in leases.open_chunks if chunk.holder == me)
 

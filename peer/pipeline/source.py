@@ -1,4 +1,5 @@
-"""Microbatches born at stage 0: read, signed, sent through the stages, and brought home."""
+"""Microbatches born at stage 0: read, signed, sent through the stages, and brought home; or done here, where the
+first stage is the last."""
 
 import asyncio
 import contextlib
@@ -48,7 +49,8 @@ class Source:
     work: StageWork
     steps: StageSteps
     turns: Turns
-    downstream: Downstream
+    downstream: Downstream | None
+    """None in a run of one stage: what begins here ends here."""
     tokens: LeasedTokens
     losses: dict[Step, StepLoss] = field(default_factory=dict)
     in_flight: int = 0
@@ -128,23 +130,30 @@ class Source:
         tokens_BL, targets_BL = await self.tokens.batch(turn.microbatch_id, born_for=step)
         born = self._born("train", turn.microbatch_id, attempt, step, tokens_BL, targets_BL)
 
-        def forward(opened: None) -> Callable[[], tuple[Activation, Saved]]:
+        def check_open() -> None:
             if work.permit.withheld:
                 raise Refused("busy", "this peer's owner has paused it")
             if not replica.accepts(step, born.birth.era):
                 raise Refused("closed", f"step {step} is closed here")
             if not replica.can_compute(step):
                 raise TransientError(f"version {replica.version} was loaded here: step {step} needs the next")
+
+        def forward(opened: None) -> Callable[[], tuple[Activation, Saved]]:
+            check_open()
             return work.stage_pass.forward_begun(born.birth, torch.from_numpy(born.tokens_BL), born.targets, None)
 
-        activation, saved = await work.in_turns(Urgency.BIRTH, lambda: None, forward, step=step)
-        self.turns.passed_on(turn)
-        answer = await self.downstream.send(activation)
-        await work.backward(activation, saved, answer)
+        if self.downstream is None:
+            loss_sum = await work.only_stage(born, check_open)
+        else:
+            activation, saved = await work.in_turns(Urgency.BIRTH, lambda: None, forward, step=step)
+            self.turns.passed_on(turn)
+            answer = await self.downstream.send(activation)
+            await work.backward(activation, saved, answer)
+            loss_sum = answer.loss_sum
         loss = self.losses.setdefault(turn.step, StepLoss())
-        if math.isfinite(answer.loss_sum):
-            loss.loss_sum += answer.loss_sum
-            loss.num_targets += answer.num_targets
+        if math.isfinite(loss_sum):
+            loss.loss_sum += loss_sum
+            loss.num_targets += born.birth.num_targets
         for old in [step for step in self.losses if int(step) < int(turn.step) - 8]:
             del self.losses[old]
 
@@ -187,13 +196,17 @@ class Source:
             tokens_BL = np.concatenate([tokens_BL, np.zeros((missing, tokens_BL.shape[1]), np.int64)])
             targets_BL = np.concatenate([targets_BL, np.full((missing, targets_BL.shape[1]), -100, np.int64)])
         born = self._born("evaluate", MicrobatchId(index), 0, Step(version), tokens_BL, targets_BL)
-
-        def forward() -> Activation:
-            x = torch.from_numpy(born.tokens_BL)
-            return self.work.stage_pass.forward_only(born.birth, weights, x, born.targets, None)
-
-        activation = await self.work.compute.run(Urgency.EVALUATE, forward)
-        answer = await self.downstream.send(activation)
-        if not math.isfinite(answer.loss_sum):
-            raise TransientError(f"the held-out loss at version {version} is {answer.loss_sum}")
-        return Message({"loss_sum": answer.loss_sum, "num_targets": answer.num_targets})
+        x = torch.from_numpy(born.tokens_BL)
+        if self.downstream is None:
+            both = x, torch.from_numpy(born.targets_BL)
+            loss_sum, num_targets = await self.work.held_out_loss(weights, lambda: both)
+        else:
+            stage_pass = self.work.stage_pass
+            activation = await self.work.compute.run(
+                Urgency.EVALUATE, lambda: stage_pass.forward_only(born.birth, weights, x, born.targets, None)
+            )
+            answer = await self.downstream.send(activation)
+            loss_sum, num_targets = answer.loss_sum, answer.num_targets
+        if not math.isfinite(loss_sum):
+            raise TransientError(f"the held-out loss at version {version} is {loss_sum}")
+        return Message({"loss_sum": loss_sum, "num_targets": num_targets})

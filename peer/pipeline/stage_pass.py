@@ -72,8 +72,8 @@ class LossPass(NamedTuple):
     """What the last stage makes of a microbatch: it turns back there."""
 
     loss_sum: float
-    gradient: memoryview
-    """Of x, encoded."""
+    gradient: memoryview | None
+    """Of x, encoded; None where the last stage is the first."""
     version: Version
     """Computed on."""
 
@@ -143,28 +143,30 @@ class StagePass:
         y_BLD, _ = self.tensors.model.forward(weights, x, keep=False)
         return self._packed(birth, Version(int(birth.step)), self.tensors.sending(y_BLD), targets, input_header)
 
-    def loss(self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader) -> LossPass:
+    def loss(
+        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader | None
+    ) -> LossPass:
         """(compute) `loss_begun`, and its end."""
         return self.loss_begun(birth, x, targets_BL, input_header)()
 
     def loss_begun(
-        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader
+        self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor, input_header: HopHeader | None
     ) -> Callable[[], LossPass]:
         """(compute) At the last stage: the loss and the gradient of x; the parameters' is added to the step's sum.
 
-        What is returned waits for the device, and may be called elsewhere. Raises RemoteError for targets that the
-        birth record does not count; in the end TransientError if the gradient is not finite.
+        `input_header` is of x; None where x are the ids that were read, in a run of one stage. What is returned waits
+        for the device, and may be called elsewhere. Raises RemoteError for targets that the birth record does not
+        count; in the end TransientError if the gradient is not finite.
         """
         replica, step = self.replica, birth.step
         version, loss_sum, saved = self.outcome(birth, x, targets_BL)
         counted, grad_x = self.counts(birth), self.loss_gradient(birth, saved)
-        assert grad_x is not None
         if counted:
             self._record(version, Papers.received(birth, input_header))
         if not saved.is_finite:
             log.warning("step %d: the loss of microbatch %d is not finite", step, birth.microbatch_id)
             replica.sum_of(step).not_finite.add(birth.microbatch_id)
-        answering = self.answering(grad_x)
+        answering = self.answering(grad_x) if grad_x is not None else lambda: None
         return lambda: LossPass(loss_sum, answering(), version)
 
     # -- back ---------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class StagePass:
         return self.tensors.backward(saved, grad_y_BLD, self.sum_for(birth))
 
     def loss_gradient(self, birth: BirthRecord, saved: SavedLoss) -> torch.Tensor | None:
-        """(compute) Of x, at the last stage."""
+        """(compute) Of x, at the last stage; None if that is stage 0."""
         return self.tensors.loss_backward(saved, self.sum_for(birth))
 
     def sum_for(self, birth: BirthRecord) -> torch.Tensor | None:

@@ -15,8 +15,8 @@ from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.passages import Arrival, Passed
 from peer.pipeline.screens import Screens
-from peer.pipeline.stage_pass import Activation, LossPass, StagePass
-from swarm.core.errors import MemoryFullError, RemoteError
+from peer.pipeline.stage_pass import Activation, Born, LossPass, StagePass
+from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.ids import StageIndex, Step, Version
 from swarm.model.stage import Saved, Weights
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
@@ -171,11 +171,30 @@ class StageWork:
             return self.stage_pass.loss_begun(birth, *opened, arrival.header)
 
         made = await self.in_turns(Urgency.FORWARD, lambda: self.opened(arrival), compute, step=step)
+        assert made.gradient is not None, f"what comes to stage {self.replica.stage} comes from the one before"
         self.counters.microbatches += 1
         self.gate.work_done(step)
         own = self.stage_pass.gradient_header(birth, made.version, made.gradient, arrival.header)
         self.exchanges.keep(arrival.exchange(own, made.gradient))
         return Passed(made.loss_sum, birth.num_targets, made.gradient, own)
+
+    async def only_stage(self, born: Born, check_open: Callable[[], None]) -> float:
+        """The loss sum of a microbatch that begins and ends here: a source's, in a run of one stage.
+
+        `check_open` (compute) raises what forbids it, once its turn has come.
+        """
+        birth, tensors = born.birth, self.stage_pass.tensors
+
+        def compute(targets_BL: torch.Tensor) -> Callable[[], LossPass]:
+            check_open()
+            return self.stage_pass.loss_begun(birth, torch.from_numpy(born.tokens_BL), targets_BL, None)
+
+        if not self.exchanges.keep_born(birth, born.targets):
+            raise TransientError(f"microbatch {birth.microbatch_id} was begun more often than can be shown")
+        made = await self.in_turns(Urgency.BIRTH, lambda: tensors.ids(born.targets), compute, step=birth.step)
+        self.counters.microbatches += 1
+        self.gate.work_done(birth.step)
+        return made.loss_sum
 
     async def middle_stage(self, arrival: Arrival, downstream: Downstream) -> Passed:
         """Send a microbatch on, and take its gradient back."""
@@ -241,19 +260,13 @@ class StageWork:
 
     async def evaluate(self, arrival: Arrival, downstream: Downstream | None) -> tuple[float, int]:
         """Loss sum and targets of a held-out microbatch: forward only."""
-        replica, birth = self.replica, arrival.birth
+        birth = arrival.birth
         weights = self.gate.evaluation_weights(int(birth.step))
         if weights is None:
             raise Refused("behind", f"version {birth.step} is not held here")
 
         if downstream is None:
-
-            def loss() -> tuple[float, int]:
-                x, targets = self.opened(arrival)
-                loss_sum, num_targets, _ = replica.model.loss(weights, x, targets, keep=False)
-                return loss_sum, num_targets
-
-            loss_sum, num_targets = await self.compute.run(Urgency.EVALUATE, loss)
+            loss_sum, num_targets = await self.held_out_loss(weights, lambda: self.opened(arrival))
         else:
 
             def forward() -> Activation:
@@ -265,6 +278,18 @@ class StageWork:
             loss_sum, num_targets = answer.loss_sum, answer.num_targets
         self.counters.evaluated += 1
         return loss_sum, num_targets
+
+    async def held_out_loss(
+        self, weights: Weights, opened: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    ) -> tuple[float, int]:
+        """At the last stage: loss sum and number of targets of x and targets as `opened` has them."""
+
+        def loss() -> tuple[float, int]:
+            x, targets_BL = opened()
+            loss_sum, num_targets, _ = self.replica.model.loss(weights, x, targets_BL, keep=False)
+            return loss_sum, num_targets
+
+        return await self.compute.run(Urgency.EVALUATE, loss)
 
 
 def _nothing() -> None:

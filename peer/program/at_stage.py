@@ -123,7 +123,7 @@ class PeerAtStage:
         clip_norm, threads = stage_clip_norm(settings, self.stage), own.threads
         joined.snapshots.mkdir(parents=True, exist_ok=True)
         replica = StageReplica(
-            *(settings, model, joined.state),
+            *(settings, model, joined.state.take()),
             clip_norm=clip_norm,
             threads=threads,
             era=chain.era,
@@ -184,7 +184,7 @@ class PeerAtStage:
             on_violation=events.publish,
         )
         self.source: Source | None = None
-        if tokens is not None and downstream is not None:
+        if tokens is not None:
             self.source = Source(work, steps, rounds.turns, downstream, tokens)
         self.catch_up = CatchUp(
             rounds,
@@ -404,7 +404,7 @@ def _context(own: Belongings, joined: Joined, threads: WorkThreads) -> StageCont
         judging=threads.judging,
         snapshots=SnapshotStore(joined.snapshots, threads=own.threads),
         results=ResultStore(joined.snapshots, joined.chain, kept=settings.retained_results),
-        reductions=ReductionStore(settings.audits.retained_versions, joined.snapshots),
+        reductions=ReductionStore(settings.audits.retained_versions),
         tasks=Tasks(stage),
         events=Events(),
     )

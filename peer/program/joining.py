@@ -37,8 +37,9 @@ from swarm.core.state.stage_chain import StageChain
 from swarm.host_protocol import ADMIT, SignedRun
 from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
-from swarm.model.families import stage_layout, validate_config
+from swarm.model.families import validate_config
 from swarm.model.layout import ParameterLayout
+from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Transport
 from swarm.release import check_release
@@ -57,6 +58,19 @@ class JoinedTokens(NamedTuple):
     held_out: HeldFile
 
 
+class StateToEnter:
+    """The state that a peer enters its stage with, until the stage takes it: it is in memory once."""
+
+    def __init__(self, state: StageState) -> None:
+        self._state: StageState | None = state
+
+    def take(self) -> StageState:
+        """Whoever holds what was joined holds it no more."""
+        state, self._state = self._state, None
+        assert state is not None, "the state was taken before"
+        return state
+
+
 class Joined(NamedTuple):
     """What a peer has when it has joined."""
 
@@ -66,7 +80,7 @@ class Joined(NamedTuple):
     ticket: Ticket
     draws: HashChain
     model: StageModel
-    state: StageState
+    state: StateToEnter
     chain: StageChain
     folder: Path
     """Of the run."""
@@ -151,7 +165,9 @@ class Joining:
             rng=self._rng,
         )
         state, chain = await wanted.get()
-        return Joined(settings, name, signed_run, ticket, draws, model, state, chain, folder, snapshots, tokens)
+        return Joined(
+            settings, name, signed_run, ticket, draws, model, StateToEnter(state), chain, folder, snapshots, tokens
+        )
 
     def _draw_seed(self, name: RunId) -> bytes:
         """Secret, and the same whenever this identity joins the run."""

@@ -24,6 +24,7 @@ from peer.round.step_state import StepState
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.stage.events import Overtaken, VersionTurned
 from peer.state.replica import Accumulation
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.encoded import VectorCodec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.reduce import read_and_written
@@ -104,9 +105,14 @@ class PartExchange:
 
     async def take_results(self, state: StepState, result: Result, bodies: Sequence[Bytes]) -> None:
         """The bytes of a step's result, from another peer's store. Raises RemoteError if one is not the part's."""
-        threads = self._replica.threads
-        await self._context.exact.run(Urgency.ROUND, lambda: check_bodies(result, bodies, threads=threads))
-        for reduced, body in zip(result.parts, bodies, strict=True):
+        threads, keep = self._replica.threads, self._replica.outputs.put
+
+        def take() -> list[memoryview]:
+            check_bodies(result, bodies, threads=threads)
+            return [keep(memoryview(body)) for body in bodies]
+
+        kept = await self._context.exact.run(Urgency.ROUND, take)
+        for reduced, body in zip(result.parts, kept, strict=True):
             state.parts.reduced[reduced.part, reduced.digest] = body
 
     # -- out ----------------------------------------------------------------------------------------------
@@ -199,19 +205,23 @@ class PartExchange:
         expected = [machine.expected_digest(part, sender) for part, _ in parts]
         given = list(zip([part for part, _ in parts], bodies, expected, strict=True))
 
-        def look() -> list[RemoteError | None]:
+        def look() -> tuple[list[RemoteError | None], list[Bytes]]:
             wrong = self._replica.threads.map(lambda one: self._what_is_wrong(*one), given)
-            for (part, body, _), error in zip(given, wrong, strict=True):
+            kept: list[Bytes] = list(bodies)
+            for place, ((part, body, _), error) in enumerate(zip(given, wrong, strict=True)):
                 if error is None:
                     size, codec = self._num_values(part), self._replica.contribution_codec
                     self._screens.check_part(sender, part, codec, body, num_values=size)
-            return wrong
+                    # Sent again and again it takes room once.
+                    held = state.parts.received.get((part, sender))
+                    kept[place] = self._replica.inputs.put(body) if held is None else held
+            return wrong, kept
 
-        wrong = await self._context.exact.run(Urgency.ROUND, look)
+        wrong, kept = await self._context.exact.run(Urgency.ROUND, look)
         now = time.monotonic()
         self.rates.arrived(sender, sum(map(len, bodies)), now=now)
 
-        def came(part: int, body: memoryview, error: RemoteError | None) -> Heard:
+        def came(part: int, body: Bytes, error: RemoteError | None) -> Heard:
             if error is None:
                 state.parts.received[part, sender] = body
                 return Heard(machine.on_part(sender, part))
@@ -223,7 +233,7 @@ class PartExchange:
             return Heard(out, RemoteError(error.kind, f"part {part}: {error}", sender))
 
         numbers = [part for part, _ in parts]
-        return _together(map(partial, repeat(came), numbers, bodies, wrong))
+        return _together(map(partial, repeat(came), numbers, kept, wrong))
 
     def _what_is_wrong(self, part: int, body: memoryview, expected: bytes) -> RemoteError | None:
         """(exact, its threads) With a contribution's part."""
@@ -248,9 +258,9 @@ class PartExchange:
         if machine.result is None and machine.roster is None:
             raise TransientError(f"no roster of step {state.step} here yet")
         rosters = [machine.roster_of(one.reduced) for one in said]
-        taken = await self._take_signed(state, said, rosters, bodies)
+        taken, kept = await self._take_signed(state, said, rosters, bodies)
 
-        def came(reduced: ReducedPart, body: memoryview, found: Taken | RemoteError) -> Heard:
+        def came(reduced: ReducedPart, body: Bytes, found: Taken | RemoteError) -> Heard:
             if isinstance(found, RemoteError):
                 self._accuse_if_proved(found)
                 raise RemoteError(found.kind, f"reduced part {reduced.part} from {sender}: {found}", sender)
@@ -259,7 +269,7 @@ class PartExchange:
             self._keep_words(state, found)
             return Heard(out)
 
-        return _together(map(partial, repeat(came), [one.reduced for one in said], bodies, taken))
+        return _together(map(partial, repeat(came), [one.reduced for one in said], kept, taken))
 
     async def _take_signed(
         self,
@@ -267,8 +277,8 @@ class PartExchange:
         said: Sequence[SignedPart],
         rosters: Sequence[Roster | None],
         bodies: Sequence[Bytes],
-    ) -> list[Taken | RemoteError]:
-        """What was signed for each part, or what is wrong with it; each good one is decoded while it is in cache."""
+    ) -> tuple[list[Taken | RemoteError], list[Bytes]]:
+        """What was signed for each part, or what is wrong with it; and its bytes, kept where they can stay."""
         self._check_open(state)
         weights = [self._weights(roster) if roster is not None else {} for roster in rosters]
         cap = self._replica.norm_cap()
@@ -277,25 +287,32 @@ class PartExchange:
             one, body = said[place], bodies[place]
             try:
                 made = one.checked(rosters[place], weights[place], body, norm_cap=cap)
-                squares = self._read(state, one.reduced, body)
+                squares = self._read(one.reduced, body)
                 return self._violation(made[one.reduced], squares, body) or made
             except RemoteError as error:
                 return error
 
-        def take() -> list[Taken | RemoteError]:
-            state.parts.decoded(self._replica)  # made before its threads look for it
-            return self._replica.threads.map(take_one, range(len(said)))
+        def take() -> tuple[list[Taken | RemoteError], list[Bytes]]:
+            taken = self._replica.threads.map(take_one, range(len(said)))
+            return taken, [self._kept(state, *one) for one in zip(said, bodies, taken, strict=True)]
 
         return await self._context.exact.run(Urgency.ROUND, take)
 
-    def _read(self, state: StepState, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
-        """(exact, its threads) The sum of squares of a part, which is decoded; 0 of a cohort's share; or what is wrong
-        with it."""
-        if reduced.cohort is None:
-            return state.parts.decoded(self._replica).take(reduced.part, reduced.digest, body)
+    def _kept(self, state: StepState, said: SignedPart, body: Bytes, found: Taken | RemoteError) -> Bytes:
+        """(exact) A part of the result, or a share, where it can stay until the step is over."""
+        if isinstance(found, RemoteError):
+            return body
+        held = state.parts.reduced.get((said.reduced.part, said.reduced.digest))
+        return self._replica.outputs.put(memoryview(body)) if held is None else held
+
+    def _read(self, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
+        """(exact, its threads) The sum of squares of a part; 0 of a cohort's share; or what is wrong with it."""
+        size = self._num_values(reduced.part)
         try:
+            if reduced.cohort is None:
+                return squares_of(self._replica.codec, body, size)
             if not reduced.is_empty:
-                check_encoded(self._share_codec, body, num_values=self._num_values(reduced.part))
+                check_encoded(self._share_codec, body, num_values=size)
         except RemoteError as error:
             return error
         return 0.0
@@ -324,15 +341,12 @@ class PartExchange:
                     self._context.events.publish(Equivocation(one=held, other=made))
             state.parts.reductions.setdefault(reduced, made)
 
-    async def _take_certified(self, state: StepState, part: int, wanted: bytes, body: Bytes) -> bool:
-        """Whether these are the bytes of the outcome's part, which are decoded, whoever reduced it."""
+    async def _certified(self, state: StepState, wanted: bytes, body: Bytes) -> memoryview | None:
+        """The bytes, kept where they can stay, if they are those of the outcome's part, whoever reduced it."""
         self._check_open(state)
 
-        def take() -> bool:
-            if bulk_digest(body) != wanted:
-                return False
-            state.parts.decoded(self._replica).take(part, wanted, body)
-            return True
+        def take() -> memoryview | None:
+            return self._replica.outputs.put(memoryview(body)) if bulk_digest(body) == wanted else None
 
         return await self._context.exact.run(Urgency.ROUND, take)
 
@@ -367,17 +381,14 @@ class PartExchange:
                 seed = reduced_seed(context.run_id, chain.stage, chain.version, part)
                 encoded, found = self.reducer.reduce(part, bodies[place], norm_cap=cap, seed=seed, level=level)
                 reduced = replace(reduced, digest=found)
-                squares = self._read(state, reduced, encoded)
+                squares = self._read(reduced, encoded)
                 reduced = replace(reduced, squares=squares if isinstance(squares, float) else 0.0)
             reduction = Reduction.of(roster, reduced, counted, norm_cap=cap, reducer=context.me)
-            return reduced, reduction.signed_by(context.identity), encoded
-
-        def reduce() -> list[tuple[ReducedPart, Reduction, Bytes]]:
-            state.parts.decoded(self._replica)  # made before its threads look for it
-            return self._replica.threads.map(reduce_one, range(len(wanted)))
+            return reduced, reduction.signed_by(context.identity), self._replica.outputs.put(encoded)
 
         out: list[Instruction] = []
-        made = await context.exact.run(Urgency.ROUND, reduce)
+        places = range(len(wanted))
+        made = await context.exact.run(Urgency.ROUND, lambda: self._replica.threads.map(reduce_one, places))
         for reduced, reduction, encoded in made:
             state.parts.reduced[reduced.part, reduced.digest] = encoded
             state.parts.reductions[reduced] = reduction
@@ -395,7 +406,7 @@ class PartExchange:
     def _weights(self, roster: Roster) -> Mapping[PeerId, int]:
         """Of the contributions to the present step."""
         if self._counted is None or self._counted[0] is not roster:
-            self._counted = (roster, self._steps.chain.weights_of(roster))
+            self._counted = (roster, self._steps.chain.weights_of(roster, self._steps.context.settings))
         return self._counted[1]
 
     def turned(self, event: VersionTurned) -> None:
@@ -422,8 +433,9 @@ class PartExchange:
             except (TransientError, RemoteError) as error:
                 log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
                 continue
-            if await self._is_fetched(state, asked, holder, reply):
-                state.parts.reduced[part, wanted] = reply.body
+            kept = await self._fetched(state, asked, holder, reply)
+            if kept is not None:
+                state.parts.reduced[part, wanted] = kept
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
         state.parts.fetching.discard((part, wanted))
@@ -432,22 +444,22 @@ class PartExchange:
             self._context.events.publish(Overtaken(holder))
         return []
 
-    async def _is_fetched(self, state: StepState, asked: act.FetchPart, holder: PeerId, reply: Message) -> bool:
-        """Whether a part came that counts. Before the outcome is certified it must come with its reducer's word."""
+    async def _fetched(self, state: StepState, asked: act.FetchPart, holder: PeerId, reply: Message) -> Bytes | None:
+        """The part that came, if it counts. Before the outcome is certified it must come with its reducer's word."""
         try:
             said = SignedPart.from_answer(asked.reduced, reply.meta)
         except RemoteError as error:
             log.info("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], error)
-            return False
+            return None
         if said is not None:
-            (found,) = await self._take_signed(state, [said], [asked.roster], [reply.body])
+            (found,), (kept,) = await self._take_signed(state, [said], [asked.roster], [reply.body])
             if not isinstance(found, RemoteError):
                 self._keep_words(state, found)
-                return True
+                return kept
             self._accuse_if_proved(found)
             log.warning("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], found)
         is_certified = state.round is not None and state.round.result is not None
-        return is_certified and await self._take_certified(state, asked.part, asked.digest, reply.body)
+        return await self._certified(state, asked.digest, reply.body) if is_certified else None
 
     async def _on_part_bytes(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("part request", request.meta)

@@ -2,24 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from peer.round.step_state import StepState
 from swarm.bulk_digest import bulk_digest
-from swarm.checkpoint.results import cut
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.contribution import ReducedPart, Result, Roster
 from swarm.core.round.parts import Slot
-from swarm.disk.mapped_file import mapped
-from swarm.disk.whole_file import whole_file
 from verification.round.papers import Bytes
 from verification.round.reduction import Reduction
-
-INPUTS = "inputs-"
-"""What the files of contributions' bytes begin with."""
 
 
 @dataclass(frozen=True)
@@ -107,16 +100,11 @@ class ReductionStore:
     """Of the last steps: the reductions that made the result, what went into those that were made here, and this peer's
     own parts, which went into all.
 
-    The bytes of a step that is over are on disk (`write`): few of them are ever asked for.
+    Of an earlier process nothing is known: what it put into steps cannot be told any more.
     """
 
-    def __init__(self, retained_versions: int, folder: Path) -> None:
-        """In `folder` nothing of an earlier process stays: what it put into steps cannot be told any more."""
+    def __init__(self, retained_versions: int) -> None:
         self._retained = retained_versions
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{INPUTS}*"):
-            left.unlink(missing_ok=True)
         self._reductions: dict[Step, dict[Slot, Reduction]] = {}
         self._inputs: dict[Step, dict[tuple[int, bytes], Bytes]] = {}
 
@@ -157,24 +145,6 @@ class ReductionStore:
         for held_steps in (self._reductions, self._inputs):
             for step in [step for step in list(held_steps) if int(step) < oldest]:  # a copy: this is the exact thread
                 del held_steps[step]
-                self._path(step).unlink(missing_ok=True)
-
-    def write(self, step: Step) -> None:
-        """(any thread) Put the bytes of a step that is over on disk, and read them from there. Raises OSError."""
-        held = self._inputs.get(step)
-        if not held:
-            return
-        keys, bodies = list(held), list(held.values())
-        path = self._path(step)
-        with whole_file(path) as partial, partial.open("wb") as file:
-            for body in bodies:
-                file.write(body)
-        on_disk = cut(mapped(path), [len(body) for body in bodies])
-        if self._inputs.get(step) is held:
-            self._inputs[step] = dict(zip(keys, on_disk, strict=True))
-
-    def _path(self, step: Step) -> Path:
-        return self._folder / f"{INPUTS}{int(step):08d}"
 
     def of_step(self, step: Step) -> Mapping[Slot, Reduction]:
         """By part and cohort; parts that are empty or came unsigned are missing."""

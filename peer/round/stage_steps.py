@@ -240,6 +240,14 @@ class StageSteps:
     def _new_step(self, step: Step) -> StepState:
         settings = self.context.settings
         deadlines = settings.deadlines
-        is_first = self.chain.stage == 0
-        progress = StepProgress(step, is_first, settings.microbatches_per_step, deadlines.step_s, deadlines.straggler_s)
+        model, shares = self.replica.model, self.chain.shares(settings)
+        progress = StepProgress(
+            step,
+            model.is_first,
+            settings.microbatches_per_step,
+            deadlines.step_s,
+            deadlines.straggler_s,
+            is_last=model.is_last,
+            most_of=shares.of if shares is not None else None,
+        )
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))

@@ -6,8 +6,7 @@ from typing import TypeAlias
 
 from peer.pipeline.grants import StepGrants
 from peer.round.fragments import Fragments
-from peer.state.replica import Accumulation, StageReplica
-from swarm.averaging.result_decoder import ResultDecoder
+from peer.state.replica import Accumulation
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
@@ -34,16 +33,8 @@ class StepParts:
     """Reduced parts and cohorts' shares, made here or by others."""
     reductions: dict[ReducedPart, Reduction] = field(default_factory=dict)
     """Their reducers' signed words for the reduced parts that came or were made here; checked."""
-    decoder: ResultDecoder | None = None
-    """What of the result is decoded already; None before its first part is here."""
     fetching: set[PartDigest] = field(default_factory=set)
     """Parts of the result for which their holders are being asked."""
-
-    def decoded(self, replica: StageReplica) -> ResultDecoder:
-        """(exact) What takes the parts of the result, and has decoded those that it was given."""
-        if self.decoder is None:
-            self.decoder = replica.result_decoder()
-        return self.decoder
 
     def of_result(self, result: Result) -> list[Bytes]:
         """The bytes of a certified result, all of which are here."""

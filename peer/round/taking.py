@@ -50,7 +50,6 @@ class StepTaking:
                 return
             applied, saving = await self._apply(state, result)
         await asyncio.to_thread(context.results.write, int(state.step))
-        await asyncio.to_thread(context.reductions.write, state.step)
         await asyncio.to_thread(self._steps.replica.past.write)
         if saving is not None:
             await asyncio.shield(saving)
@@ -113,13 +112,11 @@ class StepTaking:
         """The version that this certified result makes; what reducers signed for it is kept."""
         await self._saved()
         replica, context = self._steps.replica, self._context
-        weights, cap = self._steps.chain.weights_of(result.roster), replica.norm_cap()
+        weights, cap = self._steps.chain.weights_of(result.roster, self._steps.context.settings), replica.norm_cap()
 
         def make() -> NewVersion:
             context.reductions.keep(state, result, weights, norm_cap=cap, me=context.me)
-            found = state.parts.decoded(replica).gradient(result.parts, bodies)
-            gradient, norm = found if found is not None else (None, None)
-            return replica.next_version(gradient, name, gradient_norm=norm)
+            return replica.next_version(replica.certified_gradient(result.parts, bodies), name)
 
         give_up_at = time.monotonic() + context.settings.deadlines.step_s
         while True:

@@ -5,6 +5,7 @@ A part goes through all that is done to it while it is in cache.
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,14 +42,15 @@ class ContributionEncoder:
 
         def encode(index: int) -> tuple[memoryview, bytes]:
             encoded = self.part(accumulation, parts[index], seeds[index])
-            return encoded, bulk_digest(encoded)
+            return replica.inputs.put(encoded), bulk_digest(encoded)
 
         try:
             if residual is None:
                 made = replica.threads.map(encode, range(len(parts)))
                 return [encoded for encoded, _ in made], [found for _, found in made]
-            mean = self.mean(accumulation)
-            whole = residual.encode(mean, codec, parts=parts, seeds=seeds, threads=replica.threads)
+            mean = partial(self.mean_part, accumulation)
+            keep = replica.inputs.put
+            whole = residual.encode(mean, codec, parts=parts, seeds=seeds, threads=replica.threads, keep=keep)
             return whole, replica.threads.map(bulk_digest, whole)
         except LocalError as error:
             log.warning("stage %d step %d: this peer's gradient is left out: %s", replica.stage, step, error)
@@ -59,9 +61,9 @@ class ContributionEncoder:
         """One part, encoded."""
         return self.replica.contribution_codec.encode_quotients(*accumulation.gradient.quotient_of(where), seed=seed)
 
-    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
-        """All of it, for a codec that leaves a residual."""
-        return self.replica.mean(accumulation)
+    def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
+        """One part, for a codec that leaves a residual."""
+        return self.replica.mean_part(accumulation, where)
 
 
 class PartReducer:

@@ -74,7 +74,7 @@ class StageAudits:
         settings, self.counts = self.stage.settings, self.justice.counts
         self._budget = AuditBudget.of_run(settings.audits)
         self._known: dict[PeerId, tuple[int, bytes]] = {}
-        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
         self._biases = {peer: RunningBiases(member.draws.secret, bounds) for peer, member in self.stage.peers.items()}
 
     def due(self, table: StandingTable) -> tuple[StandingTable, list[Banned]]:

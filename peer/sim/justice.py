@@ -103,7 +103,7 @@ class StageJustice:
 
     def __post_init__(self) -> None:
         settings = self.stage.settings
-        bounds = moved_bounds_for(settings.model.compute_dtype, settings.codecs.averaging)
+        bounds = moved_bounds_for(settings.model.arithmetic, settings.codecs.averaging)
         self._biases = RunningBiases(self.run_key.sign(signed_bytes("bias-secret", [self.run_id])), bounds)
 
     def add_up(self, table: StandingTable, case: Bias, *, by: PeerId) -> StandingTable:

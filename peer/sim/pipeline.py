@@ -1,4 +1,4 @@
-"""A microbatch's way through a line of peers, one of each stage, and its gradient's back.
+"""A microbatch's way through a line of peers, one of each stage, and its gradient's back; a line may be of one.
 
 Each peer does what the daemon's does, by the same `StagePass`; only calls are left out, and what a call's ends check.
 """
@@ -80,11 +80,14 @@ def carry(
             made = peer.stage_pass.forward_header(activation, consumer.peer_id)
             sent.append(_Sent(peer, consumer, header, activation, saved, made))
             x, header = consumer.stage_pass.tensors.x(activation.y), made
-        assert header is not None
         last = line[-1].stage_pass
         end = last.loss(born.birth, x, last.tensors.ids(born.targets), header)
-        answered: tuple[HopHeader, memoryview] | None
-        answered = last.gradient_header(born.birth, end.version, end.gradient, header), end.gradient
+        answered: tuple[HopHeader, memoryview] | None = None
+        if header is None:
+            line[-1].exchanges.keep_born(born.birth, born.targets)
+        else:
+            assert end.gradient is not None
+            answered = last.gradient_header(born.birth, end.version, end.gradient, header), end.gradient
         for one in reversed(sent):
             assert answered is not None
             _keep(one, *answered)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from peer.sim.pipeline import SimulatedPeer
-from swarm.averaging.result_decoder import squares_of
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -331,7 +331,7 @@ class SimulatedRound:
     def _reduce(self, member: Member, asked: act.AggregatePart) -> None:
         replica, roster, chain = member.peer.replica, member.machine.roster, self._chain
         assert roster is not None
-        tokens, cap = chain.weights_of(roster), replica.norm_cap()
+        tokens, cap = chain.weights_of(roster, replica.settings), replica.norm_cap()
         reduced, body = ReducedPart(asked.part, EMPTY_DIGEST, asked.contributors, asked.excluded), memoryview(b"")
         if asked.contributors:
             heard = [

@@ -135,7 +135,6 @@ class SimulatedStage:
         """Make the new version."""
         first, result = self.members[0].replica, outcome.result
         self.chain = self.chain.advance(result, self.settings)
-        gradient, norm = first.result_decoder().gradient(result.parts, list(outcome.bodies)) or (None, None)
-        new = first.next_version(gradient, self.chain.name, gradient_norm=norm)
+        new = first.next_version(first.certified_gradient(result.parts, outcome.bodies), self.chain.name)
         for peer in self.peers.values():
             peer.replica.swap(new if peer.replica.model.device == first.model.device else peer.replica.placed(new))

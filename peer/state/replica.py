@@ -4,30 +4,31 @@ Methods marked (compute) run on the compute thread, (exact) on the exact thread;
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.cache_hints import zeros_on_lines
 from kernels.threads import ONE_THREAD, Threads
 from peer.state.past_weights import PastVersion, PastWeights
+from swarm.averaging.certified_gradient import CertifiedGradient
 from swarm.averaging.codecs import result_codec, vector_codec
-from swarm.averaging.encoded import VectorCodec
+from swarm.averaging.encoded import Encoded, VectorCodec
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import norm_cap
-from swarm.averaging.result_decoder import ResultDecoder
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
-from swarm.core.round.contribution import Work
+from swarm.core.round.contribution import ReducedPart, Work
 from swarm.core.settings import RunSettings, leaves_residual
+from swarm.disk.cold_bytes import ColdBytes
 from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
-from swarm.optim.stage_step import StageStep, Stepped, extrapolates, weights_ahead
+from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, weights_ahead
 from verification.round.papers import Papers
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ class StageReplica:
     ) -> None:
         """`clip_norm` is `stage_clip_norm`, `era` as in `restore`. `threads` share the exact work, not its bits.
 
-        `folder`: where old weights lie that audits may need; None: in memory.
+        `folder`: where that lies which is seldom read: old weights that audits may need, encoded parts; None: in
+        memory.
         """
         self.settings = settings
         self.threads = threads
@@ -96,10 +98,16 @@ class StageReplica:
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
         self._spare: list[GradientSum] = []
-        self._step = StageStep(settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads)
-        self._mean: NDArray[np.float32] | None = None
-        self._gradient: NDArray[np.float32] | None = None
+        # Where steps wait for their rounds, backward passes can have that memory between two of them.
+        keeps = settings.averaging.delay > 0
+        self._step = StageStep(
+            settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
+        )
         self.past = PastWeights.of_run(settings, folder)
+        self.inputs = ColdBytes(folder, "inputs")
+        """Encoded parts of contributions to the present round."""
+        self.outputs = ColdBytes(folder, "outputs")
+        """Encoded parts of its result."""
         self.restore(state, era=era)
 
     @property
@@ -111,8 +119,7 @@ class StageReplica:
 
         `era`: of the stage's chain. Work of another one counts no more, though its step may have the same number.
         """
-        self.state, self.era = state, era
-        self._step.restore(state)
+        self.state, self.era = self._step.restore(state), era
         self.past.clear()
         self._weights = self.model.weights(state.weights)
         self._ahead: Floats | None = None
@@ -184,37 +191,24 @@ class StageReplica:
         self.stale_share[step] = (held.stale, len(held.work))
         return held
 
-    def mean(self, accumulation: Accumulation) -> NDArray[np.float32]:
-        """(exact) The contribution, gradient sum over its target tokens, of a sum of some work; in memory kept."""
-        if self._mean is None:
-            self._mean = np.empty(self.layout.num_values, dtype=np.float32)
-        mean = self._mean
-        self.threads.map(lambda where: accumulation.gradient.mean_of(where, mean[where]), self.parts())
-        return mean
-
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """(exact, its threads) That part of the contribution."""
         mean = empty_floats(where.stop - where.start)
         accumulation.gradient.mean_of(where, mean)
         return mean
 
-    def result_decoder(self) -> ResultDecoder:
-        """(exact) For the coming round's result. Its memory is the last one's: new pages cost more than what is done
-        with them."""
-        if self._gradient is None:
-            self._gradient = zeros_on_lines(self.layout.num_values, np.float32)
-        return ResultDecoder(self.codec, self.parts(), self._gradient, threads=self.threads)
+    def certified_gradient(self, reduced: Sequence[ReducedPart], bodies: Sequence[Encoded]) -> CertifiedGradient | None:
+        """What a certified result stands for; None if there was no work in it."""
+        return CertifiedGradient.of(self.codec, self.parts(), reduced, bodies)
 
-    def next_version(
-        self, gradient: NDArray[np.float32] | None, name: bytes, *, gradient_norm: float | None = None
-    ) -> NewVersion:
+    def next_version(self, gradient: Gradient | None, name: bytes) -> NewVersion:
         """(exact) The version that this certified gradient makes: moments move on, until `swap` the version does not.
 
-        `gradient_norm` as in `ExactOptimizer.step`. Where memory gives out it may be called again.
+        Where memory gives out it may be called again.
         """
         made = self._stepped
         if made is None or made.state.name != name:
-            made = self._stepped = self._step.next(self.state, gradient, name, gradient_norm=gradient_norm)
+            made = self._stepped = self._step.next(self.state, gradient, name)
             if made.skipped is not None:
                 log.warning("stage %d skips step %d: %s", self.stage, self.version, made.skipped)
         ahead = weights_ahead(self.settings, self.state, made.state, threads=self.threads)
@@ -234,6 +228,8 @@ class StageReplica:
         self.past.remember(left.version, PastVersion(left.weights, self._ahead, ahead_is_known=known))
         self.state, self._weights = new.state, new.weights
         self._ahead, self._extrapolated, self._stepped = new.ahead, new.extrapolated, None
+        self.inputs.begin_anew()
+        self.outputs.begin_anew()
         for step in [step for step in self._sums if int(step) < self.version]:
             self._spare.append(self._sums.pop(step).gradient)
         del self._spare[2:]

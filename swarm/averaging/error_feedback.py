@@ -16,7 +16,7 @@ the weight of the step in which it is said.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from kernels import norms
 from kernels.codecs import formats
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.encoded import VectorCodec
+from swarm.memory.kept_buffers import empty_floats
 
 Floats = NDArray[np.float32]
 
@@ -44,31 +45,36 @@ class Residual:
 
     def encode(
         self,
-        mean: Floats,
+        mean: Callable[[slice], Floats],
         codec: VectorCodec,
         *,
         parts: Sequence[slice],
         seeds: Sequence[bytes],
         threads: Threads = ONE_THREAD,
+        keep: Callable[[memoryview], memoryview] = memoryview,
     ) -> list[memoryview]:
-        """The parts of mean + residual, encoded; the residual becomes what they lack. `mean` is overwritten.
+        """The parts of mean + residual, encoded, each where it is to `keep`; the residual becomes what they lack.
 
-        `parts` cover the vector once. Raises LocalError as `codec.encode` does; the residual is then what it was.
+        `parts` cover the vector once. `mean` is asked for each of them twice, in any thread, and says the same: so
+        that it need not be in memory whole. Raises LocalError as `codec.encode` does; the residual is then what it was.
         Where memory gives out it may be nothing.
         """
 
-        def said(place: int) -> memoryview:
-            part = parts[place]
-            owed = np.add(mean[part], self.values[part], out=mean[part])
+        def owed_of(part: slice) -> Floats:
+            owed = empty_floats(part.stop - part.start)
+            np.add(mean(part), self.values[part], out=owed)
             formats.flush_in_place(owed.view(np.int32))
-            return codec.encode(owed, seed=seeds[place])
+            return owed
+
+        def said(place: int) -> memoryview:
+            return keep(codec.encode(owed_of(parts[place]), seed=seeds[place]))
 
         def left(place: int) -> tuple[float, float]:
             part = parts[place]
-            rest = self.values[part]
+            whole, rest = owed_of(part), self.values[part]
             codec.decode(encoded[place], rest)
             sent = norms.sum_of_squares(rest)
-            np.subtract(mean[part], rest, out=rest)
+            np.subtract(whole, rest, out=rest)
             owed = norms.sum_of_squares(rest)
             formats.flush_in_place(rest.view(np.int32))
             return sent, owed

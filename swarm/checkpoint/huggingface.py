@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from swarm.checkpoint.archive import CheckpointInfo, load_stage, read_checkpoint
 from swarm.core.errors import SettingsError
-from swarm.model.families import family_of, stage_layout, whole_config
+from swarm.model.families import family_of, whole_config
 from swarm.model.layout import ParameterLayout
+from swarm.model.stack import stage_layout
 
 MAX_SHARD_BYTES = 2 << 30
 """Weights above this are written in several files with an index."""

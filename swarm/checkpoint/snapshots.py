@@ -16,7 +16,6 @@ from swarm.checkpoint.state import (
     StageState,
     chunk_hash,
     merkle_root,
-    num_chunks_of,
     state_chunks,
     state_from_chunks,
 )
@@ -62,10 +61,9 @@ class Snapshot:
     def chunks(self) -> tuple[memoryview, ...]:
         """All of them, mapped from disk: they stay readable when the file is removed. Raises TransientError."""
         try:
-            whole = mapped(self.path)
+            return _chunks(mapped(self.path))
         except OSError as error:
             raise TransientError(f"snapshot of version {self.chain.version} is gone") from error
-        return tuple(whole[at : at + CHUNK_BYTES] for at in range(0, self.total_bytes, CHUNK_BYTES))
 
     def weights(self) -> NDArray[np.float32]:
         """The weights, mapped from disk and read-only."""
@@ -86,9 +84,7 @@ class KeptState:
     def load(self, layout: ParameterLayout) -> StageState | None:
         """The state, if all of it is still there."""
         try:
-            with self.path.open("rb") as file:
-                chunks = [file.read(CHUNK_BYTES) for _ in range(num_chunks_of(self.path.stat().st_size))]
-            state = state_from_chunks(layout, chunks, self.digest)
+            state = state_from_chunks(layout, _chunks(mapped(self.path)), self.digest)
         except (OSError, RemoteError) as error:
             log.warning("%s: not used: %s", self.path, error)
             return None
@@ -202,6 +198,10 @@ class SnapshotStore:
         with whole_file(path.with_suffix(".facts")) as partial:
             partial.write_bytes(pack({"digest": digest, "chain": chain.to_value()}))
         return Snapshot(path, chain, digest, tuple(hashes), total, state.layout.num_values)
+
+
+def _chunks(whole: memoryview) -> tuple[memoryview, ...]:
+    return tuple(whole[at : at + CHUNK_BYTES] for at in range(0, len(whole), CHUNK_BYTES))
 
 
 def _remove(snapshot: Snapshot) -> None:

@@ -5,6 +5,7 @@ real runs that lose peers are slower. Bytes and seconds throughout;
 bytes are those of messages, and times count what headers add to them. A step is one optimizer step.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +50,8 @@ WITH_RESIDUAL = ("int4", "topk")
 """Codecs whose rest a peer keeps for its next contribution."""
 
 KEPT_FOR_MESSAGES_BYTES = 128 << 20
-"""Memory that messages leave is kept for later ones (`swarm.memory.kept_buffers`), as much as this."""
+"""Memory of messages on their way and what they leave for later ones (`swarm.memory.kept_buffers`): what is to stay of
+them goes to disk at once."""
 
 ACTIVATION_VALUES = 20
 """Values kept for backward for each hidden value of a token in a layer: norms, projections, attention, gated MLP.
@@ -183,10 +185,10 @@ def stage_memory_bytes(
 ) -> dict[str, int]:
     """Bytes a peer of the stage needs, by item; names begin with `host.`, `device.` or `disk.`.
 
-    On the CPU everything is the host's. About 31 bytes of host memory a parameter under int8, 25 with moments in
-    int8, 4 more with a delay, and activations. Without
-    `stage`, an upper bound for any stage of that many parameters; without `mode`, of a peer that computes as the run
-    has it. See `total_bytes`.
+    On the CPU everything is the host's. About 20 bytes of host memory a parameter, 14 with moments in int8, 8 more with
+    a delay, and what does not grow with the stage. Of the host's memory it is what the system cannot take: files that
+    are mapped are the disk's. Without `stage`, an upper bound for any stage of that many parameters; without `mode`, of
+    a peer that computes as the run has it. See `total_bytes`.
     """
     mode = mode or ComputeMode.of_run(settings)
     on_device = "host" if device == "cpu" else "device"
@@ -195,24 +197,27 @@ def stage_memory_bytes(
     weights = FLOAT_BYTES * num_parameters
     rounded = settings.model.compute_dtype == "bf16"
     codec = settings.codecs.averaging
+    kept = settings.audits.retained_versions + 1
+    # A step's own contribution, and what the others sent to this peer to reduce.
+    inputs = 2 * CONTRIBUTION_BYTES[codec] * num_parameters
+    outputs = RESULT_BYTES[codec] * num_parameters
     items = {
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
         f"{on_device}.gradient sums": (2 if settings.averaging.delay else 1) * weights,
-        f"{on_device}.gradient of a microbatch": weights,  # whole before any of it is added to a sum
-        "host.mean gradient": weights,
-        # Its own contribution, what it reduces for others, and the result.
-        "host.wire buffers": round((2 * CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters),
         f"{on_device}.activations in flight": _activation_bytes(settings, hidden_size, stage, mode),
         f"{on_device}.gradients of activations": round(
             BACKWARD_SHARE * _computed_activation_bytes(settings, hidden_size, stage, mode)
         ),
+        "host.messages": min(KEPT_FOR_MESSAGES_BYTES, round(inputs + outputs)),
         "disk.two snapshots": 2 * (weights + moments),
-        "disk.results for late peers": round(settings.retained_results * RESULT_BYTES[codec] * num_parameters),
+        "disk.results for late peers": round(settings.retained_results * outputs),
+        "disk.encoded parts of the last steps": round(kept * inputs + outputs),
     }
-    kept = settings.audits.retained_versions + 1
-    # A step's own contribution, and what the others sent to this peer to reduce.
-    items["disk.encoded parts kept for audits"] = round(kept * 2 * CONTRIBUTION_BYTES[codec] * num_parameters)
+    # Whole before any of it is added to a sum. Where nothing is computed beside a step it has the memory that the step
+    # has for the next version.
+    if on_device == "device" or settings.averaging.delay or settings.replays or versions > 2:
+        items[f"{on_device}.gradient of a microbatch"] = weights
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
@@ -223,8 +228,6 @@ def stage_memory_bytes(
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
-        items["host.mean gradient with the residual"] = weights
-    items["host.memory kept for messages"] = min(KEPT_FOR_MESSAGES_BYTES, items["host.wire buffers"])
     if on_device == "device" and settings.replays:
         items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
@@ -232,8 +235,9 @@ def stage_memory_bytes(
     if on_device == "device" and (not rounded or stage in (None, 0)):
         items[f"device.weights, {versions} versions"] = versions * weights
     if stage is None or stage == settings.model.num_stages - 1:
-        tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // settings.data.vocab_size + 1)
-        items[f"{on_device}.logits and their gradient"] = 2 * FLOAT_BYTES * tokens * settings.data.vocab_size
+        vocabulary = max(settings.data.vocab_size, _model_vocabulary(settings))
+        tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // vocabulary + 1)
+        items[f"{on_device}.logits and their gradient"] = 2 * FLOAT_BYTES * tokens * vocabulary
     return items
 
 
@@ -448,9 +452,15 @@ def _computed_activation_bytes(settings: RunSettings, hidden_size: int, stage: i
     return tokens * hidden_size * ACTIVATION_VALUES * num_layers * value_bytes
 
 
+def _model_vocabulary(settings: RunSettings) -> int:
+    """Rows of the model's head, which may be more than the tokenizer has ids."""
+    return int(json.loads(settings.model.config_json).get("vocab_size", 0))
+
+
 def _activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:
     computed = _computed_activation_bytes(settings, hidden_size, stage, mode)
     inputs = settings.microbatch_tokens * hidden_size * FLOAT_BYTES
-    in_flight = settings.limits.max_in_flight
+    # What a peer has begun waits for the later stages; where there are none, it is done at once.
+    in_flight = settings.limits.max_in_flight if settings.model.num_stages > 1 else 1
     # With recompute only inputs wait, and what is computed is there once.
     return in_flight * inputs + computed if mode.recompute else in_flight * (inputs + computed)

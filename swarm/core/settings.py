@@ -5,6 +5,7 @@ sentence above it in the file that `swarm init` writes. `swarm.manifest.file` re
 `swarm.manifest.value` from a stranger's bytes.
 """
 
+import json
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -64,6 +65,16 @@ class ModelSettings(Table):
     @property
     def num_stages(self) -> int:
         return len(self.stage_layers)
+
+    @property
+    def routes_tokens(self) -> bool:
+        """Layers choose experts for every token: two honest machines may choose otherwise."""
+        return "num_experts_per_tok" in json.loads(self.config_json)
+
+    @property
+    def arithmetic(self) -> str:
+        """How far apart two honest machines may come: audits' bounds go by it."""
+        return f"{self.compute_dtype}, routed" if self.routes_tokens else self.compute_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,6 +105,10 @@ class CutTexts:
             if len(self._cutting.findall(token.content)) > 1 or token.lstrip or token.rstrip or token.single_word
         ]
         """Tokens that a cut may go through, or what is beside them."""
+        self._known: dict[str, int] = {}
+        self._ids: npt.NDArray[np.int32]
+        self._starts: npt.NDArray[np.int64]
+        self._counts: npt.NDArray[np.int64]
         self._forget()
 
     def encode(self, texts: Sequence[str]) -> list[Ids | None]:
@@ -161,10 +165,9 @@ class CutTexts:
         return True
 
     def _forget(self) -> None:
-        self._known: dict[str, int] = {}
-        self._ids: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        self._starts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._counts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._known = {}
+        self._ids = np.zeros(0, np.int32)
+        self._starts = self._counts = np.zeros(0, np.int64)
 
 
 def _between(before: str, after: str) -> tuple[str, ...] | None:

@@ -106,8 +106,12 @@ class PieceFolder:
         """Tokens [start, stop), copied. Raises ValueError outside the file, LocalError if a piece is not here."""
         if not 0 <= start <= stop <= len(self):
             raise ValueError(f"tokens [{start}, {stop}) lie outside the {len(self)} tokens of {self.name}")
-        found = np.concatenate([np.zeros(0, self._dtype), *self._read(start, stop)])
-        return found.astype(np.int64)
+        found: npt.NDArray[np.int64] = np.zeros(stop - start, np.int64)
+        at = 0
+        for part in self._read(start, stop):
+            found[at : at + len(part)] = part
+            at += len(part)
+        return found
 
     def _read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.unsignedinteger]]:
         size = self._dtype.itemsize

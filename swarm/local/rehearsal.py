@@ -34,7 +34,7 @@ def rehearse(settings: RunSettings) -> None:
         codec.decode(codec.encode(values, seed=bytes(SEED_BYTES)), np.empty_like(values))
     if leaves_residual(averaging):
         whole, seed = slice(0, values.size), bytes(SEED_BYTES)
-        Residual(values.size).encode(values.copy(), vector_codec(averaging), parts=[whole], seeds=[seed])
+        Residual(values.size).encode(values.__getitem__, vector_codec(averaging), parts=[whole], seeds=[seed])
     hostile = values * np.float32(-9.0)
     for contributions in ([values, values], [values, values * np.float32(0.5), hostile]):
         aggregate(contributions, [1] * len(contributions), rule=settings.averaging.rule, norm_cap=1.0)

@@ -1,9 +1,9 @@
 """The manifest that `swarm init` writes: every field, its meaning and its default."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import get_args
+from typing import Any, get_args
 
 from swarm.core.tables import Table, field_types
 from swarm.manifest.tables import Example, ManifestTables
@@ -17,20 +17,23 @@ HEAD = """\
 """
 
 
-def default_manifest_text() -> str:
-    """TOML that reads as the empty manifest does."""
+def default_manifest_text(given: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """TOML that reads as the empty manifest does, but for what is `given` of its tables' fields; None of a field: it is
+    left out."""
     tables = ManifestTables()
     lines = [HEAD]
     for table in fields(tables):
-        lines += [f"[{table.name}]", *_field_lines(table.name, vars(tables)[table.name]), ""]
+        chosen = (given or {}).get(table.name, {})
+        lines += [f"[{table.name}]", *_field_lines(table.name, vars(tables)[table.name], chosen), ""]
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _field_lines(name: str, table: Table) -> Iterator[str]:
+def _field_lines(name: str, table: Table, chosen: Mapping[str, Any]) -> Iterator[str]:
     for field, kind in field_types(type(table)).items():
         sentence = next(mark for mark in get_args(kind) if isinstance(mark, str))
         yield from textwrap.wrap(sentence, COLUMNS, initial_indent="# ", subsequent_indent="# ")
         example = next((mark.value for mark in get_args(kind) if isinstance(mark, Example)), None)
-        yield (
-            field_line(name, field, vars(table)[field]) if example is None else f"# {field_line(name, field, example)}"
-        )
+        value = chosen.get(field, vars(table)[field] if example is None else None)
+        is_left_out = value is None or (field in chosen and chosen[field] is None)
+        shown = value if value is not None else example if example is not None else vars(table)[field]
+        yield ("# " if is_left_out else "") + field_line(name, field, shown)

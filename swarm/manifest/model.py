@@ -64,17 +64,17 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
 
 
 def cuts(model: ModelSettings) -> list[ModelSettings]:
-    """The same model cut evenly into two stages, three, and so on."""
+    """The same model whole, and cut evenly into two stages, three, and so on."""
     num_layers, head_cost = model.stage_layers[-1][1], _head_cost(model.config_json)
     return [
         replace(model, stage_layers=even_layers(num_layers, num_stages, last_cost=head_cost))
-        for num_stages in range(2, num_layers + 1)
+        for num_stages in range(1, num_layers + 1)
     ]
 
 
 def stage_num_parameters(model: ModelSettings) -> list[int]:
     """Parameters of each stage; nothing is allocated. Raises SettingsError for a model that cannot be cut."""
-    from swarm.model.families import stage_layout
+    from swarm.model.stack import stage_layout
 
     return [stage_layout(model, stage).num_values for stage in range(model.num_stages)]
 
@@ -129,7 +129,7 @@ def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
 
 
 def _read_config(field: str, path: Path) -> dict[str, Any]:
-    from swarm.model.families import without_description
+    from swarm.model.families import whole_fields
 
     try:
         config = json.loads(path.read_text())
@@ -139,7 +139,7 @@ def _read_config(field: str, path: Path) -> dict[str, Any]:
         raise SettingsError(f'{field} = "{path}" is not JSON ({error}); give a Hugging Face config.json') from error
     if not isinstance(config, dict):
         raise SettingsError(f'{field} = "{path}" is no JSON object; give a Hugging Face config.json')
-    return without_description(config)
+    return whole_fields(config)
 
 
 def _cut(table: ModelTable, num_layers: int, head_cost: float) -> tuple[tuple[int, int], ...]:
@@ -168,6 +168,9 @@ def _head_cost(config_json: str) -> float:
     from swarm.model.families import whole_config
 
     config = whole_config(config_json)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 2 * head_dim * (config.num_attention_heads + config.num_key_value_heads)
-    return float(config.vocab_size / (attention + 3 * config.intermediate_size))
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention = 2 * head_dim * (heads + getattr(config, "num_key_value_heads", heads))
+    mlp_size = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", 1)
+    return float(config.vocab_size / (attention + 3 * experts * getattr(config, "moe_intermediate_size", mlp_size)))

@@ -5,35 +5,95 @@ A family is in the table when its layers, cut anywhere, give the bits of the who
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
-from swarm.model.layout import ParameterLayout
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One row: classes by their names in transformers, tensors by their names in a checkpoint."""
+    """One row: classes by their names in transformers, tensors by their names in a model, settings by their keys."""
 
     config_class: str
     decoder_class: str
-    """The stack of layers: has `embed_tokens`, `layers`, `norm`, `rotary_emb`; takes `inputs_embeds`."""
     causal_class: str
     decoder_prefix: str = "model."
-    embedding_name: str = "model.embed_tokens.weight"
+    embedding: str = "embed_tokens"
+    positions: str | None = None
+    """The embedding of positions, where they are learned and not rotations."""
+    layers: str = "layers"
+    norm: str = "norm"
     head_name: str = "lm_head.weight"
+    turns_by_kind: bool = False
+    """Each kind of layer (`layer_types`) has rotations of its own."""
+    embedding_factor: str | None = None
+    """What embeddings are multiplied by, once, where the model begins."""
+    logits_divisor: str | None = None
+    logits_cap: str | None = None
+    """Logits are bent to lie within plus and minus this: a setting that may be null."""
+    norms_before_products: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """A layer's plain RMSNorms of which products come next."""
+    routed: bool = False
+    """Layers choose experts for every token."""
+    more_keys: tuple[str, ...] = ()
+    """Of a config, that transformers reads and does not list."""
+
+    @property
+    def embedding_name(self) -> str:
+        """Of the tensor, in the whole model."""
+        return f"{self.decoder_prefix}{self.embedding}.weight"
+
+
+def _family(name: str, **row: Any) -> Family:
+    """A row with the names that most families' classes have."""
+    classes = {"config_class": f"{name}Config", "decoder_class": f"{name}Model", "causal_class": f"{name}ForCausalLM"}
+    return Family(**{**classes, **row})
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(config_class="LlamaConfig", decoder_class="LlamaModel", causal_class="LlamaForCausalLM"),
-    "qwen3": Family(config_class="Qwen3Config", decoder_class="Qwen3Model", causal_class="Qwen3ForCausalLM"),
+    "llama": _family("Llama"),
+    "qwen2": _family("Qwen2", more_keys=("head_dim",)),
+    "qwen3": _family("Qwen3"),
+    "mistral": _family("Mistral"),
+    "olmo2": _family("Olmo2", norms_before_products=(), more_keys=("head_dim",)),
+    "granite": _family(
+        "Granite", embedding_factor="embedding_multiplier", logits_divisor="logits_scaling", more_keys=("head_dim",)
+    ),
+    "phi3": _family("Phi3", more_keys=("head_dim",)),
+    "smollm3": _family("SmolLM3", more_keys=("head_dim",)),
+    "gemma2": _family("Gemma2", logits_cap="final_logit_softcapping", norms_before_products=()),
+    "gemma3_text": _family(
+        "Gemma3",
+        config_class="Gemma3TextConfig",
+        decoder_class="Gemma3TextModel",
+        logits_cap="final_logit_softcapping",
+        norms_before_products=(),
+        turns_by_kind=True,
+    ),
+    "gpt2": _family(
+        "GPT2",
+        causal_class="GPT2LMHeadModel",
+        decoder_prefix="transformer.",
+        embedding="wte",
+        positions="wpe",
+        layers="h",
+        norm="ln_f",
+        norms_before_products=(),
+    ),
+    "gpt_neox": _family(
+        "GPTNeoX",
+        decoder_prefix="gpt_neox.",
+        embedding="embed_in",
+        norm="final_layer_norm",
+        norms_before_products=(),
+    ),
+    "mixtral": _family("Mixtral", routed=True),
+    "qwen3_moe": _family("Qwen3Moe", routed=True, more_keys=("head_dim",)),
 }
 """Tested families by `model_type`."""
 
@@ -59,8 +119,15 @@ LARGEST = {
     "head_dim": 1 << 14,
     "vocab_size": 1 << 22,
     "max_position_embeddings": 1 << 24,
+    "n_inner": 1 << 20,
+    "moe_intermediate_size": 1 << 20,
+    "num_experts": 1 << 12,
+    "num_experts_per_tok": 1 << 12,
 }
 """Of what memory grows with: a host's word is bounded before anything is built by it."""
+NOT_CAUSAL = ("add_cross_attention", "is_decoder", "reorder_and_upcast_attn", "use_bidirectional_attention")
+"""Settings that make of a family's layers what is not tested."""
+KINDS = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -89,13 +156,26 @@ def keys_of(model_type: str) -> frozenset[str]:
     family = FAMILIES.get(model_type)
     if family is None:
         return frozenset()
-    return (frozenset(getattr(transformers, family.config_class)().to_dict()) | LEGACY) - DESCRIPTIVE
+    config_class = getattr(transformers, family.config_class)
+    listed = frozenset(config_class().to_dict()) | frozenset(config_class.attribute_map) | frozenset(family.more_keys)
+    return (listed | LEGACY) - DESCRIPTIVE
 
 
-def without_description(config: dict[str, Any]) -> dict[str, Any]:
-    """A `config.json` without what says nothing of the model: who wrote it, and with what."""
-    known = keys_of(str(config.get("model_type"))) | {"quantization_config"}
-    return {name: value for name, value in config.items() if name in known} if len(known) > 1 else config
+def whole_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's `config.json` with every default written out and every old key read, as transformers has it; not
+    who wrote it and with what. Dropout is 0 in it, for stages are computed as in evaluation.
+
+    Raises SettingsError as `validate_config`, but for settings that stages could not keep to.
+    """
+    import transformers
+
+    family = FAMILIES[_checked_type(config)]
+    if "quantization_config" in config:
+        return config
+    with _refusing():
+        read = getattr(transformers, family.config_class).from_dict(config).to_dict()
+    known = keys_of(str(config["model_type"]))
+    return {name: 0.0 if _is_chance(name) and value else value for name, value in read.items() if name in known}
 
 
 def validate_config(config_json: str) -> ModelShape:
@@ -140,101 +220,19 @@ def whole_config(config_json: str) -> Any:
     return _checked_config(config_json)
 
 
-def stage_config(model: ModelSettings, stage: int) -> Any:
-    """Config of a decoder stack that holds only the stage's layers.
-
-    Layers count from 0 in it, so settings listed by layer (`layer_types`) are cut along.
-    """
-    whole = whole_config(model.config_json)
-    start, stop = model.stage_layers[stage]
-    fields = whole.to_dict()
-    if fields.get("layer_types") is not None:
-        fields["layer_types"] = fields["layer_types"][start:stop]
-    fields.update(num_hidden_layers=stop - start, use_cache=False, tie_word_embeddings=False)
-    config = type(whole).from_dict(fields)
-    config._attn_implementation = "sdpa"
-    return config
+def attention_of(config: Any) -> str:
+    """The implementation of attention that stages compute with, and whoever compares a whole model with them must."""
+    return "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"
 
 
-def build_stack(model: ModelSettings, stage: int, *, device: "torch.device") -> "nn.Module":
-    """The stage's decoder stack: parameters on the meta device take no memory, rotary tables are real on `device`.
-
-    Stages but the first have no embedding, stages but the last no final norm.
-    """
-    import torch
-    import transformers
-    from torch import nn
-
-    config = stage_config(model, stage)
-    with torch.device("meta"):
-        stack: Any = getattr(transformers, family_of(model.config_json).decoder_class)(config)
-    # Buffers that no checkpoint holds would stay on the meta device: make them again.
-    stack.rotary_emb = type(stack.rotary_emb)(config).to(device)
-    if stage > 0:
-        stack.embed_tokens = None
-    if stage < model.num_stages - 1:
-        stack.norm = nn.Identity()
-    built: nn.Module = stack.eval()
-    return built
-
-
-def run_stack(stack: Any, x: "torch.Tensor") -> "torch.Tensor":
-    """What `stack(x)` gives for token ids or hidden values without a cache, layer by layer.
-
-    transformers' own forward looks at the positions for packed sequences, which makes the host wait for a GPU.
-    """
-    import torch
-    from transformers import masking_utils
-
-    config, hidden_BLD = stack.config, stack.embed_tokens(x) if stack.embed_tokens is not None else x
-    positions_1L = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-    masks = {
-        "full_attention": masking_utils.create_causal_mask,
-        "sliding_attention": masking_utils.create_sliding_window_causal_mask,
-    }
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    given: dict[str, Any] = {"attention_mask": None, "past_key_values": None, "position_ids": None}
-    made: dict[str, Any] = {
-        kind: masks[kind](config=config, inputs_embeds=hidden_BLD, **given) for kind in sorted(set(kinds))
-    }
-    rotations = stack.rotary_emb(hidden_BLD, positions_1L)
-    for layer, kind in zip(stack.layers, kinds, strict=True):
-        hidden_BLD = layer(
-            hidden_BLD, attention_mask=made[kind], position_embeddings=rotations, position_ids=positions_1L
-        )
-    normed: torch.Tensor = stack.norm(hidden_BLD)
-    return normed
-
-
-def global_name(model: ModelSettings, stage: int, name: str) -> str:
-    """Name in the whole model of the stage's stack parameter `name`: its layers count from the stage's first."""
-    parts = name.split(".")
-    if parts[0] == "layers":
-        parts[1] = str(int(parts[1]) + model.stage_layers[stage][0])
-    return family_of(model.config_json).decoder_prefix + ".".join(parts)
-
-
-def stage_layout(model: ModelSettings, stage: int) -> ParameterLayout:
-    """Layout of a stage without building it in memory. Raises SettingsError as `validate_stage_layers`."""
-    import torch
-
-    validate_stage_layers(model)
-    return layout_of_stack(model, stage, build_stack(model, stage, device=torch.device("cpu")))
-
-
-def layout_of_stack(model: ModelSettings, stage: int, stack: "nn.Module") -> ParameterLayout:
-    """Layout of the stack's parameters, and the head's at the last stage, under their names in the whole model."""
-    shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in stack.named_parameters()}
-    if stage == model.num_stages - 1:
-        shape = validate_config(model.config_json)
-        shapes[family_of(model.config_json).head_name] = (shape.vocab_size, shape.hidden_size)
-    return ParameterLayout.of(shapes)
+def is_tied(model: ModelSettings, stage: int) -> bool:
+    """Whether the stage's head is its embedding: tied embeddings stay so where one stage has both."""
+    return model.num_stages == 1 and stage == 0 and validate_config(model.config_json).tied
 
 
 @lru_cache(maxsize=32)
 def _checked_config(config_json: str) -> Any:
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
 
     try:
         fields = json.loads(config_json)
@@ -242,54 +240,108 @@ def _checked_config(config_json: str) -> Any:
         raise SettingsError(f"model config is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise SettingsError(f"model config is a JSON {type(fields).__name__}; give an object with model_type")
+    model_type = _checked_type(fields)
+    _refuse_unknown(fields, model_type)
+    with _refusing():
+        config = getattr(transformers, FAMILIES[model_type].config_class).from_dict(fields)
+    _refuse_inexact(config)
+    return config
+
+
+def _checked_type(fields: dict[str, Any]) -> str:
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise SettingsError(
-            f"model_type {model_type!r} is not tested for cutting into stages; tested: {', '.join(sorted(FAMILIES))}"
+            f"model_type {str(model_type)[:40]!r} is not tested for cutting into stages; tested: "
+            f"{', '.join(sorted(FAMILIES))}"
         )
-    _refuse_unknown(fields, model_type)
+    return model_type
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What transformers raises for a config is a SettingsError."""
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
-        config = getattr(transformers, FAMILIES[model_type].config_class).from_dict(fields)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        yield
+    except (StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise SettingsError(f"model config: transformers refuses it: {error}") from error
-    _refuse_inexact(config.to_dict())
-    return config
 
 
 def _refuse_unknown(fields: dict[str, Any], model_type: str) -> None:
     """Raises SettingsError for keys that are none of the family's, and for sizes that no model has."""
+    import transformers
+
+    family = FAMILIES[model_type]
     if "quantization_config" in fields:
         raise SettingsError("quantization_config: training needs full weights; remove it and give an unquantized model")
     unknown = sorted(str(name)[:40] for name in set(fields) - keys_of(model_type))
     if unknown:
         raise SettingsError(f"model config: {', '.join(unknown[:5])}: no setting of a {model_type}; remove it")
-    for name, most in LARGEST.items():
-        value = fields.get(name)
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
-            raise SettingsError(f"{name} = {str(value)[:40]}: must be a whole number from 1 to {most}")
+    if family.routed and "num_experts_per_tok" not in fields:
+        # By its presence everybody knows that replays are report-only (`ModelSettings.arithmetic`).
+        raise SettingsError(f"model config: a {model_type} needs num_experts_per_tok")
+    own_name = getattr(transformers, family.config_class).attribute_map
+    for general, most in LARGEST.items():
+        for name in sorted({general, own_name.get(general, general)}):
+            value = fields.get(name)
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise SettingsError(f"{name} = {str(value)[:40]}: must be a whole number from 1 to {most}")
     for name in ("rope_parameters", "rope_scaling"):
-        share = (fields.get(name) or {}).get("partial_rotary_factor", 1.0) if isinstance(fields.get(name), dict) else 1
-        if not isinstance(share, int | float) or not 0 < share <= 1:
-            raise SettingsError(f"{name}: partial_rotary_factor = {str(share)[:40]}: must be more than 0 and at most 1")
+        for rope in _ropes(fields.get(name)):
+            share = rope.get("partial_rotary_factor", 1.0)
+            if not isinstance(share, int | float) or not 0 < share <= 1:
+                raise SettingsError(
+                    f"{name}: partial_rotary_factor = {str(share)[:40]}: must be more than 0 and at most 1"
+                )
 
 
-def _refuse_inexact(fields: dict[str, Any]) -> None:
+def _ropes(given: Any) -> list[dict[str, Any]]:
+    """The settings of a model's rotations: one, or one for each kind of layer."""
+    if not isinstance(given, dict):
+        return []
+    return [given, *(value for value in given.values() if isinstance(value, dict))]
+
+
+def _is_chance(name: str) -> bool:
+    return "dropout" in name or "drop_rate" in name or "pdrop" in name or name in ("layerdrop", "router_jitter_noise")
+
+
+def _refuse_inexact(config: Any) -> None:
     """Raises SettingsError for what would make a stage random, stateful or different from the whole model."""
+    fields = config.to_dict()
     for name, value in sorted(fields.items()):
-        random = "dropout" in name or "drop_rate" in name or name in ("layerdrop", "router_jitter_noise")
-        if random and value:
+        if _is_chance(name) and value:
             raise SettingsError(f"{name} = {value}: a stage must be a pure function; set it to 0")
-    rope = fields.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        raise SettingsError(
-            f"rope_type = {rope.get('rope_type')!r} is not tested or depends on earlier sequences; "
-            f"use one of {', '.join(ROPE_TYPES)}"
-        )
+        if name in NOT_CAUSAL and value:
+            raise SettingsError(f"{name} = {value}: no such layers are tested; set it to false")
+    for rope in _ropes(fields.get("rope_parameters")):
+        if rope.get("rope_type", "default") not in ROPE_TYPES:
+            raise SettingsError(
+                f"rope_type = {rope.get('rope_type')!r} is not tested or depends on earlier sequences; "
+                f"use one of {', '.join(ROPE_TYPES)}"
+            )
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"):
-        if fields[name] < 1:
-            raise SettingsError(f"{name} = {fields[name]}: must be at least 1")
-    heads, key_value_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
+        if getattr(config, name, 1) < 1:
+            raise SettingsError(f"{name} = {getattr(config, name)}: must be at least 1")
+    heads = config.num_attention_heads
+    key_value_heads = getattr(config, "num_key_value_heads", heads)
     if heads % key_value_heads:
         raise SettingsError(
             f"num_key_value_heads = {key_value_heads} does not divide num_attention_heads = {heads}; choose a divisor"
         )
+    _refuse_uneven(config)
+
+
+def _refuse_uneven(config: Any) -> None:
+    """Raises SettingsError for settings by layer that are not of every layer, or of none that is tested."""
+    for name in ("layer_types", "no_rope_layers"):
+        by_layer = getattr(config, name, None)
+        if by_layer is not None and len(by_layer) != config.num_hidden_layers:
+            raise SettingsError(f"{name} is of {len(by_layer)} layers, the model has {config.num_hidden_layers}")
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(KINDS))
+    if unknown:
+        raise SettingsError(f"layer_types: {', '.join(unknown[:3])} is not tested; use {', '.join(KINDS)}")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()) and not config.sliding_window:
+        raise SettingsError("layer_types has sliding_attention, but sliding_window is not set; give its length")

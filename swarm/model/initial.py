@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
-from swarm.model.families import family_of, validate_config, validate_stage_layers
+from swarm.model.families import family_of, is_tied, validate_config, validate_stage_layers
 from swarm.model.layout import ParameterLayout
+from swarm.model.stack import decoder_of, global_name
 from swarm.model.stage import StageModel
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -45,25 +46,34 @@ def _drawn(model: ModelSettings, stage: int, seed: int) -> NDArray[np.float32]:
     stage_model = StageModel(replace(model, compute_dtype="fp32"), stage)
     flat = np.zeros(stage_model.layout.num_values, dtype=np.float32)
     weights = stage_model.weights(flat)
-    stack: Any = weights.stack
+    decoder = decoder_of(model.config_json)
     family = family_of(model.config_json)
     shape = validate_config(model.config_json)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for module, first_name in stage_model.parameter_modules(weights):
+        for module, name in _in_order(weights.stack):
             # A seed for each module: a stage's weights do not depend on how the others are cut.
-            torch.manual_seed(_seed_of(seed, first_name))
-            stack._init_weights(module)
-        if weights.head_VD is not None:
+            torch.manual_seed(_seed_of(seed, global_name(model, stage, name)))
+            decoder._init_weights(module)
+        if weights.head_VD is not None and not is_tied(model, stage):
             name = family.embedding_name if shape.tied else family.head_name
             head = (
-                nn.Embedding(shape.vocab_size, shape.hidden_size, stack.config.pad_token_id, device="meta")
+                nn.Embedding(shape.vocab_size, shape.hidden_size, decoder.config.pad_token_id, device="meta")
                 if shape.tied
                 else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False, device="meta")
             )
             head.weight = weights.head_VD
             torch.manual_seed(_seed_of(seed, name))
-            stack._init_weights(head)
+            decoder._init_weights(head)
     return flat
+
+
+def _in_order(stack: Any) -> Iterator[tuple[Any, str]]:
+    """The stack's modules as transformers initializes them, parts before the whole: some families' wholes do it again.
+    Each has the name of its first parameter, or its own."""
+    for path, module in reversed(list(stack.named_modules())):
+        owned = [name for name, _ in module.named_parameters(recurse=False)]
+        if path not in ("", "layers") and any(True for _ in module.parameters()):
+            yield module, ".".join([path, *owned[:1]])
 
 
 def _seed_of(seed: int, name: str) -> int:

@@ -20,17 +20,10 @@ from torch.nn import functional
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import ModelSettings
-from swarm.model.families import (
-    build_stack,
-    family_of,
-    global_name,
-    layout_of_stack,
-    run_stack,
-    validate_config,
-    validate_stage_layers,
-)
+from swarm.model.families import family_of, is_tied, validate_config, validate_stage_layers
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import link_to
+from swarm.model.stack import Stack, build_stack, global_name, layout_of_stack
 
 IGNORED_TARGET = -100
 """A target that is not counted."""
@@ -47,9 +40,9 @@ class Weights:
     Work in flight holds the version it began with; the memory goes when the last of it is done.
     """
 
-    stack: nn.Module
+    stack: Stack
     head_VD: nn.Parameter | None
-    """Only at the last stage."""
+    """Only at the last stage; the embedding's own where a stage has both of a tied model."""
     parameters: dict[str, nn.Parameter]
     """By name, in layout order; in the type that they are computed with."""
     backward_lock: threading.Lock
@@ -105,10 +98,13 @@ class StageModel:
         self.vocab_size = shape.vocab_size
         self._stack = build_stack(model, stage, device=self.device)
         self._names = {name: global_name(model, stage, name) for name, _ in self._stack.named_parameters()}
-        self._head_name = family_of(model.config_json).head_name if self.is_last else None
+        family, self._tied = family_of(model.config_json), is_tied(model, stage)
+        self._head_name = (family.embedding_name if self._tied else family.head_name) if self.is_last else None
         self._recompute = model.recompute
         self._bf16 = model.compute_dtype == "bf16"
-        self._of_products = _parameters_of_products(self._stack, self._names, self._head_name) if self._bf16 else set()
+        # A tied head is an embedding too, of which nothing is rounded.
+        head_name = None if self._tied else self._head_name
+        self._of_products = _parameters_of_products(self._stack, self._names, head_name) if self._bf16 else set()
         self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
         self.layout: ParameterLayout = layout_of_stack(model, stage, self._stack)
         self._waiting = WeakSet[Saved]()
@@ -141,7 +137,7 @@ class StageModel:
         parameters = {
             name: nn.Parameter(self._resident(name, view)) for name, view in self.layout.views(values).items()
         }
-        stack = _bound(self._stack, "", {local: parameters[name] for local, name in self._names.items()})
+        stack: Any = _bound(self._stack, "", {local: parameters[name] for local, name in self._names.items()})
         if self._bf16 and self.device.type != "cpu":
             stack = _with_rounded_norms(stack)
         head_VD = parameters[self._head_name] if self._head_name is not None else None
@@ -197,7 +193,7 @@ class StageModel:
             y_BLD = self._run_without_graph(weights, x)
             with torch.no_grad():
                 losses = [
-                    self._chunk_loss(y_CD, weights.head_VD, targets_C)
+                    _cross_entropy(self._logits(y_CD, weights), targets_C)
                     for y_CD, targets_C in self._chunks(y_BLD, targets_N)
                 ]
             return self._sum(losses), num_counted, None
@@ -208,7 +204,7 @@ class StageModel:
             saved = self._run_with_graph(weights, x)
             assert saved.y_BLD is not None
             y_BLD = saved.y_BLD
-        losses, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights.head_VD, targets_N)
+        losses, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights, targets_N)
         loss_sum = self._sum(losses)
         return loss_sum, num_counted, SavedLoss(saved, grad_y_BLD, grad_head_VD, math.isfinite(loss_sum))
 
@@ -230,15 +226,7 @@ class StageModel:
         assert weights.head_VD is not None, f"stage {self.stage} has no head"
         y_BLD = self._run_without_graph(weights, self._checked_input(x))
         with torch.no_grad(), self._autocast():
-            return functional.linear(y_BLD, weights.head_VD)
-
-    def parameter_modules(self, weights: Weights) -> list[tuple[nn.Module, str]]:
-        """The stack's modules that own parameters, each with the name of its first: for initialization."""
-        return [
-            (module, self._names[f"{path}.{name}"])
-            for path, module in weights.stack.named_modules()
-            for name, _ in list(module.named_parameters(recurse=False))[:1]
-        ]
+            return weights.stack.logits(y_BLD, weights.head_VD)
 
     @property
     def _recomputes(self) -> bool:
@@ -257,12 +245,14 @@ class StageModel:
 
     def _run(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         with self._autocast():
-            return run_stack(weights.stack, x).float()
+            y_BLD: torch.Tensor = weights.stack(x)
+            return y_BLD.float()
 
     def _run_with_graph(self, weights: Weights, x: torch.Tensor) -> Saved:
         leaf = x if self.is_first else x.detach().requires_grad_()
         with torch.enable_grad():
-            return Saved(weights, leaf, self._run(weights, leaf))
+            # Of a leaf autocast keeps one rounded copy, and sums in bf16 the gradients of all products that share it.
+            return Saved(weights, leaf, self._run(weights, leaf.view_as(leaf)))
 
     def _backward_into(
         self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None, grad_head_VD: torch.Tensor | None
@@ -302,17 +292,19 @@ class StageModel:
         return None if self.is_first else saved.x.grad
 
     def _loss_gradients(
-        self, y_BLD: torch.Tensor, head_VD: nn.Parameter, targets_N: torch.Tensor
+        self, y_BLD: torch.Tensor, weights: Weights, targets_N: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
         """Chunks' losses, and their sum's gradients for y and the head; each chunk's logits are freed before the next
         one's."""
+        head_VD = weights.head_VD
+        assert head_VD is not None
         losses: list[torch.Tensor] = []
         grads_y_CD: list[torch.Tensor] = []
         grad_head_VD: torch.Tensor | None = None
         for y_CD, targets_C in self._chunks(y_BLD.detach(), targets_N):
             leaf_CD = y_CD.requires_grad_()
             with torch.enable_grad():
-                logits_CV = self._logits(leaf_CD, head_VD)
+                logits_CV = self._logits(leaf_CD, weights)
             losses.append(_cross_entropy(logits_CV.detach(), targets_C))
             grad_logits_CV = _cross_entropy_gradient(logits_CV.detach(), targets_C)
             grad_y_CD, grad_chunk_VD = torch.autograd.grad(logits_CV, (leaf_CD, head_VD), grad_logits_CV)
@@ -326,14 +318,11 @@ class StageModel:
         y_ND = y_BLD.reshape(-1, self.hidden_size)
         return list(zip(torch.split(y_ND, self._chunk_tokens), torch.split(targets_N, self._chunk_tokens), strict=True))
 
-    def _chunk_loss(self, y_CD: torch.Tensor, head_VD: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
-        return _cross_entropy(self._logits(y_CD, head_VD), targets_C)
-
-    def _logits(self, y_CD: torch.Tensor, head_VD: torch.Tensor) -> torch.Tensor:
+    def _logits(self, y_CD: torch.Tensor, weights: Weights) -> torch.Tensor:
         """fp32 (C, V)."""
+        assert weights.head_VD is not None
         with self._autocast():
-            logits_CV = functional.linear(y_CD, head_VD)
-        return logits_CV.float()
+            return weights.stack.logits(y_CD, weights.head_VD).float()
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16)
@@ -380,11 +369,14 @@ def _checked_device(device: str) -> torch.device:
 
 def _parameters_of_products(stack: nn.Module, names: dict[str, str], head_name: str | None) -> set[str]:
     """Names in the whole model of what autocast would round for each product."""
+    from transformers.pytorch_utils import Conv1D
+
     found = {
         names[f"{path}.{name}"]
         for path, module in stack.named_modules()
-        if isinstance(module, nn.Linear)
-        for name, _ in module.named_parameters(recurse=False)
+        for name, value in module.named_parameters(recurse=False)
+        # Of three dimensions are a layer's experts.
+        if isinstance(module, nn.Linear | Conv1D) or value.ndim == 3
     }
     return found if head_name is None else found | {head_name}
 
@@ -403,14 +395,13 @@ class _RoundedNorm(nn.Module):
         return functional.rms_norm(x, self.weight.shape, self.weight, self._epsilon).to(torch.bfloat16)
 
 
-def _with_rounded_norms(bound: nn.Module) -> nn.Module:
+def _with_rounded_norms(stack: Any) -> Any:
     """The bound stack, with the norms before its layers' products in one kernel."""
-    stack: Any = bound
     for layer in stack.layers:
-        for name, module in layer.named_children():
-            if type(module).__name__.endswith("RMSNorm"):
-                setattr(layer, name, _RoundedNorm(module.weight, module.variance_epsilon))
-    return bound
+        for name in stack.family.norms_before_products:
+            norm = getattr(layer, name)
+            setattr(layer, name, _RoundedNorm(norm.weight, norm.variance_epsilon))
+    return stack
 
 
 def _bound(module: nn.Module, prefix: str, parameters: dict[str, nn.Parameter]) -> nn.Module:

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kernels.threads import ONE_THREAD, Threads
+from swarm.averaging.certified_gradient import CertifiedGradient
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
-from swarm.averaging.result_decoder import ResultDecoder
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import Bytes, StageState
 from swarm.core.errors import LocalError, RemoteError
@@ -27,16 +24,14 @@ class CertifiedSteps:
     ) -> None:
         """Stand at a state, whose moments are copied. Raises RemoteError if they are of another kind."""
         self._threads = threads
-        self.state = state
-        """Its moments are changed by the next `advance`, its weights never."""
         self.chain = chain
         self._settings = settings
         self._parts = Parts.of(settings, state.layout.num_values)
-        self._gradient: NDArray[np.float32] | None = None
         clip_norm = stage_clip_norm(settings, chain.stage)
         self._step = StageStep(settings.optimizer, state.layout, clip_norm=clip_norm, threads=threads)
         try:
-            self._step.restore(state)
+            self.state = self._step.restore(state)
+            """Its moments are changed by the next `advance`, its weights never."""
         except LocalError as error:
             raise RemoteError("state", str(error)) from error
 
@@ -53,16 +48,10 @@ class CertifiedSteps:
         facts.check_result(result, verify, certified=True)
         check_bodies(result, bodies, threads=self._threads)
         chain = self.chain.advance(result, self._settings)
-        found = self._decoder().gradient(result.parts, bodies)
-        gradient, norm = found if found is not None else (None, None)
-        self.state = self._step.next(self.state, gradient, chain.name, gradient_norm=norm).state
-        self.chain = chain
-
-    def _decoder(self) -> ResultDecoder:
-        if self._gradient is None:
-            self._gradient = np.empty(self.state.layout.num_values, dtype=np.float32)
         codec = result_codec(self._settings.codecs.averaging)
-        return ResultDecoder(codec, self._parts, self._gradient, threads=self._threads)
+        gradient = CertifiedGradient.of(codec, self._parts, result.parts, bodies)
+        self.state = self._step.next(self.state, gradient, chain.name).state
+        self.chain = chain
 
 
 def check_bodies(result: Result, bodies: Sequence[Bytes], *, threads: Threads = ONE_THREAD) -> None:

@@ -45,6 +45,18 @@ class StepReport:
     learning_rate: float
 
 
+@dataclass(frozen=True)
+class BegunStep:
+    """What a step does to each value; the running products have moved on."""
+
+    report: StepReport
+    step: int
+    keep: Floats
+    """What each segment's weights are multiplied by first."""
+    scalars: NDArray[np.float32]
+    """As the optimizer's kernel has them."""
+
+
 class ExactOptimizer:
     """Moments of one stage and the step that uses them."""
 
@@ -97,46 +109,65 @@ class ExactOptimizer:
         caller has it from the parts already, as it must for a window. Raises LocalError, with nothing changed, if the
         norm is not finite.
         """
-        assert weights.size == gradient.size == out.size == self._size, "sizes differ"
-        assert not np.may_share_memory(weights, out), "old weights stay: work in flight uses them"
-        norm = self.norm(gradient) if gradient_norm is None else gradient_norm
+        begun = self.begin(step, self.norm(gradient) if gradient_norm is None else gradient_norm, clip_norm=clip_norm)
+        self.take(begun, slice(0, self._size), weights, gradient, out, threads=self._threads)
+        return begun.report
+
+    def begin(self, step: int, norm: float, *, clip_norm: float) -> BegunStep:
+        """Of a gradient of that norm; then `take` each value once. Raises LocalError, with nothing changed, if the norm
+        is not finite."""
         if not math.isfinite(norm):
             raise LocalError(f"gradient of step {step} has norm {norm}; nothing was changed")
         clip = clip_norm / norm if norm > clip_norm else 1.0
         rate = learning_rate(self.settings, step)
         keep = np.where(self._decays, np.float32(1.0 - rate * self.settings.weight_decay), np.float32(1.0))
         if self.settings.name == "sgd":
-            self._sgd(weights, gradient, out, keep, [clip, self.settings.momentum, rate])
+            scalars = [clip, self.settings.momentum, rate]
         else:
-            self._adamw(weights, gradient, out, keep, [clip, *self._adamw_scalars(rate)], step)
-        return StepReport(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
+            scalars = [clip, *self._adamw_scalars(rate)]
+            if "second_scale" in self.moments:
+                scalars.append(_ratio_limit(self.settings))
+        report = StepReport(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
+        return BegunStep(report, step, keep, np.array(scalars, dtype=np.float32))
+
+    def take(
+        self,
+        begun: BegunStep,
+        where: slice,
+        weights: Floats,
+        gradient: Floats,
+        out: Floats,
+        *,
+        threads: Threads = ONE_THREAD,
+    ) -> None:
+        """The step of the values at `where`, which begins at a multiple of `WINDOW_GRAIN`: `weights`, `gradient` and
+        `out` are of these alone. Their bits do not depend on how the vector is cut."""
+        size = where.stop - where.start
+        assert weights.size == gradient.size == out.size == size, "sizes differ"
+        assert where.start % WINDOW_GRAIN == 0, f"values from {where.start}"
+        assert not np.may_share_memory(weights, out), "old weights stay: work in flight uses them"
+        bounds = optimizers.segments_within(self._bounds, where.start, where.stop)
+        keep, scalars = begun.keep, begun.scalars
+        if self.settings.name == "sgd":
+            velocity = self.moments["momentum"][where]
+            optimizers.sgd(weights, gradient, velocity, out, bounds, keep, scalars, threads=threads)
+            return
+        first, second = self.moments["first"][where], self.moments["second"][where]
+        if "second_scale" not in self.moments:
+            optimizers.adamw(weights, gradient, first, second, out, bounds, keep, scalars, threads=threads)
+            return
+        first_block, last_block = where.start // WINDOW_GRAIN, -(-where.stop // WINDOW_GRAIN)
+        scales = self.moments["second_scale"][first_block:last_block]
+        seed = np.array([begun.step, self.num_values, 0, 0], dtype=np.uint64)
+        block = self._window.start // WINDOW_GRAIN + first_block
+        int8_moments.adamw(
+            *(weights, gradient, first, second, scales, out, bounds, keep, scalars, seed), block=block, threads=threads
+        )
 
     def norm(self, gradient: Floats) -> float:
         """`norms.norm_of_parts` of a gradient of all values."""
         assert self._size == self.num_values, "the norm of a window is not that of the gradient"
         return norms.norm_of_parts(gradient, part_values=PART_VALUES, threads=self._threads)
-
-    def _sgd(self, weights: Floats, gradient: Floats, out: Floats, keep: Floats, scalars: list[float]) -> None:
-        given = np.array(scalars, dtype=np.float32)
-        velocity = self.moments["momentum"]
-        optimizers.sgd(weights, gradient, velocity, out, self._bounds, keep, given, threads=self._threads)
-
-    def _adamw(
-        self, weights: Floats, gradient: Floats, out: Floats, keep: Floats, scalars: list[float], step: int
-    ) -> None:
-        first, second, bounds, threads = self.moments["first"], self.moments["second"], self._bounds, self._threads
-        if "second_scale" in self.moments:
-            given = np.array([*scalars, _ratio_limit(self.settings)], dtype=np.float32)
-            scales = self.moments["second_scale"]
-            seed = np.array([step, self.num_values, 0, 0], dtype=np.uint64)
-            int8_moments.adamw(
-                *(weights, gradient, first, second, scales, out, bounds, keep, given, seed),
-                block=self._window.start // WINDOW_GRAIN,
-                threads=threads,
-            )
-        else:
-            given = np.array(scalars, dtype=np.float32)
-            optimizers.adamw(weights, gradient, first, second, out, bounds, keep, given, threads=threads)
 
     def _adamw_scalars(self, rate: float) -> list[float]:
         """Advance the running products by a step; what follows `clip` in `kernels.optimizers.adamw`."""

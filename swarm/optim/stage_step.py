@@ -3,7 +3,9 @@
 Clipping is per stage, at max_norm * sqrt(this stage's parameters / all).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +17,41 @@ from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.step_rule import norms_after, why_skipped
 from swarm.memory.kept_buffers import UNIT_BYTES, KeptBuffers, empty_floats
-from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
-from swarm.optim.exact import ExactOptimizer, extrapolated
+from swarm.model.stack import stage_layout
+from swarm.optim.exact import BegunStep, ExactOptimizer, extrapolated
 
 Floats = NDArray[np.float32]
+
+
+class Gradient(Protocol):
+    """A stage's gradient, or that of a window of it, piece by piece."""
+
+    @property
+    def norm(self) -> float:
+        """Of the whole stage's."""
+
+    @property
+    def pieces(self) -> Sequence[slice]:
+        """Where each lies: all values, in order. Each begins at a multiple of `WINDOW_GRAIN`."""
+
+    def values(self, piece: int) -> Floats:
+        """(any thread) Of one piece."""
+
+
+@dataclass(frozen=True)
+class FlatGradient:
+    """One that is in memory whole."""
+
+    flat: Floats
+    norm: float
+
+    @property
+    def pieces(self) -> Sequence[slice]:
+        return [slice(0, self.flat.size)]
+
+    def values(self, piece: int) -> Floats:
+        return self.flat
 
 
 @dataclass(frozen=True)
@@ -33,6 +65,19 @@ class Stepped:
     """Why weights and moments stayed what they were; None if the step was taken."""
 
 
+@dataclass(frozen=True)
+class _Taking:
+    """A step on its way: of some pieces weights and moments are the next version's, of the others they are not."""
+
+    version: int
+    name: bytes
+    """Of the next version."""
+    begun: BegunStep
+    weights: Floats
+    """The next version's."""
+    done: set[int] = field(default_factory=set)
+
+
 class StageStep:
     """The moments of one stage, and the step that uses them."""
 
@@ -44,56 +89,50 @@ class StageStep:
         clip_norm: float,
         window: slice | None = None,
         threads: Threads = ONE_THREAD,
+        keeps_old_weights: bool = True,
     ) -> None:
         """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits.
 
-        `window` as in `ExactOptimizer`: states and gradients are then of its values alone.
+        `keeps_old_weights`: the memory of weights that nobody uses any more, for the next step's: new memory takes a
+        quarter of a step. `window` as in `ExactOptimizer`: states and gradients are then of its values alone.
         """
         self._layout = layout
         self._clip_norm = clip_norm
         self._skip_norm_factor = settings.skip_norm_factor
-        self._half_taken: int | None = None
-        """The version whose step was begun and has not ended; no other is taken before `restore`."""
-        self._old_weights = KeptBuffers(most_kept_bytes=FLOAT_BYTES * layout.num_values + UNIT_BYTES)
-        """Those of a version that nobody uses any more are written over: new memory takes a quarter of a step."""
+        self._threads = threads
+        self._taking: _Taking | None = None
+        """The step that was begun and has not ended: no other is taken before `restore`."""
+        kept_bytes = FLOAT_BYTES * layout.num_values + UNIT_BYTES if keeps_old_weights else 0
+        self._old_weights = KeptBuffers(most_kept_bytes=kept_bytes)
         self._optimizer = ExactOptimizer(
             settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, window=window, threads=threads
         )
 
-    def restore(self, state: StageState) -> None:
-        """Take over (a copy of) the state's moments, if it has any. Raises LocalError if they are of another kind."""
-        self._half_taken = None
-        if state.moments:
-            self._optimizer.load_state(state.moments, state.scalars)
+    def restore(self, state: StageState) -> StageState:
+        """Take over (a copy of) the state's moments, if it has any; the state with that copy in place of its own.
 
-    def next(
-        self, old: StageState, gradient: Floats | None, name: bytes, *, gradient_norm: float | None = None
-    ) -> Stepped:
+        Raises LocalError if they are of another kind.
+        """
+        self._taking = None
+        if not state.moments:
+            return state
+        self._optimizer.load_state(state.moments, state.scalars)
+        return replace(state, moments=dict(self._optimizer.state_arrays()))
+
+    def next(self, old: StageState, gradient: Gradient | None, name: bytes) -> Stepped:
         """The state after `old` that this certified gradient makes; where it makes no step, that only counts on.
 
-        Moments move on: call it once a version; where memory gives out before they do, again. They are shared with the
-        state that is returned, until the next call changes them. `gradient_norm` as in `ExactOptimizer.step`.
+        Moments move on: call it once a version; where memory gives out, again, and it goes on where it was. They are
+        shared with the state that is returned, until the next call changes them.
         """
-        if self._half_taken is not None:
-            raise LocalError(f"step {self._half_taken} ended half way: the moments are of no version")
-        weights = empty_floats(old.weights.size, self._old_weights)
-        norm = None
-        if gradient is not None:
-            norm = self._optimizer.norm(gradient) if gradient_norm is None else gradient_norm
+        norm = None if gradient is None else gradient.norm
         skipped = why_skipped(norm, old.certified_norms, factor=self._skip_norm_factor)
         if gradient is None or norm is None or skipped is not None:
+            self._check_whole()
+            weights = empty_floats(old.weights.size, self._old_weights)
             weights[:] = old.weights
         else:
-            self._half_taken = old.version
-            self._optimizer.step(
-                old.weights,
-                gradient,
-                step=old.version,
-                clip_norm=self._clip_norm,
-                out=weights,
-                gradient_norm=norm,
-            )
-            self._half_taken = None
+            weights = self._taken(old, gradient, name)
         weights.setflags(write=False)
         state = StageState(
             version=old.version + 1,
@@ -105,6 +144,30 @@ class StageStep:
             name=name,
         )
         return Stepped(state, 0.0 if norm is None else norm, skipped)
+
+    def _taken(self, old: StageState, gradient: Gradient, name: bytes) -> Floats:
+        """The next weights: all pieces that were not stepped yet are."""
+        taking, optimizer = self._taking, self._optimizer
+        if taking is None or (taking.version, taking.name) != (old.version, name):
+            self._check_whole()
+            weights = empty_floats(old.weights.size, self._old_weights)
+            begun = optimizer.begin(old.version, gradient.norm, clip_norm=self._clip_norm)
+            self._taking = taking = _Taking(old.version, name, begun, weights)
+        pieces, weights, begun, done = gradient.pieces, taking.weights, taking.begun, taking.done
+        inner = self._threads if len(pieces) == 1 else ONE_THREAD
+
+        def take(piece: int) -> None:
+            where = pieces[piece]
+            optimizer.take(begun, where, old.weights[where], gradient.values(piece), weights[where], threads=inner)
+            done.add(piece)
+
+        self._threads.map(take, [piece for piece in range(len(pieces)) if piece not in done])
+        self._taking = None
+        return weights
+
+    def _check_whole(self) -> None:
+        if self._taking is not None:
+            raise LocalError(f"step {self._taking.version} ended half way: the moments are of no version")
 
 
 def stage_clip_norm(settings: RunSettings, stage: int) -> float:

@@ -54,6 +54,8 @@ BY_A_TEST = {
     "swarm evidence verify FILE --data TOKENS --run-key PEER": "tests/verification/audit/test_evidence.py",
     "swarm evidence verify run/evidence/*": "tests/verification/audit/test_evidence.py",
     "swarm identity export FILE": "tests/swarm/identity/test_backup.py",
+    "swarm init --stages 1 --checkpoint MODEL run.toml": "tests/swarm/commands/test_init.py",
+    "swarm init --stages 1 run.toml": "tests/swarm/commands/test_init.py",
     "swarm rollback FOLDER --to newest": "tests/bootstrap/state/test_coming_back.py",
     "swarm rollback FOLDER --to newest --yes": "tests/bootstrap/state/test_coming_back.py",
 }

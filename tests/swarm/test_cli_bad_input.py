@@ -53,13 +53,6 @@ def test_manifest_with_a_mistake(
         assert part in message
 
 
-def test_a_run_of_one_stage_is_not_hosted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run.toml").write_text("[model]\nstages = 1")
-    message = _refused(["host", str(tmp_path / "run.toml"), "--dir", str(tmp_path / "run")], tmp_path, capsys)
-    assert "model.stages = 1" in message
-    assert "give 2 or more" in message
-
-
 def test_manifest_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = _refused(["plan", str(tmp_path / "gone.toml")], tmp_path, capsys)
     assert "gone.toml: the manifest cannot be read (No such file or directory)" in message

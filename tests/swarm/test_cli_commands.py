@@ -11,6 +11,7 @@ import pytest
 from swarm import __version__
 from swarm.cli import VERBS, ExitCode, run
 from swarm.manifest.file import read_manifest
+from swarm.model.families import FAMILIES
 from tests.swarm.checkpoint.small_checkpoints import write_checkpoints
 
 SWARM = [str(Path(sys.executable).parent / "swarm")]
@@ -46,6 +47,13 @@ def test_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([verb, "--help"]) is ExitCode.OK
     assert f"Usage: swarm {verb}" in capsys.readouterr().out
+
+
+def test_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["families"]) is ExitCode.OK
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert run(["families", "--json"]) is ExitCode.OK
+    assert list(json.loads(capsys.readouterr().out)) == shown == sorted(FAMILIES)
 
 
 def test_init_writes_a_manifest_that_plan_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from peer.pipeline.stage_pass import numeric_class
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.state.replica import StageReplica
 from swarm.averaging.activations import ActivationCodec, activation_codec
-from swarm.averaging.result_decoder import squares_of
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.seeds import part_seeds, reduced_seed
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState, state_digest
@@ -185,6 +185,7 @@ class SmallRun:
             exhibits.append(
                 Exhibit(
                     papers=papers,
+                    version=versions[stage],
                     x=x_bodies[stage],
                     targets=targets.astype("<i4").tobytes(),
                     y=b"" if last else x_bodies[stage + 1],
@@ -219,7 +220,7 @@ class SmallRun:
             if work:
                 parts[me] = encoded
         roster = roster_of(facts, commits=made)
-        tokens = chain.weights_of(roster)
+        tokens = chain.weights_of(roster, self.settings)
         contributors = tuple(one.peer_id for one in roster.contributions)
         bodies, reduced = [], []
         for part in range(replicas[0].num_parts if contributors else 0):
@@ -237,8 +238,8 @@ class SmallRun:
         facts.check_result(result, verify, certified=True)
         self.chains[stage] = chain.advance(result, self.settings)
         for replica in replicas:
-            gradient, norm = replica.result_decoder().gradient(result.parts, bodies) or (None, None)
-            replica.swap(replica.next_version(gradient, self.chains[stage].name, gradient_norm=norm))
+            gradient = replica.certified_gradient(result.parts, bodies)
+            replica.swap(replica.next_version(gradient, self.chains[stage].name))
         return Done(chain, result, bodies, {peer: one for peer, one in made.items() if one.work}, parts)
 
     def _replicas_of(self, stage: int, num_peers: int) -> list[StageReplica]:

@@ -51,15 +51,16 @@ TABLE: dict[tuple[str, str], MovedBounds] = {
     ("fp32", "bf16"): MovedBounds(fraud=2e-2, spread=2e-3, bias=5e-4),
     ("fp32", "int8"): MovedBounds(fraud=2e-2, spread=2e-3, bias=5e-4),
 }
-"""By compute dtype and codec of contributions. Spreads are twice the largest honest one that was measured, and more; a
-fraud bound leaves room for five values of a chunk that come out a whole code apart (docs/calibration.md)."""
+"""By arithmetic (`ModelSettings.arithmetic`) and codec of contributions. Spreads are twice the largest honest one that
+was measured, and more; a fraud bound leaves room for five values of a chunk that come out a whole code apart
+(docs/calibration.md)."""
 _UNKNOWN = MovedBounds(fraud=2.0, spread=2.0, bias=1.0, report_only=True)
 """More than anything comes to."""
 
 
-def moved_bounds_for(compute_dtype: str, codec: str) -> MovedBounds:
+def moved_bounds_for(arithmetic: str, codec: str) -> MovedBounds:
     """The bounds of contributions computed so and sent so."""
-    return TABLE.get((compute_dtype, codec), _UNKNOWN)
+    return TABLE.get((arithmetic, codec), _UNKNOWN)
 
 
 @dataclass(frozen=True)

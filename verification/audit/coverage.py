@@ -6,14 +6,14 @@ from verification.audit.tolerance import bounds_for
 
 def unproved(settings: RunSettings) -> tuple[str, ...]:
     """The kinds of work of which no replay in this run gets anybody banned, in words; all of them among friends."""
-    codecs, dtype = settings.codecs, settings.model.compute_dtype
+    codecs, computed = settings.codecs, settings.model.arithmetic
     rows = (
-        ("activations", bounds_for(dtype, codecs.activations, "activation").report_only),
-        ("gradients of activations", bounds_for(dtype, codecs.activation_gradients, "gradient").report_only),
+        ("activations", bounds_for(computed, codecs.activations, "activation").report_only),
+        ("gradients of activations", bounds_for(computed, codecs.activation_gradients, "gradient").report_only),
         (
             "contributions",
             # What is left unsaid nobody commits to: such a contribution cannot be made again.
-            leaves_residual(codecs.averaging) or bounds_for(dtype, codecs.averaging, "gradient").report_only,
+            leaves_residual(codecs.averaging) or bounds_for(computed, codecs.averaging, "gradient").report_only,
         ),
     )
     return tuple(name for name, is_open in rows if is_open or not settings.replays)
@@ -37,6 +37,12 @@ def warning_of(settings: RunSettings) -> str:
     if not settings.replays or not open_to_lies:
         return ""
     codecs = settings.codecs
+    if settings.model.routes_tokens:
+        return (
+            'trust = "public", but with a model of routed experts audits only report, and nobody can be banned for '
+            f"lies in {', '.join(open_to_lies)}: which expert a token goes to turns on a last bit, and nobody commits "
+            "to it"
+        )
     given = f"{settings.model.compute_dtype}, {codecs.activations}/{codecs.activation_gradients}/{codecs.averaging}"
     return (
         f'trust = "public", but with {given} nobody can be banned for lies in {", ".join(open_to_lies)}: there are no '

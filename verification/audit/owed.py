@@ -137,7 +137,7 @@ def read_exhibit(
     for size in sizes:
         bodies.append(view[at : at + size])
         at += size
-    exhibit = Exhibit.of_bodies(papers, tuple(bodies))
+    exhibit = Exhibit.of_bodies(papers, work.version, tuple(bodies))
     exhibit.check(contribution.peer_id, run_id=run_id, stage=contribution.stage, num_stages=num_stages)
     exhibit.check_work(work, contribution.peer_id)
     return exhibit

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from swarm.core.audit.beacon import Beacon
 from swarm.core.audit.ticket import Ticket
+from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
 from swarm.core.forms import StageNumber
 from swarm.core.ids import PeerId, Step
@@ -23,6 +24,9 @@ from swarm.identity.signed_record import SignedRecord
 AGREEMENT_VERSIONS = 16
 """Agreements count for so many versions: who has accomplices among the members cannot wait until chance names them
 often enough."""
+NUM_PIECES = 64
+PIECE_VALUES = 4096
+"""A piece of a gradient; 64 are a MiB, however large the model is."""
 MEMBERS_PER_PROMOTION = 8
 """In one version a stage takes one newcomer for so many members; at least one."""
 
@@ -57,6 +61,20 @@ def exam_of(roster: Roster, basis: RoundBasis, beacon: Beacon, newcomer: PeerId)
     work = made[examiner].work
     number = int.from_bytes(beacon.seed("microbatch", newcomer), "big") % len(work)
     return Exam(examiner, made[examiner], work[number])
+
+
+def exam_pieces(beacon: Beacon, newcomer: PeerId, *, num_values: int) -> tuple[slice, ...]:
+    """Where in the microbatch's gradient the newcomer's answer lies, in a run of one stage, whose peers send nothing
+    on: drawn with the exam, in order, each once; all of a small model's."""
+    num_pieces = -(-num_values // PIECE_VALUES)
+    seed = beacon.seed("pieces", newcomer)
+    drawn_ones = {_number(seed, place) % num_pieces for place in range(NUM_PIECES)}
+    chosen = sorted(drawn_ones) if num_pieces > NUM_PIECES else range(num_pieces)
+    return tuple(slice(at * PIECE_VALUES, min((at + 1) * PIECE_VALUES, num_values)) for at in chosen)
+
+
+def _number(seed: bytes, place: int) -> int:
+    return int.from_bytes(digest("exam-piece", [seed, place]), "big")
 
 
 @dataclass(frozen=True, kw_only=True)

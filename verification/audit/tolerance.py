@@ -115,15 +115,15 @@ TABLE: dict[tuple[str, str, Kind], Bounds] = {
     ("bf16", "int8", "activation"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
     ("bf16", "int8", "gradient"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
 }
-"""By compute dtype, codec on the wire, and what it carries."""
+"""By arithmetic (`ModelSettings.arithmetic`), codec on the wire, and what it carries."""
 
 
-def bounds_for(compute_dtype: str, codec: str, kind: Kind) -> Bounds:
+def bounds_for(arithmetic: str, codec: str, kind: Kind) -> Bounds:
     """The bounds of a computation and a codec; of a contribution, those of the averaging codec and a gradient.
 
     Where nothing has been calibrated they are wide and report-only.
     """
-    return TABLE.get((compute_dtype, codec, kind), _UNKNOWN)
+    return TABLE.get((arithmetic, codec, kind), _UNKNOWN)
 
 
 def compare(claimed: Tensor, replayed: Tensor, bounds: Bounds, own_error: float | None = None) -> Comparison:

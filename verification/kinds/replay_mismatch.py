@@ -98,7 +98,9 @@ class ReplayMismatch:
             state_chunks=_next(blobs, num_chunks),
             bodies=tuple(_next(blobs, count) for count in num_bodies),
             parts=_next(blobs, num_parts),
-            exhibits=tuple(Exhibit.of_bodies(of, _next(blobs, NUM_BODIES)) for of in papers),
+            exhibits=tuple(
+                Exhibit.of_bodies(of, _version_of(of, contribution), _next(blobs, NUM_BODIES)) for of in papers
+            ),
             past=past,
         )
         num_results = len(past.results) if past is not None else 0
@@ -107,6 +109,15 @@ class ReplayMismatch:
         version = Version(contribution.step)
         check_head(evidence, cls.KIND, accused=made.accused, stage=contribution.stage, version=version)
         return made
+
+
+def _version_of(papers: Papers, made: Contribution) -> Version:
+    """That the contribution says the microbatch was computed on. Raises RemoteError if it lists none such."""
+    number = papers.birth.microbatch_id
+    for work in made.work:
+        if work.microbatch_id == number:
+            return work.version
+    raise RemoteError("papers", f"papers of microbatch {number}, which is not in the contribution", made.peer_id)
 
 
 def _check_count(blobs: Sequence[Bytes], wanted: int) -> None:

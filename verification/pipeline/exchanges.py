@@ -52,7 +52,8 @@ def exhibit_of(
     """What the maker of a contribution shows of one entry, put together from its exchanges with its neighbours: both
     hold the same.
 
-    `ids` are the input ids, at stage 0, where nobody is before. None if they do not hold all of it; nothing is checked.
+    `ids` are the input ids, at stage 0, where nobody is before. None if they do not hold all of it, as where there is
+    no neighbour; nothing is checked.
     """
     came = next((one for one in before if one.forward.digest() == work.input_header and _is_answered(one, work)), None)
     went = next(
@@ -62,7 +63,8 @@ def exhibit_of(
     if (came is None) != is_first or (went is None) != is_last:
         return None
     one = came or went
-    assert one is not None
+    if one is None:
+        return None
     papers = Papers(
         birth=one.birth,
         input_header=came.forward if came is not None else None,
@@ -72,6 +74,7 @@ def exhibit_of(
     )
     return Exhibit(
         papers=papers,
+        version=work.version,
         x=came.activation if came is not None else ids,
         targets=one.targets,
         y=went.activation if went is not None else b"",

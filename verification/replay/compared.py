@@ -48,11 +48,11 @@ def compared_contribution(
     if len(claimed) != len(replayed):
         raise RemoteError("malformed", f"contribution of {len(claimed)} parts, not {len(replayed)}")
     claimed = [part if len(part) else other for part, other in zip(claimed, replayed, strict=True)]
-    dtype, codec = settings.model.compute_dtype, settings.codecs.averaging
+    arithmetic, codec = settings.model.arithmetic, settings.codecs.averaging
     said, again = replay.decoded_contribution(claimed), replay.decoded_contribution(replayed)
-    found = compare(said, again, bounds_for(dtype, codec, "gradient"))
+    found = compare(said, again, bounds_for(arithmetic, codec, "gradient"))
     moved = amplified(said, again, second, epsilon=settings.optimizer.epsilon, seed=seed)
-    bounds = moved_bounds_for(dtype, codec)
+    bounds = moved_bounds_for(arithmetic, codec)
     found = replace(found, moved=moved.measured, moved_fraud=bounds.fraud)
     wrong, untouched = replay.untouched_values(exhibits, said)
     if wrong:
@@ -76,14 +76,14 @@ def compared_hop(
 ) -> dict[Literal["activation", "gradient"], Comparison]:
     """Of what the exhibit's peer sent on and sent back, where it sent any; `into` as `StageReplay.microbatch` has it,
     which also says what is raised."""
-    dtype, codecs = replay.settings.model.compute_dtype, replay.settings.codecs
+    arithmetic, codecs = replay.settings.model.arithmetic, replay.settings.codecs
     replayed = replay.microbatch(exhibit, step, into)
     claimed_y, claimed_grad_x = replay.claimed_y(exhibit), replay.claimed_grad_x(exhibit)
     found: dict[Literal["activation", "gradient"], Comparison] = {}
     if claimed_y is not None and replayed.y is not None:
-        found["activation"] = compare(claimed_y, replayed.y, bounds_for(dtype, codecs.activations, "activation"))
+        found["activation"] = compare(claimed_y, replayed.y, bounds_for(arithmetic, codecs.activations, "activation"))
     if claimed_grad_x is not None and replayed.grad_x is not None:
-        bounds = bounds_for(dtype, codecs.activation_gradients, "gradient")
+        bounds = bounds_for(arithmetic, codecs.activation_gradients, "gradient")
         found["gradient"] = compare(claimed_grad_x, replayed.grad_x, bounds)
     return found
 
@@ -93,7 +93,7 @@ def compared_claim(replay: StageReplay, claim: HopClaim) -> Comparison:
     settings = replay.settings
     is_forward = claim.header.direction == "forward"
     codec = settings.codecs.activations if is_forward else settings.codecs.activation_gradients
-    bounds = bounds_for(settings.model.compute_dtype, codec, "activation" if is_forward else "gradient")
+    bounds = bounds_for(settings.model.arithmetic, codec, "activation" if is_forward else "gradient")
     claimed, replayed = replay.hop(claim)
     return compare(claimed, replayed, bounds)
 
@@ -104,7 +104,7 @@ def compared_activations(settings: RunSettings, one: Bytes, other: Bytes, shape:
     Raises RemoteError("malformed").
     """
     codec = activation_codec(settings.codecs.activations)
-    bounds = bounds_for(settings.model.compute_dtype, codec.name, "activation")
+    bounds = bounds_for(settings.model.arithmetic, codec.name, "activation")
     first, second = (np.asarray(codec.decode(body, shape).numpy()) for body in (one, other))
     return min(compare(first, second, bounds), compare(second, first, bounds), key=lambda found: found.measured)
 
@@ -115,7 +115,7 @@ def stands_for(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int
     They must be the same to within what is accepted without a closer look, and so near that no gradient can come out as
     fraud; up to the cap where no gradient is fraud. Raises RemoteError("malformed").
     """
-    gradient = bounds_for(settings.model.compute_dtype, settings.codecs.activation_gradients, "gradient")
+    gradient = bounds_for(settings.model.arithmetic, settings.codecs.activation_gradients, "gradient")
     found = compared_activations(settings, one, other, shape)
     return found.measured <= (found.cap if gradient.report_only else min(found.accept, gradient.fraud / MAGNIFIED))
 

@@ -22,7 +22,8 @@ from swarm.core.settings import RunSettings
 from swarm.disk.mapped_file import mapped
 from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun, max_exhibit_bytes
 from swarm.manifest.value import run_id, settings_from_value
-from swarm.model.families import stage_layout, validate_config
+from swarm.model.families import validate_config
+from swarm.model.stack import stage_layout
 from verification.audit.evidence import MAX_EVIDENCE_BYTES, MAX_HEAD_BYTES, Evidence
 from verification.audit.verdicts import Ban, Quarantine
 

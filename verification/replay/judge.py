@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.averaging.activations import activation_codec
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import read_and_written
-from swarm.averaging.result_decoder import squares_of
 from swarm.checkpoint.state import chunk_hash, root_by_path
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import CheckedTokens
 from swarm.identity.key import verify
-from swarm.model.families import stage_layout, validate_config
+from swarm.model.families import validate_config
+from swarm.model.stack import stage_layout
 from verification.audit.evidence import Evidence, Kind
 from verification.audit.tolerance import LOCAL, Comparison, Grade
 from verification.kinds.bias import Bias

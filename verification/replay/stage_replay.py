@@ -21,7 +21,7 @@ from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings, leaves_residual
 from swarm.core.state.stage_chain import StageChain
-from swarm.model.families import family_of
+from swarm.model.families import family_of, is_tied
 from swarm.model.stage import StageModel, Weights
 from swarm.model.tensor_pass import TensorPass
 from swarm.optim.certified_steps import CertifiedSteps
@@ -172,7 +172,7 @@ class StageReplay:
         tensors = self._tensors
         if birth.step != step or birth.shape != tensors.shape[:2]:
             raise RemoteError("papers", f"microbatch of step {birth.step} and shape {birth.shape}, not of step {step}")
-        weights = self._weights(_signed_by_maker(exhibit)[1], step)
+        weights = self._weights(exhibit.version, step)
         x = tensors.x(exhibit.x)
         if not self.model.is_last:
             grad_y = tensors.gradient(exhibit.grad_y)
@@ -235,7 +235,7 @@ class StageReplay:
         codec = self._contribution_codec
         if leaves_residual(self.settings.codecs.averaging):
             raise LocalError(f"a contribution in {codec.name} cannot be replayed without the residual of its maker")
-        makers = sorted({_signed_by_maker(exhibit)[0] for exhibit in exhibits})
+        makers = sorted({_maker(exhibit) for exhibit in exhibits})
         if len(makers) != 1:
             raise LocalError(f"{len(exhibits)} exhibits of {len(makers)} peers: a contribution is of one")
         gradient = GradientSum(self.layout.num_values, self.model.link)
@@ -256,9 +256,9 @@ class StageReplay:
 
     def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
         """(those that are not zero, all) of a contribution's values that are zero by structure: the embedding's rows of
-        tokens that are in none of its maker's microbatches. Their gradient is never computed, and every codec that
-        leaves no residual writes zero as zero."""
-        if not self.model.is_first:
+        tokens that are in none of its maker's microbatches, unless it is the head too. Their gradient is never
+        computed, and every codec that leaves no residual writes zero as zero."""
+        if not self.model.is_first or is_tied(self.settings.model, self.stage):
             return 0, 0
         rows_VD = self.layout.views(contribution)[family_of(self.settings.model.config_json).embedding_name]
         touched_V = np.zeros(len(rows_VD), dtype=np.bool_)
@@ -318,9 +318,8 @@ class StageReplay:
         return self._tensors.gradient_codec.decode(body, self._tensors.shape).numpy()
 
 
-def _signed_by_maker(exhibit: Exhibit) -> tuple[PeerId, Version]:
-    """Whose exhibit it is, and the version it says it computed on."""
-    own = exhibit.papers.forward_header or exhibit.papers.gradient_out
-    if own is None:
-        raise RemoteError("papers", "an exhibit without a header of its maker")
-    return own.producer, own.version
+def _maker(exhibit: Exhibit) -> PeerId:
+    """Whose exhibit it is: in a run of one stage nobody's but its source's."""
+    papers = exhibit.papers
+    own = papers.forward_header or papers.gradient_out
+    return own.producer if own is not None else papers.birth.source

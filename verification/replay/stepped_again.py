@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.averaging.certified_gradient import certified_norm
 from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
-from swarm.averaging.result_decoder import certified_norm
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
@@ -26,9 +26,9 @@ from swarm.core.round.contribution import Result
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import verify
-from swarm.model.families import stage_layout
 from swarm.model.layout import ParameterLayout
-from swarm.optim.stage_step import StageStep, stage_clip_norm
+from swarm.model.stack import stage_layout
+from swarm.optim.stage_step import FlatGradient, StageStep, stage_clip_norm
 from verification.kinds.step_fraud import OldChunk, StepFraud
 from verification.state.past import Past
 
@@ -203,8 +203,9 @@ class StepsAgain:
         except LocalError as error:
             raise RemoteError("state", str(error)) from error
         for taken in self.steps:
-            gradient = self._within(taken.gradient, window) if taken.gradient is not None else None
-            state = step.next(state, gradient, taken.name, gradient_norm=taken.norm).state
+            values = self._within(taken.gradient, window) if taken.gradient is not None else None
+            gradient = FlatGradient(values, taken.norm) if values is not None else None
+            state = step.next(state, gradient, taken.name).state
         return state
 
     def _within(self, gradient: Mapping[int, Floats], window: slice) -> Floats:

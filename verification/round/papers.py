@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError
-from swarm.core.ids import PeerId, StageIndex
+from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.record import Record
 from swarm.core.round.contribution import Work
 from verification.pipeline.headers import (
@@ -76,6 +76,9 @@ class Exhibit:
     """The papers of one microbatch at one peer with the bytes they name."""
 
     papers: Papers
+    version: Version
+    """Weights it was computed on, as its maker's contribution says; where its maker signed headers, they say the
+    same."""
     x: Bytes
     """The encoded activation that came in; at stage 0 the input ids as little-endian int32."""
     targets: Bytes
@@ -92,12 +95,12 @@ class Exhibit:
         return (self.x, self.targets, self.y, self.grad_y, self.grad_x)
 
     @classmethod
-    def of_bodies(cls, papers: Papers, bodies: tuple[Bytes, ...]) -> "Exhibit":
+    def of_bodies(cls, papers: Papers, version: Version, bodies: tuple[Bytes, ...]) -> "Exhibit":
         """Raises RemoteError("malformed") if they are not five."""
         if len(bodies) != 5:
             raise RemoteError("malformed", f"an exhibit has five bodies, not {len(bodies)}")
         x, targets, y, grad_y, grad_x = bodies
-        return cls(papers=papers, x=x, targets=targets, y=y, grad_y=grad_y, grad_x=grad_x)
+        return cls(papers=papers, version=version, x=x, targets=targets, y=y, grad_y=grad_y, grad_x=grad_x)
 
     def check(self, peer: PeerId, *, run_id: str, stage: StageIndex, num_stages: int) -> None:
         """Raises RemoteError unless all is there, signed by whom it must be, and one made from the other."""
@@ -149,9 +152,10 @@ class Exhibit:
         ):
             if found != wanted:
                 raise RemoteError("papers", f"{name} of the papers is not the contribution's", peer)
-        for header in (self.papers.forward_header, self.papers.gradient_out):
-            if header is not None and header.version != work.version:
-                raise RemoteError("papers", f"computed on version {header.version}, contributed {work.version}", peer)
+        signed = [header.version for header in (self.papers.forward_header, self.papers.gradient_out) if header]
+        for version in (self.version, *signed):
+            if version != work.version:
+                raise RemoteError("papers", f"computed on version {version}, contributed {work.version}", peer)
 
 
 def _check_names(header: HopHeader, *, producer: PeerId | None = None, consumer: PeerId | None = None) -> None:

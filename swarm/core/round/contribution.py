@@ -397,8 +397,9 @@ Leases: TypeAlias = Mapping[PeerId, Container[int]]
 """At stage 0, the ids that each member may use."""
 
 
-def counted_work(made: Contribution, leases: Leases | None) -> tuple[Work, ...]:
-    """What of a contribution counts: all of it; at stage 0, what its maker had a lease for.
+def counted_work(made: Contribution, leases: Leases | None, *, most: int | None = None) -> tuple[Work, ...]:
+    """What of a contribution counts: all of it; at stage 0, what its maker had a lease for, and of that no more than
+    the first `most`, if there is such a bound.
 
     That an entry has papers is what the roster's voters vouch for (`swarm.drawn_papers`). What one member lists
     changes nothing of what counts of another's: nobody's work can be claimed away. A microbatch that two members did,
@@ -407,4 +408,4 @@ def counted_work(made: Contribution, leases: Leases | None) -> tuple[Work, ...]:
     if leases is None:
         return made.work
     own = leases.get(made.peer_id, ())
-    return tuple(item for item in made.work if item.microbatch_id in own)
+    return tuple(item for item in made.work if item.microbatch_id in own)[:most]

@@ -3,7 +3,7 @@
 The counts come from the members themselves and only pace the step; what weighs is certified in the round.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.ids import PeerId, Step
@@ -43,7 +43,7 @@ class StepProgress:
 
     Grants are absolute (how many in all) and only grow, so a lost or repeated answer does no harm. Together they never
     exceed the target. What a lost source had passed on is done without it, and counts in the later stages: the step
-    does with so many less at stage 0. What else it held is granted again.
+    does with so many less at stage 0. What else it held is granted again; where there are no later stages, all of it.
     """
 
     step: Step
@@ -51,6 +51,10 @@ class StepProgress:
     target_microbatches: int
     step_s: float
     straggler_s: float
+    is_last: bool = False
+    """Also the last stage: what a lost member had done is nowhere."""
+    most_of: Callable[[PeerId], int] | None = None
+    """Stage 0: how many microbatches of a member count; None: however many it does."""
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
     _granted: dict[PeerId, int] = field(default_factory=dict)
     _void: dict[PeerId, int] = field(default_factory=dict)
@@ -101,7 +105,10 @@ class StepProgress:
             if now < self._reserved_until:
                 free -= self._reserved_each * len(self._reserved)
             if free > 0 and self._may_grant(now):
-                self._granted[peer_id] += min(free, max(0, started + report.num_wanted - granted))
+                wanted = started + report.num_wanted
+                if self.most_of is not None:
+                    wanted = min(wanted, self.most_of(peer_id))
+                self._granted[peer_id] += min(free, max(0, wanted - granted))
             if self._first_at is None and self._granted[peer_id]:
                 self._first_at = now
         if self.num_done < self._to_do:
@@ -116,7 +123,7 @@ class StepProgress:
         self._granted.pop(peer_id, None)
         self._awaited.discard(peer_id)
         self._reserved.discard(peer_id)
-        if self.is_source and report is not None:
+        if self.is_source and not self.is_last and report is not None:
             void = report.num_done + min(report.num_passed_on, report.num_in_flight)
             if sum(self._void.values()) + void <= self.target_microbatches // 2:
                 self._void[peer_id] = void

@@ -13,6 +13,9 @@ from swarm.core.round.contribution import Result
 
 RECENT_VERSIONS = 16
 """In which the stage had work: a stage that stands still takes nobody's weight."""
+PROVEN_VERSIONS = 4
+GROWTH = 1.25
+EVEN_SHARES = 2
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,28 @@ class RecentWork(Row, kind="recent work"):
     @property
     def total(self) -> int:
         return sum(self.tokens)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How many microbatches of one member a step counts in a run of one stage, where no neighbour has signed for any:
+    twice an even share, or a quarter more than the most that it brought to one of the last four versions."""
+
+    even: int
+    proven: Mapping[PeerId, int]
+
+    @classmethod
+    def of_work(cls, recent: Sequence[RecentWork], *, microbatches_per_step: int, microbatch_tokens: int) -> "Shares":
+        """Of the members who did that."""
+        proven = {
+            one.peer_id: int(GROWTH * max(one.tokens[-PROVEN_VERSIONS:], default=0)) // microbatch_tokens
+            for one in recent
+        }
+        return cls(-(-EVEN_SHARES * microbatches_per_step // max(1, len(recent))), proven)
+
+    def of(self, peer: PeerId) -> int:
+        """Of a member, or of one who comes."""
+        return max(self.even, self.proven.get(peer, 0))
 
 
 def founding_work(members: Sequence[PeerId], known: Mapping[PeerId, int], *, step_tokens: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
-from swarm.core.state.recent_work import RecentWork, done_in, founded, worked
+from swarm.core.state.recent_work import RecentWork, Shares, done_in, founded, worked
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,32 @@ class StageChain(Record):
             max_work=most_work(settings.microbatches_per_step),
         )
 
-    def counted(self, roster: Roster) -> dict[PeerId, tuple[Work, ...]]:
+    def shares(self, settings: RunSettings) -> Shares | None:
+        """Of a step that starts from this version; None where neighbours sign for what is done."""
+        if settings.model.num_stages > 1:
+            return None
+        return Shares.of_work(
+            self.recent_work,
+            microbatches_per_step=settings.microbatches_per_step,
+            microbatch_tokens=settings.microbatch_tokens,
+        )
+
+    def counted(self, roster: Roster, settings: RunSettings) -> dict[PeerId, tuple[Work, ...]]:
         """What counts of each contribution to the round that starts from this version."""
-        leases = self.leases.ids_by_holder() if self.stage == 0 else None
-        return {made.peer_id: counted_work(made, leases) for made in roster.contributions}
+        leases, shares = self.leases.ids_by_holder() if self.stage == 0 else None, self.shares(settings)
+        return {
+            made.peer_id: counted_work(made, leases, most=None if shares is None else shares.of(made.peer_id))
+            for made in roster.contributions
+        }
 
-    def weights_of(self, roster: Roster) -> dict[PeerId, int]:
+    def weights_of(self, roster: Roster, settings: RunSettings) -> dict[PeerId, int]:
         """Certified token count of each contribution to the round that starts from this version."""
-        return {peer: sum(item.num_tokens for item in work) for peer, work in self.counted(roster).items()}
+        return {peer: sum(item.num_tokens for item in work) for peer, work in self.counted(roster, settings).items()}
 
-    def work_done(self, result: Result) -> dict[PeerId, tuple[Work, ...]]:
+    def work_done(self, result: Result, settings: RunSettings) -> dict[PeerId, tuple[Work, ...]]:
         """What counts, of those who were heard: who was not, its microbatches are not trained on yet."""
         heard = result.heard()
-        return {peer: work for peer, work in self.counted(result.roster).items() if peer in heard}
+        return {peer: work for peer, work in self.counted(result.roster, settings).items() if peer in heard}
 
     def advance(self, result: Result, settings: RunSettings) -> "StageChain":
         """The chain one result on. Raises RemoteError("fork") if the result starts elsewhere."""
@@ -167,10 +180,10 @@ class StageChain(Record):
         if roster.previous_name != self.name or int(roster.step) != self.version or roster.members != self.members:
             raise RemoteError("fork", f"result of step {roster.step} does not follow version {self.version}")
         members = roster.members_after
-        done = worked(self.recent_work, done_in(result, self.weights_of(roster)), members)
+        done = worked(self.recent_work, done_in(result, self.weights_of(roster, settings)), members)
         leases = self.leases
         if self.stage == 0:
-            ids = [item.microbatch_id for work in self.work_done(result).values() for item in work]
+            ids = [item.microbatch_id for work in self.work_done(result, settings).values() for item in work]
             leases = leases.advance(
                 consumed=ids, members=members, order=DataOrder.of_run(settings), ids_each=_ids_each(settings)
             )

@@ -6,17 +6,21 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.memory_pressure import MemoryPressure
 from peer.round.work import ContributionEncoder
 from peer.sim.pipeline import carry
 from peer.state.replica import StageReplica
+from swarm.averaging.certified_gradient import CertifiedGradient
 from swarm.checkpoint.state import arrays_of, state_digest
 from swarm.core.errors import LocalError, MemoryFullError
 from swarm.core.ids import MicrobatchId
@@ -24,7 +28,6 @@ from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.memory import out_of_memory
 from swarm.memory.kept_buffers import UNIT_BYTES, KeptBuffers
 from swarm.model.stage import StageModel
-from swarm.optim.exact import ExactOptimizer
 from tests.peer.pipeline.hop_line import STEP, HopLine, LinePeer, hop_line
 from tests.peer.pipeline.test_stage_pass import brought_home, simulated
 from tests.swarm_in_process import manifest_of, prepare, swarm_in_process
@@ -288,10 +291,30 @@ def test_sums_are_those_of_a_run_in_which_others_did_those_microbatches(stage: i
 # -- a step ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class InPieces:
+    """A gradient, of which memory gives out for one piece, so often."""
+
+    flat: NDArray[np.float32]
+    bad: int = 0
+    left: list[int] = field(default_factory=lambda: [0])
+    norm: float = 1.0
+
+    @property
+    def pieces(self) -> list[slice]:
+        return [slice(start, min(start + 4096, self.flat.size)) for start in range(0, self.flat.size, 4096)]
+
+    def values(self, piece: int) -> NDArray[np.float32]:
+        if piece == self.bad and self.left[0]:
+            self.left[0] -= 1
+            raise MemoryError
+        return self.flat[self.pieces[piece]]
+
+
 def test_a_step_is_taken_once_though_memory_gives_out_after_the_moments_moved() -> None:
     run = SmallRun(small_settings(3), num_peers=2)
     one, other = run.replicas[0]
-    gradient = torch.randn(one.layout.num_values, generator=torch.Generator().manual_seed(0)).numpy()
+    gradient = InPieces(torch.randn(one.layout.num_values, generator=torch.Generator().manual_seed(0)).numpy())
     name, ready = bytes(range(32)), one.next_version(gradient, bytes(range(32)))
     for _ in range(2):
         with giving_out(StageModel, "weights", MemoryError, lambda call, it: True), pytest.raises(MemoryError):
@@ -299,13 +322,26 @@ def test_a_step_is_taken_once_though_memory_gives_out_after_the_moments_moved() 
     assert state_digest(other.next_version(gradient, name).state) == state_digest(ready.state)
 
 
+def test_a_step_goes_on_where_memory_gave_out() -> None:
+    run = SmallRun(small_settings(3), num_peers=2)
+    one, other = run.replicas[0]
+    values = torch.randn(one.layout.num_values, generator=torch.Generator().manual_seed(0)).numpy()
+    ready, places = one.next_version(InPieces(values), bytes(32)), InPieces(values).pieces
+    assert len(places) > 2
+    for bad in (1, len(places) - 1):
+        with pytest.raises(MemoryError):
+            other.next_version(InPieces(values, bad, [1]), bytes(32))
+    assert state_digest(other.next_version(InPieces(values), bytes(32)).state) == state_digest(ready.state)
+
+
 def test_a_step_that_ended_half_way_is_never_taken_for_a_whole_one() -> None:
     (replica,) = SmallRun(small_settings(3), num_peers=1).replicas[0]
-    gradient = torch.ones(replica.layout.num_values).numpy()
-    with giving_out(ExactOptimizer, "_adamw", MemoryError, lambda call, it: True), pytest.raises(MemoryError):
-        replica.next_version(gradient, bytes(32))
-    with pytest.raises(LocalError, match="ended half way"):
-        replica.next_version(gradient, bytes(32))
+    values = torch.ones(replica.layout.num_values).numpy()
+    with pytest.raises(MemoryError):
+        replica.next_version(InPieces(values, 1, [1]), bytes(32))
+    for gradient in (InPieces(values), None):
+        with pytest.raises(LocalError, match="ended half way"):
+            replica.next_version(gradient, bytes(range(32)))
 
 
 # -- a run -------------------------------------------------------------------------------------------------------
@@ -322,7 +358,7 @@ PLANTED: list[tuple[type, str]] = [
     (StageModel, "_backward_into"),
     (StageModel, "loss"),
     (ContributionEncoder, "encode"),
-    (StageReplica, "result_decoder"),
+    (CertifiedGradient, "values"),
     (StageModel, "weights"),
     (StageReplica, "close"),
 ]

@@ -1,7 +1,6 @@
 """A round's exact work has the same bits on any number of threads, and two of them do not get in each other's way."""
 
 import asyncio
-import threading
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,11 +10,11 @@ import pytest
 from kernels.threads import Threads
 from peer.round.work import ContributionEncoder
 from swarm.averaging.aggregate import Rule
+from swarm.averaging.certified_gradient import CertifiedGradient, squares_of
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import Encoded
 from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import reduce_part
-from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.snapshots import SnapshotStore
 from swarm.checkpoint.state import StageState, state_digest
@@ -26,7 +25,7 @@ from swarm.core.settings import PART_VALUES, AveragingCodecName, OptimizerSettin
 from swarm.model.layout import ParameterLayout
 from swarm.optim.certified_steps import check_bodies
 from swarm.optim.exact import extrapolated
-from swarm.optim.stage_step import StageStep
+from swarm.optim.stage_step import FlatGradient, StageStep
 from tests.kernels.test_golden import exact_floats
 from tests.peer.round.test_work import NUM_VALUES, PARTS, SEEDS, Accumulation, Replica
 
@@ -95,16 +94,21 @@ def test_result_and_step_are_the_same_on_any_number_of_threads(moments: Any, par
         check_bodies(result, bodies, threads=threads)
         with pytest.raises(RemoteError, match="part 0 of step 3"):
             check_bodies(result, [b"other", *bodies[1:]], threads=threads)
-        decoder = ResultDecoder(codec, parts, np.empty(NUM_VALUES, np.float32), threads=threads)
-        decoded = decoder.gradient(reduced, bodies)
+        decoded = CertifiedGradient.of(codec, parts, reduced, bodies)
         assert decoded is not None
         step = StageStep(OptimizerSettings(total_steps=8, moments=moments), LAYOUT, clip_norm=1.0, threads=threads)
         state = StageState(0, LAYOUT, weights)
         for _ in range(2):
-            state = step.next(state, decoded[0], SEED, gradient_norm=decoded[1]).state
+            state = step.next(state, decoded, SEED).state
         ahead = np.empty_like(weights)
         extrapolated(state.weights, weights, ahead, threads=threads)
-        found.append((decoded[0].tobytes(), decoded[1], state_digest(state), ahead.tobytes()))
+        values = np.concatenate([decoded.values(piece) for piece in range(len(parts))])
+        other = StageStep(OptimizerSettings(total_steps=8, moments=moments), LAYOUT, clip_norm=1.0, threads=threads)
+        whole = StageState(0, LAYOUT, weights)
+        for _ in range(2):
+            whole = other.next(whole, FlatGradient(values, decoded.norm), SEED).state
+        assert state_digest(whole) == state_digest(state), "however the gradient is cut"
+        found.append((values.tobytes(), decoded.norm, state_digest(state), ahead.tobytes()))
     same_on_all(found)
 
 
@@ -118,29 +122,3 @@ def test_snapshot_has_the_same_digest_on_any_number_of_threads(tmp_path: Path) -
         assert held is not None
         assert held.digest == state_digest(state)
         assert held.weights().tobytes() == state.weights.tobytes()
-
-
-def test_two_encodings_of_one_part_are_not_decoded_over_each_other() -> None:
-    """Who signs two of them may send both in one message, which several threads take."""
-    codec, size = vector_codec("int8"), 1 << 18
-    bodies = [codec.encode(exact_floats(name, size), seed=SEED) for name in ("one", "other")]
-    digests = [bulk_digest(body) for body in bodies]
-    buffer = np.empty(size, dtype=np.float32)
-    decoder = ResultDecoder(codec, [slice(0, size)], buffer)
-    wanted = np.empty(size, dtype=np.float32)
-    for _ in range(20):
-        start = threading.Barrier(2)
-
-        def take(which: int, start: threading.Barrier = start) -> None:
-            start.wait(20)
-            decoder.take(0, digests[which], bodies[which])
-
-        both = [threading.Thread(target=take, args=(which,)) for which in (0, 1)]
-        for one in both:
-            one.start()
-        for one in both:
-            one.join(20)
-        for which in (0, 1):
-            decoder.take(0, digests[which], bodies[which])
-            codec.decode(bodies[which], wanted)
-            assert buffer.tobytes() == wanted.tobytes()

@@ -18,14 +18,15 @@ from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts
 from peer.stage.events import Events
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.codecs import vector_codec
-from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.contribution import ReducedPart, Result
+from swarm.disk.cold_bytes import ColdBytes
 from swarm.network.transport import Message
 from tests.swarm.core.round.round_members import roster_of
 from tests.swarm.core.round.round_world import contribution, facts_of, identity_of
@@ -80,6 +81,7 @@ class Machine:
 
 class Scene:
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.out: list[Any] = []
         self.violations: list[Any] = []
         self.equivocations: list[Any] = []
@@ -94,7 +96,8 @@ class Scene:
             codec=CODEC,
             norm_cap=lambda: CAP,
             threads=Threads(2),
-            result_decoder=lambda: ResultDecoder(CODEC, PARTS, np.zeros(4 * SIZE, dtype=np.float32)),
+            inputs=ColdBytes(folder, "inputs"),
+            outputs=ColdBytes(folder, "outputs"),
         )
         events = Events()
         events.hear(ProtocolViolation, self.violations.append)
@@ -103,7 +106,7 @@ class Scene:
         context = SimpleNamespace(
             exact=self.exact,
             settings=SimpleNamespace(deadlines=SimpleNamespace(call_s=0.002)),
-            reductions=ReductionStore(2, folder),
+            reductions=ReductionStore(2),
             me=OTHER,
             events=events,
             tasks=SimpleNamespace(spawn=lambda work: work.close()),
@@ -308,35 +311,39 @@ def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> N
 
 def test_part_that_this_peer_reduced_before_it_was_restarted_is_taken_and_what_went_into_it_is_not_here(
     scene: Scene,
-    tmp_path: Path,
 ) -> None:
     scene.receive(**contributed([1], [GOOD[1]]))
     scene.receive(**reduced([1], GOOD[1:2], reducer=OTHER))
     (made,) = scene.state.parts.reductions
-    store = ReductionStore(retained_versions=2, folder=tmp_path / "own")
+    store = ReductionStore(retained_versions=2)
     store.keep(scene.state, Result(ROSTER, (made,), OTHER), WEIGHTS, norm_cap=CAP, me=OTHER)
     reduction = store.reduction(ROSTER.step, (1, None))
     assert reduction is not None
     assert reduction.reducer == OTHER
-    for _ in ("in memory", "on disk"):
-        held = {one.peer_id: store.input(ROSTER.step, 1, one.digest) for one in reduction.inputs}
-        assert {peer: body if body is None else bytes(body) for peer, body in held.items()} == {
-            peer: bytes(GOOD[1]) if peer == SENDER else None for peer in FACTS.members
-        }
-        store.write(ROSTER.step)
-    assert [path.stat().st_size for path in (tmp_path / "own").iterdir()] == [len(GOOD[1])]
+    held = {one.peer_id: store.input(ROSTER.step, 1, one.digest) for one in reduction.inputs}
+    assert {peer: body if body is None else bytes(body) for peer, body in held.items()} == {
+        peer: bytes(GOOD[1]) if peer == SENDER else None for peer in FACTS.members
+    }
+
+
+def test_what_is_sent_again_takes_room_once(scene: Scene) -> None:
+    for _ in range(3):
+        scene.receive(**contributed([1], [GOOD[1]]))
+        scene.receive(**reduced([1], GOOD[1:2]))
+    held = sorted((path.name, path.stat().st_blocks * 512) for path in scene.folder.iterdir())
+    assert [name for name, _ in held] == ["inputs-00000000", "outputs-00000000"]
+    assert all(size <= len(GOOD[1]) + 8192 for _, size in held)
 
 
 def test_bytes_of_old_steps_leave_memory_and_disk(tmp_path: Path) -> None:
-    (tmp_path / "inputs-00000099").write_bytes(b"of an earlier process")
-    store, digests = ReductionStore(retained_versions=2, folder=tmp_path), [bulk_digest(body) for body in GOOD]
-    assert not list(tmp_path.iterdir())
+    store, digests = ReductionStore(retained_versions=2), [bulk_digest(body) for body in GOOD]
+    inputs = ColdBytes(tmp_path, "inputs")
     for number in range(6):
         step = Step(number)
-        store.contributed(step, GOOD, digests)
+        store.contributed(step, [inputs.put(memoryview(body)) for body in GOOD], digests)
+        inputs.begin_anew()
         state: Any = SimpleNamespace(step=step, parts=StepParts())
         store.keep(state, Result(ROSTER, (), OTHER), WEIGHTS, norm_cap=CAP, me=OTHER)
-        store.write(step)
         kept = range(max(0, number - 2), number + 1)
         assert sorted(path.name for path in tmp_path.iterdir()) == [f"inputs-{one:08d}" for one in kept]
         for old in range(number + 1):
@@ -360,7 +367,7 @@ def test_fetched_part_needs_its_reducers_word_until_the_outcome_is_certified(sce
     scene.state.round = SimpleNamespace(result=object() if certified else None)
 
     def counts(reply: Message) -> bool:
-        return asyncio.run(scene.exchange._is_fetched(scene.state, asked, OTHER, reply))
+        return asyncio.run(scene.exchange._fetched(scene.state, asked, OTHER, reply)) is not None
 
     assert not counts(Message(signed.meta, GOOD[1]))
     assert counts(Message({}, GOOD[0])) is certified

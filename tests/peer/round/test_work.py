@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 from kernels.norms import norm_of_parts
 from kernels.threads import Threads
 from peer.round.work import ContributionEncoder
+from swarm.averaging.certified_gradient import CertifiedGradient, squares_of
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import Parts
-from swarm.averaging.result_decoder import ResultDecoder, squares_of
 from swarm.averaging.seeds import part_seeds
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import LocalError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import ReducedPart
 from swarm.core.settings import PART_VALUES, AveragingCodecName
+from swarm.disk.cold_bytes import ColdBytes
 from swarm.optim.gradient_sum import GradientSum
 from tests.kernels.test_golden import exact_floats
 
@@ -35,15 +36,12 @@ class Replica:
     def __init__(self, name: AveragingCodecName, threads: int) -> None:
         self.stage = 0
         self.contribution_codec = vector_codec(name)
+        self.inputs = ColdBytes(None, "inputs")
         self.threads = Threads(threads)
         self.residual = Residual(NUM_VALUES) if name in ("int4", "topk") else None
 
     def parts(self) -> list[slice]:
         return PARTS
-
-    def mean(self, accumulation: Any) -> NDArray[np.float32]:
-        mean: NDArray[np.float32] = accumulation.gradient.take_mean()
-        return mean
 
     def mean_part(self, accumulation: Any, where: slice) -> NDArray[np.float32]:
         mean = np.empty(where.stop - where.start, dtype=np.float32)
@@ -108,8 +106,11 @@ def result_of(bodies: list[bytes | bytearray]) -> list[ReducedPart]:
     ]
 
 
-def decoder() -> ResultDecoder:
-    return ResultDecoder(vector_codec("int8"), PARTS, np.full(NUM_VALUES, np.nan, dtype=np.float32))
+def decoded(reduced: list[ReducedPart], bodies: list[bytes | bytearray]) -> tuple[NDArray[np.float32], float]:
+    """Values and norm."""
+    found = CertifiedGradient.of(vector_codec("int8"), PARTS, reduced, bodies)
+    assert found is not None
+    return np.concatenate([found.values(piece) for piece in range(len(PARTS))]), found.norm
 
 
 def bodies_of(label: str) -> list[bytes | bytearray]:
@@ -125,40 +126,21 @@ def whole(bodies: list[bytes | bytearray]) -> NDArray[np.float32]:
     return values
 
 
-def test_result_is_the_same_in_whatever_order_and_however_often_its_parts_came() -> None:
+def test_a_result_is_what_its_parts_say_and_its_norm_that_of_the_whole() -> None:
     bodies = bodies_of("result")
-    reduced = result_of(bodies)
-    for order in ([], [0, 1, 2, 3], [3, 1], [2, 2, 0]):
-        found = decoder()
-        for part in order:
-            found.take(part, reduced[part].digest, bodies[part])
-        decoded = found.gradient(reduced, bodies)
-        assert decoded is not None
-        gradient, norm = decoded
-        assert gradient.tobytes() == whole(bodies).tobytes()
-        assert norm == norm_of_parts(gradient, part_values=PART_VALUES)
+    gradient, norm = decoded(result_of(bodies), bodies)
+    assert gradient.tobytes() == whole(bodies).tobytes()
+    assert norm == norm_of_parts(gradient, part_values=PART_VALUES)
 
 
-def test_part_that_came_otherwise_than_it_was_certified_counts_for_nothing() -> None:
-    bodies, others = bodies_of("result"), bodies_of("another")
-    found = decoder()
-    found.take(1, bulk_digest(others[1]), others[1])
-    found.take(2, bulk_digest(b"nonsense"), b"nonsense")
-    decoded = found.gradient(result_of(bodies), bodies)
-    assert decoded is not None
-    assert decoded[0].tobytes() == whole(bodies).tobytes()
-
-
-def test_part_that_nobody_reached_is_zeros_even_where_something_was_decoded() -> None:
+def test_part_that_nobody_reached_is_zeros() -> None:
     bodies = bodies_of("result")
-    found = decoder()
-    found.take(1, bulk_digest(bodies[1]), bodies[1])
     bodies[1] = b""
-    decoded = found.gradient(result_of(bodies), bodies)
-    assert decoded is not None
-    assert decoded[0].tobytes() == whole(bodies).tobytes()
-    assert not decoded[0][PARTS[1]].any()
-    assert found.gradient(result_of([b"", b"", b"", b""]), [b"", b"", b"", b""]) is None
+    gradient, _ = decoded(result_of(bodies), bodies)
+    assert gradient.tobytes() == whole(bodies).tobytes()
+    assert not gradient[PARTS[1]].any()
+    nothing = [b"", b"", b"", b""]
+    assert CertifiedGradient.of(vector_codec("int8"), PARTS, result_of([*nothing]), nothing) is None
 
 
 def test_a_part_that_was_certified_but_is_malformed_is_zeros_and_the_norm_is_what_was_certified() -> None:
@@ -168,9 +150,7 @@ def test_a_part_that_was_certified_but_is_malformed_is_zeros_and_the_norm_is_wha
     nonsense[-1] = 0x80  # no encoder writes this code: what is decoded before it must not stay
     bodies[2] = nonsense
     reduced[2] = ReducedPart(2, bulk_digest(nonsense), PEERS, (), reduced[2].squares)
-    decoded = decoder().gradient(reduced, bodies)
-    assert decoded is not None
-    gradient, norm = decoded
+    gradient, norm = decoded(reduced, bodies)
     assert not gradient[PARTS[2]].any()
     assert gradient.tobytes() == whole([*bodies[:2], b"", *bodies[3:]]).tobytes()
     assert norm == norm_of_parts(whole(bodies_of("result")), part_values=PART_VALUES)

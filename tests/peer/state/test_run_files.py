@@ -205,7 +205,7 @@ def test_a_late_peer_takes_its_tokens_from_peers_and_gives_them_on(tmp_path: Pat
                 services[FILE] = replace(services[FILE], handler=counting(asked, peer.peer_id, services[FILE].handler))
             late = await swarm.add_peer(0)
             async with asyncio.timeout(60):
-                while late.daemon.at is None:
+                while not asked:
                     assert not late.task.done(), late.task.result()
                     await asyncio.sleep(0.02)
             assert asked[swarm.of_stage(0)[0].peer_id] > 0

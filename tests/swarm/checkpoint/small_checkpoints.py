@@ -5,8 +5,8 @@ from pathlib import Path
 from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter
 from swarm.checkpoint.state import StageState
 from swarm.manifest.file import parse_manifest
-from swarm.model.families import stage_layout
 from swarm.model.initial import initial_weights
+from swarm.model.stack import stage_layout
 
 
 def write_checkpoints(folder: Path, *, versions: tuple[int, ...]) -> Path:

@@ -21,7 +21,7 @@ from swarm.checkpoint.archive import (
 )
 from swarm.checkpoint.state import StageState, state_digest
 from swarm.core.errors import SettingsError
-from swarm.model.families import stage_layout
+from swarm.model.stack import stage_layout
 from tests.swarm.model.tiny_models import tiny_model
 
 MODEL = tiny_model("llama", 2, recompute=True, compute_dtype="bf16")

@@ -13,8 +13,9 @@ from swarm.checkpoint.huggingface import export_huggingface, generate
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
-from swarm.model.families import canonical_config_json, stage_layout
+from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
+from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from tests.swarm.model.tiny_models import CONFIGS, CUTS
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from swarm.cli import ExitCode, run
-from swarm.model.families import stage_layout
+from swarm.model.stack import stage_layout
 from tests.bootstrap.state.hosted import Hosted, hosted
 
 

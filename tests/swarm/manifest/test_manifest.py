@@ -51,7 +51,8 @@ def test_paths_start_at_the_folder_of_the_manifest(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     manifest = _read(folder, '[data]\ntext = ["text"]\n[model]\nconfig = "config.json"\n')
     assert manifest.data.text == (str(folder / "text"),)
-    assert manifest.model == _read(folder, "").model
+    assert json.loads(manifest.model.config_json).items() >= json.loads(_read(folder, "").model.config_json).items()
+    assert manifest.model.stage_layers == _read(folder, "").model.stage_layers
 
 
 def test_config_can_be_a_table(tmp_path: Path) -> None:
@@ -138,8 +139,8 @@ def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
         ("[model]\nconfig = 3", ["model.config = 3 is an integer", "give"]),
         ("[model]\ncheckpoint = 'nowhere'", ['model.checkpoint = "', "holds no safetensors", "give a local folder"]),
         (
-            "[model.config]\nmodel_type = 'gpt2'\nnum_hidden_layers = 2",
-            ["model.config", "'gpt2' is not tested", "llama"],
+            "[model.config]\nmodel_type = 'bloom'\nnum_hidden_layers = 2",
+            ["model.config", "'bloom' is not tested", "llama"],
         ),
         (
             "[model.config]\nmodel_type = 'llama'\nnum_hidden_layers = 9999999",
@@ -218,3 +219,15 @@ def test_text_too_short_for_a_microbatch_is_named(tmp_path: Path) -> None:
     prepared = prepare_data(manifest.data, tmp_path / "out")
     with pytest.raises(SettingsError, match=r"data\.text is too short: .*no microbatch of 8 samples of 100 tokens"):
         freeze(manifest, prepared, ())
+
+
+def test_what_is_asked_for_stands_in_the_written_manifest(tmp_path: Path) -> None:
+    assert _read(tmp_path, default_manifest_text({"model": {"stages": 1}})).model.num_stages == 1
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(preset_config("tiny", 256)))
+    (model / "model.safetensors").touch()
+    given = {"model": {"stages": 3, "preset": None, "checkpoint": str(model)}}
+    read = _read(tmp_path, default_manifest_text(given))
+    assert read.model.num_stages == 3
+    assert read.initial_checkpoint == model

@@ -1,5 +1,6 @@
 """A stage held to its promise: the whole model's numbers, from a pure function."""
 
+import json
 import math
 import threading
 from typing import Any
@@ -14,7 +15,7 @@ from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import ModelSettings
 from swarm.model import stage as stage_module
 from swarm.model.stage import StageModel, Weights, _cross_entropy_gradient
-from tests.swarm.model.tiny_models import CONFIGS, VOCAB_SIZE, stages_of, tiny_model, token_batch, whole_model
+from tests.swarm.model.tiny_models import VOCAB_SIZE, stages_of, tiny_model, token_batch, whole_model
 
 SEQUENCE_LENGTH = 40
 
@@ -44,7 +45,7 @@ def one_stage(config: str = "llama", **settings: Any) -> tuple[StageModel, np.nd
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
-@pytest.mark.parametrize("config", sorted(CONFIGS))
+@pytest.mark.parametrize("config", ["llama", "qwen3-tied", "qwen3-window", "gemma2"])
 def test_stages_equal_the_whole_model(config: str, num_stages: int) -> None:
     model = tiny_model(config, num_stages)
     whole = whole_model(model)
@@ -68,7 +69,7 @@ def test_stages_equal_the_whole_model(config: str, num_stages: int) -> None:
     for stage, values in zip(stages, sums, strict=True):
         gradients |= stage.layout.views(values)
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    if "tied" in config:
+    if json.loads(model.config_json).get("tie_word_embeddings") and num_stages > 1:
         # The whole model adds both gradients of the tied tensor; here each copy has its own.
         gradients[embedding] = gradients[embedding] + gradients.pop(head)
     assert set(gradients) == {name for name, _ in whole.named_parameters()}

@@ -143,7 +143,7 @@ class World:
         """An honest reducer's word for a part, and its inputs."""
         done = self.rounds[1]
         roster = done.result.roster
-        weights = done.chain.weights_of(roster)
+        weights = done.chain.weights_of(roster, self.run.settings)
         made = Reduction.of(
             roster, done.result.parts[part], weights, norm_cap=None, reducer=roster.reducers[part]
         ).signed_by(identity_of(roster.reducers[part]))
@@ -676,7 +676,7 @@ def test_data_fraud_needs_the_run_s_own_tokens(world: World, tmp_path: Path) -> 
         judge(evidence)
     other = tmp_path / "other.tokens"
     other.write_bytes(bytes(1 << 16))
-    with pytest.raises(LocalError, match="SHA-256"):
+    with pytest.raises(LocalError, match="has digest"):
         judge(evidence, data=other)
     assert judge(evidence, data=world.data).guilty
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from peer.audit.exams import EXAMS_A_STEP, Examiner, encoded_hop
+from peer.audit.exams import EXAMS_A_STEP, Examiner
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.round.stage_steps import StageSteps
 from peer.stage.bases import RecentBases
@@ -26,6 +26,7 @@ from tests.swarm.core.audit.chances import HOST_CHAIN, said_by
 from tests.swarm.core.round.round_world import run_key
 from tests.verification.exhibits import RUN_ID, SmallRun, received, small_settings
 from verification.audit.probation import Agreement, exam_of
+from verification.replay.exam_answer import encoded_hop
 from verification.replay.stage_replay import Replayed
 from verification.round.papers import Exhibit
 

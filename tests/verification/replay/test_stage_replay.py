@@ -105,7 +105,8 @@ def test_claim_of_older_weights_is_no_claim_of_these() -> None:
     papers = exhibit.papers
     assert papers.gradient_out is not None
     moved = replace(papers, gradient_out=replace(papers.gradient_out, version=Version(1)))
-    pretended = replace(exhibit, papers=replace(moved, birth=replace(papers.birth, step=Step(1))))
+    born = replace(moved, birth=replace(papers.birth, step=Step(1)))
+    pretended = replace(exhibit, papers=born, version=Version(1))
     assert error(old.claimed_grad_x(exhibit), replayed(old, exhibit)[0].grad_x) < 1e-6
     assert error(new.claimed_grad_x(pretended), replayed(new, pretended)[0].grad_x) > 1e-3
 

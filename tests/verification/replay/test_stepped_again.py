@@ -21,7 +21,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.settings import PART_VALUES, OptimizerSettings
 from swarm.core.state.step_rule import NUM_CERTIFIED_NORMS
 from swarm.model.layout import ParameterLayout
-from swarm.optim.stage_step import StageStep
+from swarm.optim.stage_step import FlatGradient, StageStep
 from verification.replay.stepped_again import CertifiedStep, StepsAgain, needs_of
 
 LAYOUT = ParameterLayout.of({"a": (3, 100_001), "b": (77,), "c": (450_000,)})
@@ -48,7 +48,7 @@ def begun(optimizer: OptimizerSettings) -> tuple[StageState, list[CertifiedStep]
         norm = norm_of_parts(gradient, part_values=PART_VALUES)
         parts = {part: gradient[where] for part, where in enumerate(CUT)}
         taken = CertifiedStep(name=bytes([number]) * 32, norm=norm, gradient=None if number == 3 else parts)
-        state = step.next(state, None if number == 3 else gradient, taken.name, gradient_norm=norm).state
+        state = step.next(state, None if number == 3 else FlatGradient(gradient, norm), taken.name).state
         state = replace(state, moments={name: array.copy() for name, array in state.moments.items()})
         if number == 1:
             first = state
@@ -92,7 +92,7 @@ def test_a_step_that_replicas_skip_leaves_a_chunk_as_it_was_and_only_counts() ->
     step = StageStep(optimizer, LAYOUT, clip_norm=CLIP_NORM)
     step.restore(old)
     gradient = np.full(LAYOUT.num_values, 0.5, dtype=np.float32)
-    stepped = step.next(old, gradient, long.name, gradient_norm=long.norm)
+    stepped = step.next(old, FlatGradient(gradient, long.norm), long.name)
     assert stepped.skipped is not None
     assert stepped.state.weights.tobytes() == old.weights.tobytes()
     assert (stepped.state.version, stepped.state.certified_norms) == (old.version + 1, [*usual[1:], long.norm])
@@ -100,7 +100,7 @@ def test_a_step_that_replicas_skip_leaves_a_chunk_as_it_was_and_only_counts() ->
     for index, wanted in enumerate(state_chunks(stepped.state)):
         assert StepsAgain(optimizer, CLIP_NORM, old, chunks, [long], CUT).chunk(index).body == bytes(wanted)
         assert index == 0 or bytes(wanted) == chunks[index]
-    taken = step.next(old, gradient, long.name, gradient_norm=optimizer.skip_norm_factor)
+    taken = step.next(old, FlatGradient(gradient, optimizer.skip_norm_factor), long.name)
     assert taken.skipped is None
     assert taken.state.weights.tobytes() != old.weights.tobytes()
 

@@ -244,3 +244,18 @@ def test_a_share_is_not_kept_for_long_nor_for_the_dead(lost: bool) -> None:
     if lost:
         progress.lost(B)
     assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.1 if lost else 0.6) == 4
+
+
+def test_where_the_first_stage_is_the_last_all_that_a_lost_member_did_is_granted_again() -> None:
+    progress = StepProgress(Step(3), True, 8, STEP_S, STRAGGLER_S, is_last=True)
+    progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.0)
+    progress.report(A, MemberReport(3, 1, num_wanted=0), now=1.0)
+    progress.lost(A)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=8), now=2.0) == 8
+
+
+def test_nobody_is_granted_more_than_counts_of_it() -> None:
+    progress = StepProgress(Step(3), True, 8, STEP_S, STRAGGLER_S, is_last=True, most_of={A: 3, B: 6}.__getitem__)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=8), now=0.0) == 3
+    assert progress.report(B, MemberReport(0, 0, num_wanted=8), now=0.0) == 5
+    assert progress.report(A, MemberReport(3, 0, num_wanted=8), now=0.0) == 3

@@ -5,7 +5,7 @@ from dataclasses import replace
 from swarm.core.canonical import pack, unpack
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Exclusion, ReducedPart
-from swarm.core.state.recent_work import RECENT_VERSIONS, RecentWork, done_in, founding_work, worked
+from swarm.core.state.recent_work import RECENT_VERSIONS, RecentWork, Shares, done_in, founding_work, worked
 from swarm.core.state.stage_chain import StageChain
 from tests.swarm.core.state.test_stage_chain import PEERS, SETTINGS, _genesis, _result, _work
 
@@ -67,7 +67,7 @@ def test_work_counts_by_the_share_of_parts_that_it_is_in() -> None:
         ReducedPart(0, b"0" * 32, (WORKER, IDLE)),
         ReducedPart(0, b"1" * 32, (WORKER,), (Exclusion(IDLE, "missing"),)),
     )
-    counted = chain.weights_of(result.roster)
+    counted = chain.weights_of(result.roster, SETTINGS)
     for parts, expected in (
         ((of_both, of_one, of_one, of_both), {WORKER: 8, IDLE: 4}),
         ((of_one, of_one), {WORKER: 8, IDLE: 0}),
@@ -104,3 +104,25 @@ def test_a_round_in_which_one_comes_and_another_goes_counts_for_those_who_stay()
     before = (RecentWork(WORKER, (4,) * RECENT_VERSIONS), RecentWork(IDLE, (7,)))
     after = worked(before, {WORKER: 9, IDLE: 3}, (WORKER, NEW))
     assert after == (RecentWork(WORKER, (*(4,) * (RECENT_VERSIONS - 1), 9)), RecentWork(NEW, ()))
+
+
+def test_where_no_neighbour_signs_a_step_counts_an_even_share_twice_or_a_quarter_more_than_was_proven() -> None:
+    recent = [RecentWork(WORKER, (8,) * 12 + (640, 320, 320, 320, 320)), RecentWork(IDLE, (0, 0, 800))]
+    shares = Shares.of_work(recent, microbatches_per_step=10, microbatch_tokens=8)
+    assert shares.of(NEW) == 10
+    assert shares.of(WORKER) == 50, "the 640 are more than four versions old"
+    assert shares.of(IDLE) == 125
+
+
+def test_a_chain_of_one_stage_counts_no_more_of_a_member_than_its_share() -> None:
+    layers = ((0, SETTINGS.model.stage_layers[-1][1]),)
+    settings = replace(SETTINGS, model=replace(SETTINGS.model, stage_layers=layers))
+    chain = StageChain.begin(_genesis(), settings)
+    shares = chain.shares(settings)
+    assert shares is not None
+    own = chain.leases.ids_of(WORKER)
+    greedy = tuple(_work(number) for number in own[: shares.of(WORKER) + 3])
+    result = _result(chain, {WORKER: greedy, IDLE: (_work(chain.leases.ids_of(IDLE)[0]),)})
+    assert chain.weights_of(result.roster, settings) == {WORKER: 8 * shares.of(WORKER), IDLE: 8}
+    after = chain.advance(result, settings)
+    assert own[shares.of(WORKER)] in after.leases.ids_of(WORKER), "what does not count is not used up"

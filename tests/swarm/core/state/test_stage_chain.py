@@ -152,7 +152,7 @@ def test_what_one_lists_changes_nothing_of_what_counts_of_another() -> None:
     chain = StageChain.begin(_genesis(stage=1), SETTINGS)
     for _ in range(3):
         result = _result(chain, {**honest, PEERS[2]: everything})
-        weights = chain.weights_of(result.roster)
+        weights = chain.weights_of(result.roster, SETTINGS)
         assert (weights[PEERS[0]], weights[PEERS[1]]) == (16, 8)
         chain = chain.advance(result, SETTINGS)
 
@@ -163,7 +163,7 @@ def test_at_stage_0_counts_what_was_leased_to_whom_lists_it_and_nothing_else_is_
     everything = (*(_work(number) for peer in PEERS[:3] for number in own[peer][:4]), _work(1 << 20))
     work = {PEERS[0]: (_work(own[PEERS[0]][0]),), PEERS[1]: (_work(own[PEERS[1]][0]),), PEERS[2]: everything}
     result = _result(chain, work)
-    assert chain.weights_of(result.roster) == {PEERS[0]: 8, PEERS[1]: 8, PEERS[2]: 32}
+    assert chain.weights_of(result.roster, SETTINGS) == {PEERS[0]: 8, PEERS[1]: 8, PEERS[2]: 32}
     after = chain.advance(result, SETTINGS).leases
     assert after.consumed == 6
     assert own[PEERS[0]][1] in after.ids_of(PEERS[0])

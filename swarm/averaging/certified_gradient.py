@@ -1,0 +1,69 @@
+"""A round's gradient from the bytes of its reduced parts, which it is decoded from part by part: never whole."""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.norms import norm_of_sums
+from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.core.errors import RemoteError
+from swarm.core.round.contribution import ReducedPart
+from swarm.memory.kept_buffers import empty_floats
+
+log = logging.getLogger(__name__)
+
+
+class CertifiedGradient:
+    """What the parts of a certified result stand for.
+
+    A part without bytes, which nobody's contribution reached, is zeros, and so is one that is malformed though it was
+    certified: each part is taken by itself, so that a few of them prove what became of their values.
+    """
+
+    def __init__(
+        self,
+        codec: VectorCodec,
+        pieces: Sequence[slice],
+        reduced: Sequence[ReducedPart],
+        bodies: Sequence[Encoded],
+    ) -> None:
+        self.pieces = pieces
+        """Where each part lies in the vector."""
+        self.norm = certified_norm(reduced)
+        """By what is certified of the parts."""
+        self._codec = codec
+        self._reduced = reduced
+        self._bodies = bodies
+
+    @classmethod
+    def of(
+        cls, codec: VectorCodec, pieces: Sequence[slice], reduced: Sequence[ReducedPart], bodies: Sequence[Encoded]
+    ) -> "CertifiedGradient | None":
+        """None if there are no parts: the round had no work."""
+        return None if all(part.is_empty for part in reduced) else cls(codec, pieces, reduced, bodies)
+
+    def values(self, piece: int) -> NDArray[np.float32]:
+        """(any thread) Those of a part, decoded anew each time."""
+        reduced, where = self._reduced[piece], self.pieces[piece]
+        values = empty_floats(where.stop - where.start)
+        if reduced.is_empty:
+            values.fill(0.0)
+            return values
+        try:
+            self._codec.decode(self._bodies[piece], values)
+        except RemoteError as error:
+            log.warning("part %d of a certified result counts as zeros: %s", reduced.part, error)
+            values.fill(0.0)
+        return values
+
+
+def certified_norm(reduced: Iterable[ReducedPart]) -> float:
+    """Of a result's gradient, by what is certified of its parts."""
+    return norm_of_sums(part.squares for part in reduced)
+
+
+def squares_of(codec: VectorCodec, body: Encoded, num_values: int) -> float:
+    """Sum of squares of the values that a reduced part stands for. Raises RemoteError if it is malformed."""
+    return codec.decode_and_square(body, empty_floats(num_values))

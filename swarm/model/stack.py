@@ -1,0 +1,161 @@
+"""A stage's part of a model's decoder: embedding, layers, norm, each as transformers has it.
+
+Every layer is made with the whole model's config and its own place in it, so that whatever a family does by layer is
+done in a stage too. Shapes: B samples, L tokens, D hidden values, V vocabulary.
+"""
+
+import copy
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from swarm.core.settings import ModelSettings
+from swarm.model.balancing import balance_experts
+from swarm.model.families import (
+    Family,
+    attention_of,
+    family_of,
+    is_tied,
+    validate_config,
+    validate_stage_layers,
+    whole_config,
+)
+from swarm.model.layout import ParameterLayout
+
+
+class Stack(nn.Module):
+    """What is computed from token ids or hidden values without a cache: hidden values, at the last stage normed.
+
+    transformers' own forward looks at the positions for packed sequences, which makes the host wait for a GPU.
+    """
+
+    def __init__(self, family: Family, config: Any, decoder: Any, layers: range, *, device: torch.device) -> None:
+        """`decoder` is the family's own, with any number of layers; its parts become the stack's."""
+        super().__init__()
+        self.family, self.config = family, config
+        is_first, is_last = layers.start == 0, layers.stop == config.num_hidden_layers
+        listed = getattr(config, "layer_types", None)
+        everywhere = "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+        self.kinds = [listed[at] if listed is not None else everywhere for at in layers]
+        self.embedding = _with_buffers(getattr(decoder, family.embedding), decoder, device) if is_first else None
+        self.positions = getattr(decoder, family.positions) if is_first and family.positions is not None else None
+        self.rotary = type(decoder.rotary_emb)(config).to(device) if hasattr(decoder, "rotary_emb") else None
+        layer_class = type(getattr(decoder, family.layers)[0])
+        with torch.device("meta"):
+            self.layers = nn.ModuleList(layer_class(config, layer_idx=at) for at in layers)
+        self.norm = getattr(decoder, family.norm) if is_last else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from transformers import masking_utils
+
+        positions_1L = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        hidden_BLD = x if self.embedding is None else self._embedded(x, positions_1L)
+        masks = {
+            "full_attention": masking_utils.create_causal_mask,
+            "sliding_attention": masking_utils.create_sliding_window_causal_mask,
+        }
+        given: dict[str, Any] = {"attention_mask": None, "past_key_values": None, "position_ids": None}
+        by_kind: dict[str, dict[str, Any]] = {}
+        for kind in sorted(set(self.kinds)):
+            mask = masks[kind](config=self.config, inputs_embeds=hidden_BLD, **given)
+            by_kind[kind] = {"attention_mask": mask, **self._turned(hidden_BLD, positions_1L, kind)}
+        for layer, kind in zip(self.layers, self.kinds, strict=True):
+            hidden_BLD = layer(hidden_BLD, position_ids=positions_1L, **by_kind[kind])
+        normed: torch.Tensor = self.norm(hidden_BLD)
+        return normed
+
+    def _embedded(self, ids_BL: torch.Tensor, positions_1L: torch.Tensor) -> torch.Tensor:
+        assert self.embedding is not None
+        hidden_BLD: torch.Tensor = self.embedding(ids_BL)
+        if self.positions is not None:
+            hidden_BLD = hidden_BLD + self.positions(positions_1L)
+        if self.family.embedding_factor is not None:
+            hidden_BLD = hidden_BLD * getattr(self.config, self.family.embedding_factor)
+        return hidden_BLD
+
+    def _turned(self, hidden_BLD: torch.Tensor, positions_1L: torch.Tensor, kind: str) -> dict[str, Any]:
+        if self.rotary is None:
+            return {}
+        kinds = (kind,) if self.family.turns_by_kind else ()
+        return {"position_embeddings": self.rotary(hidden_BLD, positions_1L, *kinds)}
+
+    def logits(self, y: torch.Tensor, head_VD: torch.Tensor) -> torch.Tensor:
+        """(..., V) of the last stage's output."""
+        logits = nn.functional.linear(y, head_VD)
+        if self.family.logits_divisor is not None:
+            logits = logits / getattr(self.config, self.family.logits_divisor)
+        cap = getattr(self.config, self.family.logits_cap) if self.family.logits_cap is not None else None
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def build_stack(model: ModelSettings, stage: int, *, device: torch.device) -> Stack:
+    """Parameters on the meta device take no memory; what no checkpoint holds is real on `device`."""
+    family, config = family_of(model.config_json), _computed_config(model.config_json)
+    stack = Stack(family, config, decoder_of(model.config_json), range(*model.stage_layers[stage]), device=device)
+    assert not [name for name, buffer in stack.named_buffers() if buffer.is_meta], "a buffer has no values"
+    if family.routed and config.router_aux_loss_coef:
+        balance_experts(stack.layers, config)
+    return stack.eval()
+
+
+def decoder_of(config_json: str) -> Any:
+    """The family's own decoder with one layer, on the meta device: what stacks are made of, and its rules for first
+    weights (`_init_weights`)."""
+    import transformers
+
+    whole = _computed_config(config_json)
+    config = copy.deepcopy(whole)
+    config.num_hidden_layers = 1
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:1]
+    with torch.device("meta"):
+        decoder: Any = getattr(transformers, family_of(config_json).decoder_class)(config)
+    decoder.config = whole
+    return decoder
+
+
+def global_name(model: ModelSettings, stage: int, name: str) -> str:
+    """Name in the whole model of the stage's stack parameter or module `name`."""
+    family = family_of(model.config_json)
+    first, *rest = name.split(".")
+    if first == "layers":
+        rest[0] = str(int(rest[0]) + model.stage_layers[stage][0])
+    return family.decoder_prefix + ".".join([getattr(family, first), *rest])
+
+
+def stage_layout(model: ModelSettings, stage: int) -> ParameterLayout:
+    """Layout of a stage without building it in memory. Raises SettingsError as `validate_stage_layers`."""
+    validate_stage_layers(model)
+    return layout_of_stack(model, stage, build_stack(model, stage, device=torch.device("cpu")))
+
+
+def layout_of_stack(model: ModelSettings, stage: int, stack: Stack) -> ParameterLayout:
+    """Layout of the stack's parameters, and the head's at the last stage, under their names in the whole model."""
+    shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in stack.named_parameters()}
+    if stage == model.num_stages - 1 and not is_tied(model, stage):
+        shape = validate_config(model.config_json)
+        shapes[family_of(model.config_json).head_name] = (shape.vocab_size, shape.hidden_size)
+    return ParameterLayout.of(shapes)
+
+
+@lru_cache(maxsize=32)
+def _computed_config(config_json: str) -> Any:
+    """The whole model's, as layers read it; shared, like the checked one."""
+    config = copy.deepcopy(whole_config(config_json))
+    config.use_cache = False
+    config._attn_implementation = attention_of(config)
+    if family_of(config_json).routed:
+        config._experts_implementation = "eager"  # another sums over experts in another order
+    return config
+
+
+def _with_buffers(module: nn.Module, decoder: Any, device: torch.device) -> nn.Module:
+    """The module with what no checkpoint holds, by the family's own rule."""
+    buffers = dict(module.named_buffers())
+    for name, buffer in buffers.items():
+        module.register_buffer(name, torch.empty_like(buffer, device=device), persistent=False)
+    if buffers:
+        decoder._init_weights(module)
+    return module

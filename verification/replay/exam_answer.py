@@ -1,0 +1,83 @@
+"""What a newcomer must come to in its exam: what its examiner sent on and sent back, or, where a stage sends nothing,
+drawn pieces of the microbatch's gradient.
+
+A run of one stage has no tensors on wires. There the examiner computes the same pieces itself, and no more of the
+gradient crosses the line than tells a replay from anything else.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from swarm.averaging.activations import activation_codec
+from swarm.core.errors import RemoteError
+from swarm.core.ids import Step
+from swarm.core.settings import RunSettings
+from swarm.optim.gradient_sum import GradientSum
+from verification.audit.tolerance import Comparison, bounds_for, compare
+from verification.replay.stage_replay import Replayed, StageReplay
+from verification.round.papers import Bytes, Exhibit
+
+Pieces: TypeAlias = Sequence[slice]
+"""Of the gradient, as `verification.audit.probation.exam_pieces` has drawn them."""
+
+
+def encoded_hop(settings: RunSettings, found: Replayed) -> tuple[Bytes, Bytes]:
+    """y and the gradient of x as they are sent; empty where the stage has none."""
+    codecs = settings.codecs
+    bodies = []
+    for values, name in ((found.y, codecs.activations), (found.grad_x, codecs.activation_gradients)):
+        bodies.append(b"" if values is None else activation_codec(name).encode(torch.from_numpy(values)))
+    return bodies[0], bodies[1]
+
+
+def sends_nothing(replay: StageReplay) -> bool:
+    """Whether the stage is the only one."""
+    return replay.model.is_first and replay.model.is_last
+
+
+def exam_answer(replay: StageReplay, exhibit: Exhibit, step: Step, pieces: Pieces) -> tuple[Bytes, Bytes]:
+    """y and the gradient of x, encoded; or the pieces as little-endian fp32, and nothing. Raises as
+    `StageReplay.microbatch`."""
+    if not sends_nothing(replay):
+        return encoded_hop(replay.settings, replay.microbatch(exhibit, step, None))
+    gradient = GradientSum(replay.layout.num_values, replay.model.link)
+    replay.microbatch(exhibit, step, gradient.flat)
+    gradient.add_tokens(exhibit.papers.birth.num_targets)
+    gradient.close()
+    values = np.empty(sum(where.stop - where.start for where in pieces), dtype="<f4")
+    at = 0
+    for where in pieces:
+        size = where.stop - where.start
+        gradient.mean_of(where, values[at : at + size])
+        at += size
+    return values.tobytes(), b""
+
+
+def compared_answers(
+    settings: RunSettings, shape: tuple[int, int, int], mine: Sequence[Bytes], theirs: Sequence[Bytes]
+) -> list[Comparison]:
+    """The newcomer's beside the examiner's, of tensors of this shape if they were sent, of pieces otherwise.
+
+    Raises RemoteError("malformed").
+    """
+    arithmetic, codecs = settings.model.arithmetic, settings.codecs
+    if settings.model.num_stages == 1:
+        if len(theirs[0]) != len(mine[0]) or len(theirs[1]):
+            raise RemoteError("malformed", f"pieces of {len(theirs[0])} bytes, not {len(mine[0])}")
+        own, said = (np.frombuffer(bodies[0], dtype="<f4") for bodies in (mine, theirs))
+        if not np.isfinite(said).all():
+            raise RemoteError("malformed", "pieces of a gradient that are not finite")
+        return [compare(said, own, bounds_for(arithmetic, "fp32", "gradient"))]
+    found = []
+    if len(mine[0]):
+        codec = activation_codec(codecs.activations)
+        own, said = (codec.decode(bodies[0], shape).numpy() for bodies in (mine, theirs))
+        found.append(compare(said, own, bounds_for(arithmetic, codec.name, "activation")))
+    if len(mine[1]):
+        codec = activation_codec(codecs.activation_gradients)
+        own, said = (codec.decode(bodies[1], shape).numpy() for bodies in (mine, theirs))
+        found.append(compare(said, own, bounds_for(arithmetic, codec.name, "gradient")))
+    return found
