@@ -17,7 +17,7 @@ from swarm.core.ids import MicrobatchId, Step
 from swarm.core.pipeline.data_order import Run
 from swarm.core.plan import SPARE_TOKEN_BYTES
 from swarm.data.batches import Batch, BatchReader, held_out_batch
-from swarm.data.pieces import PIECE_BYTES
+from swarm.data.pieces import PIECE_BYTES, PieceList
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ AT_ONCE = 4
 """Pieces fetched in advance between two looks at what is needed now."""
 AGAIN_S = 5.0
 """After nobody gave a piece."""
-_SPARE_PIECES = SPARE_TOKEN_BYTES // PIECE_BYTES // 2
-"""Of what is ahead, and of what was needed before."""
+SPARE_SHARE, LEAST_SPARE, MOST_SPARE = 200, 4, SPARE_TOKEN_BYTES // PIECE_BYTES // 2
+"""Pieces of what is ahead, and as many of what was needed before: a 200th of the file, within these."""
 
 
 class LeasedTokens:
@@ -40,6 +40,7 @@ class LeasedTokens:
         self._held_out = held_out
         self._steps = steps
         self._settings = files.settings
+        self._spare = spare_pieces(train.folder.pieces)
         self._used: dict[int, Step] = {}
         """Chunks that this peer's own microbatches were read from, with the last step that they were born for."""
         self._fetching = asyncio.Lock()
@@ -110,12 +111,12 @@ class LeasedTokens:
             return []
         mine, found = members.index(self._steps.context.me), list[int]()
         first = chain.leases.next_chunk
-        for position in range(first + mine, first + _SPARE_PIECES * len(members), len(members)):
+        for position in range(first + mine, first + self._spare * len(members), len(members)):
             pieces = self._of_chunks([position])
-            if len({*found, *pieces}) > _SPARE_PIECES:
+            found = list(dict.fromkeys([*found, *pieces]))
+            if len(found) >= self._spare:
                 break
-            found += pieces
-        return list(dict.fromkeys(found))
+        return found[: self._spare]
 
     def _of_chunks(self, positions: Iterable[int]) -> list[int]:
         return _pieces(self._train, (run for position in positions for run in self.order.slices_of_chunk(position)))
@@ -125,8 +126,12 @@ class LeasedTokens:
         kept = self._settings.audits.retained_versions if self._settings.replays else 0
         self._used = {chunk: step for chunk, step in self._used.items() if int(step) >= version - 1 - kept}
         needed = {*self._leased(), *self._of_chunks(self._used), *self._ahead()}
-        self._train.folder.forget(needed, _SPARE_PIECES)
-        self._held_out.folder.forget((), _SPARE_PIECES)
+        self._train.folder.forget(needed, self._spare)
+        self._held_out.folder.forget((), self._spare)
+
+
+def spare_pieces(pieces: PieceList) -> int:
+    return min(MOST_SPARE, max(LEAST_SPARE, len(pieces) // SPARE_SHARE))
 
 
 def _pieces(file: HeldFile, runs: Iterable[Run]) -> list[int]:

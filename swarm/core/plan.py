@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
+from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import RunSettings
 
+PIECE_BYTES = 1 << 20
+"""As `swarm.data.pieces` has it."""
 SPARE_TOKEN_BYTES = 32 << 20
 """Of tokens that a peer of the first stage holds beside those of its leases."""
 FLOAT_BYTES = 4
@@ -167,11 +170,13 @@ class Plan:
 def held_token_bytes(settings: RunSettings) -> int:
     """On the disk of a peer of the first stage, at most: leases for two steps and a chunk, those that it may have to
     show, and what is spare."""
-    data, replays = settings.data, settings.replays
-    steps = 2 + (settings.audits.retained_versions + 2 if replays else 0)
-    leased = steps * settings.microbatches_per_step * settings.microbatch_tokens + 2 * data.chunk_tokens
+    data, order = settings.data, DataOrder.of_run(settings)
+    steps = 2 + (settings.audits.retained_versions + 2 if settings.replays else 0)
+    chunks = 2 + -(-steps * settings.microbatches_per_step // order.microbatches_per_chunk)
+    # A slice lies in whole pieces, and in one more where it does not begin with one.
+    of_slice = (order.slice_tokens * data.token_bytes // PIECE_BYTES + 2) * PIECE_BYTES
     whole = (data.num_train_tokens + data.num_held_out_tokens) * data.token_bytes
-    return min(whole, leased * data.token_bytes + SPARE_TOKEN_BYTES)
+    return min(whole, chunks * order.slices_per_chunk * of_slice + SPARE_TOKEN_BYTES)
 
 
 def stage_memory_bytes(

@@ -27,9 +27,8 @@ from swarm.manifest.value import checked_settings, settings_to_value
 
 MAX_MANIFEST_BYTES = 1 << 20
 DEFAULT_CHUNK_BYTES = 16 << 20
-MIN_CHUNKS = 256
-"""A corpus is cut into at least about this many chunks, where they hold enough, so that many peers have some to lease,
-and each holds little of the whole."""
+MIN_CHUNKS = 32
+"""A small corpus is cut into at least about this many chunks, so that several peers of stage 0 have some to lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
