@@ -252,7 +252,7 @@ async def come_and_go(plan: Schedule, folder: Path) -> Branches:
         batch={"target_tokens": 64 * plan.replicas},
         checkpoint={"every_steps": 12, "snapshot_every": 2},
         limits={"founders_per_stage": plan.replicas, "min_replicas": plan.min_replicas},
-        deadlines={"lease_s": LEASE_S, "call_s": 2.0, "round_phase_s": 1.0, "straggler_s": 0.2, "step_s": 5.0},
+        deadlines={"lease_s": LEASE_S, "call_s": 2.0, "straggler_s": 0.2, "step_s": 5.0},
     )
     threads = Threads()
     asyncio.get_running_loop().set_default_executor(threads)

@@ -56,7 +56,6 @@ rebalance_s = {rebalance_s}
 [deadlines]
 call_s = 5.0
 hop_s = 20.0
-round_phase_s = 2.0
 step_s = 30.0
 straggler_s = 1.0
 lease_s = 4.0

@@ -43,11 +43,25 @@ class Router:
         for line in self._process.stdout:
             self.seen.append(json.loads(line))
 
-    def limit(self, paths: Paths) -> None:
-        """From now on the lines are those of homes."""
+    def limit(
+        self,
+        paths: Paths,
+        *,
+        up_mbit: float = UPLINK_MBIT,
+        down_mbit: float = DOWNLINK_MBIT,
+        only: Sequence[str] = (),
+    ) -> None:
+        """From now on the lines are those of homes: all, or `only` those of these addresses."""
+        lines = {"up_mbit": up_mbit, "down_mbit": down_mbit, "queue_ms": QUEUE_MS}
+        self._tell({**lines, **asdict(paths), "only": [*only]})
+
+    def cut(self, *addresses: str) -> None:
+        """From now on these homes' lines are dead, and no others."""
+        self._tell({"cut": [*addresses]})
+
+    def _tell(self, order: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        lines = {"up_mbit": UPLINK_MBIT, "down_mbit": DOWNLINK_MBIT, "queue_ms": QUEUE_MS}
-        self._process.stdin.write(json.dumps({**lines, **asdict(paths)}) + "\n")
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
 

@@ -71,7 +71,6 @@ snapshot_every = 1000
 [limits]
 founders_per_stage = 2
 [deadlines]
-round_phase_s = 20.0
 call_s = 20.0
 """
 

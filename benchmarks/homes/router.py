@@ -6,6 +6,8 @@ Every namespace's default route is a TUN device whose other end is here. A packe
 token bucket and a queue), travels half a round trip, and comes in through its receiver's downlink. A full queue drops.
 Of a lossy path each packet is lost behind its uplink with the given probability, drawn from a seed. Rates come as JSON
 lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", "loss"}`; until then nothing is held up.
+With `"only": [ADDRESS, ...]` the rates are of these homes' lines. `{"cut": [ADDRESS, ...]}` drops all that these homes
+send or are sent, until another such line.
 Twenty times a second a line goes to standard output: `{"at", "up_bytes", "down_bytes", "dropped", "lost", "busy_s"}`,
 bytes of IP packets by address since the start, CPU seconds of this process. Needs root.
 """
@@ -23,6 +25,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.homes.namespaces import enter, ip
@@ -104,17 +107,29 @@ class Router:
         self._num_lost = 0
         self._of_address = {socket.inet_aton(address): home for address, home in homes.items()}
         self._delay_s = 0.0
+        self._cut: frozenset[int] = frozenset()
         self._under_way: list[tuple[float, int, bool, Home, bytes]] = []  # due, number, is on the downlink, to, packet
         self._numbers = itertools.count()
 
     def limit(
-        self, *, up_mbit: float, down_mbit: float, round_trip_ms: float, queue_ms: float, loss: float = 0.0
+        self,
+        *,
+        up_mbit: float,
+        down_mbit: float,
+        round_trip_ms: float,
+        queue_ms: float,
+        loss: float = 0.0,
+        only: Sequence[str] = (),
     ) -> None:
-        for home in self._homes.values():
+        for home in [self._homes[address] for address in only or self._homes]:
             for line, mbit in ((home.up, up_mbit), (home.down, down_mbit)):
                 line.bytes_per_s, line.queue_s = mbit * 1e6 / 8, queue_ms / 1000
         self._delay_s = round_trip_ms / 2000
         self._loss = loss
+
+    def cut(self, addresses: Sequence[str]) -> None:
+        """From now on the lines of these homes are dead, and no others."""
+        self._cut = frozenset(self._homes[address].tun for address in addresses)
 
     def receive(self, home: Home, now: float) -> None:
         """Take what the namespace has sent."""
@@ -124,7 +139,8 @@ class Router:
             except BlockingIOError:
                 return
             to = self._of_address.get(packet[_HEADER_BYTES + 16 : _HEADER_BYTES + 20])
-            left_at = home.up.take(wire_bytes(packet), now) if to is not None else None
+            is_cut = to is not None and not self._cut.isdisjoint((home.tun, to.tun))
+            left_at = home.up.take(wire_bytes(packet), now) if to is not None and not is_cut else None
             if to is None or left_at is None:
                 continue
             if self._loss and self._rng.random() < self._loss:
@@ -184,6 +200,9 @@ def main() -> None:
                 if not line:
                     return
                 lines = json.loads(line)
+                if "cut" in lines:
+                    router.cut(lines["cut"])
+                    continue
                 if lines.get("loss"):
                     for home in homes.values():  # or one loss would take the forty segments of a packet
                         fcntl.ioctl(home.tun, _TUNSETOFFLOAD, _OFFLOAD_CHECKSUM)

@@ -94,7 +94,6 @@ max_peers_per_stage = 16
 [deadlines]
 call_s = 2.0
 hop_s = 8.0
-round_phase_s = 2.0
 step_s = 5.0
 straggler_s = 0.5
 drain_s = 1.0
@@ -200,12 +199,12 @@ class _Network(MemoryNetwork):
         self._swarm = seen
 
     async def exchange(
-        self, caller: PeerId, callee: MemoryTransport, method: str, request: Message
+        self, caller: PeerId, callee: MemoryTransport, method: str, request: Message, timeout_s: float
     ) -> tuple[bytes, memoryview]:
         before = _OWNER.get()
         _OWNER.set(callee.peer_id)
         try:
-            answer = await super().exchange(caller, callee, method, request)
+            answer = await super().exchange(caller, callee, method, request, timeout_s)
             self._swarm.overhear(caller, callee.peer_id, method, request, answer)
             return answer
         finally:

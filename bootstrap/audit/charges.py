@@ -64,7 +64,7 @@ class OpenCharges:
             return []
         made = [
             OpenCharge(roster.stage, roster.step, made.peer_id, charge.accused, charge.digest)
-            for made in roster.contributions
+            for made in roster.committed
             for charge in made.charges
         ]
         for one in made:

@@ -15,9 +15,10 @@ from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import RunSettings
 from swarm.core.state.step_rule import NUM_CERTIFIED_NORMS, norms_after, why_skipped
 
-Kind = Literal["skipped", "not_finite", "loss_spike", "stalled"]
+Kind = Literal["skipped", "not_finite", "loss_spike", "stalled", "left_out"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""A step was skipped by a stage; a peer's work added nothing to one; its loss was far above the last; no step ends."""
+"""A step was skipped by a stage; a peer's work added nothing to one; its loss was far above the last; no step ends; a
+peer's contribution is not in one, for its line was too slow."""
 KEPT_NORMS = 1024
 """Of each stage: a rollback goes back by fewer steps, and then wants those of the steps before."""
 LOSSES = 16
@@ -115,8 +116,7 @@ class Trouble:
             return None
         return f"the loss {loss:.4g} is more than {SPIKE_FACTOR:g} times {usual:.4g}, the median of the last"
 
-    @property
-    def silent_after_s(self) -> float:
-        """No step takes longer than this, unless something is wrong."""
+    def silent_after_s(self, moves_s: float) -> float:
+        """No step takes longer than this, unless something is wrong. `moves_s`: what the bytes of a round take."""
         deadlines = self.settings.deadlines
-        return deadlines.step_s + deadlines.straggler_s + 4 * deadlines.round_phase_s + deadlines.lease_s
+        return deadlines.step_s + deadlines.straggler_s + 4 * deadlines.call_s + deadlines.lease_s + moves_s

@@ -20,12 +20,13 @@ from bootstrap.directory.admission import Admission, AdmissionPolicy
 from bootstrap.directory.vouchers import Vouchers
 from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
 from bootstrap.owner.trouble import Notice, Trouble
-from bootstrap.program.books import Books, Credit
+from bootstrap.program.books import Books, Credit, is_cut_anew
 from bootstrap.program.host_context import HostContext
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import Certified
 from bootstrap.round.following import Following
 from bootstrap.round.lost_quorum import LostQuorum, Place
+from bootstrap.state.amending import Amending
 from bootstrap.state.archived_states import ArchivedStates
 from bootstrap.state.archivist import Archivist
 from bootstrap.state.beginning import Beginning, StageSource
@@ -40,8 +41,10 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.plan import longest_round_s
 from swarm.core.round.contribution import Result
 from swarm.core.state.stage_chain import Genesis
+from swarm.core.transfers import MOST_TIMES
 from swarm.data.piece_store import WholeFile
 from swarm.drawn_papers import DrawnPapers
 from swarm.file_donor import FileDonor
@@ -59,6 +62,8 @@ from swarm.host_protocol import (
     StepReport,
 )
 from swarm.identity.key import verify
+from swarm.manifest.model import stage_num_parameters
+from swarm.manifest.signed_run import Amendment
 from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
@@ -140,6 +145,8 @@ class Host:
         self._is_taken_up = not earlier
         """Nobody need be told that peers have gone on from what an earlier process of this host began."""
         self._chains = HostChains(run)
+        self._followed = Following(run.settings, ledger, self._transport, self._record)
+        self._followed.take_up()
         self._beginning = Beginning(
             run,
             earlier,
@@ -150,11 +157,10 @@ class Host:
             self._chains.end,
             self._begin,
             emit,
+            self._followed.before_amendment,
         )
         self._changed = asyncio.Event()
         self._files = {pieces.digest: WholeFile(path, pieces) for path, pieces in run.data.pieces().items()}
-        self._followed = Following(run.settings, ledger, self._transport, self._record)
-        self._followed.take_up()
         self.vouchers = Vouchers(ledger, self._books)
         beacon = HostBeacon(self._chains, self._followed)
         self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)
@@ -185,8 +191,11 @@ class Host:
                 ),
                 random.SystemRandom(),
             ),
+            amendments=len(run.signed.amendments),
         )
-        lease_s = run.settings.deadlines.lease_s
+        lease_s, most = run.settings.deadlines.lease_s, run.settings.limits.max_peers_per_stage
+        longest_s = [longest_round_s(run.settings, size, most) for size in stage_num_parameters(run.settings.model)]
+        self._silent_after_s = self._trouble.silent_after_s(max(longest_s) / MOST_TIMES)
         self._watched = [
             LostQuorum(
                 StageIndex(stage),
@@ -194,6 +203,7 @@ class Host:
                 run.host_key.peer_id,
                 run.run_key,
                 lease_s,
+                longest_s[stage],
                 vote_log,
                 partial(self._certified_place, stage),
             )
@@ -216,6 +226,7 @@ class Host:
             beginning=self._beginning,
             emit=emit,
         )
+        self.amending = Amending(host=host, is_over=lambda: self.is_over)
         archived = ArchivedStates(run)
         self._coming_back = ComingBack(host=host, going_on=GoingOn(host, archived, self._begin_anew), archived=archived)
         self.rolling_back = RollingBack(
@@ -228,6 +239,7 @@ class Host:
             archivist=self._archivist,
             beginning=self._beginning,
             coming_back=self._coming_back,
+            amending=self.amending,
             books=lambda: self.books,
             notices=lambda: self.notices,
             begin=lambda geneses, sources, because: self._begin(geneses, sources, because=because),
@@ -268,8 +280,8 @@ class Host:
 
     @property
     def waits_for(self) -> str:
-        """What a run waits for that has begun and does not go on, in words; else empty."""
-        return self._coming_back.waits_for
+        """What a run waits for that has begun and does not go on, or is to, in words; else empty."""
+        return self._coming_back.waits_for or self.amending.waits_for
 
     @property
     def is_over(self) -> bool:
@@ -279,8 +291,10 @@ class Host:
     # -- the run's course ---------------------------------------------------------------------------------
 
     async def conduct(self) -> None:
-        """From the genesis to the end of the run. Raises what any part of it raises: none goes on without another."""
-        settings = self.run.settings
+        """From the genesis to the end of the run, or of its era if it is amended (`amending.done`).
+
+        Raises what any part of it raises: none goes on without another.
+        """
         if self.is_over:
             return
         await asyncio.to_thread(self._chains.make, self.books.lineages.get(0, 0))
@@ -289,11 +303,10 @@ class Host:
         self._heard_at = time.monotonic()
         self.progress.started_at = time.time()
         first = max(self.run.version, self.progress.first_version)
-        due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > self.run.version]
         for watched in self._watched:
             watched.heard()
         self._evaluation.ask_for(first)
-        course = asyncio.ensure_future(self._course(due))
+        course = asyncio.ensure_future(self._course(first))
         running = {
             course,
             asyncio.ensure_future(self._evaluate()),
@@ -302,6 +315,7 @@ class Host:
             asyncio.ensure_future(self._keep_up()),
             asyncio.ensure_future(self.rolling_back.serve()),
             asyncio.ensure_future(self._coming_back.run_for_ever()),
+            asyncio.ensure_future(self.amending.run()),
         }
         try:
             while not course.done():
@@ -312,18 +326,28 @@ class Host:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        await self.farewell()
+        if self.amending.pending is None:
+            await self.farewell()
+        else:
+            self.amending.carry_out()
 
-    async def _course(self, due: Sequence[int]) -> None:
-        """Checkpoints at the versions that are due, and the held-out loss there."""
-        for version in due:
+    async def _course(self, version: int) -> None:
+        """Checkpoints at the versions that are due beyond this one, and the held-out loss there."""
+        while (last := self.amending.ends_at) > version:
+            due = next(number for number in range(version + 1, last + 1) if self._is_due(number))
             try:
-                await self._reached(version)
+                if not await self._reached(due):
+                    continue
+                version = due
                 path = await self._archivist.archive(version, self._beginning.stages)
                 if self.copies is not None:
                     self.copies.wake()
                 self._emit({"event": "checkpoint", "version": version, "path": str(path)})
             except VersionGone as gone:  # the host was away too long: the next checkpoint will do
+                if self.amending.pending is not None and due == self.amending.ends_at:
+                    await asyncio.sleep(1.0)  # the stages have begun again, and are to end later
+                    continue
+                version = due
                 self._emit({"event": "skipped", "version": version, "reason": str(gone)})
             self._evaluation.ask_for(version)
         await self._evaluation.asked_for.join()
@@ -366,7 +390,7 @@ class Host:
         """Once for each version that the stages do not get beyond."""
         done, silent_s = self.progress.done_versions(), time.monotonic() - self._heard_at
         total = self.run.settings.optimizer.total_steps
-        if silent_s < self._trouble.silent_after_s or done >= total or self._silent_since == done:
+        if silent_s < self._silent_after_s or done >= total or self._silent_since == done:
             return
         self._silent_since = done
         behind = [stage for stage in range(self.progress.num_stages) if stage not in self.progress.steps[done].ids]
@@ -386,9 +410,11 @@ class Host:
 
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""
-        for event in self._ledger.events("genesis", "admitted", "result", "figures", "notice"):
+        for event in self._ledger.events("genesis", "admitted", "result", "figures", "notice", "amendment"):
             facts: Any = event.facts
-            if event.kind == "genesis":
+            if event.kind == "amendment":
+                self._forget_stages(facts)
+            elif event.kind == "genesis":
                 genesis = Genesis.from_value(facts)
                 self._trouble.begin_again(genesis.stage, self.books.went_back_to(int(genesis.version)))
                 self.progress.begin(int(genesis.version))
@@ -403,6 +429,13 @@ class Host:
                 self.progress.peers[PeerId(facts["peer"])] = PeerFigures(facts["stage"], event.at, event.at, left=True)
         held = self.books.geneses
         return [held[stage] for stage in sorted(held)] if len(held) == self.run.settings.model.num_stages else []
+
+    def _forget_stages(self, amendment: Value) -> None:
+        """The stages begin anew, and may be others."""
+        self.progress.begin(int(Amendment.from_value(amendment).version))
+        if is_cut_anew(amendment):
+            self.progress.peers.clear()
+            self._trouble = Trouble(self.run.settings)
 
     def _has_gone_on(self, stage: int) -> bool:
         """Whether a step was taken since the stage began, as far as is known here."""
@@ -442,21 +475,25 @@ class Host:
 
     def _is_due(self, version: int) -> bool:
         settings = self.run.settings
-        return version % settings.checkpoint.every_steps == 0 or version == settings.optimizer.total_steps
+        return version % settings.checkpoint.every_steps == 0 or version == self.amending.ends_at
 
-    async def _reached(self, version: int) -> None:
-        """Until every stage has reported a state of this version. Raises VersionGone if the run has gone on beyond it.
+    async def _reached(self, version: int) -> bool:
+        """Whether the version is still due once every stage has reported a state of it: the era's end may be another by
+        then. Raises VersionGone if the run has gone on beyond it.
 
         What was reported to an earlier process of this host is not reported again.
         """
         stages = range(self.progress.num_stages)
-        while len(self.progress.digests.get(version, {})) < len(stages):
+        while self._is_due(version) and version <= self.amending.ends_at:
+            if len(self.progress.digests.get(version, {})) == len(stages):
+                return True
             if version <= self.progress.first_version:
                 raise VersionGone(f"the run began again, as version {self.progress.first_version}")
             if any(self.progress.is_gone(stage, version, self.run.settings) for stage in stages):
                 raise VersionGone(f"no peer of some stage holds version {version} any more")
             self._changed.clear()
             await happened(self._changed, within_s=1.0)
+        return False
 
     async def _evaluate(self) -> None:
         """One version after another, as they are asked for."""
@@ -575,6 +612,7 @@ class Host:
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())
         self._look_at(result, facts["norm"])
+        self._say_who_is_left_out(result)
         for departure in roster.leaves:
             self._mark(departure.peer_id, left=True)
             self._emit({"event": "left", "stage": stage, "peer_id": departure.peer_id, "reason": departure.reason})
@@ -585,6 +623,17 @@ class Host:
             self._write_figures(version - FIGURES_AFTER)
             self._tell_version(version + 1)
         self._changed.set()
+
+    def _say_who_is_left_out(self, result: Result) -> None:
+        roster = result.roster
+        num_tokens = sum(made.num_tokens for made in roster.committed)
+        for made in (lost.contribution for lost in roster.left_out):
+            share, step = made.num_tokens / max(1, num_tokens), int(roster.step)
+            told = {"stage": int(roster.stage), "step": step, "peer_id": made.peer_id, "share": share}
+            self._emit({"event": "left_out", **told})
+            ids = tuple(sorted(item.microbatch_id for item in made.work))
+            reason = f"{share:.0%} of the step's tokens: its parts did not come in time"
+            self._notice(Notice("left_out", step, roster.stage, (made.peer_id,), ids, reason))
 
     def _tell_version(self, version: int) -> None:
         total, speed = self.run.settings.optimizer.total_steps, self.progress.recent_tokens_per_s()
@@ -685,6 +734,7 @@ class Host:
         """The run's figures for `--report`."""
         summary = self.progress.summary() | self.outcome()
         summary["run_id"] = self.run.run_id
+        summary["amendments"] = self.amending.history
         order = DataOrder.of_run(self.run.settings)
         summary["notices"] = [notice.told(order) for notice in self.notices]
         summary["relay"] = None if self.relay is None else self.relay.report()

@@ -64,15 +64,18 @@ class LostQuorum:
         host: PeerId,
         run_key: Identity,
         lease_s: float,
+        longest_round_s: float,
         own_log: VoteLog,
         follow: Follow,
     ) -> None:
-        """`own_log`: the rounds in which the host has voted."""
+        """`longest_round_s`: so long bytes may move in a round, of which nobody outside hears; `own_log`: the rounds in
+        which the host has voted."""
         self._stage = stage
         self._transport = transport
         self._host = host
         self._run_key = run_key
         self._lease_s = lease_s
+        self._patience_s = PATIENCE * lease_s + longest_round_s
         self._own_log = own_log
         self._follow = follow
         self._quiet_since = time.monotonic()
@@ -103,7 +106,7 @@ class LostQuorum:
         if self._changed is not None and self._changed.previous_name == basis.name:
             deciding, voting = self._changed.voters, {*live} & {*self._changed.voters}  # however they began
         enough = weight_of(weights, voting) >= quorum(weight_of(weights, deciding))
-        if (enough and quiet_s < PATIENCE * self._lease_s) or not live or not present:
+        if (enough and quiet_s < self._patience_s) or not live or not present:
             return None
         # What was signed under an earlier one binds: by its views none is asked again.
         view = max(view, self._own_log.signed_under(basis.name))

@@ -93,7 +93,7 @@ class ComingBack:
         if ready:
             if not start <= version <= start + MOST_HANDED_RESULTS:
                 raise RemoteError("protocol", f"{version - start} results are handed over", sender)
-            async with asyncio.timeout(self.host.run.settings.deadlines.state_transfer_s):
+            async with asyncio.timeout(self.host.beginning.states_s):
                 await self.archived.take(self.host.transport, sender, stage, start=start, version=version)
             self.host.emit({"event": "handed_over", "stage": stage, "version": version, "peer_id": sender})
             return Message({"wanted": False})
@@ -197,7 +197,7 @@ class ComingBack:
             raise SettingsError("--to newest: nobody has come back yet; somebody of each stage is needed")
         again, self.is_told_to_go_on = self.host.beginning.again, True
         try:
-            async with asyncio.timeout(self.host.run.settings.deadlines.state_transfer_s):
+            async with asyncio.timeout(self.host.beginning.states_s):
                 await again.wait()
         finally:
             self.is_told_to_go_on = False

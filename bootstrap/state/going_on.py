@@ -111,7 +111,7 @@ class GoingOn:
         if choice is None:
             log.warning("no version of the run is held by all stages, not even by this host")
             return False
-        async with asyncio.timeout(self._host.run.settings.deadlines.state_transfer_s):
+        async with asyncio.timeout(self._host.beginning.states_s):
             found = await asyncio.gather(*(self._source(stage, choice, one) for stage, one in enumerate(seen)))
         # Where nobody has gone on since the stages began last, the data is where it was then.
         is_begun = choice.point == point_of(eras[-1].first, eras)
@@ -280,7 +280,11 @@ def eras_of(ledger: Ledger) -> list[Era]:
     """The beginnings of the run, as far as the present branch has them."""
     eras: list[Era] = []
     to, number, lineages = 0, -1, dict[int, bytes]()
-    for event in ledger.events("rollback", "genesis"):
+    for event in ledger.events("rollback", "genesis", "amendment"):
+        if event.kind == "amendment":  # what was kept before was made under other settings, perhaps of other stages
+            eras.clear()
+            number = -1
+            continue
         if event.kind == "rollback":
             facts: Any = event.facts
             to = int(facts["to"])

@@ -69,7 +69,7 @@ class FalseCharges:
     def certified(self, result: Result) -> None:
         """A round is over: if it bears the charge, its jury is asked."""
         made, self._made = self._made, None
-        own = result.roster.contribution_of(self._steps.context.me)
+        own = result.roster.commitment_of(self._steps.context.me)
         if made is not None and own is not None and own.charges:
             self._steps.context.tasks.spawn(self._try(made, result))
 

@@ -39,7 +39,7 @@ class EquivocatingReducer(Adversary):
 
 
 class OmittingReducer(Adversary):
-    """One contributor, always the same, is in none of the parts it reduces: as if its parts had not come."""
+    """One contributor, always the same, is in none of the parts it reduces: as if they were nonsense."""
 
     def instructed(self, facts: RoundFacts, instruction: Instruction, me: Identity) -> tuple[Instruction, ...]:
         if not isinstance(instruction, AggregatePart) or not self.acts_in(facts.step):
@@ -48,7 +48,7 @@ class OmittingReducer(Adversary):
         left = tuple(peer for peer in instruction.contributors if peer != victim)
         if victim is None or not left:
             return (instruction,)
-        excluded = [*instruction.excluded, Exclusion(victim, "missing")]
+        excluded = [*instruction.excluded, Exclusion(victim, "malformed")]
         ordered = tuple(sorted(excluded, key=lambda departure: departure.peer_id))
         return (replace(instruction, contributors=left, excluded=ordered),)
 

@@ -24,7 +24,8 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.contribution import MAX_CHARGES, Charge, Result
-from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE, SignedRun
+from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE
+from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
 from verification.audit.standing import Standing
@@ -125,7 +126,7 @@ class Jury:
 
     def applied(self, applied: Applied) -> None:
         """A round is over: what it certified of this peer's charges goes before their juries."""
-        made = applied.result.roster.contribution_of(self._steps.context.me)
+        made = applied.result.roster.commitment_of(self._steps.context.me)
         for charge in made.charges if made is not None else ():
             self._charges.certified(charge, applied.result)
 

@@ -11,7 +11,7 @@ from peer.audit.exams import EXAM, EXAM_ANSWER
 from peer.directory.neighbours import WATCH
 from peer.pipeline.screens import KnownStanding
 from peer.state.catch_up import JOIN
-from swarm.checkpoint.transfer import CHUNK, SNAPSHOT
+from swarm.checkpoint.transfer import CHUNK, PART_BYTES, SNAPSHOT
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Word: TypeAlias = Ban | Quarantine | Pardon | Promotion | Debt
 
 FOR_EVERYBODY = frozenset(
-    {"ping", WATCH, RESULTS, SNAPSHOT, CHUNK, FILE, HELD, PIECES, JOIN, EXAM, EXAM_ANSWER}
+    {"ping", WATCH, RESULTS, PART_BYTES, SNAPSHOT, CHUNK, FILE, HELD, PIECES, JOIN, EXAM, EXAM_ANSWER}
     | {BAN, QUARANTINE, PARDON, PROMOTE, DEBT, FINISH}
 )
 """What passes between a member and a peer on probation: enough to follow the stage, and to be examined."""

@@ -8,6 +8,8 @@ from swarm.core.ids import PeerId
 from swarm.core.plan import HEADERS
 from swarm.network.transport import Handler, Message, Transport, TransportAround
 
+SMALL_BYTES = 4 << 10
+"""A message whose body is no longer overtakes bulk: bulk waits as much longer."""
 BURST_S = 1.0
 """What was not used may be used later, up to so many seconds' worth at once."""
 
@@ -28,8 +30,10 @@ class Meter:
         self._free_at = clock()
 
     async def take(self, size_bytes: int) -> None:
-        """Wait until so many bytes of a message's body may move."""
+        """Wait until so many bytes of a message's body may move. A small one waits for none: it counts, no more."""
         wait_s = self.book(size_bytes)
+        if size_bytes <= SMALL_BYTES:
+            return
         if wait_s > 0:
             try:
                 await asyncio.sleep(wait_s)

@@ -56,9 +56,11 @@ from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import RunSettings
 from swarm.drawn_papers import DrawnPapers
+from swarm.host_protocol import RUN
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import Ending
 from swarm.network.outcasts import GuardedTransport
-from swarm.network.transport import Directory
+from swarm.network.transport import Directory, Message
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.witness_service import VoteLog, WitnessService
 from verification.kinds.false_work import entry_check
@@ -215,7 +217,7 @@ class PeerAtStage:
         past = KeptPast(joined.snapshots, self.stage, settings, model.layout, threads)
         self._continuing = Continuing(past, own.host.peer_id, rounds.taking)
         self._rolling_back = RollingBack(
-            steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings)
+            steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings), rounds.end_at
         )
         self._donor = StateDonor(steps, own.verdicts.take)
         self._witness = WitnessService(
@@ -227,6 +229,7 @@ class PeerAtStage:
             self._is_of_stage,
             own.verdicts.may_train,
             papers=self._drawn,
+            amendments=chain.amendments,
         )
         self._draining = asyncio.Event()
         events.seal()
@@ -275,6 +278,7 @@ class PeerAtStage:
         self.server.serve(own.transport)
         self._donor.serve(own.transport)
         self._witness.serve(own.transport)
+        own.transport.serve(RUN, self._on_run, max_body_bytes=0)
         self.neighbours.serve()
         if self.source is not None:
             self.source.serve(own.transport)
@@ -335,6 +339,17 @@ class PeerAtStage:
         """Where this peer is to go; None: it stays."""
         return self.mover.target if self.mover is not None else None
 
+    @property
+    def amended(self) -> asyncio.Event:
+        """Set once the run has other settings than this peer was made under: it is to join anew."""
+        return self._rolling_back.amended
+
+    @property
+    def ending(self) -> Ending | None:
+        """The run key's word that the present era ends, to be amended."""
+        ending = self._rolling_back.ending
+        return ending if ending is not None and ending.era == self.steps.era else None
+
     def lost(self, peer: PeerId) -> None:
         """The peer may not train any more."""
         self.neighbours.drop(peer)
@@ -380,6 +395,10 @@ class PeerAtStage:
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         """As far as this peer can know: it knows its own stage."""
         return stage != self.stage or peer in self.steps.chain.members or peer in self.neighbours.of_stage(stage)
+
+    async def _on_run(self, sender: PeerId, request: Message) -> Message:
+        """For those who know fewer amendments, while the host is away."""
+        return Message(self._joined.signed_run.to_value())
 
     async def _keep_to_the_permit(self) -> None:
         """What may begin changes with the owner's permit."""

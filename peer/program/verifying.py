@@ -35,7 +35,7 @@ from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId
-from swarm.host_protocol import SignedRun
+from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Transport
 from verification.audit.verdicts import Quarantine
 from verification.kinds.equivocation import Equivocation

@@ -23,11 +23,12 @@ from swarm.averaging.seeds import part_seeds
 from swarm.core.audit.chance import Chance
 from swarm.core.canonical import Value
 from swarm.core.errors import MemoryFullError, RemoteError, TransientError
-from swarm.core.fields import Fields, packed_or_none, value_or_none
+from swarm.core.fields import Fields, packed_or_none, peer_item, signature_item, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
+from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
@@ -131,6 +132,14 @@ class RoundDriver:
         elif kind == "parts":
             heard = await self._parts.receive(state, machine, sender, fields, memoryview(request.body))
             out = heard.instructions
+        elif kind == "missing":
+            view = fields.integer("view", high=1 << 20)
+            missing = fields.items("missing", peer_item, max_items=MAX_MEMBERS)
+            given_up = fields.items("given_up", peer_item, max_items=MAX_MEMBERS)
+            signatures = fields.items("signatures", signature_item, max_items=MAX_MEMBERS)
+            if len(signatures) != len(given_up):
+                raise RemoteError("malformed", f"{len(signatures)} signatures about {len(given_up)} members", sender)
+            out = machine.on_missing(sender, view, missing, [*zip(given_up, signatures, strict=True)], now=now)
         elif kind == "made":
             part, cohort = fields.integer("part", high=1 << 20), fields.integer("cohort", high=1 << 10)
             out = machine.on_announced(sender, part, cohort, now=now)
@@ -227,6 +236,10 @@ class RoundDriver:
                     self._parts.send_part(state, reducer, part, view)
                 case act.AggregatePart() | act.CombineShares():
                     to_aggregate.append(instruction)
+                case act.SayMissing(leader, view, missing, given_up):
+                    peers, signatures = [peer for peer, _ in given_up], [signature for _, signature in given_up]
+                    lacks: dict[str, Value] = {"missing": [*missing], "given_up": [*peers], "signatures": [*signatures]}
+                    self._mail.send_all(state, (leader,), {"kind": "missing", "view": view, **lacks})
                 case act.AnnounceShare(leader, part, cohort):
                     self._mail.send_all(state, (leader,), {"kind": "made", "part": part, "cohort": cohort})
                 case act.SendReduced(to, reduced):

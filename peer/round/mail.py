@@ -38,7 +38,6 @@ class RoundMail:
     ) -> None:
         """Bring a member a message of the open step, however often it takes, or find it gone."""
         context, stage = self._context, self._steps.chain.stage
-        deadlines = context.settings.deadlines
         what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         await asyncio.shield(state.logged)
         while self._steps.is_open(state):
@@ -47,7 +46,7 @@ class RoundMail:
                     peer,
                     ROUND,
                     Message({**meta, "stage": stage, "step": state.step}, more=bodies),
-                    timeout_s=max(deadlines.call_s, deadlines.round_phase_s),
+                    timeout_s=context.settings.deadlines.call_s,
                     max_body_bytes=0,
                 )
             except RemoteError as error:

@@ -20,20 +20,23 @@ from verification.round.papers import Bytes
 
 MESSAGE_BYTES = 4352 << 10
 """A message of several parcels is no longer: four parts of 2^20 values in int8, two in bf16."""
-SHORTEST_BYTES = 256 << 10
+SHORTEST_BYTES = 16 << 10
 MESSAGE_S = 0.1
 """How long a message should take."""
+UNDER_WAY_S = 1.6
 UNDER_WAY_BYTES = 4 << 20
-"""Of all messages to one peer together, about: more than 20 Mbit/s carry in the 100 ms that an answer may take."""
+"""Of all messages to one peer together, at most: so much as its line carries in `UNDER_WAY_S`. No line is idle for an
+answer that takes 100 ms, and whoever waits for a message sees within seconds that it comes."""
 LEAST_LANES, MOST_LANES = 2, 16
-CUT_BELOW_BYTES = 2 * SHORTEST_BYTES
+CUT_BELOW_BYTES = 512 << 10
 """Only shorter messages become shorter still: on lines of more than 42 Mbit/s each costs more than an idle end."""
+LEAST_BYTES = 8 << 10
 LEAST_SHARE = 8
 """A message keeps an eighth of its length, however little is left: each has a head and an answer."""
 SMOOTHING = 0.5
 """Share of the newest rate in the average."""
 MIN_MEASURED_BYTES = 1 << 20
-"""Less than this, sent in one go, measures nothing but delays."""
+"""Less than this, sent in one go in less than `LOOK_AFTER_S`, measures nothing but delays."""
 
 
 class Pace(NamedTuple):
@@ -48,35 +51,46 @@ class Pace(NamedTuple):
     def of(cls, bytes_per_s: float) -> "Pace":
         """For a line of that rate."""
         size = min(MESSAGE_BYTES, max(SHORTEST_BYTES, int(bytes_per_s * MESSAGE_S)))
-        return cls(size, max(LEAST_LANES, min(MOST_LANES, UNDER_WAY_BYTES // size)), cuts=size < CUT_BELOW_BYTES)
+        under_way = min(UNDER_WAY_BYTES, int(bytes_per_s * UNDER_WAY_S))
+        return cls(size, max(LEAST_LANES, min(MOST_LANES, under_way // size)), cuts=size < CUT_BELOW_BYTES)
 
     def next_bytes(self, waiting_bytes: int) -> int:
         """Of the next message, while so many wait: all lanes together take half of them."""
         if not self.cuts:
             return self.message_bytes
-        return min(self.message_bytes, max(self.message_bytes // LEAST_SHARE, waiting_bytes // (2 * self.lanes)))
+        least = max(self.message_bytes // LEAST_SHARE, LEAST_BYTES)
+        return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
 
 
-FIRST_PACE = Pace(512 << 10, 8, cuts=False)
-"""While nothing has been measured."""
+FIRST_PACE = Pace(32 << 10, 4, cuts=True)
+"""While nothing has been measured: a line of 1 Mbit/s carries so much in a second."""
+LOOK_AFTER_S = 1.0
+"""A line that is busy for longer is measured while it is."""
 
 
 @dataclass
 class _Line:
     """To one peer."""
 
+    pace: Pace
     waiting: deque["Parcel"] = field(default_factory=deque)
     waiting_bytes: int = 0
-    pace: Pace = FIRST_PACE
     bytes_per_s: float | None = None
     busy: int = 0
     busy_since: float = 0.0
     sent_bytes: int = 0
     """Since it is busy."""
 
+    def look(self, now: float) -> None:
+        """Something has gone: a slow line is known long before it is idle, and a fast one soon is."""
+        if now >= self.busy_since + LOOK_AFTER_S or self.sent_bytes >= 4 * MIN_MEASURED_BYTES:
+            self.measure(now)
+            self.busy_since, self.sent_bytes = now, 0
+
     def measure(self, now: float) -> None:
-        """It has nothing to send any more."""
-        if self.sent_bytes >= MIN_MEASURED_BYTES and now > self.busy_since:
+        """It has nothing to send any more, or has sent for long."""
+        is_long = now >= self.busy_since + LOOK_AFTER_S
+        if (self.sent_bytes >= MIN_MEASURED_BYTES or (is_long and self.sent_bytes)) and now > self.busy_since:
             rate = self.sent_bytes / (now - self.busy_since)
             self.bytes_per_s = (
                 rate if self.bytes_per_s is None else self.bytes_per_s + SMOOTHING * (rate - self.bytes_per_s)
@@ -114,14 +128,18 @@ class Outbox:
     """Parcels for several peers. `spawn` runs what it is given as a task; `send` brings a peer parcels that go
     together."""
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], send: Send) -> None:
+    def __init__(
+        self, spawn: Callable[[Coroutine[Any, Any, None]], None], send: Send, *, first_pace: Pace = FIRST_PACE
+    ) -> None:
+        """`first_pace`: of a line that was not measured yet."""
+        self._first_pace = first_pace
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
 
     def put(self, peer: PeerId, parcel: Parcel) -> None:
         """Send this once what was put before is sent or under way."""
-        line = self._lines.setdefault(peer, _Line())
+        line = self._lines.setdefault(peer, _Line(pace=self._first_pace))
         line.waiting.append(parcel)
         line.waiting_bytes += len(parcel.body)
         self._begin(peer, line)
@@ -141,10 +159,12 @@ class Outbox:
 
     async def _send_waiting(self, peer: PeerId, line: _Line) -> None:
         try:
-            while together := _take(line):
+            while line.busy <= line.pace.lanes and (together := _take(line)):
                 self._begin(peer, line)  # of what was cut, the other fragments go beside the first
                 await self._send(peer, together)
                 line.sent_bytes += sum(len(parcel.body) for parcel in together)
+                line.look(time.monotonic())
+                self._begin(peer, line)
         finally:
             line.busy -= 1
             if not line.busy:

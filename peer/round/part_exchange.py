@@ -30,6 +30,7 @@ from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.reduce import read_and_written
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.transfer import PART_BYTES
 from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item, value_or_none
@@ -37,6 +38,7 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
+from swarm.core.transfers import bytes_per_s, longest_s
 from swarm.network.loop import happened
 from swarm.network.transport import Message
 from swarm.optim.certified_steps import check_bodies
@@ -47,7 +49,6 @@ from verification.round.reduction import Reduction
 
 log = logging.getLogger(__name__)
 
-PART_BYTES = "part_bytes"
 MAX_PARCELS = 1 << 12
 
 Taken: TypeAlias = dict[ReducedPart, Reduction]
@@ -132,6 +133,9 @@ class PartExchange:
             self._outbox.put(peer, Parcel(state, "reduced", head, state.parts.reduced[reduced.part, reduced.digest]))
 
     async def _send(self, peer: PeerId, parcels: list[Parcel]) -> None:
+        parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]
+        if not parcels:
+            return
         meta: dict[str, Value] = {
             "kind": "parts",
             "of": parcels[0].kind,
@@ -139,7 +143,20 @@ class PartExchange:
             "sizes": [len(parcel.body) for parcel in parcels],
             "fragment": value_or_none(parcels[0].fragment),
         }
-        await self._mail.send(parcels[0].state, peer, meta, tuple(parcel.body for parcel in parcels))
+        state = parcels[0].state
+        await self._mail.send(state, peer, meta, tuple(parcel.body for parcel in parcels))
+        if state.round is not None:
+            state.round.moved(peer, now=time.monotonic())
+
+    def _is_wanted(self, peer: PeerId, parcel: Parcel) -> bool:
+        """Whether the peer reduces the part by the roster that is followed now, and the contribution is in it."""
+        machine = parcel.state.round
+        roster = machine.roster if machine is not None else None
+        if parcel.kind != "contributed" or roster is None:
+            return True
+        cohort, part = roster.cohort_of[self._context.me], parcel.head["part"]
+        assert isinstance(part, int)
+        return roster.contribution_of(self._context.me) is not None and roster.reducer_of(part, cohort) == peer
 
     # -- in -----------------------------------------------------------------------------------------------
 
@@ -150,6 +167,7 @@ class PartExchange:
 
         Raises RemoteError if the message as a whole is no good, TransientError if it is too early or too late.
         """
+        machine.moved(sender, now=time.monotonic())
         kind = fields.text("of")
         heads = fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
         bodies = _cut(body, fields.items("sizes", integer_item, max_items=MAX_PARCELS), sender)
@@ -424,11 +442,12 @@ class PartExchange:
             return []
         state.parts.fetching.add((part, wanted))
         meta: dict[str, Value] = {"step": state.step, "part": part, "digest": wanted}
-        call_s = self._context.settings.deadlines.call_s
+        deadlines = self._context.settings.deadlines
+        answer_s = longest_s(self._encoded_bytes(part), bytes_per_s(deadlines.least_mbit), floor_s=deadlines.call_s)
         for holder in holders:
             try:
                 reply = await self._context.transport.call(
-                    holder, PART_BYTES, Message(meta), timeout_s=call_s, max_body_bytes=self._encoded_bytes(part)
+                    holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
                 )
             except (TransientError, RemoteError) as error:
                 log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)

@@ -1,6 +1,7 @@
 """Which members of the stage are there: who does not answer is left out, or its leading passed on."""
 
 import time
+from collections import Counter, deque
 
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
@@ -12,6 +13,8 @@ from swarm.core.round.contribution import Result
 from swarm.network.transport import Message
 
 PING_S = 2.0
+ROUNDS_LOOKED_AT, IN_VAIN = 8, 2
+"""Whoever was waited for in vain in so many of the last rounds is not waited for."""
 
 
 class Presence:
@@ -22,6 +25,8 @@ class Presence:
         self._context = steps.context
         self._gone: dict[PeerId, Version] = {}
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
+        self._waited_in_vain: deque[frozenset[PeerId]] = deque(maxlen=ROUNDS_LOOKED_AT)
+        """Of the last rounds, whose parts were waited for and left out all the same."""
 
     def present(self) -> list[PeerId]:
         """Members, but for those that did not answer."""
@@ -72,9 +77,19 @@ class Presence:
             state.progress.expect(self.present(), now=time.monotonic())
         state.dirty.set()
 
-    def step_taken(self, result: Result) -> None:
-        """Who is no member any more, or was in a round that began after it did not answer, is forgotten."""
-        heard = {contribution.peer_id for contribution in result.roster.contributions}
+    def not_waited_for(self) -> frozenset[PeerId]:
+        """Whose parts the next round does not wait for when most others' are there."""
+        counted = Counter(peer for lost in self._waited_in_vain for peer in lost)
+        return frozenset(peer for peer, count in counted.items() if count >= IN_VAIN)
+
+    def step_taken(self, result: Result, *, given_up: frozenset[PeerId]) -> None:
+        """Who is no member any more, or was in a round that began after it did not answer, is forgotten.
+
+        `given_up`: whose parts this peer itself waited for in vain: what others say of them shortens no wait here.
+        """
+        left_out = frozenset(lost.peer_id for lost in result.roster.left_out)
+        self._waited_in_vain.append((left_out & given_up) - self.not_waited_for())
+        heard = {contribution.peer_id for contribution in result.roster.committed}
         step: Step = result.roster.step
         for peer, version in list(self._gone.items()):
             if peer not in self._steps.chain.members or (peer in heard and int(step) > version):

@@ -26,11 +26,14 @@ from peer.stage.events import MemberGone, PeerLost, VersionTurned
 from swarm.core.audit.chance import Chance
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
+from swarm.core.plan import longest_round_s
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound
 from swarm.core.round.contribution import Charge, Result
+from swarm.core.round.patience import Waits
 from swarm.core.round.voting import Reconfiguration
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.transfers import work_s
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
@@ -110,6 +113,16 @@ class StageRounds:
         """End all work; nothing is begun after it."""
         await self.context.tasks.stop()
 
+    def end_at(self, version: int) -> None:
+        """The era ends at this version; a later word may name a higher one."""
+        was_over = self.steps.is_over
+        for over in self.steps.end_at(version):
+            self.turns.step_is_over(over.grants)
+        if was_over and not self.steps.is_over:
+            self._open_steps()
+            self.steps.announce_version()
+        self.turns.look_again()
+
     # -- steps --------------------------------------------------------------------------------------------
 
     def _turned(self, event: VersionTurned) -> None:
@@ -145,6 +158,7 @@ class StageRounds:
                 self.context.identity.sign,
                 verify,
                 view=state.view,
+                waits=self._waits(),
                 votes=votes,
                 signed_under=self.vote_log.signed_under(name),
             )
@@ -152,6 +166,15 @@ class StageRounds:
             state.notify()
             state.dirty.set()
             self.context.tasks.spawn(self._watch_deadlines(state))
+
+    def _waits(self) -> Waits:
+        settings, steps = self.context.settings, self.steps
+        return Waits(
+            opened_at=time.monotonic(),
+            straggler_share=settings.averaging.straggler_share,
+            longest_s=longest_round_s(settings, steps.replica.layout.num_values, len(steps.chain.members)),
+            not_waited_for=self.presence.not_waited_for(),
+        )
 
     async def _watch_deadlines(self, state: StepState) -> None:
         while self.steps.is_open(state) and state.round is not None:
@@ -184,7 +207,10 @@ class StageRounds:
             for reduced in result.parts:
                 out += state.round.part_fetched(reduced, now=time.monotonic())
             self._driver.carry_out(state, out)
-        await self.steps.wait_for_version(version + 1, timeout_s=self.context.settings.deadlines.round_phase_s)
+        values = self.steps.replica.layout.num_values
+        await self.steps.wait_for_version(
+            version + 1, timeout_s=self.context.settings.deadlines.call_s + work_s(values)
+        )
 
     # -- what others ask ----------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """How a peer takes a step that is certified: the state that it makes, and what is written down of it."""
 
 import asyncio
+import logging
 import time
 
 from peer.pipeline.compute import Urgency
@@ -17,7 +18,10 @@ from swarm.core.ids import Version
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.transfers import work_s
 from verification.round.papers import Bytes
+
+log = logging.getLogger(__name__)
 
 SHORTEST_PHASE_S, PHASE_FACTOR, PHASE_WINDOW = 1.0, 2.0, 16
 """A phase of a round is waited for twice as long as whole rounds lately took: a second at least."""
@@ -31,7 +35,7 @@ class StepTaking:
         self._context = steps.context
         self._presence = presence
         self._turns = turns
-        self.phase = _phase(self._context.settings)
+        self.phase = _phase(self._context.settings, steps.replica.layout.num_values)
         """How long a phase of a round is waited for."""
         self._stands_until = 0.0
         """No step is taken before."""
@@ -66,10 +70,13 @@ class StepTaking:
         new = await self._made(state, result, bodies, next_chain.name)
         steps.turn(new, next_chain)
         context.results.keep(result, bodies)
-        self._presence.step_taken(result)
+        given_up = state.round.given_up if state.round is not None else frozenset()
+        self._presence.step_taken(result, given_up=given_up)
         seconds = time.monotonic() - (state.closed_at or time.monotonic())
         if state.closed_at is not None and state.round is not None:
-            if result.roster.view > state.round.facts.first_view or result.roster.leaves:
+            if result.roster.left_out:
+                self._say_who_is_left_out(result)
+            elif result.roster.view > state.round.facts.first_view or result.roster.leaves:
                 self.phase.missed()
             else:
                 self.phase.observe(seconds)
@@ -108,6 +115,15 @@ class StepTaking:
         if self._saving is not None:
             await asyncio.wait({self._saving})
 
+    def _say_who_is_left_out(self, result: Result) -> None:
+        step, mine = result.roster.step, self._context.me
+        for lost in result.roster.left_out:
+            made = lost.contribution
+            who = "this peer" if made.peer_id == mine else made.peer_id[-6:]
+            log.warning(
+                "step %d: %s is left out, %d tokens: its parts did not come in time", step, who, made.num_tokens
+            )
+
     async def _made(self, state: StepState, result: Result, bodies: list[Bytes], name: bytes) -> NewVersion:
         """The version that this certified result makes; what reducers signed for it is kept."""
         await self._saved()
@@ -144,8 +160,7 @@ class StepTaking:
             return self._steps.version
 
 
-def _phase(settings: RunSettings) -> AdaptiveDeadline:
-    limit_s = settings.deadlines.round_phase_s
-    assert limit_s > 0
+def _phase(settings: RunSettings, num_values: int) -> AdaptiveDeadline:
+    limit_s = settings.deadlines.call_s + work_s(num_values)
     floor_s = min(limit_s, SHORTEST_PHASE_S)
     return AdaptiveDeadline(limit_s=limit_s, floor_s=floor_s, factor=PHASE_FACTOR, window=PHASE_WINDOW)

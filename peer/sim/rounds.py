@@ -222,6 +222,8 @@ class SimulatedRound:
                 self._send(to, lambda one: self._followed(one, me, roster))
             case act.SendPart(to, part, view):
                 self._send((to,), partial(self._part_came, me, part, view, member.parts[part]))
+            case act.SayMissing(to, view, missing, given_up):
+                self._send((to,), lambda one: one.machine.on_missing(me, view, missing, given_up, now=self._now))
             case act.AggregatePart():
                 self._reduce(member, instruction)
             case act.SendReduced(to, reduced):

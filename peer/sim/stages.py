@@ -16,9 +16,9 @@ from swarm.core.audit.chance import REVEALED_AFTER, Chance, HostWord
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.ids import PeerId, StageIndex, Step
-from swarm.core.result_size import most_work
 from swarm.core.round.contribution import Contribution, Roster
 from swarm.core.settings import RunSettings
+from swarm.core.state.result_size import most_work
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import Identity
 from verification.round.papers import Papers

@@ -14,13 +14,15 @@ from collections.abc import Callable
 from peer.round.rounds import StageRounds
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Overtaken
-from peer.state.joining_state import JoiningState
-from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_results
+from peer.state.joining_state import MOST_DONORS, JoiningState
+from swarm.checkpoint.state import Bytes
+from swarm.checkpoint.transfer import CHUNK, SNAPSHOT, Offer, fetch_bare_results, fetch_parts
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields, value_or_none
 from swarm.core.ids import PeerId, Step, Version
+from swarm.core.round.contribution import Result
 from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS, STANDING
 from swarm.identity.key import verify
 from swarm.network.loop import happened
@@ -62,7 +64,8 @@ class StateDonor:
             await steps.wait_for_version(start + 1, timeout_s=wait_s)
         if not with_bodies:
             bare = await asyncio.to_thread(steps.context.results.signed_since, start, at_most=MAX_BARE_RESULTS_PER_CALL)
-            return Message({"version": steps.version, "oldest": start, "results": [*bare], "sizes": []})
+            held_from = min(steps.context.results, default=int(steps.version))
+            return Message({"version": steps.version, "oldest": held_from, "results": [*bare], "sizes": []})
         values: list[Value] = []
         sizes: list[Value] = []
         bodies: list[bytes | bytearray | memoryview] = []
@@ -103,7 +106,12 @@ class StateDonor:
         ticket = Ticket.from_value(fields.message("ticket"))
         promotion = fields.maybe("promotion", Promotion.from_value)
         fields.done()
-        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key, verify=verify)
+        ticket.check(
+            run_id=steps.context.run_id,
+            run_key=steps.chain.run_key,
+            amendments=steps.chain.amendments,
+            verify=verify,
+        )
         if ticket.peer_id != sender or ticket.stage != steps.chain.stage:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         limit = steps.context.settings.limits.max_peers_per_stage
@@ -140,6 +148,10 @@ class CatchUp:
         self._peers_of_stage = peers_of_stage
         self._rng = rng
         self._behind: set[PeerId] = set()
+        self._parts: dict[bytes, Bytes] = {}
+        """Of the result that comes next, by digest: those that are here."""
+        self._chunks: dict[bytes, bytes] = {}
+        """Of a state whose transfer broke off."""
         self._is_wrong = False
         """This peer's own state is not the stage's."""
         self._version = steps.version
@@ -227,21 +239,36 @@ class CatchUp:
 
     async def _advance(self, donor: PeerId) -> None:
         steps = self._steps
-        if not steps.is_member and steps.may_join(self._me):
-            await self._ask_to_join()
-        started_at = steps.version
         wait_s = 0.0 if self._takes_part else 2.0
-        layout, settings = steps.replica.layout, steps.context.settings
-        offered = await fetch_results(self._transport, donor, int(started_at), layout, settings, wait_s=wait_s)
-        if offered.version > steps.version and not offered.results:
-            if offered.oldest <= steps.version:
-                raise TransientError(f"{donor[-6:]} is at {offered.version} but sent no results")
+        settings, started_at = steps.context.settings, int(steps.version)
+        offered = await fetch_bare_results(self._transport, donor, started_at, settings, wait_s=wait_s)
+        if offered.version > steps.version and offered.oldest > steps.version:
             await self._load_snapshot(donor)
             return
-        for result, bodies in offered.results:
-            await self._rounds.adopt(result, bodies)
+        if offered.version > steps.version and not offered.results:
+            raise TransientError(f"{donor[-6:]} is at {offered.version} but sent no results")
+        if offered.version <= started_at + 1 and not steps.is_member and steps.may_join(self._me):
+            await self._ask_to_join()  # it holds the stage's version, or will when it has this one's result
+        for result, _ in offered.results:
+            if int(result.roster.step) != int(steps.version):
+                break
+            await self._rounds.adopt(result, await self._parts_of(result, donor))
+            self._parts.clear()
         if offered.version > steps.version:
             self._behind.add(donor)
+
+    async def _parts_of(self, result: Result, donor: PeerId) -> list[Bytes]:
+        """The bytes of a result that somebody offers, once it is known to be genuine; from all who may have them."""
+        steps, replica = self._steps, self._steps.replica
+        settings = steps.context.settings
+        facts = steps.chain.facts(settings, num_parts=replica.num_parts, phase_s=settings.deadlines.call_s)
+        facts.check_result(result, verify, certified=True)
+        others = [peer for peer in self._others() if peer != donor]
+        self._rng.shuffle(others)
+        others.sort(key=lambda peer: peer not in steps.chain.members)  # anybody can be in the directory
+        largest = max(replica.codec.encoded_bytes(part.stop - part.start) for part in replica.parts())
+        donors = [donor, *others[: MOST_DONORS - 1]]
+        return await fetch_parts(self._transport, donors, result, settings, self._parts, largest_bytes=largest)
 
     async def _load_snapshot(self, donor: PeerId) -> None:
         steps = self._steps
@@ -249,7 +276,15 @@ class CatchUp:
         replica = steps.replica
         own = steps.chain
         wanted = JoiningState(
-            self._transport, steps.context.settings, own.run_id, own.run_key, own.coordinator, own.stage, replica.layout
+            self._transport,
+            steps.context.settings,
+            own.run_id,
+            own.run_key,
+            own.coordinator,
+            own.stage,
+            replica.layout,
+            own.amendments,
+            self._chunks,
         )
         others = [peer for peer in self._others() if peer != donor]
         self._rng.shuffle(others)

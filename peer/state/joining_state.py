@@ -8,12 +8,12 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.checkpoint.state import StageState, state_from_chunks
 from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_offer
 from swarm.core.canonical import digest
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import AmendedError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.settings import RunSettings
@@ -73,6 +73,10 @@ class JoiningState:
     host: PeerId
     stage: StageIndex
     layout: ParameterLayout
+    amendments: int
+    """Of the run, that are in the settings."""
+    held: dict[bytes, bytes] = field(default_factory=dict)
+    """Chunks that came in tries that broke off, by hash: they are not fetched again, of whatever version."""
 
     async def fetch(
         self, donors: Sequence[PeerId], members: Collection[PeerId], *, newer_than: int = -1
@@ -80,7 +84,8 @@ class JoiningState:
         """The state, and the chain of its version, which is above `newer_than`.
 
         `donors` are asked for chunks, the first of them first; `members` are those whose word counts without the
-        host. Raises TransientError when there is no such state, or nobody gives it.
+        host. Raises TransientError when there is no such state, or nobody gives it, AmendedError when it is of a run
+        with more amendments.
         """
         chosen = await self._choose(set(members) - {self.transport.peer_id}, newer_than)
         if chosen.version <= newer_than:
@@ -95,19 +100,23 @@ class JoiningState:
             )
         offer = next(iter(holders.values()))  # the hashes are those under the digest, whoever sent them
         try:
-            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings)
+            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings, self.held)
             state = await asyncio.to_thread(state_from_chunks, self.layout, chunks, chosen.digest)
         except (RemoteError, TimeoutError) as error:
             raise TransientError(f"version {chosen.version} from {len(holders)} donors: {error}") from error
         if (state.version, state.name) != (chosen.version, chosen.chain.name):
             raise TransientError(f"the state that is {chosen.reason} is of {state.version}, not of {chosen.version}")
+        self.held.clear()
         log.info("version %d of stage %d: %s, %d donors", chosen.version, self.stage, chosen.reason, len(holders))
         return state, chosen.chain
 
     async def _choose(self, members: set[PeerId], newer_than: int) -> ChosenState:
         try:
             anchor = await self._anchor()
+            self._check_amendments(anchor.chain, self.host)
             return ChosenState(anchor.state_digest, anchor.chain, "anchored by the run key")
+        except AmendedError:
+            raise
         except (TransientError, RemoteError) as error:
             log.info("no anchor of stage %d: %s", self.stage, error)
         latest = await self._offers(sorted(members), None)
@@ -119,11 +128,19 @@ class JoiningState:
             stated = {peer: offer for peer, offer in latest.items() if offer.version == version}
             chosen = agreed(members, stated | await self._offers(ahead, version))
             if chosen is not None:
+                self._check_amendments(chosen.chain, min(stated))
                 return chosen
         raise TransientError(
             f"no state of stage {self.stage} above version {newer_than} is stated by more than two thirds of its "
             f"{len(members)} members, {len(latest)} of which answered; the host does not say either"
         )
+
+    def _check_amendments(self, chain: StageChain, told_by: PeerId) -> None:
+        """Raises AmendedError if more are in force there, TransientError if fewer are."""
+        if chain.amendments > self.amendments:
+            raise AmendedError(told_by)
+        if chain.amendments < self.amendments:
+            raise TransientError(f"version {chain.version} is of before the run was amended")
 
     async def _anchor(self) -> Anchor:
         """The run key's last word on the stage."""

@@ -6,10 +6,11 @@ and CHUNK {stage, version, index} with one chunk.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarm.averaging.codecs import result_codec
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
     Bytes,
@@ -23,16 +24,20 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId
+from swarm.core.plan import FLOAT_BYTES, RESULT_BYTES
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
-from swarm.host_protocol import MAX_RESULTS_PER_CALL, RESULTS
+from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
 
 SNAPSHOT, CHUNK = "snapshot", "snapshot_chunk"
+PART_BYTES = "part_bytes"
+"""{step, part, digest} -> that part of a step's result, of a step that is open or whose result is kept."""
 PARALLEL_CHUNKS = 4
 MAX_HASH_BYTES = 32 << 20
 MAX_STATE_BYTES_PER_VALUE = 32
@@ -131,6 +136,70 @@ async def fetch_results(
     return OfferedResults(version, oldest, tuple(found))
 
 
+async def fetch_bare_results(
+    transport: Transport, donor: PeerId, start: int, settings: RunSettings, *, wait_s: float = 0.0
+) -> OfferedResults:
+    """As `fetch_results`, without the parts: they come one by one, from whoever has them (`fetch_parts`)."""
+    asked = Message({"from": start, "wait_s": wait_s, "bodies": False})
+    timeout_s = settings.deadlines.call_s + wait_s
+    reply = await transport.call(donor, RESULTS, asked, timeout_s=timeout_s, max_body_bytes=0)
+    fields = Fields("results", reply.meta)
+    version, oldest = fields.integer("version"), fields.integer("oldest")
+    results = fields.items("results", Result.from_value, max_items=MAX_BARE_RESULTS_PER_CALL)
+    fields.items("sizes", _sizes, max_items=0)
+    fields.done()
+    return OfferedResults(version, oldest, tuple((result, []) for result in results))
+
+
+async def fetch_parts(
+    transport: Transport,
+    donors: Sequence[PeerId],
+    result: Result,
+    settings: RunSettings,
+    held: dict[bytes, Bytes],
+    *,
+    largest_bytes: int,
+) -> list[Bytes]:
+    """The bytes of a result's parts, each checked, from several donors in turn; those `held` are not fetched again.
+
+    What comes is put there by digest, and stays if the rest does not come. A donor that fails once, or gives other
+    bytes, is asked no more. Raises the last donor's TransientError or
+    RemoteError.
+    """
+    step, places, failed = int(result.roster.step), asyncio.Semaphore(PARALLEL_CHUNKS), set[PeerId]()
+    part_s = transfer_s(settings, PARALLEL_CHUNKS * largest_bytes)
+
+    async def fetch(index: int, wanted: bytes) -> None:
+        meta: dict[str, Value] = {"step": step, "part": index, "digest": wanted}
+        last: TransientError | RemoteError = TransientError(f"part {index} of step {step}: nobody to ask")
+        async with places:
+            for turn in range(len(donors)):
+                donor = donors[(index + turn) % len(donors)]
+                if donor in failed:
+                    continue
+                try:
+                    reply = await transport.call(
+                        donor, PART_BYTES, Message(meta), timeout_s=part_s, max_body_bytes=largest_bytes
+                    )
+                    if await asyncio.to_thread(bulk_digest, reply.body) != wanted:
+                        raise RemoteError("digest", f"part {index} of step {step} differs from its digest", donor)
+                except (TransientError, RemoteError) as error:
+                    log.info("part %d of step %d from %s: %s", index, step, donor[-6:], error)
+                    failed.add(donor)
+                    last = error
+                    continue
+                held[wanted] = reply.body
+                return
+        raise last
+
+    missing = [(part.part, part.digest) for part in result.parts if not part.is_empty and part.digest not in held]
+    found = await asyncio.gather(*(fetch(*one) for one in missing), return_exceptions=True)
+    for error in found:
+        if error is not None:
+            raise error
+    return [b"" if part.is_empty else held[part.digest] for part in result.parts]
+
+
 def _sizes(value: Value) -> tuple[int, ...]:
     return Fields("sizes", {"of": value}).items("of", integer_item, max_items=1 << 16)
 
@@ -159,24 +228,33 @@ async def fetch_offer(
 
 
 async def fetch_chunks(
-    transport: Transport, donors: Sequence[PeerId], offer: Offer, settings: RunSettings
+    transport: Transport,
+    donors: Sequence[PeerId],
+    offer: Offer,
+    settings: RunSettings,
+    held: dict[bytes, bytes] | None = None,
 ) -> list[bytes]:
     """All chunks of the offered state, from whichever donors give them, in turn; each has its hash in the offer.
+
+    What comes is put into `held` by its hash, stays there if the rest does not come, and is not fetched again.
 
     A donor that fails once, or gives another chunk, is asked no more. Raises the last one's TransientError or
     RemoteError, or TimeoutError.
     """
-    call_s, places = settings.deadlines.call_s, asyncio.Semaphore(PARALLEL_CHUNKS)
+    chunk_s, places = transfer_s(settings, PARALLEL_CHUNKS * CHUNK_BYTES), asyncio.Semaphore(PARALLEL_CHUNKS)
     failed: set[PeerId] = set()
 
     async def from_donor(donor: PeerId, index: int) -> bytes:
         meta: dict[str, Value] = {"stage": offer.stage, "version": offer.version, "index": index}
-        answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=call_s * 3, max_body_bytes=CHUNK_BYTES)
+        answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=chunk_s, max_body_bytes=CHUNK_BYTES)
         data = bytes(answer.body)
         await asyncio.to_thread(verify_chunk, offer.hashes, index, data)
         return data
 
     async def chunk(index: int) -> bytes:
+        here = held.get(offer.hashes[index]) if held is not None else None
+        if here is not None:
+            return here
         last: TransientError | RemoteError = TransientError(f"chunk {index}: no donor of {len(donors)} is left")
         async with places:
             for turn in range(len(donors)):
@@ -184,15 +262,30 @@ async def fetch_chunks(
                 if donor in failed:
                     continue
                 try:
-                    return await from_donor(donor, index)
+                    data = await from_donor(donor, index)
+                    if held is not None:
+                        held[offer.hashes[index]] = data
+                    return data
                 except (TransientError, RemoteError) as error:
                     log.warning("chunk %d of version %d from %s: %s", index, offer.version, donor, error)
                     failed.add(donor)
                     last = error
         raise last
 
-    async with asyncio.timeout(settings.deadlines.state_transfer_s):
+    async with asyncio.timeout(transfer_s(settings, offer.total_bytes)):
         return await asyncio.gather(*(chunk(index) for index in range(num_chunks_of(offer.total_bytes))))
+
+
+def transfer_s(settings: RunSettings, num_bytes: float) -> float:
+    """Seconds after which a transfer of so many bytes has ended in any case."""
+    return longest_s(num_bytes, bytes_per_s(settings.deadlines.least_mbit), floor_s=settings.deadlines.call_s)
+
+
+def states_s(settings: RunSettings, num_values: Iterable[int]) -> float:
+    """`transfer_s` of the states of stages with so many values each, with the results until the next snapshots."""
+    result_bytes = RESULT_BYTES[settings.codecs.averaging] * settings.retained_results
+    value_bytes = FLOAT_BYTES + settings.optimizer.moment_bytes + result_bytes
+    return transfer_s(settings, sum(num_values) * value_bytes)
 
 
 def _read_offer(reply: Message, layout: ParameterLayout) -> Offer:

@@ -12,6 +12,7 @@ from swarm.core.forms import (
     INTEGER,
     NUMBER,
     PEER_ID,
+    SIGNATURE,
     Integer,
     Octets,
     Text,
@@ -130,6 +131,11 @@ def peer_item(value: Value) -> PeerId:
 def digest_item(value: Value) -> bytes:
     """Reader of a list element that is a digest."""
     return DIGEST.read(value, "digest.value")
+
+
+def signature_item(value: Value) -> bytes:
+    """Reader of a list element that is a signature."""
+    return SIGNATURE.read(value, "signature.value")
 
 
 def integer_item(value: Value) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import RunSettings
+from swarm.core.transfers import bytes_per_s, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -271,6 +272,12 @@ def round_bytes(codec: str, num_parameters: int, num_members: int) -> float:
     """
     vector_bytes = (CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters
     return (num_members - 1) / num_members * vector_bytes
+
+
+def longest_round_s(settings: RunSettings, num_parameters: int, num_members: int) -> float:
+    """Seconds after which the bytes of a round of a stage are not waited for however they come."""
+    num_bytes = round_bytes(settings.codecs.averaging, num_parameters, num_members)
+    return longest_s(num_bytes, bytes_per_s(settings.deadlines.least_mbit), floor_s=0.0)
 
 
 def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, assumptions: Assumptions) -> Plan:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.tables import Bounds, Matching, Table
+from swarm.core.tables import Amendable, Bounds, Matching, Table
+from swarm.core.transfers import LEAST_MBIT
 
 ActivationCodecName = Literal["fp32", "bf16", "int8", "int4"]
 AveragingCodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
@@ -55,7 +56,7 @@ class ModelSettings(Table):
 
     config_json: Annotated[str, Bounds(most=1 << 20)]
     """Canonical JSON (sorted keys, no spaces) of the Hugging Face config; `model_type` names the family."""
-    stage_layers: tuple[tuple[int, int], ...]
+    stage_layers: Annotated[tuple[tuple[int, int], ...], Amendable()]
     """Decoder layers [start, stop) of each stage; together all layers, in order."""
     compute_dtype: ComputeDtype = "fp32"
     """bf16 runs forward and backward under autocast; weights and gradients stay fp32."""
@@ -106,7 +107,7 @@ class BatchSettings(Table):
         int, Bounds(least=1, most=1 << 16), "Samples that travel through the stages together."
     ] = 8
     target_tokens: Annotated[
-        int, Bounds(least=1, most=1 << 40), "Target tokens in an optimizer step, over all peers."
+        int, Bounds(least=1, most=1 << 40), Amendable(), "Target tokens in an optimizer step, over all peers."
     ] = 8192
     """A step closes when its microbatches hold at least this many."""
 
@@ -117,6 +118,7 @@ class OptimizerSettings(Table):
     learning_rate: Annotated[
         float,
         Bounds(above=0, most=1000),
+        Amendable(),
         "The highest rate of the schedule: linear warm-up, then a cosine.",
     ] = 1e-3
     beta1: Annotated[Decay, "AdamW's decay of the mean gradient."] = 0.9
@@ -147,10 +149,12 @@ class OptimizerSettings(Table):
         'How AdamW\'s moments are kept: "fp32" (8 bytes a parameter) or "int8" (2). '
         "Either is the same on every machine.",
     ] = "fp32"
-    warmup_steps: Annotated[StepsOrNone, "Steps until the learning rate is at its highest."] = 20
-    total_steps: Annotated[int, Bounds(least=1, most=MOST_STEPS), "The run ends after this many steps."] = 200
+    warmup_steps: Annotated[StepsOrNone, Amendable(), "Steps until the learning rate is at its highest."] = 20
+    total_steps: Annotated[
+        int, Bounds(least=1, most=MOST_STEPS), Amendable(), "The run ends after this many steps."
+    ] = 200
     final_learning_rate_share: Annotated[
-        float, Bounds(least=0, most=1), "The schedule ends at this share of learning_rate."
+        float, Bounds(least=0, most=1), Amendable(), "The schedule ends at this share of learning_rate."
     ] = 0.1
 
     def disagreement(self, given: Collection[str]) -> str | None:
@@ -201,6 +205,12 @@ class AveragingSettings(Table):
         "1: the next step's microbatches go on meanwhile, on weights one version old.",
     ] = 0
     sync_steps: Annotated[StepsOrNone, "With delay = 1, this many steps at the start wait all the same."] = 20
+    straggler_share: Annotated[
+        float,
+        Bounds(least=0, most=16),
+        "Once most members' parts of a round are there, the last ones' are waited for this share of the step's time; "
+        "who does not make it is left out of the round whole.",
+    ] = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,24 +259,32 @@ class CheckpointSettings(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings(Table):
-    founders_per_stage: Annotated[NumPeers, "Peers of each stage the host waits for before the run begins."] = 1
+    founders_per_stage: Annotated[
+        NumPeers, Amendable(), "Peers of each stage the host waits for before the run begins."
+    ] = 1
     max_peers_per_stage: Annotated[
-        NumPeers, f"A stage takes in no more peers than this: {MAX_MEMBERS} at most; past 64 it reduces in cohorts."
+        NumPeers,
+        Amendable(),
+        f"A stage takes in no more peers than this: {MAX_MEMBERS} at most; past 64 it reduces in cohorts.",
     ] = 64
     max_in_flight: Annotated[
-        int, Bounds(least=1, most=4096), "Microbatches one peer holds at once; more need more memory."
+        int, Bounds(least=1, most=4096), Amendable(), "Microbatches one peer holds at once; more need more memory."
     ] = 4
     """Past it a peer says BUSY."""
-    min_replicas: Annotated[int, Bounds(least=1, most=4096), "A stage gives no peer to another below this many."] = 2
+    min_replicas: Annotated[
+        int, Bounds(least=1, most=4096), Amendable(), "A stage gives no peer to another below this many."
+    ] = 2
     rebalance_s: Annotated[
         float,
         Bounds(least=0, most=86400),
+        Amendable(),
         "Seconds between two looks at who should move to a stage that is short of peers; 0: nobody moves. "
         "Among friends only.",
     ] = 0.0
     max_microbatch_attempts: Annotated[
         int,
         Bounds(least=1, most=10000),
+        Amendable(),
         "After this many failed sends in one step a microbatch is left for a later one.",
     ] = 20
 
@@ -281,20 +299,25 @@ class LimitSettings(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlineSettings(Table):
-    """Upper bounds in seconds; measured times shorten them, never lengthen them."""
+    """Upper bounds in seconds of what moves few bytes; measured times shorten them, never lengthen them."""
 
     call_s: Annotated[
         Seconds, "Seconds, upper bounds: measured times shorten them. A small request and its answer:"
     ] = 10.0
     hop_s: Annotated[Seconds, "A microbatch's way from a stage to the loss and back."] = 60.0
-    round_phase_s: Annotated[Seconds, "Each phase of an averaging round."] = 10.0
-    """Commitments, roster, parts, result."""
-    step_s: Annotated[Seconds, "A step closes this long after its first microbatch, with whatever it holds."] = 120.0
+    least_mbit: Annotated[
+        float,
+        Bounds(above=0, most=1e6),
+        "Megabits a second that a peer's line is assumed to carry: what moves bytes may take four times as long.",
+    ] = LEAST_MBIT
+    """See `swarm.core.transfers`: bytes in proportion to this, and for as long as they come."""
+    step_s: Annotated[
+        Seconds, "A step in which no microbatch has ended for this long closes with whatever it holds."
+    ] = 120.0
     straggler_s: Annotated[Seconds, "How long a full step waits for microbatches already under way."] = 2.0
     """They are dropped and counted past it."""
     lease_s: Annotated[Seconds, "A peer not heard of for this long has left."] = 15.0
     drain_s: Annotated[Seconds, "How long a leaving peer finishes what it has in flight."] = 30.0
-    state_transfer_s: Annotated[Seconds, "Moving a stage's state to a joiner."] = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ OSError or ControlError."""
 class AnsweringLimits:
     """Deadlines and bounds of incoming streams; see `P2PSettings`, where users set them."""
 
-    stall_s: float
+    window_s: float
     longest_call_s: float
     max_streams: int
 
@@ -133,7 +133,7 @@ class Answering:
             self._strangers.leave(task)
             self._greeted.leave(task)
             _take(self._greeted, task, peer_id)
-            async with asyncio.timeout(self._limits.stall_s):
+            async with asyncio.timeout(self._limits.window_s):
                 head = await framing.read_request_head(stream)  # which proves it
             self._greeted.leave(task)
             admitted = peer_id
@@ -165,14 +165,14 @@ class Answering:
 
     async def _answer_request(self, stream: Stream, peer_id: PeerId, head: RequestHead) -> None:
         with self._services.admitted(peer_id, head.method, head.body_bytes) as service:
-            stall_s = self._limits.stall_s
+            window_s = self._limits.window_s
+            request = await framing.read_content(stream, head, window_s=window_s)
+            self.bytes_received += head.meta_bytes + head.body_bytes
             async with asyncio.timeout(min(head.timeout_ms / 1000, self._limits.longest_call_s)):
-                request = await framing.read_content(stream, head, stall_s=stall_s)
-                self.bytes_received += head.meta_bytes + head.body_bytes
                 meta, body = await _unless_closed(stream, ask(service.handler, peer_id, head.method, request))
-                del request
-                await framing.send(stream, framing.encode_reply_head(meta, body), body, stall_s=stall_s)
-                self.bytes_sent += len(meta) + len(body)
+            del request
+            await framing.send(stream, framing.encode_reply_head(meta, body), body, window_s=window_s)
+            self.bytes_sent += len(meta) + len(body)
 
     async def _refuse(self, stream: Stream, status: Status, kind: str, message: str) -> None:
         """Send an error; the caller closes."""

@@ -4,21 +4,39 @@ The same calls, limits, deadlines and errors as `p2p` and `dht`, with faults to 
 """
 
 import asyncio
+import math
 import random
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
+from swarm.core.transfers import Transfer
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.directory.records import Record, newest_of, sign_record
 from swarm.network.service import ServiceLimits, Services, ask, byte_view, decode_error, decode_meta
 from swarm.network.transport import MAX_META_BYTES, Handler, Message
 
+PIECE_BYTES = 16 << 10
+"""Messages that share a line take turns with pieces of this length."""
 MAX_PLANTED = 256
 """Of a topic, as a node of the DHT stores no more."""
+
+
+@dataclass
+class _Line:
+    """One direction of a peer's link; what it carries goes piece after piece."""
+
+    bytes_per_s: float = math.inf
+    free_at: float = 0.0
+
+    def take(self, num_bytes: int, at: float) -> float:
+        """When a piece that is here at that time has passed."""
+        self.free_at = max(self.free_at, at) + num_bytes / self.bytes_per_s
+        return self.free_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +50,8 @@ class MemoryNetwork:
     """Peers of one event loop and what lies between them.
 
     `delay_s` is each message's way to the other peer; `loss` the probability that a message (a request or a reply)
-    is never seen again, which its caller notices at the deadline. The same `rng` and calls give the same faults.
+    is never seen again, which its caller notices at the deadline. Lines may be limited or broken. The same `rng` and
+    calls give the same faults.
     """
 
     def __init__(
@@ -57,6 +76,23 @@ class MemoryNetwork:
         self._transports: dict[PeerId, MemoryTransport] = {}
         self._cuts: set[frozenset[PeerId]] = set()
         self._open_calls: set[_OpenCall] = set()
+        self._up: defaultdict[PeerId, _Line] = defaultdict(_Line)
+        self._down: defaultdict[PeerId, _Line] = defaultdict(_Line)
+        self._broken_lines: set[PeerId] = set()
+        self.carried: Counter[tuple[PeerId, PeerId]] = Counter()
+        """Bytes of bodies, from whom to whom, of messages that came whole."""
+
+    def limit(self, peer_id: PeerId, *, up_bytes_per_s: float, down_bytes_per_s: float = math.inf) -> None:
+        """From now on the bodies of what the peer sends and is sent take their time on its line."""
+        self._up[peer_id].bytes_per_s, self._down[peer_id].bytes_per_s = up_bytes_per_s, down_bytes_per_s
+
+    def break_line(self, peer_id: PeerId) -> None:
+        """Nothing passes the peer's line any more, and nobody is told."""
+        self._broken_lines.add(peer_id)
+
+    def mend_line(self, peer_id: PeerId) -> None:
+        """Undo `break_line`."""
+        self._broken_lines.discard(peer_id)
 
     def transport(self, identity: Identity) -> "MemoryTransport":
         """A new, live transport of this peer; it takes the place of one that was killed or closed."""
@@ -96,7 +132,7 @@ class MemoryNetwork:
         return other
 
     async def exchange(
-        self, caller: PeerId, callee: "MemoryTransport", method: str, request: Message
+        self, caller: PeerId, callee: "MemoryTransport", method: str, request: Message, timeout_s: float
     ) -> tuple[bytes, memoryview]:
         """Carry a request there and the answer back. Cancelled, it cancels the handler.
 
@@ -104,7 +140,7 @@ class MemoryNetwork:
         """
         call = _OpenCall(caller, callee.peer_id)
         self._open_calls.add(call)
-        working = asyncio.create_task(self._there_and_back(callee, caller, method, request))
+        working = asyncio.create_task(self._there_and_back(callee, caller, method, request, timeout_s))
         breaking = asyncio.create_task(call.broken.wait())
         try:
             await asyncio.wait({working, breaking}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,23 +154,44 @@ class MemoryNetwork:
             await asyncio.gather(working, breaking, return_exceptions=True)
 
     async def _there_and_back(
-        self, callee: "MemoryTransport", caller: PeerId, method: str, request: Message
+        self, callee: "MemoryTransport", caller: PeerId, method: str, request: Message, timeout_s: float
     ) -> tuple[bytes, memoryview]:
-        await self._carry()
-        try:
-            answer = await callee.answer(caller, method, request)
-        except (RemoteError, TransientError):
-            await self._carry()
-            raise
-        await self._carry()
+        there, back = (caller, callee.peer_id), (callee.peer_id, caller)
+        async with asyncio.timeout(timeout_s) as deadline:
+            await self._carry(there, request.num_bytes, deadline)
+            if request.num_bytes:
+                deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
+            try:
+                answer = await callee.answer(caller, method, request)
+            except (RemoteError, TransientError):
+                await self._carry(back, 0, deadline)
+                raise
+            await self._carry(back, len(answer[1]), deadline)
         return answer
 
-    async def _carry(self) -> None:
-        """One message's way, which a lost one never ends."""
+    async def _carry(self, way: tuple[PeerId, PeerId], num_bytes: int, deadline: asyncio.Timeout) -> None:
+        """One message's way, which a lost one never ends; its body's, as long as it keeps coming."""
+        loop = asyncio.get_running_loop()
+        sender, receiver = way
         if self.loss and self._rng.random() < self.loss:
-            await asyncio.get_running_loop().create_future()
+            await loop.create_future()
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
+        if not self._broken_lines.isdisjoint(way):
+            await loop.create_future()
+        is_limited = self._up[sender].bytes_per_s < math.inf or self._down[receiver].bytes_per_s < math.inf
+        if num_bytes and is_limited:
+            transfer = Transfer(num_bytes, loop.time())
+            deadline.reschedule(transfer.due)
+            for start in range(0, num_bytes, PIECE_BYTES):
+                size = min(PIECE_BYTES, num_bytes - start)
+                left_at = self._up[sender].take(size, loop.time())
+                await asyncio.sleep(self._down[receiver].take(size, left_at) - loop.time())
+                if not self._broken_lines.isdisjoint(way):
+                    await loop.create_future()
+                transfer.progress(start + size, now=loop.time())
+                deadline.reschedule(transfer.due)
+        self.carried[way] += num_bytes
 
     def _break_calls(self, concerned: Callable[[_OpenCall], bool]) -> None:
         for call in self._open_calls:
@@ -171,10 +228,9 @@ class MemoryTransport:
         callee = self._network.reach(self, peer_id)
         self._bytes_sent += len(meta) + len(body)
         try:
-            async with asyncio.timeout(timeout_s):
-                # The callee gets bytes of its own, as from a network.
-                carried = Message(decode_meta(meta), memoryview(bytearray(body)))
-                reply_meta, reply_body = await self._network.exchange(self.peer_id, callee, method, carried)
+            # The callee gets bytes of its own, as from a network.
+            carried = Message(decode_meta(meta), memoryview(bytearray(body)))
+            reply_meta, reply_body = await self._network.exchange(self.peer_id, callee, method, carried, timeout_s)
         except TimeoutError as error:
             raise UnreachableError(f"{peer_id}: no answer to {method} within {timeout_s:g} s") from error
         except RemoteError as error:

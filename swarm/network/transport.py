@@ -43,7 +43,7 @@ TransientError without its text.
 
 
 class Transport(Protocol):
-    """Calls between peers. Every call has a deadline; a peer's death breaks its open calls at once."""
+    """Calls between peers. Every call has deadlines; a peer's death breaks its open calls at once."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -54,7 +54,10 @@ class Transport(Protocol):
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        """The answer of another peer, whole within `timeout_s` of the call. Cancelling the call cancels its handler.
+        """The answer of another peer. Cancelling the call cancels its handler.
+
+        The connection is there within `timeout_s`, and the answer begins within `timeout_s` of the request's last byte.
+        While bytes move, the call lasts as long as they keep coming (`swarm.core.transfers`), and no longer.
 
         Raises UnreachableError (a TransientError) when the peer cannot be dialled, breaks off or is late;
         TransientError when it answers that it is busy or does not serve the method, or when its handler raised that;

@@ -43,7 +43,7 @@ class CertifiedSteps:
         facts = self.chain.facts(
             self._settings,
             num_parts=len(self._parts),
-            phase_s=self._settings.deadlines.round_phase_s,
+            phase_s=self._settings.deadlines.call_s,
         )
         facts.check_result(result, verify, certified=True)
         check_bodies(result, bodies, threads=self._threads)

@@ -203,7 +203,7 @@ def jury_of(
 
     Raises RemoteError if it did not.
     """
-    made = result.roster.contribution_of(accuser)
+    made = result.roster.commitment_of(accuser)
     charge = Charge(accusation.peer_id, accusation.digest())
     if made is None or charge not in made.charges or accusation.stage != made.stage:
         raise RemoteError("verdict", f"{accuser} accused nobody of that in step {result.roster.step}", accuser)

@@ -31,7 +31,7 @@ class Beacon:
         """
         if said.num_versions <= roster.step:
             raise TransientError(f"the host has not spoken of step {roster.step} of stage {roster.stage} yet")
-        revealed: list[Value] = [[made.peer_id, made.chance.value] for made in roster.contributions]
+        revealed: list[Value] = [[made.peer_id, made.chance.value] for made in roster.committed]
         value_of_host = said.value_of(int(roster.step))
         return cls(roster.step, digest("beacon", [roster.run_id, roster.stage, roster.step, value_of_host, revealed]))
 

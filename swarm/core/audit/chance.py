@@ -72,6 +72,7 @@ class Chance(Row):
         link: Link | None,
         said: HostWord,
         run_key: PeerId,
+        amendments: int,
         verify: Verify,
     ) -> None:
         """Raises RemoteError unless both values are what they must be, by what is certified before the step: the
@@ -85,7 +86,7 @@ class Chance(Row):
         if self.ticket is not None:
             if (self.ticket.peer_id, self.ticket.stage) != (maker, stage):
                 raise RemoteError("ticket", f"contribution of {maker} has the ticket of {self.ticket.peer_id}", maker)
-            self.ticket.check(run_id=run_id, run_key=run_key, verify=verify)
+            self.ticket.check(run_id=run_id, run_key=run_key, amendments=amendments, verify=verify)
         # Counted in steps: in each the value of the version two before is revealed, in step 1 it would be the end.
         known = (REVEALED_AFTER + END, self.ticket.chain_end) if self.ticket is not None else (0, b"")
         if link is not None:

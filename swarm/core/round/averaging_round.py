@@ -9,14 +9,14 @@ What this member sends and reduces under a certified roster is `swarm.core.round
 of a view, `swarm.core.round.lead`; how long it waits, `swarm.core.round.patience`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from swarm.core.audit.ticket import Verify
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster
 from swarm.core.round.facts import MAX_VIEWS_AHEAD, EquivocationError, RoundFacts, is_of
 from swarm.core.round.instructions import (
     Accuse,
@@ -29,6 +29,7 @@ from swarm.core.round.instructions import (
     Instruction,
     Instructions,
     MakeContribution,
+    SayMissing,
     SendBallot,
     SendClose,
     SendCommit,
@@ -40,7 +41,7 @@ from swarm.core.round.instructions import (
 )
 from swarm.core.round.lead import RoundLead
 from swarm.core.round.parts import RoundParts
-from swarm.core.round.patience import Patience
+from swarm.core.round.patience import Arrivals, Patience, Waits
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
@@ -59,6 +60,7 @@ __all__ = [
     "Instructions",
     "MakeContribution",
     "RoundFacts",
+    "SayMissing",
     "SendBallot",
     "SendClose",
     "SendCommit",
@@ -68,6 +70,10 @@ __all__ = [
     "SendRoster",
     "SendVote",
 ]
+
+
+MOST_WAITS = 32
+"""For a quorum's promises, before a leader asks for those of its next view; twice as many each time."""
 
 
 @dataclass
@@ -83,6 +89,7 @@ class AveragingRound:
     me: PeerId
     sign: Sign
     verify: Verify
+    waits: Waits = field(default_factory=Waits)
     view: int = 0
     """Whose leader this peer reports to. It may be given up for a lower one until something is promised."""
     votes: bool = True
@@ -91,6 +98,7 @@ class AveragingRound:
     """The outcome."""
     finished: bool = False
     _promised: int = -1  # highest view entered: nothing of a lower one is followed
+    _most_waits: int = MOST_WAITS
     _closing: bool = False  # a leader has closed the step
     _contribution_asked: bool = False
     _contributed: bool = False
@@ -110,7 +118,7 @@ class AveragingRound:
         assert set(facts.members) <= set(facts.leaders)
         may_vote = self.votes and me in facts.voters
         self._voter = RoundVoter(facts, me, self.sign, self.verify, may_vote, self._knows, self.signed_under)
-        self._reduction = RoundReduction(facts, me, self._gone)
+        self._reduction = RoundReduction(facts, me, self.sign, self._gone, arrivals=Arrivals(self.waits, facts.phase_s))
         self._patience = Patience(facts.phase_s)
         self._lead = RoundLead(
             facts, me, self.sign, self._voter, self._reduction, self._patience, self._gone, self._follow, self._accept
@@ -130,6 +138,11 @@ class AveragingRound:
     def changed(self) -> Reconfiguration | None:
         """The reconfiguration under which it signs."""
         return self._voter.changed
+
+    @property
+    def given_up(self) -> frozenset[PeerId]:
+        """Whose parts this peer itself waited for in vain."""
+        return frozenset(self._reduction.given_up)
 
     @property
     def is_closing(self) -> bool:
@@ -290,7 +303,7 @@ class AveragingRound:
         """Take what is certified from whoever shows it. Raises RemoteError if it is not genuine."""
         self._voter.learn(roster, result)
         shown = self._voter.roster
-        out = self._see(shown.contributions if shown is not None else ())
+        out = self._see(shown.committed if shown is not None else ())
         outcome = self._voter.outcome
         return out + (self._accept(outcome, now) if outcome is not None and self.result is None else [])
 
@@ -367,7 +380,7 @@ class AveragingRound:
         self._check_not_far(sender, proposal.view)
         self._voter.check(proposal)
         roster = proposal.roster or (proposal.result.roster if proposal.result is not None else None)
-        accused = self._see(roster.contributions if roster is not None else ())
+        accused = self._see(roster.committed if roster is not None else ())
         self._gone.pop(sender, None)
         if self.result is not None or proposal.view < self._promised:
             return accused + self._news_for(sender, proposal.view)
@@ -460,7 +473,7 @@ class AveragingRound:
     def _follow(self, roster: Roster, now: float) -> Instructions:
         self._closing = True
         self._voter.remember(roster)
-        accused = self._see(roster.contributions)
+        accused = self._see(roster.committed)
         out = self._reduction.follow(roster, leads=self.leads, now=now)
         self._wait_for_leader(now)
         return accused + out + self._lead.conclude(now)
@@ -505,6 +518,53 @@ class AveragingRound:
             return relayed + self._bytes_came(now)
         out, is_new = self._reduction.take(sender, reduced)
         return relayed + out + (self._part_is_reduced(now) if is_new else [])
+
+    def moved(self, peer: PeerId, *, now: float) -> None:
+        """Bytes of the round's parts have come from a member, or gone to one: the round goes on, whoever leads it."""
+        self.facts.check_member(peer)
+        self._reduction.arrivals.moved(peer, now=now)
+        is_waiting = self.roster is not None and self.result is None and self._patience.due is not None
+        if is_waiting and self._lead.ballots.proposal is None and now < self._reduction.arrivals.ends_at:
+            self._wait_for_leader(now)
+
+    def on_missing(
+        self,
+        sender: PeerId,
+        view: int,
+        missing: Collection[PeerId],
+        given_up: Collection[tuple[PeerId, bytes]],
+        *,
+        now: float,
+    ) -> Instructions:
+        """A reducer lacks these members' parts, and waits no longer for those that it signs a `Lack` for."""
+        self.facts.check_member(sender)
+        if self.result is not None:
+            return [SendResult((sender,), self.result)] if sender != self.me else []
+        roster = self.roster
+        if roster is None or not self._lead.has_roster or view != self.view or sender not in roster.reducers:
+            return []
+        lacks: dict[PeerId, Lack] = {}
+        for peer, signature in given_up:
+            made = roster.contribution_of(peer)
+            if made is not None:
+                lacks[peer] = Lack(sender, signature)
+                self.facts.check_lack(lacks[peer], made, self.verify)
+        is_waiting = bool(set(missing) - lacks.keys()) and self._lead.ballots.proposal is None
+        if is_waiting and now < self._reduction.arrivals.ends_at:
+            self._wait_for_leader(now)
+        if not self._lead.missing(missing, lacks):
+            return []
+        return self._begin(self._own_view_after(self.view), self._lead.reason, now)
+
+    def _look(self, now: float) -> Instructions:
+        """Say whose parts are missing; a leader says it to itself."""
+        out: Instructions = []
+        for said in self._reduction.look(now=now):
+            if isinstance(said, SayMissing) and said.to == self.me:
+                out += self.on_missing(self.me, said.view, said.missing, said.given_up, now=now)
+            else:
+                out.append(said)
+        return out
 
     def on_announced(self, sender: PeerId, part: int, cohort: int, *, now: float) -> Instructions:
         """The reducer of a cohort's share says that it is made, and has gone to who combines the shares."""
@@ -578,7 +638,8 @@ class AveragingRound:
             return self._lead.count(now)
         if not self._lead.has_roster and (self.roster is None or self.roster.view < self.view):
             return self._lead.propose(now)
-        return self._reduction.someone_is_gone() + self._lead.reassign(now)
+        relieved = self._lead.reassign(now)
+        return relieved + self._look(now)
 
     def tick(self, *, now: float) -> Instructions:
         """The deadline passed."""
@@ -586,7 +647,7 @@ class AveragingRound:
             return []
         out: Instructions = []
         if self._reduction.due is not None and now >= self._reduction.due:
-            out += self._reduction.is_late(now=now)
+            out += self._look(now)
         due = self._patience.due
         if due is None or now < due:
             return out
@@ -596,7 +657,13 @@ class AveragingRound:
         if self.result is not None:
             self._patience.wait(1, now=now)
             return out + self._reduction.fetch_missing(self.result)
-        return out + (self._lead.is_due(now) if self._lead.is_on else self._next_view(now))
+        if not self._lead.is_on:
+            return out + self._next_view(now)
+        out += self._lead.is_due(now)
+        if self._lead.num_waits < self._most_waits:
+            return out
+        self._most_waits *= 2  # voters may have promised a later view to a leader that is gone since
+        return out + self._begin(self._own_view_after(self.view), self._lead.reason, now)
 
     def _next_view(self, now: float) -> Instructions:
         facts, left = self.facts, left_by(self.roster) if self.roster is not None else set()

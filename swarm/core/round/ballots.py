@@ -67,13 +67,20 @@ class Proposal(PackedOnce):
         else:
             bound = election.bound(self.view, self.proof, verify)
             held = (bound.phase, bound.value) if bound is not None else None
-            if held != (self.phase, self.value) and (held is not None or self.phase != "roster"):
+            roster = self.roster
+            if roster is None:
+                follows = False
+            elif bound is None:  # nobody waited for parts of what was never certified
+                follows = not roster.left_out
+            else:
+                follows = bound.phase == "roster" and roster.comes_of(bound.value)
+            if held != (self.phase, self.value) and not follows:
                 raise RemoteError("equivocation", f"view {self.view} proposes what the promises do not allow")
 
     def vote_of(self, voter: Voter) -> Vote | None:
         """The voter's vote; None if it has promised or voted otherwise. Raises RemoteError if the proof is not good."""
         if self.roster is not None:
-            return voter.vote_roster(self.view, self.value, self.proof)
+            return voter.vote_roster(self.view, self.value, self.proof, comes_of=self.roster.comes_of)
         if self.result is not None:
             return voter.vote_result(self.view, self.result.roster.facts_digest(), self.value, self.proof)
         assert self.proof.certificate is not None

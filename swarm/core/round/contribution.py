@@ -3,21 +3,21 @@
 Each is signed by its maker under its domain.
 """
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from swarm.core.audit.chance import Chance, HostWord, Link
-from swarm.core.canonical import Packed, Value, digest
+from swarm.core.canonical import Packed, Value, digest, signed_bytes
 from swarm.core.errors import RemoteError
-from swarm.core.forms import Digest, Integer, Items, Nested, Writer
+from swarm.core.forms import SIGNATURE, Digest, Integer, Items, Nested, Writer
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
 from swarm.core.record import PackedOnce, Record, Row, Signed, SignedOnce
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
 from swarm.core.round.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
-from swarm.core.round.voting import Certificate
+from swarm.core.round.voting import Certificate, quorum
 
 MAX_WORK = 1 << 16
 MAX_PARTS = 1 << 16
@@ -25,6 +25,8 @@ MAX_RATES = 16
 MAX_CHARGES = 1
 MAX_ATTEMPTS = 32
 """Of one microbatch in one step: an attempt is numbered within its step."""
+MAX_LACKS = 1024
+"""Reducers' words in a roster by which contributions are left out."""
 EMPTY_DIGEST = bytes(32)
 """Digest of a part that nobody's contribution reached: it has no bytes and stands for zeros."""
 
@@ -110,6 +112,39 @@ class Departure(Record):
 
 
 @dataclass(frozen=True)
+class Lack(Row):
+    """A reducer's word that it waits no longer for the parts of a contribution: they do not come, or their maker is
+    gone."""
+
+    reducer: PeerId
+    signature: Annotated[bytes, SIGNATURE]
+
+    @staticmethod
+    def signs(made: Contribution) -> bytes:
+        """What it signs: the contribution names the round."""
+        return signed_bytes("lack", made.digest())
+
+
+@dataclass(frozen=True)
+class LeftOut(Record):
+    """A contribution that was certified and is not in the round, for its parts did not come."""
+
+    contribution: Contribution
+    said: Annotated[tuple[Lack, ...], AtMost(MAX_MEMBERS)]
+    """Sorted by reducer: as many as `Roster.num_lacks` wants."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Whose it is."""
+        return self.contribution.peer_id
+
+    def _check_fields(self) -> None:
+        reducers = [one.reducer for one in self.said]
+        if reducers != sorted(set(reducers)) or self.peer_id in reducers:
+            raise RemoteError("malformed", "a contribution is left out by words out of order, or its maker's own")
+
+
+@dataclass(frozen=True)
 class Roster(SignedOnce):
     """What a round is made of: its leader's proposal, signed, then certified by the voters.
 
@@ -138,6 +173,8 @@ class Roster(SignedOnce):
     """Why the round was closed."""
     neighbours: Annotated[tuple[PeerId, ...], AtMost(MAX_NEIGHBOURS)] = ()
     """Members of the neighbouring stages: they vote on the next round if this stage has few members."""
+    left_out: Annotated[tuple[LeftOut, ...], AtMost(MAX_MEMBERS)] = ()
+    """In the order in which they were left out; never all."""
     certificate: Annotated[Certificate | None, Beside()] = None
     """Of the facts; none yet while it is being voted on. No part moves without it."""
 
@@ -151,9 +188,17 @@ class Roster(SignedOnce):
         return tuple(sorted((set(self.members) - {d.peer_id for d in self.leaves}) | set(self.joins)))
 
     @cached_property
+    def committed(self) -> tuple[Contribution, ...]:
+        """All contributions that were certified, in the order of peer ids. What one says beside its work counts also
+        where its parts did not come: whom a leader leaves out must change no cohort, beacon or charge."""
+        left_out = (one.contribution for one in self.left_out)
+        return tuple(sorted((*self.contributions, *left_out), key=lambda made: made.peer_id))
+
+    @cached_property
     def said(self) -> HostWord | None:
         """The host's last word that its members have heard; None where nobody contributes."""
-        return max((made.chance.said for made in self.contributions), key=lambda said: said.num_versions, default=None)
+        heard = (made.chance.said for made in self.committed)
+        return max(heard, key=lambda said: said.num_versions, default=None)
 
     @cached_property
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
@@ -189,12 +234,47 @@ class Roster(SignedOnce):
     def contribution_of(self, peer_id: PeerId) -> Contribution | None:
         return next((c for c in self.contributions if c.peer_id == peer_id), None)
 
+    def commitment_of(self, peer_id: PeerId) -> Contribution | None:
+        """Its contribution, whether or not it is left out."""
+        return next((made for made in self.committed if made.peer_id == peer_id), None)
+
+    def num_lacks(self, peer_id: PeerId) -> int:
+        """How many others must say that the member's parts do not come: a quorum of its cohort's reducers, of whom
+        there are as many as members that stay, or as parts."""
+        left = {departure.peer_id for departure in self.leaves} | {peer_id}
+        stay = sum(peer not in left for peer in self.cohorts[self.cohort_of[peer_id]])
+        return quorum(max(1, min(self.num_parts, stay)))
+
     def facts_digest(self) -> bytes:
         """Digest of what the round was made of, whoever proposed it and however parts were reassigned."""
         return self._facts_digest
 
     @cached_property
     def _facts_digest(self) -> bytes:
+        return self._facts_without(len(self.left_out))
+
+    def comes_of(self, facts: bytes) -> bool:
+        """Whether it is made of these certified facts, perhaps with some contributions left out since."""
+        return any(self._facts_without(count) == facts for count in range(len(self.left_out) + 1))
+
+    def without(self, words: Mapping[PeerId, Collection[Lack]]) -> "Roster":
+        """The same, with these members' contributions left out as well, by reducers' words: not all."""
+        out, stay = list(self.left_out), []
+        num_lacks = sum(len(lost.said) for lost in out)
+        for made in self.contributions:
+            said = sorted(words.get(made.peer_id, ()), key=lambda one: one.reducer)[: self.num_lacks(made.peer_id)]
+            if not said or num_lacks + len(said) > MAX_LACKS:
+                stay.append(made)
+                continue
+            num_lacks += len(said)
+            out.append(LeftOut(made, tuple(said)))
+        is_less = stay and len(stay) < len(self.contributions)
+        return replace(self, contributions=tuple(stay), left_out=tuple(out)) if is_less else self
+
+    def _facts_without(self, count: int) -> bytes:
+        """Of the contributions that are left out, only the first `count`."""
+        left_out = [one.contribution for one in self.left_out]
+        contributions = sorted((*self.contributions, *left_out[count:]), key=lambda made: made.peer_id)
         return digest(
             "roster-facts",
             [
@@ -203,10 +283,11 @@ class Roster(SignedOnce):
                 self.step,
                 self.previous_name,
                 list(self.members),
-                [c.packed for c in self.contributions],
+                [c.packed for c in contributions],
                 list(self.joins),
                 [d.peer_id for d in self.leaves],
                 list(self.neighbours),
+                [c.packed for c in left_out[:count]],
             ],
         )
 
@@ -214,10 +295,15 @@ class Roster(SignedOnce):
         names = [c.peer_id for c in self.contributions]
         if names != sorted(set(names)):
             raise RemoteError("malformed", "roster's contributions are not in the order of peer ids")
+        lost = [one.peer_id for one in self.left_out]
+        if len(set(lost)) != len(lost) or set(lost) & set(names) or (lost and not names):
+            raise RemoteError("malformed", "roster leaves out contributions that it has, one twice, or all")
+        if sum(len(one.said) for one in self.left_out) > MAX_LACKS:
+            raise RemoteError("malformed", f"roster leaves out contributions by more than {MAX_LACKS} words")
 
 
-Why: TypeAlias = Literal["missing", "malformed"]
-"""It did not come, or it came as committed to and stands for no values."""
+Why: TypeAlias = Literal["malformed"]
+"""It came as committed to and stands for no values. Parts that do not come are never left out one by one."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +459,7 @@ class Result(Signed, PackedOnce):
         """What the version that this result makes is known by; `before`: what the round started from; `work`: of each
         member of the version."""
         roster, after = self.roster, self.roster.members_after
-        revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.contributions}
+        revealed = {made.peer_id: Link(roster.step, made.chance.value) for made in roster.committed}
         links = tuple(revealed.get(peer, before.link_of.get(peer)) for peer in after)
         said = roster.said or before.said
         members = (roster.members, before.work, after, work)

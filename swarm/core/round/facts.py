@@ -13,7 +13,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.cohorts import MAX_MEMBERS, num_cohorts
-from swarm.core.round.contribution import MAX_WORK, Contribution, ReducedPart, Result, Roster
+from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, electorate
 
 MAX_VIEWS_AHEAD = 1024
@@ -58,8 +58,10 @@ class RoundFacts:
     max_tokens: int = 1 << 32
     """Target tokens a microbatch can have: nobody's weight grows by a number it states."""
     max_work: int = MAX_WORK
-    """Microbatches that one contribution may list (`swarm.core.result_size`): so a roster of all that members commit to
+    """Microbatches that one contribution may list (`result_size`): so a roster of all that members commit to
     fits into a message, whatever they commit to."""
+    amendments: int = 0
+    """Of the run, in force: tickets of before are none any more."""
 
     @classmethod
     def of_basis(
@@ -75,6 +77,7 @@ class RoundFacts:
         phase_s: float,
         max_tokens: int = 1 << 32,
         max_work: int = MAX_WORK,
+        amendments: int = 0,
     ) -> "RoundFacts":
         """Facts of the round that starts from the version with this basis."""
         return cls(
@@ -92,6 +95,7 @@ class RoundFacts:
             phase_s=phase_s,
             max_tokens=max_tokens,
             max_work=max_work,
+            amendments=amendments,
         )
 
     @property
@@ -149,6 +153,7 @@ class RoundFacts:
             link=self.links.get(peer),
             said=self.said,
             run_key=self.run_key,
+            amendments=self.amendments,
             verify=verify,
         )
 
@@ -182,11 +187,13 @@ class RoundFacts:
             raise RemoteError("protocol", f"roster's {len(roster.joins)} joins are not new peers, each once", leader)
         if not set(roster.reducers) <= members - left:
             raise RemoteError("standing", "a reducer is no member, or leaves", leader)
-        for contribution in roster.contributions:
+        for contribution in roster.committed:
             if contribution.peer_id in left or not contribution.work:
                 raise RemoteError("protocol", f"{contribution.peer_id} leaves or has no work, but contributes", leader)
             if not known(contribution):
                 self.check_contribution(contribution, verify)
+        for lost in roster.left_out:
+            self._check_left_out(lost, roster, verify)
         if not verify(leader, roster.signed_bytes(), roster.signature):
             raise RemoteError("signature", f"roster is not signed by {leader}", leader)
         if certified:
@@ -194,6 +201,21 @@ class RoundFacts:
             if certificate is None or certificate.view != roster.view:
                 raise RemoteError("certificate", f"roster of view {roster.view} is not certified", leader)
             self.election.check_certificate(certificate, "roster", roster.facts_digest(), verify)
+
+    def check_lack(self, lack: Lack, made: Contribution, verify: Verify) -> None:
+        """The word is its reducer's own."""
+        if not verify(lack.reducer, Lack.signs(made), lack.signature):
+            raise RemoteError("signature", f"{lack.reducer} has not signed that it lacks parts", lack.reducer)
+
+    def _check_left_out(self, lost: LeftOut, roster: Roster, verify: Verify) -> None:
+        """Enough members that stay say so."""
+        stay = set(roster.members) - {departure.peer_id for departure in roster.leaves}
+        said, wanted = {one.reducer for one in lost.said}, roster.num_lacks(lost.peer_id)
+        if not said <= stay or len(said) < wanted:
+            words = f"{len(said)} members say that its parts do not come, not {wanted} that stay"
+            raise RemoteError("protocol", f"{lost.peer_id} is left out: {words}", roster.leader)
+        for lack in lost.said:
+            self.check_lack(lack, lost.contribution, verify)
 
     def check_result(
         self,

@@ -95,6 +95,17 @@ class AggregatePart:
 
 
 @dataclass(frozen=True)
+class SayMissing:
+    """Tell the leader of the view whose parts this reducer lacks, and who of them it waits for no longer."""
+
+    to: PeerId
+    view: int
+    missing: tuple[PeerId, ...]
+    given_up: tuple[tuple[PeerId, bytes], ...]
+    """With the signature of its `Lack`."""
+
+
+@dataclass(frozen=True)
 class CombineShares:
     """Combine the cohorts' shares of the part, encode once; then call `aggregated`."""
 
@@ -163,6 +174,7 @@ Instruction: TypeAlias = (
     | SendRoster
     | SendPart
     | AggregatePart
+    | SayMissing
     | CombineShares
     | AnnounceShare
     | SendReduced

@@ -3,12 +3,12 @@
 What a quorum makes certain is handed back to the member's own side of the round, `swarm.core.round.averaging_round`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Ballots, Proposal
-from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster
+from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster
 from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, Instructions, SendBallot, SendClose, SendRoster
 from swarm.core.round.patience import Patience
@@ -49,8 +49,16 @@ class RoundLead:
     reason: str = ""
     joins: tuple[PeerId, ...] = ()
     neighbours: tuple[PeerId, ...] = ()
+    leave_out: dict[PeerId, tuple[Lack, ...]] = field(default_factory=dict)
+    """Whose contributions the next roster is to do without, by whose words."""
+    num_waits: int = 0
+    """Times that promises of a quorum were awaited in vain, in this view."""
     _asked_again: bool = False
     _num_reliefs: int = 0
+    _missed: set[PeerId] = field(default_factory=set)
+    """Contributors of whom some reducer lacks parts."""
+    _lacks: dict[PeerId, dict[PeerId, Lack]] = field(default_factory=dict)
+    """By contributor, what reducers say who wait for its parts no longer."""
 
     def __post_init__(self) -> None:
         self.ballots = Ballots(self.facts.election, self.voter.verify, self.view)
@@ -59,7 +67,7 @@ class RoundLead:
 
     def begin(self, view: int, reason: str, now: float) -> Instructions:
         """Ask everyone for commitments to `view`, which this peer has entered."""
-        self.view, self.reason, self.is_on, self._asked_again = view, reason, True, False
+        self.view, self.reason, self.is_on, self._asked_again, self.num_waits = view, reason, True, False, 0
         self.ballots = Ballots(self.facts.election, self.voter.verify, view, self.voter.changed)
         self.patience.wait(2, now=now)
         promise = self.voter.promise(view)
@@ -74,6 +82,8 @@ class RoundLead:
         self.is_on = False
         self.committed.clear()
         self.late.clear()
+        self._missed.clear()
+        self._lacks.clear()
         self._num_reliefs = 0
 
     def _ask_promises(self) -> Instructions:
@@ -124,6 +134,7 @@ class RoundLead:
             # It may already have been acted on: parts that moved need not move again.
             earlier = self.voter.rosters[bound.view]
             proposal = replace(earlier, view=self.view, revision=0, leader=self.me, certificate=None)
+            proposal = proposal.without(self.leave_out)
         else:
             proposal = fresh_roster(
                 self.facts,
@@ -140,7 +151,9 @@ class RoundLead:
 
     def _signed(self, roster: Roster, held: tuple[PeerId, ...]) -> Roster:
         """The roster with a reducer for each part, of those `held` so far whoever is still of use."""
-        made = self.reduction.with_reducers(roster, held, {*self.gone, *self.late})
+        # Who brings its own parts too late would bring what it reduces later still.
+        away = {*self.gone, *self.late, *self.leave_out, *self._missed}
+        made = self.reduction.with_reducers(roster, held, away)
         return replace(made, signature=self.sign(made.signed_bytes()))
 
     def _signed_result(self, result: Result) -> Result:
@@ -161,6 +174,8 @@ class RoundLead:
         """Ask everyone for their votes, oneself first."""
         self.ballots.ask(proposal)
         self.patience.wait(2, now=now)
+        if proposal.result is not None:  # whoever still fetches its bytes has as long as whoever still sends its parts
+            self.patience.due = now + max(2 * self.facts.phase_s, self.reduction.arrivals.allowed_s(now=now))
         others = tuple(peer for peer in self.ballots.voters if peer != self.me)
         out: Instructions = [SendBallot(others, proposal)] if others else []
         if proposal.result is not None:
@@ -202,6 +217,28 @@ class RoundLead:
         before = self.ballots.before if proposal.phase == "commit" else None
         again = [SendBallot(silent, asked) for asked in (before, proposal) if asked is not None and silent]
         return [*out, *again]
+
+    # -- who is left out ----------------------------------------------------------------------------------
+
+    def missing(self, missing: Iterable[PeerId], lacks: Mapping[PeerId, Lack]) -> bool:
+        """A reducer says whose parts it lacks, and whose it waits for no longer: whether one is to be left out by now.
+
+        One is if some reducer lacks its parts and enough say that they wait no longer. Otherwise the reducer is
+        relieved, once this leader has waited for it.
+        """
+        roster = self.reduction.roster
+        if roster is None or not self.has_roster or self.ballots.proposal is not None:
+            return False
+        self._missed.update(missing)
+        for peer, lack in lacks.items():
+            self._lacks.setdefault(peer, {})[lack.reducer] = lack
+        found = {
+            peer: tuple(self._lacks[peer].values())
+            for peer in self._missed & self._lacks.keys()
+            if roster.contribution_of(peer) is not None and len(self._lacks[peer]) >= roster.num_lacks(peer)
+        }
+        self.leave_out |= found
+        return roster.without(found) is not roster
 
     # -- the result ---------------------------------------------------------------------------------------
 
@@ -274,6 +311,7 @@ class RoundLead:
             return [*out, SendClose(missing, self.view, self.reason)]
         proposed = self.propose(now, late=True)
         if not proposed:  # too few promises: whoever comes back is needed
+            self.num_waits += 1
             silent = tuple(peer for peer in self.facts.members if peer != self.me and peer not in self.committed)
             out += [SendClose(silent, self.view, self.reason)] if silent else []
         return out + proposed

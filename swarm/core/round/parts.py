@@ -10,7 +10,8 @@ from swarm.core.round.contribution import Exclusion, ReducedPart, Result, Roster
 from swarm.core.round.facts import is_of
 
 MAX_OFFERS = 4
-"""Encodings of one part that one reducer may send in a round: one, and one more for each roster of other facts."""
+"""Encodings of one part that one reducer may send in a round, beside one for each contribution that is left out: one,
+and one more for each roster of other facts."""
 
 Slot: TypeAlias = tuple[int, int | None]
 """A part, and the cohort whose share of it is meant; None: the whole."""
@@ -39,32 +40,29 @@ class RoundParts:
     """Reduced parts as the peer that reduced them has signed for them, each with its bytes here."""
     _offers: dict[tuple[Slot, PeerId], list[ReducedPart]] = field(default_factory=dict)
 
-    def begin(
-        self, slot: Slot, roster: Roster, gone: Container[PeerId], *, late: bool = False, given_up: bool = False
-    ) -> tuple[PeerId, ...] | None:
+    def begin(self, slot: Slot, roster: Roster) -> tuple[PeerId, ...] | None:
         """The contributors to aggregate over now; None if it is not time.
 
-        It is time when every contributor's part is here, or those missing are gone, or `late`. Nothing is made of
-        nobody's, but for a cohort's share that is `given_up`: the other cohorts go on without it.
+        It is time when every contributor's part is here, or what is here of it is nonsense. Nothing is made of
+        nobody's, but for a cohort's share: the other cohorts go on without it.
         """
-        if self.is_begun(slot):
-            return None
         wanted = _wanted(slot, roster)
-        received, bad = self.received.get(slot[0], ()), self.malformed.get(slot[0], set())
-        here = tuple(peer for peer in wanted if peer in received)
-        is_awaited = any(peer not in received and peer not in gone and peer not in bad for peer in wanted)
-        if not wanted or (is_awaited and not late):
+        if self.is_begun(slot) or not wanted or self.missing(slot, roster):
             return None
-        if not here and (slot[1] is None or (is_awaited and not given_up)):
+        here = tuple(peer for peer in wanted if peer in self.received.get(slot[0], ()))
+        if not here and slot[1] is None:
             return None
         self.aggregating.add(slot)
         return here
 
+    def missing(self, slot: Slot, roster: Roster) -> list[PeerId]:
+        """Whose contributions to it are not here."""
+        here = self.received.get(slot[0], set()) | self.malformed.get(slot[0], set())
+        return [peer for peer in _wanted(slot, roster) if peer not in here]
+
     def excluded(self, slot: Slot, contributors: Container[PeerId], roster: Roster) -> tuple[Exclusion, ...]:
         """Who of the roster is not among the contributors, and why."""
-        bad = self.malformed.get(slot[0], set())
-        missing = [peer for peer in _wanted(slot, roster) if peer not in contributors]
-        return tuple(Exclusion(peer, "malformed" if peer in bad else "missing") for peer in missing)
+        return tuple(Exclusion(peer, "malformed") for peer in _wanted(slot, roster) if peer not in contributors)
 
     def done(self, reduced: ReducedPart, roster: Roster | None) -> bool:
         """This peer has aggregated a part or a share: whether it is of use under this roster."""
@@ -75,11 +73,11 @@ class RoundParts:
         self.aggregated.setdefault(reduced.slot, reduced)
         return True
 
-    def offer(self, sender: PeerId, reduced: ReducedPart) -> None:
+    def offer(self, sender: PeerId, reduced: ReducedPart, *, num_left_out: int) -> None:
         """A reduced part or share came with its bytes. Raises RemoteError if its sender made too many of it."""
         offers = self._offers.setdefault((reduced.slot, sender), [])
         if reduced not in offers:
-            if len(offers) >= MAX_OFFERS:
+            if len(offers) >= MAX_OFFERS + num_left_out:
                 raise RemoteError("protocol", f"reduced part {reduced.part} was sent in too many versions", sender)
             offers.append(reduced)
         self._hold(reduced)

@@ -1,11 +1,19 @@
-"""How long a member of a round waits: for votes if it leads, else for its leader.
+"""How long a member of a round waits: for votes if it leads, else for its leader; and for whose parts.
 
-Deadlines are multiples of `phase_s`: a reducer waits 1 for parts; a leader 2 before it asks once more, 3 before it
-goes on without a member, 2 before it relieves a reducer; others wait 4 before they turn to the next leader, and longer
-each time, so that views do not run away from a stage that is cut in two.
+Deadlines of messages are multiples of `phase_s`: a leader waits 2 before it asks once more, 3 before it goes on without
+a member, 2 before it relieves a reducer of which nothing is heard; others wait 4 before they turn to the next leader,
+and longer each time, so that views do not run away from a stage that is cut in two. While bytes move nobody turns away.
+
+A member's parts are waited for while they come, until most others' are all here; from then on as long again as the run
+allows of the step's time. Who let rounds wait for nothing lately is not waited for at all.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from swarm.core.ids import PeerId
+from swarm.core.transfers import WINDOW_S, straggler_s
 
 LONGEST_PATIENCE = 8
 """A leader that follows so many that were given up is waited for so many times as long as the first."""
@@ -33,3 +41,64 @@ class Patience:
         """`leads`: this peer is the leader, and waits for the others; else it waits `calm` times as long as a voter."""
         patience = min(1 + self.num_turns // 2, LONGEST_PATIENCE)
         self.wait(2 if leads else 4 * calm * patience, now=now)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """What one member knows of how long to wait in a round, beside `phase_s`. Times are seconds of its clock."""
+
+    opened_at: float = 0.0
+    """When the step opened here: the step's time counts from then."""
+    straggler_share: float = 0.0
+    """Of the step's time so far: how long a round waits for the last members (`averaging.straggler_share`)."""
+    longest_s: float = math.inf
+    """After which parts are not waited for however they come: their bytes at the least rate, four times over."""
+    not_waited_for: frozenset[PeerId] = frozenset()
+    """Who was waited for in vain lately."""
+
+
+@dataclass
+class Arrivals:
+    """Of the parts that one member awaits under a roster."""
+
+    waits: Waits
+    phase_s: float
+    _began: float = 0.0
+    _heard: dict[PeerId, float] = field(default_factory=dict)
+    _most_at: float | None = None
+
+    def begin(self, *, now: float) -> None:
+        """A roster is followed."""
+        self._began, self._most_at = now, None
+
+    def moved(self, peer: PeerId, *, now: float) -> None:
+        """Bytes of its parts have come, or bytes have gone to it."""
+        self._heard[peer] = now
+
+    def most_are_here(self, *, now: float) -> None:
+        """All parts of more than half of the members are."""
+        if self._most_at is None:
+            self._most_at = now
+
+    def allowed_s(self, *, now: float) -> float:
+        """How long the last members may keep all others waiting from now on."""
+        return max(self.phase_s, straggler_s(self.waits.straggler_share, now - self.waits.opened_at))
+
+    @property
+    def ends_at(self) -> float:
+        """Whatever still comes."""
+        return self._began + self.phase_s + self.waits.longest_s
+
+    def until(self, peer: PeerId) -> float:
+        """Until when the member's parts are waited for, unless more comes of them."""
+        window_s = min(WINDOW_S, 2 * self.phase_s)  # before others turn to the next leader
+        alive_until = max(self._began + self.phase_s, max(self._began, self._heard.get(peer, -math.inf)) + window_s)
+        limits = [alive_until, self.ends_at]
+        if self._most_at is not None:
+            is_waited_for = peer not in self.waits.not_waited_for
+            limits.append(self._most_at + (self.allowed_s(now=self._most_at) if is_waited_for else 0.0))
+        return min(limits)
+
+    def awaited(self, peers: Collection[PeerId], *, now: float) -> frozenset[PeerId]:
+        """Those of them that are still waited for."""
+        return frozenset(peer for peer in peers if now < self.until(peer))

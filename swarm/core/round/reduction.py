@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
 from swarm.core.round.cohorts import num_cohorts
-from swarm.core.round.contribution import Contribution, ReducedPart, Result, Roster, Share
+from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster, Share
 from swarm.core.round.facts import RoundFacts, is_of
 from swarm.core.round.instructions import (
     AggregatePart,
@@ -21,11 +21,14 @@ from swarm.core.round.instructions import (
     CombineShares,
     FetchPart,
     Instructions,
+    SayMissing,
     SendPart,
     SendReduced,
 )
 from swarm.core.round.parts import RoundParts, Slot
+from swarm.core.round.patience import Arrivals, Waits
 from swarm.core.round.proposal import left_by, with_reducers
+from swarm.core.round.voting import Sign
 
 
 @dataclass
@@ -34,6 +37,7 @@ class RoundReduction:
 
     facts: RoundFacts
     me: PeerId
+    sign: Sign
     gone: Container[PeerId]
     """Peers that seem to be away now."""
     contribution: Contribution | None = None
@@ -41,11 +45,13 @@ class RoundReduction:
     roster: Roster | None = None
     """The certified roster that is followed."""
     parts: RoundParts = field(default_factory=RoundParts)
+    arrivals: Arrivals = field(default_factory=lambda: Arrivals(Waits(), 1.0))
+    given_up: set[PeerId] = field(default_factory=set)
+    """Whose parts this peer has said that it waits for no longer, in this round."""
     due: float | None = None
-    """When this peer stops waiting for parts to reduce."""
+    """When this peer says whose parts it still lacks."""
     is_over: bool = False
     """The outcome is certified: nothing is reduced any more."""
-    _gives_up: bool = False  # on cohorts nobody of whom has sent a part
     _relayed: set[bytes] = field(default_factory=set)  # digests of parts
 
     def __post_init__(self) -> None:
@@ -80,8 +86,9 @@ class RoundReduction:
                 out += self._share_again(part, cohort, roster, moved=moved)
             if roster.combiner_of(part) == self.me:
                 out += self._whole_again(part, roster, to_leader=moved and not leads)
+        if earlier is None or earlier.facts_digest() != roster.facts_digest() or new_leader:
+            self.arrivals.begin(now=now)
         self.due = now + self.facts.phase_s if self.me in roster.reducers else None
-        self._gives_up = False
         for sender, reduced in self.parts.offers():
             self._take(sender, reduced, roster)
         return out + (self._combine_all(roster) if self._is_split else [])
@@ -149,11 +156,11 @@ class RoundReduction:
         part, cohort = slot
         return part < roster.num_parts and roster.reducer_of(part, cohort or 0) == self.me
 
-    def _aggregate_if_complete(self, slot: Slot, *, late: bool = False, given_up: bool = False) -> Instructions:
+    def _aggregate_if_complete(self, slot: Slot) -> Instructions:
         roster = self.roster
         if roster is None or self.is_over or not self._reduces(slot, roster):
             return []
-        contributors = self.parts.begin(slot, roster, self.gone, late=late, given_up=given_up)
+        contributors = self.parts.begin(slot, roster)
         if contributors is None:
             return []
         return [AggregatePart(slot[0], contributors, self.parts.excluded(slot, contributors, roster), slot[1])]
@@ -164,27 +171,40 @@ class RoundReduction:
         split = (divmod(place, roster.num_parts) for place in places)
         return [(part, cohort if self._is_split else None) for cohort, part in split]
 
-    def someone_is_gone(self) -> Instructions:
-        """Nothing more comes from it."""
-        if self.roster is None:
-            return []
-        slots = [slot for slot in self._own_slots(self.roster) if slot[0] in self.parts.received]
-        return [instruction for slot in slots for instruction in self._aggregate_if_complete(slot)]
+    def _missing(self, roster: Roster) -> set[PeerId]:
+        """Whose parts this peer lacks of what it reduces."""
+        slots = [slot for slot in self._own_slots(roster) if not self.parts.is_begun(slot)]
+        return {peer for slot in slots for peer in self.parts.missing(slot, roster)}
 
-    def is_late(self, *, now: float) -> Instructions:
-        """Parts that are still missing are left out. A part that nobody has sent yet is waited for.
+    def look(self, *, now: float) -> Instructions:
+        """Say to the leader whose parts are not here; of those that come no more, that they are given up.
 
-        Of several cohorts one that has sent nothing is given up half a phase later: the others' shares stay.
+        Who is gone is given up also where all of its parts are here: others may lack some.
         """
-        self.due = None
-        out: Instructions = []
-        assert self.roster is not None
-        for slot in self._own_slots(self.roster):
-            out += self._aggregate_if_complete(slot, late=True, given_up=self._gives_up)
-            if not self.parts.is_begun(slot):
-                self.due = now + self.facts.phase_s * (0.5 if self._is_split else 1.0)
-        self._gives_up = True
-        return out
+        roster, self.due = self.roster, None
+        if roster is None or self.is_over:
+            return []
+        missing, dead = self._missing(roster), self._dead(roster)
+        if not missing and not dead:
+            return []
+        if 2 * len(missing) < len(roster.contributions):
+            self.arrivals.most_are_here(now=now)
+        awaited = self.arrivals.awaited(missing, now=now) - dead
+        given_up = (missing - awaited) | dead
+        self.given_up |= given_up
+        if missing:
+            next_look = [self.arrivals.until(peer) for peer in awaited]
+            self.due = min([now + self.facts.phase_s, *(max(at, now + 0.05 * self.facts.phase_s) for at in next_look)])
+        words = [
+            (made.peer_id, self.sign(Lack.signs(made))) for made in roster.contributions if made.peer_id in given_up
+        ]
+        return [SayMissing(roster.leader, roster.view, tuple(sorted(missing)), tuple(words))]
+
+    def _dead(self, roster: Roster) -> set[PeerId]:
+        """Who is gone of those whose contributions this peer reduces."""
+        cohorts = {place // roster.num_parts for place, one in enumerate(roster.reducers) if one == self.me}
+        made = (peer for cohort in cohorts for peer in roster.contributors[cohort])
+        return {peer for peer in made if peer in self.gone}
 
     def aggregated(self, reduced: ReducedPart) -> tuple[Instructions, bool]:
         """The own part or share is aggregated and encoded: what to do, and whether that made it a reduced part."""
@@ -222,7 +242,7 @@ class RoundReduction:
             raise RemoteError("protocol", f"reduced part {reduced.part} is not of this round, or too early", sender)
         if (reduced.cohort is None and reduced.is_empty) or not set(reduced.contributors) <= set(self.facts.members):
             raise RemoteError("protocol", f"reduced part {reduced.part} is made of no members' contributions", sender)
-        self.parts.offer(sender, reduced)
+        self.parts.offer(sender, reduced, num_left_out=len(self.roster.left_out))
 
     def take(self, sender: PeerId, reduced: ReducedPart) -> tuple[Instructions, bool]:
         """What an offered part or share leads to, and whether it is a whole part that counts."""

@@ -64,7 +64,8 @@ class StepProgress:
     _reserved: set[PeerId] = field(default_factory=set)
     _reserved_each: int = 0
     _reserved_until: float = 0.0
-    _first_at: float | None = None
+    _grew_at: float | None = None
+    _most_done: int = 0
     _next_seen_at: float | None = None
     _full_at: float | None = None
 
@@ -92,8 +93,6 @@ class StepProgress:
         self._reserved.discard(peer_id)
         self._void.pop(peer_id, None)
         started = report.num_done + report.num_in_flight
-        if started and self._first_at is None:
-            self._first_at = now
         if report.saw_next and self._next_seen_at is None:
             self._next_seen_at = now
         granted = max(started, self._granted.get(peer_id, 0))
@@ -109,8 +108,8 @@ class StepProgress:
                 if self.most_of is not None:
                     wanted = min(wanted, self.most_of(peer_id))
                 self._granted[peer_id] += min(free, max(0, wanted - granted))
-            if self._first_at is None and self._granted[peer_id]:
-                self._first_at = now
+        if self.num_done > self._most_done:
+            self._most_done, self._grew_at = self.num_done, now
         if self.num_done < self._to_do:
             self._full_at = None
         elif self._full_at is None:
@@ -174,8 +173,8 @@ class StepProgress:
             wait_s = 0.0 if synchronous else self.straggler_s
             if now >= self._next_seen_at + wait_s:
                 return Closing(f"step {self.step + 1} has begun with {self.num_done} microbatches in")
-        if self._first_at is not None and now >= self._first_at + self.step_s and self.num_done:
-            return Closing(f"{self.num_done} microbatches after {self.step_s:.0f} s")
+        if self._grew_at is not None and now >= self._grew_at + self.step_s:
+            return Closing(f"{self.num_done} microbatches, and none for {self.step_s:.0f} s")
         return None
 
     def next_deadline(self) -> float | None:
@@ -183,7 +182,7 @@ class StepProgress:
         times = [
             start + wait
             for start, wait in (
-                (self._first_at if self.num_done else None, self.step_s),
+                (self._grew_at, self.step_s),
                 (self._next_seen_at, self.straggler_s),
                 (self._full_at, self.straggler_s),
             )

@@ -3,9 +3,10 @@
 Practical Byzantine fault tolerance (Castro and Liskov, 1999), for one value a round. A view's leader asks for votes in
 three phases: "roster" (who contributes what), "result" (what came of it), "commit" (that a quorum knows the result).
 Each voter votes once in a (view, phase). A leader of a later view first needs promises of a quorum: each says which
-certificates its voter holds and refuses all lower views. What the highest certificate says must be proposed again, and
-voters check that it is. A vote weighs what its voter did lately (`swarm.core.seats`). Voters of less than a third of
-the weight may lie; any number may be silent, which only stops the round.
+certificates its voter holds and refuses all lower views. What the highest certificate says must be proposed again (of a
+roster: it, or it with contributions left out whose parts do not come), and voters check that it is. A vote weighs what
+its voter did lately (`swarm.core.seats`). Voters of less than a third of the weight may lie; any number may be silent,
+which only stops the round.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -305,10 +306,15 @@ class Voter:
         self._promise = replace(unsigned, signature=self.sign(self.election.promised(unsigned, self.changed)))
         return self._promise
 
-    def vote_roster(self, view: int, facts: bytes, proof: Proof) -> Vote | None:
-        """Raises RemoteError if the proof does not allow these facts."""
+    def vote_roster(
+        self, view: int, facts: bytes, proof: Proof, *, comes_of: Callable[[bytes], bool] = lambda earlier: False
+    ) -> Vote | None:
+        """`comes_of`: whether these facts are certified ones with contributions left out.
+
+        Raises RemoteError if the proof does not allow these facts.
+        """
         bound = self.election.bound(view, proof, self.verify)
-        if bound is not None and (bound.phase, bound.value) != ("roster", facts):
+        if bound is not None and (bound.phase != "roster" or not (bound.value == facts or comes_of(bound.value))):
             raise RemoteError("equivocation", f"view {view} proposes other facts than view {bound.view} certified")
         return self._vote("roster", view, facts)
 

@@ -8,13 +8,19 @@ canonical MessagePack; a reply that is an error has meta {"kind", "message"} and
 """
 
 import asyncio
+import contextlib
 import enum
+import fcntl
 import struct
+import termios
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from swarm.core.canonical import pack
 from swarm.core.errors import RemoteError
+from swarm.core.transfers import Transfer, shared_longest_s
 from swarm.memory.kept_buffers import BUFFERS
+from swarm.network.bulk.sealed_socket import SealedSocket
 from swarm.network.bulk.sockets import Sending, Stream, receive, receive_into
 from swarm.network.service import (
     MAX_ERROR_CHARACTERS,
@@ -25,11 +31,14 @@ from swarm.network.service import (
 )
 from swarm.network.transport import MAX_META_BYTES, Message
 
-STEADY_BYTES = 1 << 20
-"""A stream brings that much within each `stall_s`, or all that is left."""
+LOOKS = 5
+"""In a window, at how much has come."""
+WORTH_WATCHING_BYTES = 64 << 10
+"""Of shorter requests nobody looks how they go."""
 _MAGIC = 0x68737731  # "hsw1"
 _REQUEST = struct.Struct(">IHIIQ")
 _REPLY = struct.Struct(">IBIQ")
+_INT = struct.Struct("i")
 
 
 class Status(enum.IntEnum):
@@ -99,36 +108,119 @@ async def read_reply_head(stream: Stream) -> ReplyHead:
     return ReplyHead(Status(status), meta_bytes, body_bytes)
 
 
-async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, stall_s: float) -> Message:
+async def read_content(stream: Stream, head: RequestHead | ReplyHead, *, window_s: float) -> Message:
     """Meta and body of the lengths in `head`, which the caller has checked. The body gets a buffer of its own.
 
-    Raises TimeoutError when the next `STEADY_BYTES` take longer than `stall_s`, EOFError when the stream ends.
+    Raises TimeoutError when too little of it comes (`swarm.core.transfers`), EOFError when the stream ends.
+    """
+    meta, body, came = bytearray(head.meta_bytes), BUFFERS.take(head.body_bytes), 0
+
+    def on_progress(num_bytes: int) -> None:
+        nonlocal came
+        came = num_bytes
+
+    async with _alive(stream, len(meta) + len(body), window_s, lambda: came + waiting_bytes(stream)):
+        await receive_into(stream, memoryview(meta), on_progress=on_progress)
+        read = decode_meta(meta)
+        came = len(meta)
+        await receive_into(stream, body, on_progress=lambda num_bytes: on_progress(len(meta) + num_bytes))
+    return Message(read, body)
+
+
+async def send(stream: Stream, head: bytes, body: memoryview, *, window_s: float) -> None:
+    """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes too little."""
+    sending = Sending(stream, head, body)
+    try:
+        async with _alive(stream, len(head) + len(body), window_s, lambda: sending.sent_bytes - unsent_bytes(stream)):
+            await sending.wait()
+    finally:
+        sending.stop()
+
+
+@contextlib.asynccontextmanager
+async def _alive(stream: Stream, num_bytes: int, window_s: float, came: Callable[[], int]) -> AsyncIterator[None]:
+    """Ends what is in it with TimeoutError once the transfer of so many bytes is given up; `came`: those that moved."""
+    loop = asyncio.get_running_loop()
+    transfer = Transfer(num_bytes, loop.time(), window_s=window_s)
+    looking: asyncio.TimerHandle | None = None
+    async with asyncio.timeout_at(transfer.due) as deadline:
+
+        def look() -> None:
+            nonlocal looking
+            if deadline.expired():
+                return
+            transfer.progress(came(), now=loop.time())
+            deadline.reschedule(transfer.due)
+            looking = loop.call_later(window_s / LOOKS, look)
+
+        look()
+        try:
+            yield
+        finally:
+            if looking is not None:
+                looking.cancel()
+
+
+async def reply_head_after(
+    stream: Stream, sending: Sending, num_bytes: int, *, wait_s: float, window_s: float
+) -> ReplyHead:
+    """Of the answer to a request that is being sent: due `wait_s` after the last of its bytes has gone.
+
+    What p2pd has taken and has not sent, nobody hears of: it has its time besides. Raises TimeoutError when it does
+    not come, or too little of the request goes.
     """
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(stall_s) as deadline:
-        meta = decode_meta(await receive(stream, head.meta_bytes))
-        body, due_bytes = BUFFERS.take(head.body_bytes), STEADY_BYTES
+    begun = loop.time()
+    if num_bytes < WORTH_WATCHING_BYTES:
+        async with asyncio.timeout_at(begun + shared_longest_s(num_bytes, floor_s=wait_s)):
+            return await read_reply_head(stream)
+    transfer = Transfer(num_bytes, begun, window_s=window_s)
+    is_seen = isinstance(stream, SealedSocket)
+    answer_s = wait_s if is_seen else shared_longest_s(num_bytes, floor_s=wait_s)
+    gone_at: float | None = None
+    looking: asyncio.TimerHandle | None = None
+    async with asyncio.timeout_at(transfer.due) as deadline:
 
-        def on_progress(num_bytes: int) -> None:
-            nonlocal due_bytes
-            if num_bytes >= due_bytes:
-                due_bytes = num_bytes + STEADY_BYTES
-                deadline.reschedule(loop.time() + stall_s)
+        def look() -> None:
+            nonlocal looking, gone_at
+            if deadline.expired():
+                return
+            now = loop.time()
+            gone = sending.sent_bytes - unsent_bytes(stream)
+            if gone_at is None and sending.is_done and (gone >= num_bytes or not is_seen):
+                gone_at = now
+            if gone_at is None:
+                transfer.progress(gone, now=now)
+            deadline.reschedule(transfer.due if gone_at is None else gone_at + answer_s)
+            looking = loop.call_later(min(window_s, wait_s) / LOOKS, look)
 
-        deadline.reschedule(loop.time() + stall_s)
-        await receive_into(stream, body, on_progress=on_progress)
-    return Message(meta, body)
-
-
-async def send(stream: Stream, head: bytes, body: memoryview, *, stall_s: float) -> None:
-    """Head and body, as fast as the other end takes them. Raises TimeoutError when it takes nothing for `stall_s`."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(stall_s) as deadline:
-        sending = Sending(stream, head, body, on_progress=lambda: deadline.reschedule(loop.time() + stall_s))
+        look()
         try:
-            await sending.wait()
+            return await read_reply_head(stream)
         finally:
-            sending.stop()
+            if looking is not None:
+                looking.cancel()
+
+
+def waiting_bytes(stream: Stream) -> int:
+    """That have come and were not asked for yet."""
+    held = stream.held_bytes if isinstance(stream, SealedSocket) else 0
+    return held + _queued(stream, termios.FIONREAD)
+
+
+def unsent_bytes(stream: Stream) -> int:
+    """That were taken to be sent, and that the other end (of p2pd's socket: p2pd) does not have."""
+    held = stream.unsent_bytes if isinstance(stream, SealedSocket) else 0
+    return held + _queued(stream, termios.TIOCOUTQ)
+
+
+def _queued(stream: Stream, request: int) -> int:
+    """In the kernel's queue; 0 where it does not say."""
+    try:
+        (num_bytes,) = _INT.unpack(fcntl.ioctl(stream.fileno(), request, _INT.pack(0)))
+    except (OSError, ValueError):  # closed meanwhile
+        return 0
+    return int(num_bytes)
 
 
 def _check_head(magic: int, meta_bytes: int) -> None:

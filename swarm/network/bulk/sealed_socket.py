@@ -52,6 +52,16 @@ class SealedSocket:
     def fileno(self) -> int:
         return self._connection.fileno()
 
+    @property
+    def held_bytes(self) -> int:
+        """That came of a record which is not all here, or is not asked for yet."""
+        return self._received + len(self._opened)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of records that `sendmsg` has counted: less than none while the kernel has some of the present one."""
+        return len(self._unsent) - self._unsent_plain if self._unsent else 0
+
     def close(self) -> None:
         self._connection.close()
         for buffer in (self._outgoing, self._incoming):

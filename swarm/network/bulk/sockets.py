@@ -47,12 +47,10 @@ class Sending:
         self,
         connection: Stream,
         *buffers: bytes | bytearray | memoryview,
-        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_progress` is called whenever some of it has gone out, after the first lot."""
         self._connection = connection
         self._left = [memoryview(buffer) for buffer in buffers if len(buffer)]
-        self._on_progress = on_progress
+        self._num_bytes = sum(map(len, self._left))
         self._error: OSError | None = None
         self._waiting: asyncio.Future[None] | None = None
         if not self._send_available():
@@ -62,6 +60,11 @@ class Sending:
     def is_done(self) -> bool:
         """All is in the kernel's hands."""
         return not self._left and self._error is None
+
+    @property
+    def sent_bytes(self) -> int:
+        """In the kernel's hands."""
+        return self._num_bytes - sum(map(len, self._left))
 
     async def wait(self) -> None:
         """Until all is in the kernel's hands. Raises OSError when the socket breaks."""
@@ -78,9 +81,7 @@ class Sending:
         self._left = []
 
     def _on_writable(self) -> None:
-        ended = self._send_available()
-        self._on_progress()
-        if ended:
+        if self._send_available():
             asyncio.get_running_loop().remove_writer(self._connection)
             if self._waiting is not None and not self._waiting.done():
                 self._waiting.set_result(None)

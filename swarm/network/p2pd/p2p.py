@@ -16,6 +16,7 @@ from swarm import PROTOCOL
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
+from swarm.core.transfers import shared_longest_s
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
@@ -57,7 +58,7 @@ class P2PTransport:
         self._answering = Answering(
             self._services,
             AnsweringLimits(
-                stall_s=settings.stall_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
+                window_s=settings.window_s, longest_call_s=settings.longest_call_s, max_streams=settings.max_streams
             ),
         )
         self._idle = IdleStreams()
@@ -120,10 +121,10 @@ class P2PTransport:
                 if request.num_bytes >= WORTH_BYTES:
                     await self._direct.found_out(peer_id)
                 stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
-                phase = "sending and waiting"
-                head = await self._exchange_heads(stream, method, request, timeout_s)
-                phase = "receiving the answer"
-                reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
+            phase = "sending and waiting"
+            head = await self._exchange_heads(stream, method, request, timeout_s)
+            phase = "receiving the answer"
+            reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
             if isinstance(stream, SealedSocket) or not self._direct.knows(peer_id):
                 self._idle.put(peer_id, stream)
                 stream = None
@@ -256,10 +257,17 @@ class P2PTransport:
 
     async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
-        head, body = framing.encode_request(method, request, timeout_s=timeout_s)
+        longest_s = shared_longest_s(request.num_bytes, floor_s=timeout_s)
+        head, body = framing.encode_request(method, request, timeout_s=longest_s)
         sending = Sending(stream, head, *body)
         try:
-            reply_head = await framing.read_reply_head(stream)
+            reply_head = await framing.reply_head_after(
+                stream,
+                sending,
+                len(head) + request.num_bytes,
+                wait_s=timeout_s,
+                window_s=self._settings.window_s,
+            )
             if reply_head.status is Status.OK and not sending.is_done:
                 raise RemoteError("malformed", f"{method}: answered before its request was received")
             if sending.is_done:
@@ -275,7 +283,7 @@ class P2PTransport:
             raise RemoteError(
                 "too_large", f"{method}: an answer of {head.body_bytes} bytes is over the limit of {max_body_bytes}"
             )
-        reply = await framing.read_content(stream, head, stall_s=self._settings.stall_s)
+        reply = await framing.read_content(stream, head, window_s=self._settings.window_s)
         self._bytes_received += head.meta_bytes + head.body_bytes
         if head.status is Status.OK:
             return reply

@@ -7,6 +7,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from swarm.core.errors import SettingsError
 from swarm.core.ids import PeerId
+from swarm.core.transfers import WINDOW_S
 from swarm.identity.key import is_peer_id
 from swarm.network.service import ServiceLimits
 
@@ -32,10 +33,10 @@ class P2PSettings:
     """p2pd must listen by then. Nothing is dialled before."""
     connect_s: float = 10.0
     """One attempt to dial a peer at all its addresses."""
-    stall_s: float = 30.0
-    """No frame sent or received for this long, in either direction, ends a call that is being transferred."""
+    window_s: float = WINDOW_S
+    """What is being transferred is given up when too little of it has moved for this long (`swarm.core.transfers`)."""
     longest_call_s: float = 3600.0
-    """An incoming call that takes longer is cancelled, whatever deadline its caller announced."""
+    """A handler that takes longer is cancelled, whatever deadline its caller announced."""
     max_streams: int = 512
     """Incoming streams at a time, those being refused included."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)

@@ -29,7 +29,7 @@ CHARGE = Charge(ACCUSED, b"c" * 32)
 
 def result(step: int, charge: Charge = CHARGE, accuser: PeerId = ACCUSER) -> Result:
     made = (SimpleNamespace(peer_id=accuser, charges=(charge,)), SimpleNamespace(peer_id=PeerId("other"), charges=()))
-    return cast(Result, SimpleNamespace(roster=SimpleNamespace(stage=STAGE, step=Step(step), contributions=made)))
+    return cast(Result, SimpleNamespace(roster=SimpleNamespace(stage=STAGE, step=Step(step), committed=made)))
 
 
 def charges(anchored: int = 96) -> OpenCharges:

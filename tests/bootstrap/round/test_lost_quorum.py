@@ -59,7 +59,7 @@ class SilentStage:
                 self._serve(member, started_again=number in started_again)
         log = self._voted(HOST, started_again=False)
         transport = self._network.transport(HOST)
-        self._watched = LostQuorum(StageIndex(0), transport, HOST.peer_id, RUN_KEY, LEASE_S, log, follow)
+        self._watched = LostQuorum(StageIndex(0), transport, HOST.peer_id, RUN_KEY, LEASE_S, 0.0, log, follow)
 
     def _voted(self, voter: Identity, *, started_again: bool) -> VoteLog:
         """The voter's log after it has begun the round, in this process or in one before it."""

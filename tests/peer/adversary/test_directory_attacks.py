@@ -29,7 +29,7 @@ def named(total_steps: int, **tables: dict[str, Any]) -> str:
         "batch": {"target_tokens": 6 * 32},
         "limits": {"founders_per_stage": 3},
         "checkpoint": {"every_steps": total_steps, "snapshot_every": 4},
-        "deadlines": {"round_phase_s": 0.5, "lease_s": 5.0},
+        "deadlines": {"call_s": 1.0, "lease_s": 5.0},
     }
     return manifest_of(**fields | tables)
 

@@ -31,7 +31,7 @@ def unaudited(total_steps: int, **tables: dict[str, Any]) -> str:
         "batch": {"target_tokens": 12 * 32},
         "limits": {"founders_per_stage": 3},
         "checkpoint": {"every_steps": total_steps, "snapshot_every": total_steps},
-        "deadlines": {"round_phase_s": 0.5},
+        "deadlines": {"call_s": 1.0},
     }
     return manifest_of(**named | tables)
 

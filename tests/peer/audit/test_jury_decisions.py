@@ -20,8 +20,8 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Charge, Result, Roster
 from swarm.core.state.stage_chain import StageChain
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, said_by
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, DrawnJury, JurorVote, Quarantine, jury_of
@@ -45,8 +45,8 @@ def certified(*charges: Charge) -> Result:
         run_id=RUN_ID,
         stage=StageIndex(1),
         step=Step(33),
-        contributions=(),
-        contribution_of=lambda peer: made if peer == ACCUSER else None,
+        committed=(),
+        commitment_of=lambda peer: made if peer == ACCUSER else None,
     )
     return cast(Result, SimpleNamespace(roster=roster, root=lambda: ROOT))
 
@@ -206,7 +206,7 @@ def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:
         charges.bring(ANOTHER)
         assert charges.brought() == (COMMITTED,), "one at a time"
         made = SimpleNamespace(charges=(COMMITTED,))
-        roster = SimpleNamespace(contribution_of=lambda peer: made)
+        roster = SimpleNamespace(commitment_of=lambda peer: made)
         result = SimpleNamespace(roster=roster)
         own.applied(cast(Any, SimpleNamespace(result=result)))
         assert charges.brought() == (ANOTHER,)

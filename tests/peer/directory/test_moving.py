@@ -36,7 +36,7 @@ async def _five_and_one(folder: Path) -> None:
         optimizer={"total_steps": 100_000},
         checkpoint={"every_steps": 1000, "snapshot_every": 2},
         limits={"rebalance_s": 0.4, "min_replicas": 1},
-        deadlines={"call_s": 5.0, "hop_s": 20.0, "round_phase_s": 3.0, "step_s": 20.0, "lease_s": 6.0, "drain_s": 1.0},
+        deadlines={"call_s": 5.0, "hop_s": 20.0, "step_s": 20.0, "lease_s": 6.0, "drain_s": 1.0},
     )
     async with swarm_in_process(manifest, folder, peers=(5, 1)) as swarm:
         await swarm.until(lambda: stages(swarm) in EVEN, timeout_s=300)

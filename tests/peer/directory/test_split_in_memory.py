@@ -10,7 +10,7 @@ MANIFEST = manifest_of(
     optimizer={"total_steps": 16},
     checkpoint={"every_steps": 16, "snapshot_every": 8},
     limits={"founders_per_stage": 2},
-    deadlines={"call_s": 1.0, "hop_s": 10.0, "round_phase_s": 1.0, "step_s": 10.0, "straggler_s": 0.5, "lease_s": 1.5},
+    deadlines={"call_s": 1.0, "hop_s": 10.0, "step_s": 10.0, "straggler_s": 0.5, "lease_s": 1.5},
 )
 IN_FLIGHT = 1
 """A round may have been certified when the line broke."""

@@ -94,6 +94,34 @@ def test_megabits_a_second_are_kept_to(up: float | None, down: float | None) -> 
     assert _seconds(None, None) < 0.55
 
 
+def test_small_calls_overtake_bulk_in_the_owners_rate_limiter() -> None:
+    async def main() -> tuple[float, float]:
+        network = MemoryNetwork(random.Random(0))
+        one, other = Identity.generate(), Identity.generate()
+        limited = LimitedTransport(network.transport(one), upload_mbit=0.8, download_mbit=None)  # 100 kB/s
+        far = network.transport(other)
+
+        async def echo(sender: PeerId, request: Message) -> Message:
+            return Message()
+
+        far.serve("echo", echo, max_body_bytes=1 << 20)
+
+        async def call(num_bytes: int) -> float:
+            started = time.monotonic()
+            request = Message({}, bytes(num_bytes))
+            await limited.call(other.peer_id, "echo", request, timeout_s=30, max_body_bytes=0)
+            return time.monotonic() - started
+
+        bulk = [asyncio.ensure_future(call(50_000)) for _ in range(4)]
+        await asyncio.sleep(0)
+        small_s = [await call(num_bytes) for num_bytes in (0, 100, 4096)]
+        return max(small_s), max(await asyncio.gather(*bulk))
+
+    small_s, bulk_s = asyncio.run(main())
+    assert bulk_s > 0.8
+    assert small_s < 0.4
+
+
 def test_a_meter_makes_up_for_what_moved_unasked() -> None:
     """100 bodies of 10 kB with 5 kB more on the line each take what 1.5 MB take, but for the first second's burst."""
     now, moved = 0.0, 0

@@ -161,6 +161,6 @@ def test_who_reduces_wrongly_is_banned_and_the_others_go_on(tmp_path: Path) -> N
 @pytest.mark.soak
 @pytest.mark.usefixtures("no_collector")
 def test_seventy_members_take_two_steps_alike(tmp_path: Path) -> None:
-    slow = {"call_s": 120.0, "hop_s": 300.0, "round_phase_s": 120.0, "step_s": 600.0, "straggler_s": 60.0}
+    slow = {"call_s": 120.0, "hop_s": 300.0, "step_s": 600.0, "straggler_s": 60.0}
     manifest = wide(70, 400, averaging={"rule": "mean"}, deadlines=slow)
     run(manifest, tmp_path, 70, lambda swarm: check_two_steps(swarm, timeout_s=1200.0))

@@ -10,10 +10,12 @@ import pytest
 
 from peer.round import outbox
 from peer.round.fragments import MOST_FRAGMENTS, Fragment
-from peer.round.outbox import FIRST_PACE, LEAST_SHARE, MESSAGE_BYTES, MOST_LANES, SHORTEST_BYTES, Outbox, Pace, Parcel
+from peer.round.outbox import LEAST_SHARE, MESSAGE_BYTES, MOST_LANES, SHORTEST_BYTES, Outbox, Pace, Parcel
 from swarm.core.ids import PeerId
 
-LEAST_BYTES = SHORTEST_BYTES // LEAST_SHARE
+SHORT_BYTES = 256 << 10
+LEAST_BYTES = SHORT_BYTES // LEAST_SHARE
+FIRST_PACE = Pace(512 << 10, 8, cuts=False)
 ONE, OTHER = PeerId("one"), PeerId("other")
 STEP: Any = SimpleNamespace()
 
@@ -25,7 +27,7 @@ class Wire:
         self.sent: list[tuple[PeerId, list[Parcel]]] = []
         self.tasks: list[asyncio.Future[None]] = []
         self.open = asyncio.Event()
-        self.outbox = Outbox(self.spawn, self.send)
+        self.outbox = Outbox(self.spawn, self.send, first_pace=FIRST_PACE)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.ensure_future(work))
@@ -115,8 +117,9 @@ def test_lane_that_was_cancelled_is_free_again() -> None:
 
 def test_messages_are_long_on_a_fast_line_and_many_on_a_slow_one() -> None:
     assert Pace.of(1e9) == (MESSAGE_BYTES, 2, False)
-    assert Pace.of(2.5e6) == (SHORTEST_BYTES, MOST_LANES, True)
-    assert Pace.of(1.0) == (SHORTEST_BYTES, MOST_LANES, True)
+    assert Pace.of(2.5e6) == (250_000, MOST_LANES, True)
+    assert Pace.of(1.0) == (SHORTEST_BYTES, 2, True)
+    assert Pace.of(62_500) == (SHORTEST_BYTES, 6, True)  # of 1 Mbit/s, to one of two: all within 1.6 s
     for rate in (1e5, 1e6, 5e6, 1e7, 2e7, 1e8):
         size, lanes, _ = Pace.of(rate)
         assert SHORTEST_BYTES <= size <= MESSAGE_BYTES
@@ -127,16 +130,16 @@ def test_a_line_changes_its_pace_once_it_has_been_measured() -> None:
     async def main() -> None:
         wire = Wire()
         for number in range(8):
-            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+            wire.outbox.put(ONE, parcel(number, SHORT_BYTES))
         await wire.finished()  # at once: a fast line
         for number in range(8, 16):
-            wire.outbox.put(ONE, parcel(number, SHORTEST_BYTES))
+            wire.outbox.put(ONE, parcel(number, SHORT_BYTES))
         await wire.finished()
         assert [numbers(parcels) for _, parcels in wire.sent[4:]] == [[*range(8, 16)]]
         wire.outbox.keep(set())
-        wire.outbox.put(ONE, parcel(16, SHORTEST_BYTES))
-        wire.outbox.put(ONE, parcel(17, SHORTEST_BYTES))
-        wire.outbox.put(ONE, parcel(18, SHORTEST_BYTES))
+        wire.outbox.put(ONE, parcel(16, SHORT_BYTES))
+        wire.outbox.put(ONE, parcel(17, SHORT_BYTES))
+        wire.outbox.put(ONE, parcel(18, SHORT_BYTES))
         await wire.finished()
         assert [numbers(parcels) for _, parcels in wire.sent[5:]] == [[16, 17], [18]]
 
@@ -148,9 +151,9 @@ async def measured(wire: Wire, rate: float, monkeypatch: pytest.MonkeyPatch) -> 
     now = 0.0
     monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now))
     for _ in range(4):
-        wire.outbox.put(ONE, parcel(-1, SHORTEST_BYTES))
+        wire.outbox.put(ONE, parcel(-1, SHORT_BYTES))
     await asyncio.sleep(0)
-    now = 4 * SHORTEST_BYTES / rate
+    now = 4 * SHORT_BYTES / rate
     await wire.finished()
     wire.sent.clear()
     wire.tasks.clear()
@@ -185,12 +188,12 @@ def test_on_a_slow_line_messages_get_shorter_until_all_lanes_end_together(monkey
 def test_fragments_of_one_parcel_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         wire = Wire()
-        await measured(wire, 2.5e6, monkeypatch)
+        await measured(wire, 2.6215e6, monkeypatch)
         wire.open.clear()
-        wire.outbox.put(ONE, parcel(0, SHORTEST_BYTES))
+        wire.outbox.put(ONE, parcel(0, SHORT_BYTES))
         for _ in range(MOST_LANES):
             await asyncio.sleep(0)
-        assert len(wire.sent) == SHORTEST_BYTES // LEAST_BYTES, "nobody has been answered yet"
+        assert len(wire.sent) == SHORT_BYTES // LEAST_BYTES, "nobody has been answered yet"
         await wire.finished()
 
     asyncio.run(main())
@@ -207,7 +210,7 @@ def test_nothing_is_cut_on_a_fast_line_nor_what_is_short(monkeypatch: pytest.Mon
         return [len(parcels) for _, parcels in wire.sent]
 
     assert asyncio.run(main(1e9, [2 * MESSAGE_BYTES, MESSAGE_BYTES, 10, 10])) == [1, 1, 2]
-    assert asyncio.run(main(2.5e6, [LEAST_BYTES // 4] * 10)) == [4, 4, 2]
+    assert asyncio.run(main(2.6215e6, [LEAST_BYTES // 4] * 10)) == [4, 4, 2]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 1000, MOST_FRAGMENTS * 10 + 1])

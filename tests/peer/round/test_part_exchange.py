@@ -69,6 +69,9 @@ class Machine:
             raise RemoteError("protocol", "part 3 is not wanted", SENDER)
         return [f"{what} {part}"]
 
+    def moved(self, peer: PeerId, *, now: float) -> None:
+        assert peer == SENDER
+
     def on_part(self, sender: PeerId, part: int) -> list[Any]:
         return self._take("part", part)
 
@@ -114,7 +117,7 @@ class Scene:
         steps: Any = SimpleNamespace(
             context=context,
             replica=replica,
-            chain=SimpleNamespace(stage=0, version=FACTS.step, weights_of=lambda result: WEIGHTS),
+            chain=SimpleNamespace(stage=0, version=FACTS.step, weights_of=lambda result, settings: WEIGHTS),
             version=FACTS.step,
             is_open=lambda state: state is self.state,
         )

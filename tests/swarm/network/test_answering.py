@@ -15,7 +15,7 @@ from swarm.network.loop import new_event_loop
 from swarm.network.service import ServiceLimits, Services
 from swarm.network.transport import Message
 
-LIMITS = AnsweringLimits(stall_s=30.0, longest_call_s=30.0, max_streams=16)
+LIMITS = AnsweringLimits(window_s=30.0, longest_call_s=30.0, max_streams=16)
 NETWORKS = 200
 """Of one address each: more than there are places for strangers."""
 
@@ -69,7 +69,7 @@ def test_connections_from_many_networks_take_no_place_from_a_stream_that_was_nam
             await send_all(caller, head + b"".join(body))
             async with asyncio.timeout(5):
                 reply = await framing.read_reply_head(caller)
-                return bytes((await framing.read_content(caller, reply, stall_s=5.0)).body)
+                return bytes((await framing.read_content(caller, reply, window_s=5.0)).body)
         finally:
             for one in (caller, *silent):
                 one.close()

@@ -190,3 +190,52 @@ def test_records_expire_by_the_networks_clock() -> None:
         assert await directory.lookup("t") == {}
 
     simulate(main)
+
+
+def test_a_body_on_a_slow_line_takes_its_time_and_is_never_given_up_while_it_comes() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(1))
+        a, b, _ = peers(network)
+        b.serve("echo", echo, max_body_bytes=1 << 20)
+        network.limit(A, up_bytes_per_s=10_000.0)
+        network.limit(B, up_bytes_per_s=100_000.0)
+        reply = await a.call(B, "echo", Message({}, bytes(1_000_000)), timeout_s=2.0, max_body_bytes=1 << 20)
+        assert len(reply.body) == 1_000_000
+        assert now() == pytest.approx(110.0)
+        await ask(a, B, timeout_s=0.1)  # a small call waits for no bulk
+
+    simulate(main)
+
+
+def test_bodies_that_share_a_line_end_together() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(1))
+        a, b, c = peers(network)
+        for transport in (b, c):
+            transport.serve("echo", echo, max_body_bytes=1 << 20)
+        network.limit(A, up_bytes_per_s=20_000.0)
+        body = Message({}, bytes(500_000))
+        calls = [a.call(peer, "echo", body, timeout_s=2.0, max_body_bytes=1 << 20) for peer in (B, C)]
+        ends = []
+        for ended in asyncio.as_completed(calls):
+            await ended
+            ends.append(now())
+        assert ends == pytest.approx([50.0, 50.0], abs=1.0)
+
+    simulate(main)
+
+
+def test_a_broken_line_ends_a_transfer_within_a_window_and_a_mended_one_carries_again() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(1))
+        a, b, _ = peers(network)
+        b.serve("echo", echo, max_body_bytes=1 << 20)
+        network.limit(A, up_bytes_per_s=10_000.0)
+        asyncio.get_running_loop().call_later(30.0, network.break_line, A)
+        with pytest.raises(TransientError, match="no answer to echo"):
+            await a.call(B, "echo", Message({}, bytes(1_000_000)), timeout_s=60.0, max_body_bytes=1 << 20)
+        assert 34.0 < now() < 37.0
+        network.mend_line(A)
+        await ask(a, B)
+
+    simulate(main)

@@ -21,7 +21,7 @@ FACTS: dict[str, Any] = {"maker": MEMBER, "run_id": "run", "stage": StageIndex(1
 
 def _check(chance: Chance, step: int, *, link: Link | None = None, said: HostWord | None = None) -> None:
     known = said if said is not None else said_by(HOST_CHAIN, max(0, step - 1))
-    chance.check(**FACTS, step=Step(step), link=link, said=known, run_key=RUN_KEY.peer_id, verify=verify)
+    chance.check(**FACTS, step=Step(step), link=link, said=known, run_key=RUN_KEY.peer_id, amendments=0, verify=verify)
 
 
 def _first(step: int) -> Chance:

@@ -25,6 +25,7 @@ from swarm.core.round.averaging_round import (
     Instruction,
     MakeContribution,
     RoundFacts,
+    SayMissing,
     SendBallot,
     SendClose,
     SendCommit,
@@ -430,6 +431,10 @@ class World:
                 assert result == aggregate_of(self.facts, part, contributors)
                 whole = ReducedPart(part, hashlib.sha256(result).digest(), contributors, excluded, shares=shares)
                 self._act(member, lambda: self._reduced(member, whole, result), after_s=self._delay())
+            case SayMissing(to, view, missing, given_up):
+                self._send(
+                    member, (to,), "missing", lambda m: m.round.on_missing(me, view, missing, given_up, now=self.now)
+                )
             case AnnounceShare(to, part, cohort):
                 self._send(member, (to,), "made", lambda m: m.round.on_announced(me, part, cohort, now=self.now))
             case SendReduced(to, reduced):

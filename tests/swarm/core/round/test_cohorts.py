@@ -157,7 +157,9 @@ def test_the_other_cohorts_count_when_all_of_one_that_worked_are_dead() -> None:
     assert result is not None
     for reduced in result.parts:
         assert not reduced.is_empty
-        assert {one.peer_id for one in reduced.excluded} == names
+        assert not reduced.excluded
+        assert names.isdisjoint(reduced.contributors)
+        assert {made.peer_id for made in result.roster.left_out} == names
         assert [cohorts_of(world.facts)[share.cohort] != silent for share in reduced.shares] == [True]
 
 

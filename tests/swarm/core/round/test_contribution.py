@@ -86,7 +86,7 @@ def _roster() -> Roster:
 
 
 def _result() -> Result:
-    left_out = (Exclusion(PEERS[1], "missing"),)
+    left_out = (Exclusion(PEERS[1], "malformed"),)
     parts = (
         ReducedPart(0, bytes(range(32)), PEERS, squares=0.5),
         ReducedPart.empty(1),
@@ -100,11 +100,11 @@ def _result() -> Result:
 # Computed once from the first release of the format. A change here is a change of the protocol's number.
 GOLDEN = {
     "contribution": "073358c816fe3eb855b1ad37e125bfa9ee3f495192d6fed629d0db35a858647e",
-    "roster": "41a85c4146c43a9b3e6ee19a7b772acbecc23a3643fa73be6bf92adfb1484239",
-    "roster facts": "eaa48f3b98abac3e5a5dbc3f8ec95da2148a006339965de3a4ebf7a7bc2c85af",
-    "result root": "d0c28b583c1bf8e29b8013ee9b3a19618a39d50cfa72b22d0eb0ab5ecda04510",
-    "version name": "ba3983178badac9167f5f856dd140c0450582917b408848b67004b85a3b82684",
-    "result": "af26705e68cb7eb8b4f287d886d0d67e7ed5ae2a08b8998ce02e9cb5c5c0f015",
+    "roster": "323039b8f0e12a9f9ab96a79329b741142ac300c042cab5f23e31163a74bc93a",
+    "roster facts": "a8a240820ead0ef672755f538f46dbbb99ee29dc8bd822263790f82cfa179386",
+    "result root": "a9a05bc4599b39015a92f4f29cd5432271f99f9a4ff6cdbd3990afc8fc8780f9",
+    "version name": "be6432979130263d552f897351f77b308cb30dc4be189b589324aa56f01bd340",
+    "result": "3b5d44b8064a1ed9ffe3ebfccedb716cdc994451ebbde919633dc33885b8fa53",
 }
 
 
@@ -220,7 +220,9 @@ def test_malformed_messages_are_refused() -> None:
     contribution, roster, result = _contribution(MAKER), _roster(), _result()
     twice = replace(contribution, work=contribution.work[:1] * 2)
     disordered = replace(roster, contributions=roster.contributions[::-1])
-    of_strangers = replace(result, parts=(replace(result.parts[0], excluded=(Exclusion(PeerId("x"), "missing"),) * 2),))
+    of_strangers = replace(
+        result, parts=(replace(result.parts[0], excluded=(Exclusion(PeerId("x"), "malformed"),) * 2),)
+    )
     of_good = ReducedPart(0, b"0" * 32, PEERS)
     backwards = ReducedPart(0, b"0" * 32, PEERS[::-1])
     doubled = ReducedPart(0, b"0" * 32, PEERS[:1] * 2)

@@ -393,7 +393,7 @@ def test_nobody_votes_for_what_a_leader_filled_in(what: str) -> None:
         "excluded": replace(
             first,
             contributors=tuple(peer for peer in first.contributors if peer != victim),
-            excluded=(Exclusion(victim, "missing"),),
+            excluded=(Exclusion(victim, "malformed"),),
         ),
         "emptied": ReducedPart.empty(0),
     }[what]

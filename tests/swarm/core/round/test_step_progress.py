@@ -181,15 +181,17 @@ def test_nothing_closes_without_microbatches_but_when_the_next_step_was_seen(is_
     assert "0 microbatches in" in closing.reason
 
 
-def test_a_step_closes_at_its_age_with_what_it_holds() -> None:
+def test_a_step_closes_with_what_it_holds_when_none_was_added_for_long() -> None:
     progress = _progress(is_source=False)
     assert progress.next_deadline() is None
+    progress.report(A, MemberReport(2), now=0.0)
     progress.report(A, MemberReport(3), now=10.0)
+    progress.report(A, MemberReport(3), now=20.0)
     assert progress.next_deadline() == 10.0 + STEP_S
     assert progress.closing(now=10.0 + STEP_S - 0.1, synchronous=False) is None
     closing = progress.closing(now=10.0 + STEP_S, synchronous=False)
     assert closing is not None
-    assert closing.reason == "3 microbatches after 120 s"
+    assert closing.reason == "3 microbatches, and none for 120 s"
 
 
 def test_the_next_steps_microbatch_closes_a_step_after_the_stragglers_time() -> None:

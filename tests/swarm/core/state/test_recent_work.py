@@ -65,7 +65,7 @@ def test_work_counts_by_the_share_of_parts_that_it_is_in() -> None:
     result = _result(chain, {WORKER: (_work(1),), IDLE: (_work(2),)})
     of_both, of_one = (
         ReducedPart(0, b"0" * 32, (WORKER, IDLE)),
-        ReducedPart(0, b"1" * 32, (WORKER,), (Exclusion(IDLE, "missing"),)),
+        ReducedPart(0, b"1" * 32, (WORKER,), (Exclusion(IDLE, "malformed"),)),
     )
     counted = chain.weights_of(result.roster, SETTINGS)
     for parts, expected in (

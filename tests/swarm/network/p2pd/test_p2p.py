@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 T = TypeVar("T")
 PROTOCOL_ID = f"/homeswarm/{PROTOCOL}/call"
 MAGIC = 0x68737731
-SETTINGS = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",), stall_s=1.5)
+SETTINGS = P2PSettings(listen=("/ip4/127.0.0.1/tcp/0",), window_s=1.5)
 
 
 class Stranger:
@@ -166,7 +166,7 @@ def test_answer_is_kept_until_its_caller_has_read_it(scene: Scene) -> None:
             heard = await receive(stream, len(answer))
             # Were the answering side to hang up first, p2pd would drop what is still under way, now and then.
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(SETTINGS.stall_s / 3):
+                async with asyncio.timeout(SETTINGS.window_s / 3):
                     await loop.sock_recv(stream, 1)
             return bytes(heard)
 

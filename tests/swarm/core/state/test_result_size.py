@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from swarm.core.canonical import pack
-from swarm.core.result_size import most_members, most_work, result_bytes
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.round.contribution import Rate, ReducedPart, Share
+from swarm.core.round.contribution import Lack, Rate, ReducedPart, Share
+from swarm.core.state.result_size import most_members, most_work, result_bytes
 from swarm.network.transport import MAX_META_BYTES
 from tests.swarm.core.round.round_members import certificate_by, result_of, roster_of
 from tests.swarm.core.round.round_world import contribution, facts_of
@@ -20,9 +20,12 @@ def test_a_full_result_is_no_longer_than_foretold_and_not_much_shorter() -> None
         for peer, num_work in zip(facts.members, listed, strict=True)
     }
     roster = roster_of(facts, commits={peer: replace(one, rates=rates) for peer, one in made.items()})
+    words = {peer: [Lack(other, bytes(64)) for other in facts.members if other != peer] for peer in facts.members[:44]}
+    roster = roster.without(words)
     roster = replace(roster, certificate=certificate_by(facts, "roster", 0, roster.facts_digest()))
     shares = tuple(Share(number, facts.members[0], bytes(32)) for number in range(2))
-    parts = tuple(ReducedPart(part, b"1" * 32, facts.members, squares=1.0, shares=shares) for part in range(num_parts))
+    stay = tuple(made.peer_id for made in roster.contributions)
+    parts = tuple(ReducedPart(part, b"1" * 32, stay, squares=1.0, shares=shares) for part in range(num_parts))
     result = result_of(facts, roster, parts=parts)
     result = replace(result, certificate=certificate_by(facts, "commit", 0, result.root()))
     found, foretold = len(pack(result.to_value())), result_bytes(70, num_parts, 140)

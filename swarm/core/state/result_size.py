@@ -1,7 +1,8 @@
 """How long the longest message of a round will be: a result, with the roster it is made of."""
 
 from swarm.core.round.cohorts import COHORT_MEMBERS, MAX_MEMBERS
-from swarm.core.round.contribution import MAX_CHARGES, MAX_RATES
+from swarm.core.round.contribution import MAX_CHARGES, MAX_LACKS, MAX_RATES
+from swarm.core.round.voting import quorum
 
 PEER_BYTES = 55
 DIGEST_BYTES = 34
@@ -23,7 +24,8 @@ def result_bytes(num_members: int, num_parts: int, num_microbatches: int) -> int
     listed = num_microbatches + liars * most_work(num_microbatches)
     votes = 3 * num_members * (PEER_BYTES + 68)
     roster = num_members * (contribution + 2 * PEER_BYTES) + num_cohorts * num_parts * PEER_BYTES
-    return int(SPARE * (roster + listed * WORK_BYTES + num_parts * reduced + votes + FIELDS_BYTES))
+    lacks = min(MAX_LACKS, num_members * quorum(min(num_parts, -(-num_members // num_cohorts)))) * (PEER_BYTES + 68)
+    return int(SPARE * (roster + listed * WORK_BYTES + num_parts * reduced + votes + lacks + FIELDS_BYTES))
 
 
 def most_work(num_microbatches: int) -> int:

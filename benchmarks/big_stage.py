@@ -1,0 +1,306 @@
+"""A stage of any size on home lines: rounds, a newcomer, a line that is cut, a line much slower than the others.
+
+    python -m benchmarks.big_stage --params 10000000 --peers 3 --uplink-mbit 1 --json [--slow-line 0.1]
+
+The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times
+as fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the
+defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for a
+minute; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
+results on the first peer's disk, the router's lines and the host's events. Needs root and `ip`.
+"""
+
+import hashlib
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.homes.emulated import Paths, routing
+from benchmarks.homes.namespaces import Namespaces, why_not
+from benchmarks.training_throughput import Events, running
+from swarm.checkpoint.results import SIGNED, read_signed
+from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
+from swarm.core.round.contribution import Result
+
+READY_S = 600.0
+CUT_S = 60.0
+ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
+"""That are counted before the newcomer comes, and after it is a member."""
+DOWN_TIMES = 5.0
+SOURCE, NEWCOMER = "source", "newcomer"
+HIDDEN_SIZE = 256
+
+MANIFEST = """\
+[run]
+name = "big-stage"
+[model]
+config = {{ model_type = "llama", vocab_size = 256, hidden_size = {hidden}, intermediate_size = {mlp}, \
+num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 4, max_position_embeddings = 64, \
+tie_word_embeddings = false }}
+stages = 2
+[data]
+max_text_mb = 1
+sequence_length = 16
+[batch]
+microbatch_size = 1
+target_tokens = 96
+[optimizer]
+total_steps = 100000
+[checkpoint]
+every_steps = 80000
+snapshot_every = {snapshot_every}
+"""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen of a run."""
+
+    events: list[dict[str, Any]]
+    lines: list[dict[str, Any]]
+    begun: dict[str, Any]
+    """The event from which on things count: lines are slow."""
+    ended: dict[str, Any]
+    newcomer_s: float | None
+    """From its start to the roster that names it; None where none came in time."""
+    results: list[Result]
+    peak_bytes: int
+    """Of memory, of the founder that took most."""
+    replicas_equal: bool
+    addresses: dict[str, str]
+
+
+def watch(
+    manifest: Path, folder: Path, *, peers: int, uplink_mbit: float, slow_line: float | None, longest_s: float
+) -> Watched:
+    """A run from its start until the newcomer has been a member for a while, or `longest_s` is over."""
+    founders = tuple(f"peer{number}" for number in range(peers))
+    paths = Paths(40.0, 0.0)
+    program = str(Path(sys.executable).parent / "swarm")
+    with ExitStack() as stack:
+        everyone = ("host", SOURCE, *founders, NEWCOMER)
+        network = stack.enter_context(Namespaces(everyone, bridged=False))
+        router = stack.enter_context(routing(network, everyone))
+        addresses = {name: network.address(name) for name in (*founders, NEWCOMER)}
+
+        def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+            command = ["ip", "netns", "exec", network.namespace(name), program, *arguments]
+            command += ["--dir", str(folder / name), "--listen", f"{network.address(name)}:0"]
+            return stack.enter_context(running(command, folder / f"{name}.log", **options))
+
+        def join(name: str) -> subprocess.Popen[str]:
+            stage = "0" if name == SOURCE else "1"
+            return start(name, "join", address, "--stage", stage, "--threads", "1", "--yes", "--verbose")
+
+        hosting = start("host", "host", str(manifest), "--json", "--evaluate-tokens", "1", stdout=subprocess.PIPE)
+        events = Events(hosting)
+        address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
+        running_peers = [join(name) for name in (SOURCE, *founders)][1:]
+        begin_by = time.monotonic() + READY_S
+        while _num_members(folder / founders[0]) < peers:
+            if time.monotonic() > begin_by:
+                raise click.ClickException(f"{peers} peers are not members of the stage after {READY_S:g} s")
+            time.sleep(1.0)
+        homes = [addresses[name] for name in (*founders, NEWCOMER)]
+        router.limit(paths, up_mbit=uplink_mbit, down_mbit=DOWN_TIMES * uplink_mbit, only=homes)
+        if slow_line is not None:
+            slow = addresses[founders[-1]]
+            up = slow_line * uplink_mbit
+            router.limit(paths, up_mbit=up, down_mbit=DOWN_TIMES * up, only=[slow])
+        give_up_at = time.monotonic() + longest_s
+
+        def left_s() -> float:
+            return max(1.0, give_up_at - time.monotonic())
+
+        now_at = max((event["version"] for event in list(events.seen) if event["event"] == "version"), default=0)
+        begun = events.wait_for(lambda event: event.get("version", 0) >= now_at + 1, timeout_s=left_s())
+        wanted = begun["version"] + ROUNDS_BEFORE
+        newcomer_s = None
+        came_at = time.time()
+        try:
+            ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
+            if slow_line is None:
+                join(NEWCOMER)
+                per_round_s = (ended["at"] - begun["at"]) / ROUNDS_BEFORE
+                time.sleep(per_round_s / 2)
+                router.cut(addresses[founders[-1]])
+                time.sleep(CUT_S)
+                router.cut()
+                joined = events.wait_for(
+                    lambda event: event["event"] == "joined" and event["at"] > came_at, timeout_s=left_s()
+                )
+                newcomer_s = joined["at"] - came_at
+            versions = [event["version"] for event in events.seen if event["event"] == "version"]
+            wanted = max(versions) + ROUNDS_AFTER
+            ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
+        except click.ClickException:
+            ended = {**events.seen[-1], "at": time.time()}
+        (folder / "events.json").write_text(json.dumps(events.seen))
+        peaks = [_peak_bytes(process.pid) for process in running_peers]
+        seen, lines = list(events.seen), list(router.seen)
+    return Watched(
+        seen,
+        lines,
+        begun,
+        ended,
+        newcomer_s,
+        _results(folder / founders[0]),
+        max(peaks),
+        _are_equal([folder / name for name in (*founders, NEWCOMER)]),
+        addresses,
+    )
+
+
+def _num_members(folder: Path) -> int:
+    """Of the version that the newest result on this disk makes."""
+    newest = sorted(folder.rglob(f"results-*{SIGNED}"))[-1:]
+    read = [read_signed(path) for path in newest]
+    return max((len(found[0].roster.members_after) for found in read if found is not None), default=0)
+
+
+def _peak_bytes(pid: int) -> int:
+    """Of the process or of one of its children, whichever took most."""
+    pids = [pid]
+    for one in pids:
+        children = Path(f"/proc/{one}/task/{one}/children")
+        pids += [int(child) for child in children.read_text().split()] if children.exists() else []
+    status = [Path(f"/proc/{one}/status") for one in pids]
+    peaks = [line for path in status if path.exists() for line in path.read_text().splitlines() if "VmHWM" in line]
+    return max((int(line.split()[1]) * 1024 for line in peaks), default=0)
+
+
+def _results(folder: Path) -> list[Result]:
+    found = [read_signed(path) for path in sorted(folder.rglob(f"results-*{SIGNED}"))]
+    return [read[0] for read in found if read is not None]
+
+
+def _are_equal(folders: list[Path]) -> bool:
+    """Whether all snapshots of one version are the same bytes, on whichever disks they are."""
+    states: dict[str, set[str]] = {}
+    for folder in folders:
+        for path in folder.rglob("snapshots-*/**/*"):
+            if path.is_file() and path.suffix not in (SIGNED, ".parts", ".partial") and path.stat().st_size > 1 << 20:
+                name = str(path.relative_to(folder)).split("snapshots-", 1)[1].split("/", 1)[1]
+                states.setdefault(name, set()).add(hashlib.sha256(path.read_bytes()).hexdigest())
+    return bool(states) and all(len(digests) == 1 for digests in states.values())
+
+
+def figures(watched: Watched, plan: dict[str, Any], num_parameters: int) -> dict[str, Any]:
+    """What the run came to, beside the plan's."""
+    begun, ended, lines = watched.begun, watched.ended, watched.lines
+    versions = [event for event in watched.events if event["event"] == "version" and event["at"] <= ended["at"]]
+    versions = [event for event in versions if event["at"] >= begun["at"]]
+    gaps = [after["at"] - before["at"] for before, after in pairwise(versions)]
+    stage = plan["stages"][1]
+    usual_s = statistics.median(gaps) if gaps else 0.0
+    gaps.append(ended["at"] - versions[-1]["at"])
+    results = [made for made in watched.results if begun["version"] <= int(made.roster.step) < versions[-1]["version"]]
+    num_members = [len(made.roster.members) for made in results]
+    due = sum(size - 1 for size in num_members) * num_parameters * (CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"])
+    if watched.newcomer_s is not None:
+        due += stage["join_bytes"]
+    at = [line for line in lines if begun["at"] <= line["at"] <= ended["at"]]
+    sent = sum(at[-1]["up_bytes"][address] - at[0]["up_bytes"][address] for address in watched.addresses.values())
+    dropped = Counter[str]()
+    left_out = Counter[str]()
+    offered = 0
+    for result in results:
+        offered += len(result.roster.contributions) * len(result.parts)
+        for part in result.parts:
+            missing = [one.peer_id for one in part.excluded if one.why == "missing"]
+            missing += [made.peer_id for made in result.roster.contributions] if part.is_empty else []
+            dropped.update(str(peer)[-6:] for peer in missing)
+        left_out.update(str(one.peer_id)[-6:] for one in getattr(result.roster, "left_out", ()))
+    steps = [event for event in watched.events if event["event"] == "step" and event["stage"] == 1]
+    rounds = [event["round_s"] for event in steps if event["step"] >= begun["version"]]
+    return {
+        "contributions_dropped": dropped.total(),
+        "part_contributions": offered,
+        "dropped_by": dict(dropped),
+        "left_out_whole": dict(left_out),
+        "rounds": len(results),
+        "bytes_sent_twice_share": max(0.0, sent / HEADERS / due - 1.0),
+        "round_seconds": statistics.median(rounds) if rounds else None,
+        "plan_round_seconds": stage["round_s"],
+        "step_seconds": usual_s,
+        "newcomer_ready_s": watched.newcomer_s,
+        "plan_newcomer_s": stage["join_s"],
+        "longest_standstill_s": max(gaps) - usual_s,
+        "host_bytes_per_parameter": watched.peak_bytes / num_parameters,
+        "plan_host_bytes_per_parameter": sum(
+            size for name, size in stage["memory_bytes"].items() if name.startswith("host.")
+        )
+        / num_parameters,
+        "replicas_equal": watched.replicas_equal,
+    }
+
+
+def write_manifest(path: Path, *, params: int, snapshot_every: int) -> None:
+    """A model of about so many parameters in one layer."""
+    mlp = max(64, round((params - 2 * 256 * HIDDEN_SIZE - 4 * HIDDEN_SIZE**2) / (3 * HIDDEN_SIZE) / 64) * 64)
+    path.write_text(MANIFEST.format(hidden=HIDDEN_SIZE, mlp=mlp, snapshot_every=snapshot_every))
+
+
+def planned(manifest: Path, *, peers: int, uplink_mbit: float) -> dict[str, Any]:
+    """What `swarm plan` says."""
+    command = [str(Path(sys.executable).parent / "swarm"), "plan", str(manifest), "--json", "--peers", str(peers)]
+    command += ["--uplink-mbit", str(uplink_mbit), "--downlink-mbit", str(DOWN_TIMES * uplink_mbit)]
+    done = subprocess.run([*command, "--session-hours", "1000"], capture_output=True, text=True, check=True)
+    plan: dict[str, Any] = json.loads(done.stdout)
+    return plan
+
+
+@click.command()
+@click.option("--params", type=click.IntRange(min=1_000_000), default=10_000_000, show_default=True)
+@click.option("--peers", type=click.IntRange(min=2), default=3, show_default=True)
+@click.option("--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
+@click.option("--slow-line", type=click.FloatRange(0, 1), help="The last founder's share of the others' rate.")
+@click.option("--snapshot-every", type=click.IntRange(min=1), default=2, show_default=True)
+@click.option("--longest-s", type=click.FloatRange(min=1), default=1800.0, show_default=True)
+@click.option("--keep", type=click.Path(path_type=Path), help="Leave logs and disks in this new folder.")
+@click.option("--json", "as_json", is_flag=True)
+def main(
+    params: int,
+    peers: int,
+    uplink_mbit: float,
+    slow_line: float | None,
+    snapshot_every: int,
+    longest_s: float,
+    keep: Path | None,
+    as_json: bool,
+) -> None:
+    """Rounds, a newcomer and a dead or slow line, of one stage on home lines."""
+    reason = why_not()
+    if reason is not None:
+        raise click.ClickException(reason)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = keep or Path(scratch)
+        folder.mkdir(exist_ok=True)
+        manifest = folder / "run.toml"
+        write_manifest(manifest, params=params, snapshot_every=snapshot_every)
+        plan = planned(manifest, peers=peers, uplink_mbit=uplink_mbit)
+        watched = watch(
+            manifest, folder, peers=peers, uplink_mbit=uplink_mbit, slow_line=slow_line, longest_s=longest_s
+        )
+        found = figures(watched, plan, plan["stages"][1]["num_parameters"])
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        for name, value in found.items():
+            click.echo(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()

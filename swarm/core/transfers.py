@@ -1,0 +1,102 @@
+"""How long moving bytes may take: in proportion to them, and for as long as they come.
+
+A transfer of n bytes is expected to take n / rate seconds. It is alive while at least `ALIVE_SHARE` of that rate comes
+in over any `WINDOW_S`, and is over in any case `MOST_TIMES` the expected time and the call's own floor after it began:
+who lets bytes drip keeps nothing open. The rate is what the first `WINDOW_S` brought, at most what every line is
+assumed to carry, and at least what is left of that where `SHARED_BY` transfers share the line.
+"""
+
+from dataclasses import dataclass, field
+
+LEAST_MBIT = 1.0
+"""What a line is assumed to carry where a run's manifest does not say (`deadlines.least_mbit`)."""
+ALIVE_SHARE = 0.25
+WINDOW_S = 5.0
+LOOKS = 20
+"""In a window: what comes between two is looked at together."""
+MOST_TIMES = 4.0
+SHARED_BY = 16
+"""Transfers that may share one line at a time: what a line is assumed to carry is divided among them."""
+PIECE_BYTES = 1 << 20
+"""What is longer goes in pieces of this length, each checked when it is there: what came is not fetched again."""
+EXACT_S_PER_VALUE = 32e-9
+"""Encoding, hashing and decoding one value, on a core that two peers share (see `swarm.core.plan.EXACT_NS`)."""
+
+
+def bytes_per_s(mbit: float) -> float:
+    """Of a line of so many megabits a second."""
+    return mbit * 125_000
+
+
+LEAST_BYTES_PER_S = bytes_per_s(LEAST_MBIT)
+
+
+def expected_s(num_bytes: float, rate: float) -> float:
+    """Seconds that so many bytes take at `rate` bytes a second."""
+    return num_bytes / rate
+
+
+def longest_s(num_bytes: float, rate: float, *, floor_s: float) -> float:
+    """Seconds after which a call that moves so many bytes has ended in any case; `floor_s` is the call's own."""
+    return floor_s + MOST_TIMES * expected_s(num_bytes, rate)
+
+
+def shared_longest_s(num_bytes: float, *, floor_s: float, least_mbit: float = LEAST_MBIT) -> float:
+    """`longest_s` where nothing was measured: on the slowest line that is assumed, with all others that share it."""
+    return longest_s(num_bytes, bytes_per_s(least_mbit) / SHARED_BY, floor_s=floor_s)
+
+
+def work_s(num_values: int) -> float:
+    """Seconds after which a peer has surely encoded, or decoded, so many values of a stage."""
+    return MOST_TIMES * EXACT_S_PER_VALUE * num_values
+
+
+def straggler_s(share: float, step_s: float) -> float:
+    """How long a round waits for the last members' parts once most members' are there; the step has taken `step_s`."""
+    return share * step_s
+
+
+@dataclass
+class Transfer:
+    """One transfer of `num_bytes` as its receiver sees it. Times are seconds of the caller's clock."""
+
+    num_bytes: int
+    began: float
+    window_s: float = WINDOW_S
+    floor_s: float = 0.0
+    """The call's own: before this time nothing is given up."""
+    rate: float = LEAST_BYTES_PER_S
+    """Assumed, bytes a second; from the first window on what that brought, if that is less, down to `least`."""
+    _looks: list[tuple[float, int]] = field(default_factory=list)
+    """When how many bytes were there in all, lately."""
+    _is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        self.least = self.rate / SHARED_BY
+        self.floor_s = max(self.floor_s, self.window_s)
+        self._looks.append((self.began, 0))
+        self.came = 0
+
+    def progress(self, came: int, *, now: float) -> None:
+        """So many bytes are here in all."""
+        self.came = came = max(came, self.came)
+        if not self._is_measured and now >= self.began + self.window_s:
+            self._is_measured = True
+            self.rate = min(self.rate, max(self.least, came / (now - self.began)))
+        if now < self._looks[-1][0] + self.window_s / LOOKS and len(self._looks) > 1:
+            self._looks[-1] = (self._looks[-1][0], came)  # as if it had come a little earlier
+            return
+        self._looks.append((now, came))
+        while self._looks[1][0] <= now - self.window_s and len(self._looks) > 2:
+            del self._looks[0]
+
+    @property
+    def due(self) -> float:
+        """When it is given up, unless more has come by then."""
+        rate = self.rate if self._is_measured else self.least
+        ends_at = self.began + longest_s(self.num_bytes, rate, floor_s=self.floor_s)
+        wanted = min(ALIVE_SHARE * self.window_s * rate, self.num_bytes - self.came)
+        if wanted <= 0:
+            return ends_at
+        enough_at = next(at for at, came in self._looks if came > self.came - wanted)
+        return min(ends_at, max(self.began + self.floor_s, enough_at + self.window_s))

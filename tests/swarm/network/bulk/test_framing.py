@@ -1,0 +1,85 @@
+"""Bodies on a socket live while they come, whatever they take in all."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from swarm.core.canonical import pack
+from swarm.network.bulk import framing
+from swarm.network.bulk.framing import RequestHead
+from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sockets import Sending, Stream
+
+T = TypeVar("T")
+META = pack({})
+WINDOW_S = 0.2
+
+
+def on_a_pair(main: Callable[[Stream, Stream], Awaitable[T]], *, sealed: bool) -> T:
+    one, other = socket.socketpair()
+    keys = bytes(32), bytes(range(32))
+    try:
+        for end in (one, other):
+            end.setblocking(False)
+        if not sealed:
+            return asyncio.run(_run(main, one, other))
+        near = SealedSocket(one, send_key=keys[0], receive_key=keys[1])
+        far = SealedSocket(other, send_key=keys[1], receive_key=keys[0])
+        return asyncio.run(_run(main, near, far))
+    finally:
+        one.close()
+        other.close()
+
+
+async def _run(main: Callable[[Stream, Stream], Awaitable[T]], near: Stream, far: Stream) -> T:
+    return await main(near, far)
+
+
+async def drip(stream: Stream, num_bytes: int, *, pieces: int, every_s: float) -> None:
+    """META and a body, so much at a time."""
+    left = META + bytes(num_bytes)
+    size = -(-len(left) // pieces)
+    for start in range(0, len(left), size):
+        sending = Sending(stream, left[start : start + size])
+        await sending.wait()
+        await asyncio.sleep(every_s)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_body_that_keeps_coming_is_received_whatever_it_takes(sealed: bool) -> None:
+    async def main(near: Stream, far: Stream) -> int:
+        head = RequestHead("x", 1, len(META), 100_000)
+        dripping = asyncio.ensure_future(drip(near, 100_000, pieces=20, every_s=0.05))
+        content = await framing.read_content(far, head, window_s=WINDOW_S)
+        await dripping
+        return len(content.body)
+
+    assert on_a_pair(main, sealed=sealed) == 100_000  # after a second: five windows
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_body_that_stops_or_drips_too_little_is_given_up(sealed: bool) -> None:
+    async def main(near: Stream, far: Stream) -> float:
+        loop = asyncio.get_running_loop()
+        head, begun = RequestHead("x", 1, len(META), 1_000_000), loop.time()
+        dripping = asyncio.ensure_future(drip(near, 1_000_000, pieces=100_000, every_s=0.05))
+        with pytest.raises(TimeoutError):
+            await framing.read_content(far, head, window_s=WINDOW_S)
+        dripping.cancel()
+        return loop.time() - begun
+
+    assert on_a_pair(main, sealed=sealed) < 10 * WINDOW_S
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_request_that_nobody_takes_is_given_up(sealed: bool) -> None:
+    async def main(near: Stream, far: Stream) -> None:
+        sending = Sending(near, bytes(64 << 20))
+        with pytest.raises(TimeoutError):
+            await framing.reply_head_after(near, sending, 64 << 20, wait_s=0.3, window_s=WINDOW_S)
+        sending.stop()
+
+    on_a_pair(main, sealed=sealed)
