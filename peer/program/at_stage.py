@@ -13,6 +13,7 @@ from typing import Any
 from kernels.threads import Threads
 from peer.audit.jury import Charges
 from peer.audit.verdicts import Verdicts
+from peer.directory.expected import ExpectedCallers
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.moving import MEASURED_AFTER, Mover
@@ -260,6 +261,9 @@ class PeerAtStage:
         events.hear(StateFault, lambda fault: self.catch_up.load_anew())
         if self.tokens is not None:
             events.hear(VersionTurned, self.tokens.turned)
+        expected = ExpectedCallers(own.transport, own.host.peer_id, self.steps.chain)
+        events.hear(VersionTurned, expected.turned)
+        events.hear(PeersChanged, expected.changed)
         if downstream is not None:
             events.hear(PeersChanged, partial(_next_changed, downstream, self.stage + 1))
 
