@@ -218,10 +218,9 @@ def figures(watched: Watched, plan: dict[str, Any], num_parameters: int) -> dict
     for result in results:
         offered += len(result.roster.contributions) * len(result.parts)
         for part in result.parts:
-            missing = [one.peer_id for one in part.excluded if one.why == "missing"]
-            missing += [made.peer_id for made in result.roster.contributions] if part.is_empty else []
-            dropped.update(str(peer)[-6:] for peer in missing)
-        left_out.update(str(one.peer_id)[-6:] for one in getattr(result.roster, "left_out", ()))
+            missing = [made.peer_id for made in result.roster.contributions] if part.is_empty else []
+            dropped.update(str(peer)[-6:] for peer in (*missing, *(one.peer_id for one in part.excluded)))
+        left_out.update(str(one.peer_id)[-6:] for one in result.roster.left_out)
     steps = [event for event in watched.events if event["event"] == "step" and event["stage"] == 1]
     rounds = [event["round_s"] for event in steps if event["step"] >= begun["version"]]
     return {
