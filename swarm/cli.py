@@ -45,6 +45,7 @@ VERBS = {
     "invite": ("swarm.commands.invite", "Show what an invite says."),
     "simulate": ("peer.fleet.command", "Simulate a fleet of volunteers on a virtual clock."),
     "ticket": ("bootstrap.owner.ticket_command", "Give away, list and revoke what admits to a run."),
+    "amend": ("bootstrap.owner.amend_command", "Change settings of a run that goes on."),
     "rollback": ("bootstrap.owner.rollback_command", "Have a run go on from an earlier state, without some data."),
     "peers": ("swarm.commands.peers", "Show how far a run is, and who has done what."),
     "pull": ("swarm.commands.pull", "Take a run's model away as a Hugging Face folder."),

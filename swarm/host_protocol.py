@@ -1,28 +1,29 @@
 """The host's calls, their names and forms: what a peer asks of a run's host and tells it."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import Annotated
 
-from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Octets, Text
 from swarm.core.ids import PeerId
 from swarm.core.layout import AtMost
-from swarm.core.record import Record, Signed
+from swarm.core.record import Record
 from swarm.core.round.contribution import MAX_WORK
 from swarm.core.settings import RunSettings
-from swarm.identity.key import verify
 
 RUN = "run"
-"""{} -> {settings, run_key, signature}: the run, signed by its key."""
+"""{} -> {settings, run_key, amendments, signature}: the run, signed by its key; to a peer that trains too."""
 ADMIT = "admit"
 """{stage | None, chain_end} -> {stage, ticket, promotion | None, bans, quarantines, pardons, debts}: this peer's stage,
 and who is shut out or on probation again."""
 GENESIS = "genesis"
-"""{stage, ready, wait_s} -> {genesis | None, beside, to_version, begins, waits_for}: where the stage begins, once
-enough peers are ready, and where the stages before and after it do, for their founders are known by that; of which
-version its state was; whether nobody is known to have gone on from there; what is waited for, in words. `ready`: the
-caller has found nobody of its stage who trains."""
+"""{stage, ready, wait_s, amendments} -> {genesis | None, beside, to_version, begins, waits_for, amendments}: where the
+stage begins, once enough peers are ready, and where the stages before and after it do, for their founders are known by
+that; of which version its state was; whether nobody is known to have gone on from there; what is waited for, in words.
+`ready`: the caller has found nobody of its stage who trains. `amendments`: so many are known; to who knows fewer than
+are in force nothing but their number is said."""
+ENDING = "ending"
+"""Host to peer: {ending} -> {version, in_time, digest | None}: signed by the run key; the era ends at a version, to be
+amended. Where the stage is here, whether the state of that version is kept or will be, and its digest."""
 FILE = "file"
 """{digest, offset} -> body: a piece of one of the run's files; to a peer of the first stage too."""
 PIECES = "pieces"
@@ -109,7 +110,6 @@ FINISH = "finish"
 GOODBYE = "goodbye"
 """{version | None} -> {}: this peer leaves, and has made no version of its stage beyond that."""
 
-MAX_SETTINGS_BYTES = 1 << 20
 MAX_ACCUSATION_PIECE_BYTES = 4 << 20
 MAX_CASE_BYTES = 1 << 30
 """Of evidence without its past, which goes to a juror, or to the accused, in one message."""
@@ -140,26 +140,6 @@ class AccusationPiece(Record, kind="accusation"):
 
     def _check_fields(self) -> None:
         Integer(high=self.size - 1).read(self.at, "accusation.at")
-
-
-@dataclass(frozen=True)
-class SignedRun(Signed, kind="run"):
-    """A run's settings in canonical bytes, under the signature of its run key."""
-
-    DOMAIN: ClassVar[str] = "run"
-    settings: Annotated[bytes, Octets(max_length=MAX_SETTINGS_BYTES)]
-    run_key: PeerId
-
-    def signed_value(self) -> Value:
-        return [self.run_key, self.settings]
-
-    @classmethod
-    def from_value(cls, value: Value) -> Self:
-        """Raises RemoteError unless the settings are signed by the key they name."""
-        made = super().from_value(value)
-        if not verify(made.run_key, made.signed_bytes(), made.signature):
-            raise RemoteError("signature", "the run's settings are not signed by the run key", made.run_key)
-        return made
 
 
 def seed_topic(host: PeerId) -> str:

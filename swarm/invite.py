@@ -14,14 +14,14 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from swarm.core.canonical import Value, digest, pack, unpack
+from swarm.core.canonical import Value, pack, unpack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.forms import Digest, Integer, Text
 from swarm.core.ids import PeerId, RunId
 from swarm.core.layout import AtMost
 from swarm.core.record import Row
-from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.identity.key import peer_id_bytes, peer_id_of
+from swarm.manifest.signed_run import SignedRun
 
 SCHEME = "swarm://"
 FORMAT = 1
@@ -102,9 +102,10 @@ class Invite:
             raise RemoteError(
                 "run_key", f"the run is signed by {signed.run_key}, the invite names {self.run_key} as its run key"
             )
-        found = digest("manifest", [unpack(signed.settings, max_bytes=MAX_SETTINGS_BYTES), signed.run_key]).hex()
-        if found != self.run_id:
-            raise RemoteError("run_id", f"the host serves run {found[:12]}, the invite is to {self.run_id[:12]}")
+        if signed.run_id != self.run_id:
+            raise RemoteError(
+                "run_id", f"the host serves run {signed.run_id[:12]}, the invite is to {self.run_id[:12]}"
+            )
 
     def line(self) -> str:
         """The invite as one line."""

@@ -94,9 +94,12 @@ class WitnessService:
         may_join: Callable[[PeerId], bool] = lambda peer: True,
         *,
         papers: DrawnPapers,
+        amendments: int = 0,
     ) -> None:
         """`is_of_stage`: whether a peer may be a member of a stage; `may_join`: whether it is past its probation. Both
-        as far as is known here. `papers`: what is looked at of contributions before a vote."""
+        as far as is known here. `papers`: what is looked at of contributions before a vote. `amendments`: of the run,
+        in force."""
+        self._amendments = amendments
         self._papers = papers
         self._run_id = run_id
         self._identity = identity
@@ -131,6 +134,7 @@ class WitnessService:
             run_key=self._run_key,
             num_parts=fields.integer("num_parts", high=1 << 16),
             phase_s=1.0,
+            amendments=self._amendments,
         )
         facts.check_member(sender)
         witness = await self._witness(facts, sender)

@@ -19,7 +19,7 @@ from swarm.core.ids import PeerId
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.state.stage_chain import Genesis, StageChain
-from swarm.host_protocol import MAX_SETTINGS_BYTES
+from swarm.manifest.signed_run import MAX_SETTINGS_BYTES
 from swarm.manifest.value import settings_from_value
 
 MAX_FACTS_BYTES = 16 << 20

@@ -21,7 +21,7 @@ from typing import Any
 
 from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
-from bootstrap.state.run_folder import PreparedRun, prepare_run
+from bootstrap.state.run_folder import PreparedRun, prepare_run, taken_up_again
 from peer.adversary.peer import MisbehavingPeer
 from peer.directory.kept_answers import KeptAnswers
 from peer.owner.limits import VolunteerSettings
@@ -195,13 +195,32 @@ class InProcessSwarm:
 
     async def start(self, evaluate_tokens: int) -> None:
         self._evaluate_tokens = evaluate_tokens
+        await self._open_host()
+        self._conducting = asyncio.ensure_future(self._conduct())
+
+    async def _open_host(self) -> None:
         transport, directory = await self._connected(self.run.host_key)
         ledger = Ledger(self.run.folder.ledger)
         self._opened = transport, directory, ledger
-        settings = HostSettings(evaluate_tokens=evaluate_tokens)
+        settings = HostSettings(evaluate_tokens=self._evaluate_tokens)
         self.host = Host(self.run, transport, ledger, settings, self._emit)
         self.host.serve()
-        self._conducting = asyncio.ensure_future(self.host.conduct())
+
+    async def _conduct(self) -> None:
+        """As `bootstrap.program.hosting`: an amended run is taken up anew."""
+        while True:
+            await self.host.conduct()
+            if not self.host.amending.done.is_set():
+                return
+            await self._close_host()
+            self.run = await asyncio.to_thread(taken_up_again, self.run)
+            await self._open_host()
+
+    async def _close_host(self) -> None:
+        transport, directory, ledger = self._opened
+        await directory.close()
+        await transport.close()
+        ledger.close()
 
     def of_stage(self, stage: int) -> list[SwarmPeer]:
         """Peers of the stage that were not killed, in the order in which they were added."""
@@ -274,10 +293,7 @@ class InProcessSwarm:
         self.network.kill(self.run.host_key.peer_id)
         self._conducting.cancel()
         await asyncio.gather(self._conducting, return_exceptions=True)
-        transport, directory, ledger = self._opened
-        await directory.close()
-        await transport.close()
-        ledger.close()
+        await self._close_host()
 
     async def restart_host(self) -> None:
         """Start a killed host's process again, from what is left of it on disk."""
@@ -319,10 +335,7 @@ class InProcessSwarm:
         for peer in self.peers:
             await peer.directory.close()
             await peer.transport.close()
-        transport, directory, ledger = self._opened
-        await directory.close()
-        await transport.close()
-        ledger.close()
+        await self._close_host()
 
     async def _first_of(self, waiting: asyncio.Future[Any]) -> None:
         """Until `waiting` or the first failure among host and peers, which is raised."""

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,7 @@ class Justice:
         self._followed = followed
         self._beacon = beacon
         self._folder = run.folder.root / "evidence"
-        self._anchors: list[dict[int, Anchor]] = [{} for _ in range(run.settings.model.num_stages)]
+        self._anchors = defaultdict[int, dict[int, Anchor]](dict)
         """Of each stage, by version."""
         self._tickets: dict[PeerId, Ticket] = {}
         self._waiting: dict[PeerId, Path] = {}
@@ -159,7 +160,18 @@ class Justice:
         self.newcomers = Newcomers(
             run.settings, run.run_id, followed, self._tickets, beacon, lambda: self.table, self._promote, emit
         )
-        kinds = ("genesis", "anchor", "ban", "ticket", "forgotten", "debt", "strike", "quarantine", "pardon")
+        kinds = (
+            "amendment",
+            "genesis",
+            "anchor",
+            "ban",
+            "ticket",
+            "forgotten",
+            "debt",
+            "strike",
+            "quarantine",
+            "pardon",
+        )
         for event in ledger.events(*kinds, "promotion", "jury", "charge", "charge_over"):
             self._remember(event.kind, event.facts)
 
@@ -178,6 +190,10 @@ class Justice:
                 genesis = Genesis.from_value(facts)
                 self._anchors[genesis.stage].clear()
                 self._begin_with(genesis.stage, genesis.members)
+            case "amendment":  # whose steps it was about begin anew, with other draws
+                self._anchors.clear()
+                self._tickets.clear()
+                self._charges = OpenCharges(self._run.settings.checkpoint.snapshot_every)
             case "anchor":
                 anchor = Anchor.from_value(facts)
                 self._keep(anchor)
@@ -249,7 +265,8 @@ class Justice:
         if held is not None and held.chain_end != chain_end:
             raise RemoteError("standing", f"{peer} was admitted with another hash chain; use a new identity", peer)
         if held is None or held.stage != stage:
-            held = Ticket(self._run.run_id, peer, stage, chain_end).signed_by(self._run.run_key)
+            amendments = len(self._run.signed.amendments)
+            held = Ticket(self._run.run_id, peer, stage, chain_end, amendments).signed_by(self._run.run_key)
             self._tickets[peer] = held
             self._ledger.append("ticket", held.to_value())
         self._owed.admitted(peer, self._version(stage))
@@ -266,7 +283,7 @@ class Justice:
     def _version(self, stage: StageIndex) -> Version:
         """Of the stage, as far as its certified results are here."""
         followed = self._followed.get(stage)
-        return followed.version if followed is not None else Version(0)
+        return followed.version if followed is not None else Version(self._run.version)
 
     # -- anchors ------------------------------------------------------------------------------------------
 
@@ -323,7 +340,7 @@ class Justice:
 
     async def _on_anchor(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("anchor request", request.meta)
-        stage, version = fields.integer("stage", high=len(self._anchors) - 1), fields.integer("version")
+        stage, version = fields.integer("stage", high=len(self._num_values) - 1), fields.integer("version")
         fields.done()
         held = self._anchors[stage]
         found = max((number for number in held if number <= version), default=None)
@@ -383,6 +400,9 @@ class Justice:
         evidence = await asyncio.to_thread(evidence_in, path)
         if evidence.run_id != self._run.run_id:
             raise RemoteError("evidence", f"evidence of run {evidence.run_id[:12]}, not of this one", sender)
+        if not evidence.run.could_be_of(int(evidence.version), self._run.signed):
+            given = len(evidence.run.amendments)
+            raise RemoteError("evidence", f"{given} amendments were not in force at version {evidence.version}", sender)
         if evidence.accused in self.bans:
             return
         if evidence.version > (now := self._version(evidence.stage)) + 1:  # what is certified of it is not here yet
@@ -471,6 +491,8 @@ class Justice:
     def _adds_up(self, accuser: PeerId, evidence: Evidence, verdict: Verdict) -> bool:
         """Whether a contribution is off far enough to be counted; who is led one way by all of them is kept out."""
         moved = verdict.amplified
+        if evidence.run.amendments != self._run.signed.amendments:  # its values were others' parameters, perhaps
+            return False
         if moved is None or moved.sketch is None or moved.measured <= self._biases.bounds.bias:
             return False
         peer, stage, num_values = evidence.accused, evidence.stage, self._num_values[evidence.stage]

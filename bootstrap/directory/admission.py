@@ -77,7 +77,7 @@ class Admission:
             self._forget()
         shown = None if held is not None else self._check(peer, voucher)
         if wish is None:
-            wish = held.stage if held is not None else self._fewest()
+            wish = held.stage if held is not None and held.stage is not None else self._fewest()
         ticket = self._justice.admit(peer, StageIndex(wish), chain_end)
         now = time.time()
         self._progress.peers[peer] = PeerFigures(wish, now, now)

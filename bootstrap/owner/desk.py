@@ -1,6 +1,7 @@
 """What the owner of a run asks of its host, carried out."""
 
 import itertools
+from collections.abc import Sequence
 
 from bootstrap.owner.trouble import line_of
 from bootstrap.program.host import Host
@@ -22,6 +23,10 @@ class HostDesk:
 
     async def roll_back(self, to: str, skip: str) -> str:
         return await self._host.rolling_back.ask(Wish.from_texts(to, skip))
+
+    async def amend(self, changes: Sequence[str], at: str, *, only_show: bool) -> list[str]:
+        amending = self._host.amending
+        return await amending.offer(changes, at) if only_show else [await amending.ask(changes, at)]
 
     def create_voucher(self, *, uses: int, days: float, note: str) -> str:
         return self._host.vouchers.create_voucher(uses=uses, days=days, note=note)

@@ -90,6 +90,7 @@ function show(state) {
   find("progress").textContent = state.begun
     ? [`step ${count(state.version)} of ${count(state.total_steps)}`, state.waits_for].filter(Boolean).join(": ")
     : `waiting for peers: ${missing.join(", ")}`;
+  find("amended").textContent = state.amendments.map((one) => `amended at step ${one.version}: ${one.changes.join("; ")}`).join(". ");
   find("bar").setAttribute("aria-valuenow", share.toFixed(0));
   find("done").setAttribute("width", share);
   figures(state);

@@ -13,6 +13,8 @@ from swarm.core.canonical import Value, digest
 from swarm.core.errors import LocalError
 from swarm.core.ids import PeerId
 from swarm.core.state.stage_chain import Genesis
+from swarm.manifest.amendment import CUT
+from swarm.manifest.signed_run import Amendment
 from verification.audit.standing import FAULT
 
 DIGEST_DOMAIN = "books"
@@ -26,7 +28,8 @@ KEPT_SIGNED = 6
 class Admitted:
     """A peer that was given a ticket."""
 
-    stage: int
+    stage: int | None
+    """None: the stages are others since."""
     at: float
 
 
@@ -80,6 +83,10 @@ class Books:
     """Held-out loss by version."""
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     """(version gone back to, version it goes on as): those between are of abandoned branches."""
+    ending: Value = None
+    """The run key's last word that an era is to end, until it has been amended."""
+    amendments: list[Value] = field(default_factory=list)
+    """All that are in force."""
     _digested: tuple[int, bytes] = (-1, b"")
     """Event and digest of the last look."""
     _ranked: tuple[int, dict[PeerId, int]] = (-1, {})
@@ -147,8 +154,23 @@ class Books:
                 _keep(self.checkpoints, facts["value"]["version"], facts)
             case "rollback":
                 self.rollbacks.append((facts["to"], facts["version"]))
+            case "ending":
+                self.ending = facts
+            case "amendment":
+                self._amend(facts)
             case "evaluation":
                 self.held_out[facts["version"]] = facts["held_out_loss"]
+
+    def _amend(self, facts: Any) -> None:
+        """The stages begin anew: whose they were is of no use any more, and their peers are admitted again."""
+        self.amendments.append(facts)
+        self.ending = None
+        self.geneses.clear()
+        self.versions.clear()
+        self.anchors.clear()
+        self.tickets.clear()
+        if is_cut_anew(facts):
+            self.peers = {peer: replace(one, stage=None) for peer, one in self.peers.items()}
 
     def _keep_recent(self, stage: int, step: int, credit: Any) -> None:
         self.recent_credit[stage, step] = [
@@ -229,7 +251,14 @@ class Books:
             "checkpoints": [[version, facts] for version, facts in sorted(self.checkpoints.items())],
             "held_out": [[version, loss] for version, loss in sorted(self.held_out.items())],
             "rollbacks": [list(rollback) for rollback in self.rollbacks],
+            "ending": self.ending,
+            "amendments": self.amendments,
         }
+
+
+def is_cut_anew(amendment: Value) -> bool:
+    """Whether an amendment as it is written down makes other stages."""
+    return CUT in Amendment.from_value(amendment).changed
 
 
 def _keep(held: dict[int, Value], version: int, facts: Value) -> None:

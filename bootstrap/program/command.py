@@ -204,6 +204,10 @@ class _Shown:
                 click.echo(line_of(event))
             case {"event": "rolled_back", "from": before, "to": to, "version": version}:
                 click.echo(f"rolled back from version {before} to {to}; the run goes on as version {version}")
+            case {"event": "amending", "version": version, "changes": changes}:
+                click.echo(f"to be amended at version {version}: {'; '.join(changes)}")
+            case {"event": "amended", "version": version, "changes": changes}:
+                click.echo(f"amended from version {version} on: {'; '.join(changes)}")
             case {"event": "continued", "to": to, "version": version, "again": again}:
                 as_another = "" if version == to else f", as version {version}"
                 lost = f"{again} {'step is' if again == 1 else 'steps are'} done again" if again else "nothing is lost"

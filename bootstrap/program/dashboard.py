@@ -60,6 +60,7 @@ class Dashboard(Collector):
             "total_steps": settings.optimizer.total_steps,
             "begun": self._host.has_begun,
             "waits_for": self._host.waits_for,
+            "amendments": self._host.amending.history,
             "tokens": progress.tokens,
             "tokens_per_s": progress.recent_tokens_per_s(),
             "loss": thinned([[n, figures.loss_sum / figures.num_targets] for n, figures in self._told()]),

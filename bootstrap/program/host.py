@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,12 +20,13 @@ from bootstrap.directory.admission import Admission, AdmissionPolicy
 from bootstrap.directory.vouchers import Vouchers
 from bootstrap.owner.progress import PeerFigures, RunProgress, VersionGone
 from bootstrap.owner.trouble import Notice, Trouble
-from bootstrap.program.books import Books, Credit
+from bootstrap.program.books import Books, Credit, is_cut_anew
 from bootstrap.program.host_context import HostContext
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import Certified
 from bootstrap.round.following import Following
 from bootstrap.round.lost_quorum import LostQuorum, Place
+from bootstrap.state.amending import Amending
 from bootstrap.state.archived_states import ArchivedStates
 from bootstrap.state.archivist import Archivist
 from bootstrap.state.beginning import Beginning, StageSource
@@ -62,6 +63,7 @@ from swarm.host_protocol import (
 )
 from swarm.identity.key import verify
 from swarm.manifest.model import stage_num_parameters
+from swarm.manifest.signed_run import Amendment
 from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
@@ -143,6 +145,8 @@ class Host:
         self._is_taken_up = not earlier
         """Nobody need be told that peers have gone on from what an earlier process of this host began."""
         self._chains = HostChains(run)
+        self._followed = Following(run.settings, ledger, self._transport, self._record)
+        self._followed.take_up()
         self._beginning = Beginning(
             run,
             earlier,
@@ -153,6 +157,7 @@ class Host:
             self._chains.end,
             self._begin,
             emit,
+            self._followed.before_amendment,
         )
         self._changed = asyncio.Event()
         self._files = {
@@ -161,8 +166,6 @@ class Host:
         }
         self._lists: dict[bytes, asyncio.Future[PieceList]] = {}
         """Of the files, by digest."""
-        self._followed = Following(run.settings, ledger, self._transport, self._record)
-        self._followed.take_up()
         self.vouchers = Vouchers(ledger, self._books)
         beacon = HostBeacon(self._chains, self._followed)
         self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)
@@ -193,6 +196,7 @@ class Host:
                 ),
                 random.SystemRandom(),
             ),
+            amendments=len(run.signed.amendments),
         )
         lease_s, most = run.settings.deadlines.lease_s, run.settings.limits.max_peers_per_stage
         longest_s = [longest_round_s(run.settings, size, most) for size in stage_num_parameters(run.settings.model)]
@@ -227,6 +231,7 @@ class Host:
             beginning=self._beginning,
             emit=emit,
         )
+        self.amending = Amending(host=host, is_over=lambda: self.is_over)
         archived = ArchivedStates(run)
         self._coming_back = ComingBack(host=host, going_on=GoingOn(host, archived, self._begin_anew), archived=archived)
         self.rolling_back = RollingBack(
@@ -239,6 +244,7 @@ class Host:
             archivist=self._archivist,
             beginning=self._beginning,
             coming_back=self._coming_back,
+            amending=self.amending,
             books=lambda: self.books,
             notices=lambda: self.notices,
             begin=lambda geneses, sources, because: self._begin(geneses, sources, because=because),
@@ -279,8 +285,8 @@ class Host:
 
     @property
     def waits_for(self) -> str:
-        """What a run waits for that has begun and does not go on, in words; else empty."""
-        return self._coming_back.waits_for
+        """What a run waits for that has begun and does not go on, or is to, in words; else empty."""
+        return self._coming_back.waits_for or self.amending.waits_for
 
     @property
     def is_over(self) -> bool:
@@ -290,8 +296,10 @@ class Host:
     # -- the run's course ---------------------------------------------------------------------------------
 
     async def conduct(self) -> None:
-        """From the genesis to the end of the run. Raises what any part of it raises: none goes on without another."""
-        settings = self.run.settings
+        """From the genesis to the end of the run, or of its era if it is amended (`amending.done`).
+
+        Raises what any part of it raises: none goes on without another.
+        """
         if self.is_over:
             return
         await asyncio.to_thread(self._chains.make, self.books.lineages.get(0, 0))
@@ -300,11 +308,10 @@ class Host:
         self._heard_at = time.monotonic()
         self.progress.started_at = time.time()
         first = max(self.run.version, self.progress.first_version)
-        due = [v for v in range(first, settings.optimizer.total_steps + 1) if self._is_due(v) and v > self.run.version]
         for watched in self._watched:
             watched.heard()
         self._evaluation.ask_for(first)
-        course = asyncio.ensure_future(self._course(due))
+        course = asyncio.ensure_future(self._course(first))
         running = {
             course,
             asyncio.ensure_future(self._evaluate()),
@@ -313,6 +320,7 @@ class Host:
             asyncio.ensure_future(self._keep_up()),
             asyncio.ensure_future(self.rolling_back.serve()),
             asyncio.ensure_future(self._coming_back.run_for_ever()),
+            asyncio.ensure_future(self.amending.run()),
         }
         try:
             while not course.done():
@@ -323,18 +331,28 @@ class Host:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        await self.farewell()
+        if self.amending.pending is None:
+            await self.farewell()
+        else:
+            self.amending.carry_out()
 
-    async def _course(self, due: Sequence[int]) -> None:
-        """Checkpoints at the versions that are due, and the held-out loss there."""
-        for version in due:
+    async def _course(self, version: int) -> None:
+        """Checkpoints at the versions that are due beyond this one, and the held-out loss there."""
+        while (last := self.amending.ends_at) > version:
+            due = next(number for number in range(version + 1, last + 1) if self._is_due(number))
             try:
-                await self._reached(version)
+                if not await self._reached(due):
+                    continue
+                version = due
                 path = await self._archivist.archive(version, self._beginning.stages)
                 if self.copies is not None:
                     self.copies.wake()
                 self._emit({"event": "checkpoint", "version": version, "path": str(path)})
             except VersionGone as gone:  # the host was away too long: the next checkpoint will do
+                if self.amending.pending is not None and due == self.amending.ends_at:
+                    await asyncio.sleep(1.0)  # the stages have begun again, and are to end later
+                    continue
+                version = due
                 self._emit({"event": "skipped", "version": version, "reason": str(gone)})
             self._evaluation.ask_for(version)
         await self._evaluation.asked_for.join()
@@ -397,9 +415,11 @@ class Host:
 
     def _remember(self) -> list[Genesis]:
         """Replay the ledger: the last genesis and what came of it."""
-        for event in self._ledger.events("genesis", "admitted", "result", "figures", "notice"):
+        for event in self._ledger.events("genesis", "admitted", "result", "figures", "notice", "amendment"):
             facts: Any = event.facts
-            if event.kind == "genesis":
+            if event.kind == "amendment":
+                self._forget_stages(facts)
+            elif event.kind == "genesis":
                 genesis = Genesis.from_value(facts)
                 self._trouble.begin_again(genesis.stage, self.books.went_back_to(int(genesis.version)))
                 self.progress.begin(int(genesis.version))
@@ -414,6 +434,13 @@ class Host:
                 self.progress.peers[PeerId(facts["peer"])] = PeerFigures(facts["stage"], event.at, event.at, left=True)
         held = self.books.geneses
         return [held[stage] for stage in sorted(held)] if len(held) == self.run.settings.model.num_stages else []
+
+    def _forget_stages(self, amendment: Value) -> None:
+        """The stages begin anew, and may be others."""
+        self.progress.begin(int(Amendment.from_value(amendment).version))
+        if is_cut_anew(amendment):
+            self.progress.peers.clear()
+            self._trouble = Trouble(self.run.settings)
 
     def _has_gone_on(self, stage: int) -> bool:
         """Whether a step was taken since the stage began, as far as is known here."""
@@ -432,6 +459,7 @@ class Host:
                 followed = self._followed.begin(genesis)
                 self.justice.anchor_genesis(genesis.stage, followed, source.digest_as(source.version, genesis.name))
                 self._watched[genesis.stage].heard()
+        self._expect_members()
         for genesis in geneses:
             self._trouble.begin_again(genesis.stage, self.books.went_back_to(int(genesis.version)))
         self._changed.set()
@@ -453,21 +481,25 @@ class Host:
 
     def _is_due(self, version: int) -> bool:
         settings = self.run.settings
-        return version % settings.checkpoint.every_steps == 0 or version == settings.optimizer.total_steps
+        return version % settings.checkpoint.every_steps == 0 or version == self.amending.ends_at
 
-    async def _reached(self, version: int) -> None:
-        """Until every stage has reported a state of this version. Raises VersionGone if the run has gone on beyond it.
+    async def _reached(self, version: int) -> bool:
+        """Whether the version is still due once every stage has reported a state of it: the era's end may be another by
+        then. Raises VersionGone if the run has gone on beyond it.
 
         What was reported to an earlier process of this host is not reported again.
         """
         stages = range(self.progress.num_stages)
-        while len(self.progress.digests.get(version, {})) < len(stages):
+        while self._is_due(version) and version <= self.amending.ends_at:
+            if len(self.progress.digests.get(version, {})) == len(stages):
+                return True
             if version <= self.progress.first_version:
                 raise VersionGone(f"the run began again, as version {self.progress.first_version}")
             if any(self.progress.is_gone(stage, version, self.run.settings) for stage in stages):
                 raise VersionGone(f"no peer of some stage holds version {version} any more")
             self._changed.clear()
             await happened(self._changed, within_s=1.0)
+        return False
 
     async def _evaluate(self) -> None:
         """One version after another, as they are asked for."""
@@ -571,6 +603,11 @@ class Host:
         self._changed.set()
         return Message()
 
+    def _expect_members(self, coming: Iterable[PeerId] = ()) -> None:
+        """Members' calls come before those of whoever else has made itself a key."""
+        members = (peer for followed in self._followed.values() for peer in followed.chain.members)
+        self._transport.expect({*members, *coming})
+
     def _record(self, certified: Certified) -> None:
         """A certified result: for ever in the ledger, once."""
         result, work, name = certified
@@ -591,6 +628,7 @@ class Host:
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
         self.justice.certified(result)
+        self._expect_members(roster.members_after)
         self._heard_at = time.monotonic()
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())
@@ -717,6 +755,7 @@ class Host:
         """The run's figures for `--report`."""
         summary = self.progress.summary() | self.outcome()
         summary["run_id"] = self.run.run_id
+        summary["amendments"] = self.amending.history
         order = DataOrder.of_run(self.run.settings)
         summary["notices"] = [notice.told(order) for notice in self.notices]
         summary["relay"] = None if self.relay is None else self.relay.report()

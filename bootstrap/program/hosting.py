@@ -60,6 +60,10 @@ class _NetworkLost(Exception):
     """Nothing of the host can be reached any more."""
 
 
+class _Amended(Exception):
+    """The run goes on under other settings."""
+
+
 class Hosting:
     """One host, over as many beginnings as it takes."""
 
@@ -84,6 +88,9 @@ class Hosting:
                 self._show({"event": "disk_full", "reason": str(full)})
             except _NetworkLost as lost:
                 log.error("%s", lost)
+            except _Amended:
+                prepared = await asyncio.to_thread(taken_up_again, prepared)
+                continue
             await happened(stop, within_s=LOOK_FOR_ROOM_S)
             while not stop.is_set() and not await asyncio.to_thread(_has_room, folder):
                 await happened(stop, within_s=LOOK_FOR_ROOM_S)
@@ -129,13 +136,17 @@ class Hosting:
                 await self._conduct(host, beside, full, transport.ended, stop)
             finally:
                 await self._report(host)
+            if host.amending.done.is_set():
+                raise _Amended
             if not host.is_over:
                 total = prepared.settings.optimizer.total_steps
                 self._show({"event": "stopped", "version": host.progress.done_versions(), "total_steps": total})
             elif not settings.ends_with_run and not stop.is_set():
                 self._show({"event": "over", "invite": doors.invite.line(), **host.outcome()})
-                await _any_of(stop, full, transport.ended)
+                await _any_of(stop, full, transport.ended, host.amending.done)
                 _check(host, full, transport.ended)
+                if host.amending.done.is_set():
+                    raise _Amended
 
     async def _report(self, host: Host) -> None:
         if self._settings.report is not None:

@@ -35,6 +35,8 @@ class FollowedStage:
 
     def __init__(self, chain: StageChain, settings: RunSettings) -> None:
         self._settings = settings
+        self.ends_at = settings.optimizer.total_steps
+        """The version at which its era ends: it has a snapshot."""
         self._early: dict[int, Result] = {}
         self.chain = chain
         self._kept: dict[int, StageChain] = {int(self.chain.version): self.chain}
@@ -97,7 +99,7 @@ class FollowedStage:
         version = int(self.chain.version)
         self._results[version - 1] = result
         self._results.pop(version - 1 - KEPT_RESULTS, None)
-        if version % self._settings.checkpoint.snapshot_every == 0 or version == self._settings.optimizer.total_steps:
+        if version % self._settings.checkpoint.snapshot_every == 0 or version == self.ends_at:
             self._kept[version] = self.chain
             for old in sorted(self._kept)[:-KEPT_CHAINS]:
                 del self._kept[old]

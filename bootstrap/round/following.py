@@ -1,7 +1,7 @@
 """How the host keeps up with its stages: through results it missed, and through its own restarts."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.followed_stage import Certified, FollowedStage
@@ -39,6 +39,8 @@ class Following(Mapping[int, FollowedStage]):
         self._ledger = ledger
         self._transport = transport
         self._stages: dict[int, FollowedStage] = {}
+        self.before_amendment: dict[PeerId, int] = {}
+        """Tokens that each member did last, before the run was amended; empty once the stages have begun again."""
 
     def __getitem__(self, stage: int) -> FollowedStage:
         return self._stages[stage]
@@ -52,21 +54,32 @@ class Following(Mapping[int, FollowedStage]):
     @property
     def recent_work(self) -> dict[PeerId, int]:
         """Tokens that each member of any stage did in its last versions, as far as is certified here."""
-        return {peer: done for followed in self._stages.values() for peer, done in followed.chain.basis.work_of.items()}
+        return _work_in(followed.chain for followed in self._stages.values())
+
+    def end_at(self, version: int) -> None:
+        """The present era ends at the version."""
+        for followed in self._stages.values():
+            followed.ends_at = version
 
     def begin(self, genesis: Genesis) -> FollowedStage:
         """The stage begins, or begins again."""
+        self.before_amendment = {}
         made = self._stages[genesis.stage] = FollowedStage(StageChain.begin(genesis, self._settings), self._settings)
         return made
 
     def take_up(self) -> None:
         """Go on from what an earlier process of this host wrote down last of each stage, since its genesis."""
         last: dict[int, StageChain] = {}
-        for event in self._ledger.events("genesis", "chain"):
+        for event in self._ledger.events("genesis", "chain", "amendment"):
+            if event.kind == "amendment":
+                self.before_amendment = _work_in(last.values())
+                last.clear()
+                continue
             if event.kind == "chain":
                 chain = StageChain.from_value(event.facts)
             else:
                 chain = StageChain.begin(Genesis.from_value(event.facts), self._settings)
+                self.before_amendment = {}
             last[chain.stage] = chain
         self._stages = {stage: FollowedStage(chain, self._settings) for stage, chain in last.items()}
 
@@ -115,3 +128,7 @@ class Following(Mapping[int, FollowedStage]):
         for result in fields.items("results", Result.from_value, max_items=MAX_BARE_RESULTS_PER_CALL):
             self.take(result)
         return int(followed.version) > before
+
+
+def _work_in(chains: Iterable[StageChain]) -> dict[PeerId, int]:
+    return {peer: done for chain in chains for peer, done in chain.basis.work_of.items()}

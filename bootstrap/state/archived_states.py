@@ -80,7 +80,7 @@ class ArchivedStates:
         for path in checkpoints(run.folder.checkpoints):
             info = read_checkpoint(path)
             point = point_of(info.version, eras)
-            if point is not None:
+            if point is not None and info.meta.model.stage_layers == run.settings.model.stage_layers:
                 found[point] = Archived(partial(load_stage, info, stage), partial(leases_of, info))
         holdings = past.holdings()
         newest = max((one.newest for one in holdings), default=0)

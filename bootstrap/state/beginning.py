@@ -24,6 +24,8 @@ from swarm.network.transport import Message, Transport
 LONGEST_GENESIS_WAIT_S = 10.0
 GENESIS_POLL_S = 15.0
 """A peer that has not asked for the genesis for this long is not ready any more."""
+AMENDED_WAIT_S = 30.0
+"""The peers of a run that was amended have so long to join again before the stages begin without them."""
 
 
 @dataclass
@@ -71,14 +73,18 @@ class Beginning:
         chain_end: Callable[[int, int], bytes],
         begin: Callable[[list[Genesis], Sequence[StageSource]], None],
         emit: Callable[[dict[str, Any]], None],
+        known: Mapping[PeerId, int],
     ) -> None:
         """`earlier`: where the stages began under an earlier process of this host, whose peers may still be training;
         `to_version`: of which version the state was.
 
         `era`: of the geneses that are signed here. `has_gone_on` a stage from its genesis; `stage_of` a peer that is
         admitted; `chain_end`: of the host's hash chain for a stage and an era; `begin` is told the geneses as soon
-        as they are signed.
+        as they are signed. `known`: what is certified of the work of those who trained until the run was amended: they
+        are waited for, for a while.
         """
+        self._known = known
+        self._wait_until = time.monotonic() + AMENDED_WAIT_S
         self._run = run
         self._has_gone_on = has_gone_on
         self._stage_of = stage_of
@@ -129,7 +135,9 @@ class Beginning:
         return states_s(self._run.settings, (start.state.layout.num_values for start in self.stages))
 
     async def _on_genesis(self, sender: PeerId, request: Message) -> Message:
-        fields = Fields("genesis request", request.meta)
+        fields, amendments = Fields("genesis request", request.meta), len(self._run.signed.amendments)
+        if fields.integer("amendments") < amendments:
+            return _answered(None, (), 0, begins=False, waits_for="the run was amended", amendments=amendments)
         stage = fields.integer("stage", high=len(self.stages) - 1)
         ready, wait_s = fields.boolean("ready"), min(fields.number("wait_s"), LONGEST_GENESIS_WAIT_S)
         if self._stage_of(sender) != stage:
@@ -142,13 +150,24 @@ class Beginning:
         if ready and (self._genesis is None or sender in self.waiting[stage]):
             await happened(self.again, within_s=wait_s)
         if self._genesis is None:
-            missing = ", ".join(f"{count} of stage {number}" for number, count in sorted(self.missing().items()))
-            return _answered(None, (), 0, begins=False, waits_for=f"the run begins when these have come: {missing}")
+            return _answered(None, (), 0, begins=False, waits_for=self._who_is_missing(), amendments=amendments)
         self._told[sender] = self._genesis[stage].era
         beside = [one for one in self._genesis if abs(one.stage - stage) == 1]
         words = self.words[stage] if sender in self.waiting[stage] else ""
         begins = not self._has_gone_on(stage)
-        return _answered(self._genesis[stage], beside, self._to_version, begins=begins, waits_for=words)
+        return _answered(
+            self._genesis[stage], beside, self._to_version, begins=begins, waits_for=words, amendments=amendments
+        )
+
+    def _who_is_missing(self) -> str:
+        missing = ", ".join(f"{count} of stage {number}" for number, count in sorted(self.missing().items()))
+        if missing:
+            return f"the run begins when these have come: {missing}"
+        return f"{len(self._expected())} who trained before the run was amended are waited for, for a while"
+
+    def _expected(self) -> set[PeerId]:
+        """Who trained until the run was amended, and has not joined again."""
+        return {*self._known} - {peer for start in self.stages for peer in start.ready}
 
     def _begin_if_ready(self) -> None:
         now = time.monotonic()
@@ -156,10 +175,12 @@ class Beginning:
             start.ready = {peer: at for peer, at in start.ready.items() if now - at < GENESIS_POLL_S}
         missing = self.missing()
         self._emit({"event": "waiting", "missing": {str(stage): count for stage, count in missing.items()}})
-        if missing:
+        if missing or (self._expected() and now < self._wait_until):
             return
         sources = [StageSource.of_start(start) for start in self.stages]
-        geneses = self.signed(sources, [tuple(start.ready) for start in self.stages], self._run.leases, known={})
+        geneses = self.signed(
+            sources, [tuple(start.ready) for start in self.stages], self._run.leases, known=self._known
+        )
         self._begin(geneses, sources)
         self.begun(geneses, self._run.version)
         self._emit({"event": "genesis", "version": self._run.version})
@@ -211,6 +232,7 @@ class Beginning:
                 self._chain_end(stage, era),
                 era,
                 founding_work(founders, known, step_tokens=step_tokens),
+                len(self._run.signed.amendments),
             )
             made.append(unsigned.signed_by(self._run.run_key))
         return made
@@ -229,7 +251,13 @@ class Beginning:
 
 
 def _answered(
-    genesis: Genesis | None, beside: Sequence[Genesis], to_version: int, *, begins: bool, waits_for: str
+    genesis: Genesis | None,
+    beside: Sequence[Genesis],
+    to_version: int,
+    *,
+    begins: bool,
+    waits_for: str,
+    amendments: int,
 ) -> Message:
     return Message(
         {
@@ -238,6 +266,7 @@ def _answered(
             "to_version": to_version,
             "begins": begins,
             "waits_for": waits_for,
+            "amendments": amendments,
         }
     )
 

@@ -280,7 +280,11 @@ def eras_of(ledger: Ledger) -> list[Era]:
     """The beginnings of the run, as far as the present branch has them."""
     eras: list[Era] = []
     to, number, lineages = 0, -1, dict[int, bytes]()
-    for event in ledger.events("rollback", "genesis"):
+    for event in ledger.events("rollback", "genesis", "amendment"):
+        if event.kind == "amendment":  # what was kept before was made under other settings, perhaps of other stages
+            eras.clear()
+            number = -1
+            continue
         if event.kind == "rollback":
             facts: Any = event.facts
             to = int(facts["to"])

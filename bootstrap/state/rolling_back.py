@@ -17,12 +17,13 @@ from bootstrap.owner.trouble import Notice
 from bootstrap.program.books import Books
 from bootstrap.program.ledger import Ledger
 from bootstrap.round.following import Following
+from bootstrap.state.amending import Amending
 from bootstrap.state.archivist import Archivist
 from bootstrap.state.beginning import Beginning, StageSource, StageStart, stage_start
 from bootstrap.state.coming_back import ComingBack
-from bootstrap.state.run_folder import PreparedRun, leases_of
+from bootstrap.state.run_folder import PreparedRun, archived, leases_of
 from bootstrap.state.telling import tell_all
-from swarm.checkpoint.archive import INFO_FILE, checkpoint_path, checkpoints, load_stage, read_checkpoint
+from swarm.checkpoint.archive import INFO_FILE, checkpoint_path, checkpoints, read_checkpoint
 from swarm.checkpoint.record import CheckpointRecord
 from swarm.checkpoint.state import UNNAMED, StageState
 from swarm.core.canonical import Value
@@ -162,6 +163,7 @@ class RollingBack:
     archivist: Archivist
     beginning: Beginning
     coming_back: ComingBack
+    amending: Amending
     books: Callable[[], Books]
     """As of now."""
     notices: Callable[[], Iterable[Notice]]
@@ -181,6 +183,8 @@ class RollingBack:
             raise SettingsError("the run has not begun: there is nothing to go back from")
         if self.progress.done_versions() >= self.run.settings.optimizer.total_steps:
             raise SettingsError("the run is over: there is nothing to go on with")
+        if self.amending.pending is not None:
+            raise SettingsError("the run is being amended: go back once that is done")
         if self._at_work.locked() or not self._asked.empty():
             raise TransientError("a rollback is under way, or its peers are still being told; try again in a minute")
         asked = _Asked(wish, asyncio.get_running_loop().create_future())
@@ -275,8 +279,7 @@ class RollingBack:
         starts = self.beginning.stages
         if (path / INFO_FILE).is_file():
             info = read_checkpoint(path)
-            layouts = [start.state.layout for start in starts]
-            read = [await asyncio.to_thread(load_stage, info, stage, layout) for stage, layout in enumerate(layouts)]
+            read = await asyncio.to_thread(archived, info, self.run.settings)
             record = self.books().checkpoints.get(version)
             return read, leases_of(info), record is not None and CheckpointRecord.from_value(record).anchored
         anchor = self.justice.anchor_of(0, version)

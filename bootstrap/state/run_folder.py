@@ -3,16 +3,18 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
-from swarm.checkpoint.state import StageState, state_digest
+from swarm.checkpoint.recut import recut
+from swarm.checkpoint.state import UNNAMED, StageState, state_digest
 from swarm.core.canonical import unpack
 from swarm.core.errors import SettingsError
 from swarm.core.ids import RunId
@@ -22,9 +24,9 @@ from swarm.core.state.result_size import most_members
 from swarm.data.prepare import PreparedData, prepare_data
 from swarm.data.tokenizer import BYTES
 from swarm.disk.whole_file import whole_file
-from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.identity.key import Identity
 from swarm.manifest.file import Manifest, freeze
+from swarm.manifest.signed_run import MAX_SETTINGS_BYTES, Amendment, SignedRun
 from swarm.manifest.value import run_id, settings_bytes, settings_from_value
 from swarm.model.initial import initial_weights
 from swarm.model.stack import stage_layout
@@ -65,6 +67,7 @@ class PreparedRun:
 
     folder: RunFolder
     settings: RunSettings
+    """In force."""
     run_id: RunId
     host_key: Identity
     run_key: Identity
@@ -111,29 +114,48 @@ def prepare_run(
             raise SettingsError(f"--dir {root}: holds the run {held[:12]} with other settings; choose another folder")
         if place is not None:
             _fetch_newer(RemoteArchive(place, run_id(settings, run_key.peer_id), run_key.peer_id), folder, say)
-        states, leases = _resume(folder, settings, manifest, say)
+        signed = _signed(folder, settings, run_key)
+        states, leases = _resume(folder, signed, manifest, say)
     else:
         settings = freeze(manifest, data, ())
         states = _initial_states(settings, manifest, say)
-        _check_stage_sizes(settings, states)
+        check_stage_sizes(settings)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
         leases = LeaseTable()
         _write_settings(folder, settings)
+        signed = _signed(folder, settings, run_key)
+    settings = signed.in_force
     if warning := warning_of(settings):
         say(warning)
     return PreparedRun(
         folder,
         settings,
-        run_id(settings, run_key.peer_id),
+        signed.run_id,
         load_or_create_identity(root / "host.key"),
         run_key,
-        SignedRun(settings_bytes(settings), run_key.peer_id).signed_by(run_key),
+        signed,
         data,
         states,
         leases,
         None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
-        None if place is None else RemoteArchive(place, run_id(settings, run_key.peer_id), run_key.peer_id),
+        None if place is None else RemoteArchive(place, signed.run_id, run_key.peer_id),
     )
+
+
+def _signed(folder: RunFolder, settings: RunSettings, run_key: Identity) -> SignedRun:
+    """With the amendments that the ledger has. Raises LocalError if it cannot be read."""
+    return SignedRun(settings_bytes(settings), run_key.peer_id, _amendments(folder)).signed_by(run_key)
+
+
+def _amendments(folder: RunFolder) -> tuple[Amendment, ...]:
+    """Those in force, in order."""
+    if not folder.ledger.exists():
+        return ()
+    ledger = Ledger(folder.ledger)
+    try:
+        return tuple(Amendment.from_value(event.facts) for event in ledger.events("amendment"))
+    finally:
+        ledger.close()
 
 
 def _fetch_newer(archive: RemoteArchive, folder: RunFolder, say: Callable[[str], None]) -> None:
@@ -145,11 +167,11 @@ def _fetch_newer(archive: RemoteArchive, folder: RunFolder, say: Callable[[str],
         archive.fetch(there[-1], folder.checkpoints)
 
 
-def _check_stage_sizes(settings: RunSettings, states: Sequence[StageState]) -> None:
+def check_stage_sizes(settings: RunSettings) -> None:
     """Raises SettingsError if a round's result of a stage that is full would not fit into a message."""
     wanted = settings.limits.max_peers_per_stage
-    for stage, state in enumerate(states):
-        parts = len(Parts.of(settings, state.layout.num_values))
+    for stage in range(settings.model.num_stages):
+        parts = len(Parts.of(settings, stage_layout(settings.model, stage).num_values))
         most = most_members(parts, settings.microbatches_per_step, max_bytes=MAX_META_BYTES)
         if wanted > most:
             raise SettingsError(
@@ -192,9 +214,10 @@ def _initial_states(settings: RunSettings, manifest: Manifest, say: Callable[[st
 
 
 def _resume(
-    folder: RunFolder, settings: RunSettings, manifest: Manifest, say: Callable[[str], None]
+    folder: RunFolder, signed: SignedRun, manifest: Manifest, say: Callable[[str], None]
 ) -> tuple[list[StageState], LeaseTable]:
     """The latest checkpoint's states and data position; the initial ones if there is no checkpoint."""
+    settings = signed.first
     info = latest_checkpoint(folder.checkpoints)
     if info is None:
         states = _initial_states(settings, manifest, say)
@@ -205,24 +228,27 @@ def _resume(
             )
         return states, LeaseTable()
     say(f"resuming from version {info.version}")
-    return _archived(info, settings)
+    return archived(info, signed.in_force), leases_of(info)
 
 
 def taken_up_again(run: PreparedRun) -> PreparedRun:
     """The run as its folder has it by now: from its latest checkpoint, if there is one."""
     remove_leftovers(run.folder.checkpoints)
+    signed = replace(run.signed, amendments=_amendments(run.folder))
+    run = replace(run, signed=signed, settings=signed.in_force)
     info = latest_checkpoint(run.folder.checkpoints)
     if info is None:
         return run
-    states, leases = _archived(info, run.settings)
-    return replace(run, states=states, leases=leases)
+    return replace(run, states=archived(info, run.settings), leases=leases_of(info))
 
 
-def _archived(info: CheckpointInfo, settings: RunSettings) -> tuple[list[StageState], LeaseTable]:
-    states = [
-        load_stage(info, stage, stage_layout(settings.model, stage)) for stage in range(settings.model.num_stages)
-    ]
-    return states, leases_of(info)
+def archived(info: CheckpointInfo, settings: RunSettings) -> list[StageState]:
+    """The states of a checkpoint, of the stages as the run has them now."""
+    stages = range(info.meta.model.num_stages)
+    states = [load_stage(info, stage, stage_layout(info.meta.model, stage)) for stage in stages]
+    if info.meta.model.stage_layers != settings.model.stage_layers:
+        states = recut(states, [stage_layout(settings.model, stage) for stage in range(settings.model.num_stages)])
+    return [replace(state, name=UNNAMED) for state in states]
 
 
 def leases_of(info: CheckpointInfo) -> LeaseTable:

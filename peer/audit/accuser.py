@@ -15,7 +15,8 @@ from peer.state.provable_past import provable_past
 from swarm.core.errors import LocalError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
-from swarm.host_protocol import ACCUSE, MAX_ACCUSATION_PIECE_BYTES, AccusationPiece, SignedRun
+from swarm.host_protocol import ACCUSE, MAX_ACCUSATION_PIECE_BYTES, AccusationPiece
+from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Message, Transport
 from verification.audit.evidence import Evidence
 from verification.kinds.equivocation import Equivocation
@@ -84,7 +85,7 @@ class Accuser:
     def __init__(self, transport: Transport, host: PeerId, signed_run: SignedRun) -> None:
         self._transport = transport
         self._host = host
-        self._signed_run = signed_run
+        self.signed_run = signed_run
         self._accused_at: dict[PeerId, float] = {}
         self._bringing = asyncio.Lock()
 
@@ -111,7 +112,7 @@ class Accuser:
 
     async def bring(self, case: Case) -> None:
         """Have it judged, and go on with audits of the peer meanwhile. Raises as `accuse`."""
-        evidence = await asyncio.to_thread(case.to_evidence, self._signed_run)
+        evidence = await asyncio.to_thread(case.to_evidence, self.signed_run)
         digest = await asyncio.to_thread(evidence.digest)
         await self._bring(evidence.accused, digest, [memoryview(chunk).cast("B") for chunk in evidence.chunks()])
 

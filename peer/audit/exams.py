@@ -97,7 +97,12 @@ class Examiner:
             raise TransientError(f"{EXAMS_A_STEP} newcomers are examined about step {step} here")
         if shown[sender] >= MOST_TIMES:
             raise RemoteError("served", f"the exam of step {step} went to {sender} {MOST_TIMES} times", sender)
-        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key, verify=verify)
+        ticket.check(
+            run_id=steps.context.run_id,
+            run_key=steps.chain.run_key,
+            amendments=steps.chain.amendments,
+            verify=verify,
+        )
         if (ticket.peer_id, ticket.stage) != (sender, steps.chain.stage):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         self._beacon.hear(said)

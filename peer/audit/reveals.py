@@ -28,7 +28,9 @@ class Reveals:
         ticket = Ticket.from_value(fields.message("ticket"))
         fields.done()
         chain = self._steps.chain
-        ticket.check(run_id=self._steps.context.run_id, run_key=chain.run_key, verify=verify)
+        ticket.check(
+            run_id=self._steps.context.run_id, run_key=chain.run_key, amendments=chain.amendments, verify=verify
+        )
         if sender not in (ticket.peer_id, chain.coordinator):
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id}", sender)
         if step > chain.version:

@@ -193,10 +193,7 @@ class StepAuditor:
         """What proves a statement wrong that differs from this peer's state; None: it is right. Raises as `_case`."""
         steps, version = self.steps, int(statement.version)
         case = await self._case(statement, hashes, snapshot)
-        settings, run_id, run_key = steps.context.settings, steps.context.run_id, steps.chain.run_key
-        again = await steps.context.exact.run(
-            Urgency.AUDIT, lambda: chunk_again(case, settings, run_id=run_id, run_key=run_key)
-        )
+        again = await steps.context.exact.run(Urgency.AUDIT, lambda: chunk_again(case, self.accuser.signed_run))
         self.counters.chunks += 1
         leaf = chunk_hash(again.body)
         if leaf != snapshot.hashes[case.chunk]:

@@ -4,13 +4,13 @@ import asyncio
 import logging
 
 from peer.directory.kept_answers import KeptAnswers
-from swarm.core.canonical import Value, unpack
+from swarm.core.canonical import Value
 from swarm.core.errors import TransientError, UnreachableError
 from swarm.core.ids import PeerId, RunId
 from swarm.core.settings import RunSettings
-from swarm.host_protocol import MAX_SETTINGS_BYTES, RUN, SignedRun
+from swarm.host_protocol import RUN
 from swarm.invite import Invite
-from swarm.manifest.value import run_id, settings_from_value
+from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Message, Transport
 from swarm.release import check_protocol
 
@@ -89,12 +89,27 @@ class Host:
         Raises UpgradeNeeded when this release does not speak its protocol, RemoteError if the invite is to another.
         """
         answer = await self.answer("run", RUN, {})
+        signed_run, settings = self._read_run(answer)
+        self.kept.keep("run", answer)
+        return signed_run, settings, signed_run.run_id
+
+    async def hear_run_of(self, peer: PeerId) -> None:
+        """Keep what another peer says of the run, if it knows more amendments than are known here.
+
+        Raises TransientError if it does not answer, or knows no more, RemoteError for what the run key did not sign.
+        """
+        reply = await self._transport.call(peer, RUN, Message(), timeout_s=self._call_s, max_body_bytes=0)
+        told, _ = self._read_run(reply.meta)
+        before = self.kept.get("run")
+        known = SignedRun.from_value(before) if before is not None else told.under(0)
+        if told.run_id != known.run_id or len(told.amendments) <= len(known.amendments):
+            raise TransientError(f"{peer[-6:]} knows no more of the run")
+        self.kept.keep("run", reply.meta)
+
+    def _read_run(self, answer: dict[str, Value]) -> tuple[SignedRun, RunSettings]:
         signed_run = SignedRun.from_value(answer)
-        value = unpack(signed_run.settings, max_bytes=MAX_SETTINGS_BYTES)
-        if isinstance(value, dict) and isinstance(protocol := value.get("protocol"), int):
+        if isinstance(protocol := signed_run.protocol, int):
             check_protocol(protocol)  # before all else: settings of another protocol cannot be read
         if self._invite is not None:
             self._invite.check_run(signed_run)
-        settings = settings_from_value(value)
-        self.kept.keep("run", answer)
-        return signed_run, settings, run_id(settings, signed_run.run_key)
+        return signed_run, signed_run.in_force

@@ -10,9 +10,8 @@ from rich.table import Table
 from swarm.core.owner.limits import LIMITS, NONE, OwnerLimits
 from swarm.core.plan import Assumptions, plan_run, total_bytes
 from swarm.core.settings import RunSettings
-from swarm.host_protocol import SignedRun
 from swarm.manifest.model import hidden_size, stage_num_parameters
-from swarm.manifest.value import run_id
+from swarm.manifest.signed_run import SignedRun
 from swarm.question import ask as ask_person
 from verification.audit.coverage import checks_of
 
@@ -29,7 +28,7 @@ def ask(stage: int | None, limits: OwnerLimits) -> Callable[[SignedRun, RunSetti
     agreed: set[str] = set()
 
     async def consent(signed_run: SignedRun, settings: RunSettings) -> None:
-        name = run_id(settings, signed_run.run_key)
+        name = signed_run.run_id
         if name not in agreed:
             await asyncio.to_thread(show_and_ask, signed_run, settings, stage, limits)
             agreed.add(name)
@@ -70,7 +69,7 @@ def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limit
     where = f"stage {stages[0].stage}" if len(stages) == 1 else f"one of {len(stages)} stages"
     total = sum(part.num_parameters for part in plan.stages)
     return {
-        "run": f"{settings.name}, id {run_id(settings, signed_run.run_key)[:16]}",
+        "run": f"{settings.name}, id {signed_run.run_id[:16]}",
         "host's key": signed_run.run_key,
         "model": f"{_count(total)} parameters; this machine would hold {where}",
         "licences": f"model: {settings.model_licence}; data: {settings.data_licence}",

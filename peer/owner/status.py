@@ -100,12 +100,16 @@ def _on_probation(daemon: "PeerDaemon", live: "PeerAtStage") -> bool:
     return daemon.standing.table.standing(daemon.identity.peer_id, live.steps.version).value == "probation"
 
 
+ENDED = "the run has taken its last step: waiting for the host to end it"
+AMENDING = "the run is amended at version {version}: waiting for the host to begin the stages under its new settings"
+
+
 def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str:
     """Why no work of this peer was certified lately; empty if some was."""
     steps, neighbours = live.steps, live.neighbours
     stage, last = int(steps.chain.stage), live.settings.model.num_stages - 1
     if steps.is_over:
-        return "the run has taken its last step: waiting for the host to end it"
+        return ENDED if steps.is_run_over else AMENDING.format(version=steps.ends_at)
     if not steps.is_member:
         return f"waiting to be put on the roster of stage {stage}: that takes a step or two"
     if 0 <= tally.since_last_s < IDLE_S or (tally.since_last_s < 0 and uptime_s < IDLE_S):

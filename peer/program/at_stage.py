@@ -13,6 +13,7 @@ from typing import Any
 from kernels.threads import Threads
 from peer.audit.jury import Charges
 from peer.audit.verdicts import Verdicts
+from peer.directory.expected import ExpectedCallers
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.moving import MEASURED_AFTER, Mover
@@ -39,7 +40,7 @@ from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
-from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault
+from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault, VersionTurned
 from peer.stage.tasks import Tasks
 from peer.state.catch_up import CatchUp, StateDonor
 from peer.state.continuing import Continuing
@@ -56,9 +57,11 @@ from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import RunSettings
 from swarm.data.batches import BatchReader
 from swarm.drawn_papers import DrawnPapers
+from swarm.host_protocol import RUN
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import Ending
 from swarm.network.outcasts import GuardedTransport
-from swarm.network.transport import Directory
+from swarm.network.transport import Directory, Message
 from swarm.optim.stage_step import stage_clip_norm
 from swarm.witness_service import VoteLog, WitnessService
 from verification.kinds.false_work import entry_check
@@ -215,7 +218,7 @@ class PeerAtStage:
         past = KeptPast(joined.snapshots, self.stage, settings, model.layout, threads)
         self._continuing = Continuing(past, own.host.peer_id, rounds.taking)
         self._rolling_back = RollingBack(
-            steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings)
+            steps, rounds.taking, own.host, self._continuing, partial(own.verdicts.begin, settings), rounds.end_at
         )
         self._donor = StateDonor(steps, own.verdicts.take)
         self._witness = WitnessService(
@@ -227,6 +230,7 @@ class PeerAtStage:
             self._is_of_stage,
             own.verdicts.may_train,
             papers=self._drawn,
+            amendments=chain.amendments,
         )
         self._draining = asyncio.Event()
         events.seal()
@@ -255,6 +259,9 @@ class PeerAtStage:
         events.hear(Applied, own.tally.applied, self.server.applied)
         events.hear(Overtaken, self.catch_up.overtaken)
         events.hear(StateFault, lambda fault: self.catch_up.load_anew())
+        expected = ExpectedCallers(own.transport, own.host.peer_id, self.steps.chain)
+        events.hear(VersionTurned, expected.turned)
+        events.hear(PeersChanged, expected.changed)
         if downstream is not None:
             events.hear(PeersChanged, partial(_next_changed, downstream, self.stage + 1))
 
@@ -273,6 +280,7 @@ class PeerAtStage:
         self.server.serve(own.transport)
         self._donor.serve(own.transport)
         self._witness.serve(own.transport)
+        own.transport.serve(RUN, self._on_run, max_body_bytes=0)
         self.neighbours.serve()
         if self.source is not None:
             self.source.serve(own.transport)
@@ -331,6 +339,17 @@ class PeerAtStage:
         """Where this peer is to go; None: it stays."""
         return self.mover.target if self.mover is not None else None
 
+    @property
+    def amended(self) -> asyncio.Event:
+        """Set once the run has other settings than this peer was made under: it is to join anew."""
+        return self._rolling_back.amended
+
+    @property
+    def ending(self) -> Ending | None:
+        """The run key's word that the present era ends, to be amended."""
+        ending = self._rolling_back.ending
+        return ending if ending is not None and ending.era == self.steps.era else None
+
     def lost(self, peer: PeerId) -> None:
         """The peer may not train any more."""
         self.neighbours.drop(peer)
@@ -376,6 +395,10 @@ class PeerAtStage:
     def _is_of_stage(self, peer: PeerId, stage: int) -> bool:
         """As far as this peer can know: it knows its own stage."""
         return stage != self.stage or peer in self.steps.chain.members or peer in self.neighbours.of_stage(stage)
+
+    async def _on_run(self, sender: PeerId, request: Message) -> Message:
+        """For those who know fewer amendments, while the host is away."""
+        return Message(self._joined.signed_run.to_value())
 
     async def _keep_to_the_permit(self) -> None:
         """What may begin changes with the owner's permit."""

@@ -177,7 +177,10 @@ class PeerDaemon:
                 target = await self._live(joined, stop)
                 if target is None or stop.is_set() or self.finished.is_set():
                     break
-                joining = asyncio.ensure_future(self._join_from_elsewhere(joined, target))
+                if self.at is not None and self.at.amended.is_set():
+                    joining = asyncio.ensure_future(self._joining.join_amended(joined, self._on_run))
+                else:
+                    joining = asyncio.ensure_future(self._join_from_elsewhere(joined, target))
             if self._outdated is not None:
                 raise self._outdated
             verdict = self._shut_out_by
@@ -235,7 +238,10 @@ class PeerDaemon:
     # -- living -------------------------------------------------------------------------------------------
 
     async def _live(self, joined: Joined, stop: asyncio.Event) -> StageIndex | None:
-        """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned."""
+        """Train until the run is over or `stop`, or until this peer is to go to the stage that is returned.
+
+        That is its own where the run was amended: it is joined anew.
+        """
         memory = MemoryPressure(joined.settings, joined.model)
         threads = work_threads(joined, self.permit, self._threads.follower, memory, make=self._work_thread)
         services = list[asyncio.Future[None]]()
@@ -248,7 +254,7 @@ class PeerDaemon:
             self.live = at
             await self._until_over(stop, at, services)
             leave_by = time.monotonic() + MOST_LEAVING_S
-            if not self.finished.is_set():
+            if not self.finished.is_set() and not self._is_amended(at, stop):
                 await at.drain(timeout_s=min(MOST_DRAIN_S, joined.settings.deadlines.drain_s))
                 if at.target is None:
                     said = await at.hand_over(timeout_s=max(1.0, leave_by - time.monotonic() - CLOSING_S))
@@ -259,7 +265,12 @@ class PeerDaemon:
                 await self._leave(at, services)
             for thread in threads.all:
                 thread.close(timeout_s=max(0.5, leave_by - time.monotonic()))
-        return at.target
+        return at.stage if self._is_amended(at, stop) else at.target
+
+    @staticmethod
+    def _is_amended(at: PeerAtStage, stop: asyncio.Event) -> bool:
+        """Whether the peer leaves only to join again, under other settings."""
+        return at.amended.is_set() and not stop.is_set()
 
     async def _leave(self, at: PeerAtStage, services: Sequence[asyncio.Future[None]]) -> None:
         """Say goodbye to the stage."""
@@ -270,16 +281,18 @@ class PeerDaemon:
         if at.target is not None:
             self._serves = at.target
         await at.leave()
+        if at.amended.is_set():
+            return
         with contextlib.suppress(TransientError, RemoteError):
             await self.host.call(GOODBYE, {"version": int(at.steps.version)}, timeout_s=2.0)
 
     async def _until_over(self, stop: asyncio.Event, at: PeerAtStage, services: Sequence[asyncio.Future[None]]) -> None:
         """Until the run is finished, or this peer is told to stop or is to move; raises what broke."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.finished)]
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.finished, at.amended)]
         failure = at.context.tasks.failure
         over_since: float | None = None
         try:
-            while not stop.is_set() and not self.finished.is_set():
+            while not stop.is_set() and not self.finished.is_set() and not at.amended.is_set():
                 watched: list[asyncio.Future[Any]] = [*waits, *services, failure]
                 await asyncio.wait(watched, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 if failure.done():
@@ -294,7 +307,7 @@ class PeerDaemon:
                     raise LocalError(
                         f"this peer holds {used_bytes() / GIB:.2f} GiB, more than --memory {limit / GIB:.2f}: it leaves"
                     )
-                if at.steps.is_over:
+                if at.steps.is_run_over:
                     over_since = over_since or time.monotonic()
                     if time.monotonic() - over_since > LINGER_S and not await self._host_lives():
                         return

@@ -13,8 +13,8 @@ from swarm.core.errors import LocalError, NotRunningError, SettingsError, Transi
 from swarm.core.ids import PeerId
 from swarm.core.owner.limits import OwnerLimits
 from swarm.core.settings import RunSettings
-from swarm.host_protocol import SignedRun
 from swarm.invite import Invite
+from swarm.manifest.signed_run import SignedRun
 
 START_S = 30.0
 LAST_LINES = 5

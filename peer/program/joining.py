@@ -3,6 +3,7 @@ and a state.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
@@ -27,7 +28,7 @@ from swarm.checkpoint.state import StageState
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value, signed_bytes
-from swarm.core.errors import RemoteError, SettingsError, TransientError
+from swarm.core.errors import AmendedError, RemoteError, SettingsError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
@@ -35,9 +36,10 @@ from swarm.core.plan import stage_memory_bytes
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.data.token_file import TokenFile
-from swarm.host_protocol import ADMIT, SignedRun
+from swarm.host_protocol import ADMIT
 from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
+from swarm.manifest.signed_run import SignedRun
 from swarm.model.families import validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
@@ -115,13 +117,34 @@ class Joining:
 
         Raises SettingsError where nothing fits this machine, TransientError, RemoteError.
         """
+        while True:
+            try:
+                return await self._join(wish, on_run)
+            except AmendedError as error:
+                log.info("%s", error)
+                if error.told_by != self._host.peer_id:
+                    await self._host.hear_run_of(error.told_by)
+
+    async def join_amended(self, before: Joined, on_run: OnRun | None) -> Joined:
+        """The same, once the run that was joined has been amended: at the same stage, unless the stages are others."""
+        with contextlib.suppress(TransientError):
+            _, settings, _ = await self._host.run()
+            if settings.model.stage_layers != before.settings.model.stage_layers:
+                return await self.join(self._volunteer.stage, on_run)
+        return await self.join(before.ticket.stage, on_run)
+
+    async def _join(self, wish: int | None, on_run: OnRun | None) -> Joined:
         signed_run, settings, name = await self._host.run()
         if on_run is not None:
             await on_run(signed_run, settings)
-        run_key = signed_run.run_key
+        run_key, amendments = signed_run.run_key, len(signed_run.amendments)
         self._verdicts.serve(name, run_key)
-        draws = await asyncio.to_thread(HashChain.of_run, self._draw_seed(name), settings.optimizer.total_steps)
-        ticket = await self._admitted(wish, draws.end, name, run_key)
+        seed = self._draw_seed(name, amendments)
+        draws = await asyncio.to_thread(HashChain.of_run, seed, settings.optimizer.total_steps)
+        if wish is not None and amendments and wish >= settings.model.num_stages:
+            self._say(f"stage {wish} is none any more: the run was amended to {settings.model.num_stages} stages")
+            wish = None
+        ticket = await self._admitted(wish, draws.end, name, run_key, amendments)
         stage = ticket.stage
         layout = stage_layout(settings.model, stage)
         await self._rehearse(settings)
@@ -145,6 +168,7 @@ class Joining:
             settings=settings,
             run_id=name,
             run_key=run_key,
+            amendments=amendments,
             stage=stage,
             layout=layout,
             me=self._identity.peer_id,
@@ -162,20 +186,22 @@ class Joining:
             settings, name, signed_run, ticket, draws, model, StateToEnter(state), chain, folder, snapshots, files
         )
 
-    def _draw_seed(self, name: RunId) -> bytes:
-        """Secret, and the same whenever this identity joins the run."""
-        return hashlib.sha256(self._identity.sign(signed_bytes("draw-seed", [name]))).digest()
+    def _draw_seed(self, name: RunId, amendments: int) -> bytes:
+        """Secret, and the same whenever this identity joins the run under so many amendments."""
+        return hashlib.sha256(self._identity.sign(signed_bytes("draw-seed", [name, amendments]))).digest()
 
-    async def _admitted(self, wish: int | None, chain_end: bytes, name: RunId, run_key: PeerId) -> Ticket:
+    async def _admitted(
+        self, wish: int | None, chain_end: bytes, name: RunId, run_key: PeerId, amendments: int
+    ) -> Ticket:
         """This peer's ticket; who is banned by now is shut out."""
         invite = self._volunteer.invite
         voucher = invite.voucher if invite is not None else ""
         meta: dict[str, Value] = {"stage": wish, "chain_end": chain_end, "voucher": voucher}
-        about = f"admit {name} {wish}"
+        about = f"admit {name} {wish} {amendments}"
         answer = await self._host.answer(about, ADMIT, meta)
         fields = Fields("admission", answer)
         ticket = Ticket.from_value(fields.message("ticket"))
-        ticket.check(run_id=name, run_key=run_key, verify=verify)
+        ticket.check(run_id=name, run_key=run_key, amendments=amendments, verify=verify)
         check_release(fields.text("minimum_release", max_length=32))
         if (ticket.peer_id, ticket.chain_end) != (self._identity.peer_id, chain_end):
             raise RemoteError(

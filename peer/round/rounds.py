@@ -113,6 +113,16 @@ class StageRounds:
         """End all work; nothing is begun after it."""
         await self.context.tasks.stop()
 
+    def end_at(self, version: int) -> None:
+        """The era ends at this version; a later word may name a higher one."""
+        was_over = self.steps.is_over
+        for over in self.steps.end_at(version):
+            self.turns.step_is_over(over.grants)
+        if was_over and not self.steps.is_over:
+            self._open_steps()
+            self.steps.announce_version()
+        self.turns.look_again()
+
     # -- steps --------------------------------------------------------------------------------------------
 
     def _turned(self, event: VersionTurned) -> None:

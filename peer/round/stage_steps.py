@@ -5,7 +5,7 @@ The parts of the round read it; what changes it are the methods here, so that it
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from peer.pipeline.compute import Urgency
 from peer.pipeline.grants import StepGrants
@@ -41,6 +41,8 @@ class StageSteps:
         """Who asks to be on the next roster: none of them is a member, and no more than a stage may have."""
         self._joins_at: Version | None = None
         """The version with which the leader says that the rosters make this peer a member; None before it has."""
+        self._ends_at = context.settings.optimizer.total_steps
+        """No step is taken beyond this version: the run's last, or the one at which it is to be amended."""
         self._is_turning = False
         """A version takes another's place: the fields agree again once it is announced."""
         self._turned = asyncio.Event()
@@ -83,7 +85,18 @@ class StageSteps:
 
     @property
     def is_over(self) -> bool:
+        """Whether no step is taken any more: the run is over, or waits to be amended."""
+        return self.chain.version >= self._ends_at
+
+    @property
+    def is_run_over(self) -> bool:
+        """Whether the run has taken its last step."""
         return self.chain.version >= self.context.settings.optimizer.total_steps
+
+    @property
+    def ends_at(self) -> int:
+        """The version at which this era ends."""
+        return self._ends_at
 
     async def wait_for_version(self, version: int, *, timeout_s: float) -> bool:
         """Whether the stage reached `version` within the time."""
@@ -190,6 +203,16 @@ class StageSteps:
         is_closing = state is not None and state.round is not None and state.round.is_closing
         return Version(self.chain.version + 1 + is_closing)
 
+    # -- the era's end ------------------------------------------------------------------------------------
+
+    def end_at(self, version: int) -> list[StepState]:
+        """Take no step beyond this version; one that is named later in the same era may be higher.
+
+        The steps that were open beyond it and are open no more: whoever waits for them hears it.
+        """
+        self._ends_at = min(version, self.context.settings.optimizer.total_steps)
+        return self._closed([step for step in self.open if int(step) >= self._ends_at])
+
     # -- on -----------------------------------------------------------------------------------------------
 
     def turn(self, new: NewVersion, chain: StageChain) -> None:
@@ -203,6 +226,8 @@ class StageSteps:
         """This state is the stage's from now on, whatever the version was here; what is in flight is left."""
         self._is_turning = True
         await self.context.compute.run(Urgency.ROUND, lambda: self.replica.restore(state, era=chain.era))
+        if chain.era != self.chain.era:
+            self._ends_at = self.context.settings.optimizer.total_steps
         self.chain = chain
         self.joining -= set(chain.members)
         for one in self.open.values():
@@ -211,11 +236,7 @@ class StageSteps:
 
     def close_those_over(self) -> list[StepState]:
         """The open steps that the stage is beyond: they are open no more, and whoever waits for them hears it."""
-        over = [self.open.pop(step) for step in [step for step in self.open if int(step) < self.chain.version]]
-        for state in over:
-            state.dirty.set()
-            state.notify()
-        return over
+        return self._closed([step for step in self.open if int(step) < self.chain.version])
 
     def open_those_due(self) -> list[StepState]:
         """Those that are to be open and were not, as new ones."""
@@ -230,12 +251,19 @@ class StageSteps:
         self._turned = asyncio.Event()
         self.validate()
 
+    def _closed(self, steps: Sequence[Step]) -> list[StepState]:
+        over = [self.open.pop(step) for step in steps]
+        for state in over:
+            state.dirty.set()
+            state.notify()
+        return over
+
     def _to_be_open(self) -> list[Step]:
         if self.is_over:
             return []
         settings, version = self.context.settings, self.chain.version
         newest = version + (1 if settings.delay_at(version + 1) else 0)
-        return [Step(number) for number in range(version, min(newest, settings.optimizer.total_steps - 1) + 1)]
+        return [Step(number) for number in range(version, min(newest, self._ends_at - 1) + 1)]
 
     def _new_step(self, step: Step) -> StepState:
         settings = self.context.settings

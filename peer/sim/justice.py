@@ -10,8 +10,8 @@ from peer.sim.stages import SimulatedStage
 from swarm.core.audit.chance import REVEALED_AFTER
 from swarm.core.canonical import signed_bytes
 from swarm.core.ids import PeerId, StageIndex, Step, Version
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from verification.audit.amplified import moved_bounds_for
 from verification.audit.evidence import MAX_EVIDENCE_BYTES, Evidence
 from verification.audit.running_bias import RunningBiases

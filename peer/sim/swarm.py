@@ -28,8 +28,8 @@ from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.settings import ModelSettings, RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from swarm.manifest.value import run_id, settings_bytes
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel

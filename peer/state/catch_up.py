@@ -106,7 +106,12 @@ class StateDonor:
         ticket = Ticket.from_value(fields.message("ticket"))
         promotion = fields.maybe("promotion", Promotion.from_value)
         fields.done()
-        ticket.check(run_id=steps.context.run_id, run_key=steps.chain.run_key, verify=verify)
+        ticket.check(
+            run_id=steps.context.run_id,
+            run_key=steps.chain.run_key,
+            amendments=steps.chain.amendments,
+            verify=verify,
+        )
         if ticket.peer_id != sender or ticket.stage != steps.chain.stage:
             raise RemoteError("ticket", f"a ticket of {ticket.peer_id} for stage {ticket.stage}", sender)
         limit = steps.context.settings.limits.max_peers_per_stage
@@ -278,6 +283,7 @@ class CatchUp:
             own.coordinator,
             own.stage,
             replica.layout,
+            own.amendments,
             self._chunks,
         )
         others = [peer for peer in self._others() if peer != donor]

@@ -103,22 +103,25 @@ class Continuing:
 
     async def state_of(self, genesis: Genesis, to_version: int) -> StageState | None:
         """The state that the genesis names, if it is on this machine."""
+        return await self.state_with(genesis.state_digest, to_version, as_version=int(genesis.version))
+
+    async def state_with(self, digest: bytes, to_version: int, *, as_version: int) -> StageState | None:
+        """The state of `to_version` that has this digest as that version, without a name; if it is on this machine."""
         if self._making is not None and time.monotonic() < self._asked_at + PREPARED_S:
             found = await self._making
-            if found is not None and await self._is_meant(found[0], genesis):
+            if found is not None and await self._has_digest(found[0], digest, as_version):
                 self._making = None
-                return self._numbered(found[0], int(genesis.version))
+                return self._numbered(found[0], as_version)
         self._making = None
         for held in await asyncio.to_thread(self._past.holdings):
             if held.oldest <= to_version <= held.newest:
                 made = await asyncio.to_thread(self._past.made_again, held.lineage, to_version)
-                if made is not None and await self._is_meant(made[0], genesis):
-                    return self._numbered(made[0], int(genesis.version))
+                if made is not None and await self._has_digest(made[0], digest, as_version):
+                    return self._numbered(made[0], as_version)
         return None
 
-    async def _is_meant(self, state: StageState, genesis: Genesis) -> bool:
-        numbered = self._numbered(state, int(genesis.version))
-        return await asyncio.to_thread(state_digest, numbered) == genesis.state_digest
+    async def _has_digest(self, state: StageState, digest: bytes, as_version: int) -> bool:
+        return await asyncio.to_thread(state_digest, self._numbered(state, as_version)) == digest
 
 
 def _stated(state: StageState, chain: StageChain, newest: int) -> Message:

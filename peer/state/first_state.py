@@ -21,9 +21,9 @@ from peer.state.joining_state import JoiningState
 from peer.state.way_back import state_to_go_on_from
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.state import StageState, state_digest
-from swarm.checkpoint.transfer import fetch_state
+from swarm.checkpoint.transfer import fetch_offer, fetch_state
 from swarm.core.canonical import Value
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import AmendedError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex
 from swarm.core.settings import RunSettings
@@ -49,6 +49,8 @@ class FirstState:
     settings: RunSettings
     run_id: RunId
     run_key: PeerId
+    amendments: int
+    """Of the run, that are in the settings."""
     stage: StageIndex
     layout: ParameterLayout
     me: PeerId
@@ -71,7 +73,7 @@ class FirstState:
         """The state and the certified facts: of its genesis for a founder, of a snapshot later.
 
         Waits for the run to begin, or for enough of those who were there to come back. Raises RemoteError for a host
-        that says what is not so, TransientError without one.
+        that says what is not so, TransientError without one, AmendedError if the run has other settings by now.
         """
         past = KeptPast(self.kept, self.stage, self.settings, self.layout, self.threads)
         continuing = Continuing(past, self.host.peer_id)
@@ -82,7 +84,7 @@ class FirstState:
             fields = await self._asked(ready=found_nobody, has_begun=has_begun)
             self.say(fields.text("waits_for", max_length=MAX_WAITS_FOR))
             if not fields.optional("genesis"):
-                initial, found_nobody = initial or await self._initial(), True
+                initial, found_nobody = initial or await self._initial(continuing), True
                 continue
             genesis, to_version = Genesis.from_value(fields.message("genesis")), fields.integer("to_version")
             chain = StageChain.begin(genesis, self.settings)
@@ -92,8 +94,12 @@ class FirstState:
                     state = await self._beginning(genesis, to_version, continuing, initial)
                     return replace(state, name=genesis.name), chain
             # The stage began without this process: its present state is with the peers that went on.
-            with contextlib.suppress(TransientError):
+            try:
                 return await self._present(chain, past)
+            except AmendedError:
+                raise
+            except TransientError as error:
+                log.info("the present state: %s", error)
             if found_nobody:
                 await asyncio.sleep(HOST_RETRY_S)
             found_nobody = True
@@ -101,13 +107,16 @@ class FirstState:
     async def _asked(self, *, ready: bool, has_begun: bool) -> Fields:
         """What the host says of where the stage begins, as it has checked to be the run key's word."""
         wait_s = (LOOK_AGAIN_S if has_begun else GENESIS_WAIT_S) if ready else 0.0
-        meta: dict[str, Value] = {"stage": int(self.stage), "ready": ready, "wait_s": wait_s}
-        about = f"genesis {self.run_id} {self.stage}"
+        known = self.amendments
+        meta: dict[str, Value] = {"stage": int(self.stage), "ready": ready, "wait_s": wait_s, "amendments": known}
+        about = f"genesis {self.run_id} {self.stage} {known}"
         answer = await self.host.answer(about, GENESIS, meta, timeout_s=GENESIS_WAIT_S + 10.0)
         fields = Fields("genesis answer", answer)
+        if fields.integer("amendments") > known:
+            raise AmendedError(self.host.peer_id)
         if fields.optional("genesis"):
             genesis = Genesis.from_value(fields.message("genesis"))
-            if not self._is_signed(genesis):
+            if not self._is_signed(genesis) or genesis.amendments != known:
                 raise RemoteError("signature", "the genesis is not signed by the run key", self.host.peer_id)
             # That nobody has gone on is true at this moment only.
             self.host.kept.keep(about, {**answer, "begins": False, "waits_for": HOST_IS_AWAY})
@@ -127,9 +136,14 @@ class FirstState:
     def _is_signed(self, genesis: Genesis) -> bool:
         return genesis.run_id == self.run_id and verify(self.run_key, genesis.signed_bytes(), genesis.signature)
 
-    async def _initial(self) -> StageState:
+    async def _initial(self, continuing: Continuing) -> StageState:
+        """What the stage is to begin from: of this machine, where an amended run goes on from it, or of the host."""
         for _ in range(STATE_TRIES):
             try:
+                offer = await fetch_offer(self.transport, self.host.peer_id, self.stage, self.layout, self.settings)
+                held = await continuing.state_with(offer.digest, offer.version, as_version=offer.version)
+                if held is not None:
+                    return held
                 return (await fetch_state(self.transport, self.host.peer_id, self.stage, self.layout, self.settings))[0]
             except TransientError as error:
                 log.info("initial state: %s", error)
@@ -156,5 +170,6 @@ class FirstState:
             begun.coordinator,
             begun.stage,
             self.layout,
+            self.amendments,
             held=self.chunks,
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from swarm.checkpoint.state import StageState, state_from_chunks
 from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_offer
 from swarm.core.canonical import digest
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.errors import AmendedError, RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.settings import RunSettings
@@ -73,6 +73,8 @@ class JoiningState:
     host: PeerId
     stage: StageIndex
     layout: ParameterLayout
+    amendments: int
+    """Of the run, that are in the settings."""
     held: dict[bytes, bytes] = field(default_factory=dict)
     """Chunks that came in tries that broke off, by hash: they are not fetched again, of whatever version."""
 
@@ -82,7 +84,8 @@ class JoiningState:
         """The state, and the chain of its version, which is above `newer_than`.
 
         `donors` are asked for chunks, the first of them first; `members` are those whose word counts without the
-        host. Raises TransientError when there is no such state, or nobody gives it.
+        host. Raises TransientError when there is no such state, or nobody gives it, AmendedError when it is of a run
+        with more amendments.
         """
         chosen = await self._choose(set(members) - {self.transport.peer_id}, newer_than)
         if chosen.version <= newer_than:
@@ -110,7 +113,10 @@ class JoiningState:
     async def _choose(self, members: set[PeerId], newer_than: int) -> ChosenState:
         try:
             anchor = await self._anchor()
+            self._check_amendments(anchor.chain, self.host)
             return ChosenState(anchor.state_digest, anchor.chain, "anchored by the run key")
+        except AmendedError:
+            raise
         except (TransientError, RemoteError) as error:
             log.info("no anchor of stage %d: %s", self.stage, error)
         latest = await self._offers(sorted(members), None)
@@ -122,11 +128,19 @@ class JoiningState:
             stated = {peer: offer for peer, offer in latest.items() if offer.version == version}
             chosen = agreed(members, stated | await self._offers(ahead, version))
             if chosen is not None:
+                self._check_amendments(chosen.chain, min(stated))
                 return chosen
         raise TransientError(
             f"no state of stage {self.stage} above version {newer_than} is stated by more than two thirds of its "
             f"{len(members)} members, {len(latest)} of which answered; the host does not say either"
         )
+
+    def _check_amendments(self, chain: StageChain, told_by: PeerId) -> None:
+        """Raises AmendedError if more are in force there, TransientError if fewer are."""
+        if chain.amendments > self.amendments:
+            raise AmendedError(told_by)
+        if chain.amendments < self.amendments:
+            raise TransientError(f"version {chain.version} is of before the run was amended")
 
     async def _anchor(self) -> Anchor:
         """The run key's last word on the stage."""

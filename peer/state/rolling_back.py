@@ -1,8 +1,11 @@
-"""How a peer hears that the run goes on from an earlier state, and goes there.
+"""How a peer hears that the run goes on from an earlier state, and goes there; or that it is amended.
 
 The run key's word is a genesis of a later era: it names members, version and data, and the digest of the state, which
 is that of an earlier version under the new one's number. Whoever keeps a snapshot of that earlier version has it on
 disk; the others get it from the host. A peer that did not hear finds itself behind, as one that slept does.
+
+To be amended an era ends at a version that the run key names ahead: nobody takes a step beyond. Under other settings a
+peer is made anew: once it has heard that they are in force, it joins again.
 """
 
 import asyncio
@@ -21,8 +24,9 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.state.stage_chain import Genesis, StageChain
-from swarm.host_protocol import GENESIS, ROLLBACK
+from swarm.host_protocol import ENDING, GENESIS, ROLLBACK
 from swarm.identity.key import verify
+from swarm.manifest.signed_run import Ending
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
 
@@ -30,6 +34,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 ASK_EVERY_S = 5.0
+ENDED_ASK_EVERY_S = 0.5
+"""Where the era has ended, to be amended."""
 
 
 class RollingBack:
@@ -42,20 +48,30 @@ class RollingBack:
         host: Host,
         continuing: Continuing,
         on_geneses: Callable[[Sequence[Genesis]], None],
+        end_at: Callable[[int], None],
     ) -> None:
-        """`on_geneses` is told the stage's new genesis and those beside it, all of them signed by the run key."""
+        """`on_geneses` is told the stage's new genesis and those beside it, all of them signed by the run key; `end_at`
+        has no step taken beyond a version."""
         self._steps = steps
         self._taking = taking
         self._host = host
         self._continuing = continuing
         self._on_geneses = on_geneses
+        self._end_at = end_at
         self._newest: Genesis | None = None
         self._to_version = -1
         self._heard = asyncio.Event()
+        self.amended = asyncio.Event()
+        """More amendments are in force than this peer was made under."""
+        self.ending: Ending | None = None
+        """The newest word that the era is to end."""
+        self._in_time = True
+        """It came before that version was reached here."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to listen."""
         transport.serve(ROLLBACK, self._on_rollback, max_body_bytes=0)
+        transport.serve(ENDING, self._on_ending, max_body_bytes=0)
 
     async def _on_rollback(self, sender: PeerId, request: Message) -> Message:
         """Whoever brings the run key's word does not matter; an old word changes nothing."""
@@ -66,6 +82,25 @@ class RollingBack:
         self._take(genesis, to_version, beside, sender)
         return Message()
 
+    async def _on_ending(self, sender: PeerId, request: Message) -> Message:
+        """Whoever brings the run key's word does not matter; of two the later end holds."""
+        ending, chain = Ending.from_value(Fields("ending call", request.meta).message("ending")), self._steps.chain
+        if ending.run_id != chain.run_id or not ending.is_signed_by(chain.run_key):
+            raise RemoteError("signature", "the end of an era is not signed by the run key", sender)
+        known = self.ending
+        is_newer = known is None or (ending.era, ending.version) > (known.era, known.version)
+        if ending.era == chain.era and is_newer:
+            self.ending = ending
+            # Only whoever knows it before takes a snapshot there.
+            self._in_time = self._steps.version < ending.version
+            self._end_at(int(ending.version))
+            log.warning("this era ends at version %d: the run is to be amended", ending.version)
+            self._heard.set()
+        held = self._steps.context.snapshots.get(int(ending.version))
+        digest = held.digest if held is not None and held.chain.era == ending.era else None
+        in_time = self._in_time or digest is not None
+        return Message({"version": self._steps.version, "in_time": in_time, "digest": digest})
+
     def _take(self, genesis: Genesis, to_version: int, beside: Sequence[Genesis], sender: PeerId) -> None:
         """The run key's word; an old one changes nothing. Raises RemoteError if it is none for this stage."""
         chain = self._steps.chain
@@ -75,18 +110,29 @@ class RollingBack:
                 raise RemoteError("signature", "the genesis of a rollback is not signed by the run key", sender)
         if genesis.stage != chain.stage:
             raise RemoteError("protocol", f"a rollback of stage {genesis.stage}, this is {chain.stage}", sender)
-        if genesis.era > max(chain.era, self._newest.era if self._newest is not None else 0):
+        if genesis.amendments > chain.amendments:
+            self.amended.set()
+        elif genesis.era > max(chain.era, self._newest.era if self._newest is not None else 0):
             self._newest, self._to_version = genesis, to_version
             self._on_geneses([genesis, *beside])
             self._heard.set()
 
     async def _ask(self) -> None:
-        """Where no step is taken the stages may have begun again, and nobody could tell this peer."""
-        steps = self._steps
-        meta: dict[str, Value] = {"stage": int(steps.chain.stage), "ready": False, "wait_s": 0.0}
+        """Where no step is taken the stages may have begun again, or be about to, and nobody could tell this peer."""
+        steps, known = self._steps, self._steps.chain.amendments
+        meta: dict[str, Value] = {
+            "stage": int(steps.chain.stage),
+            "ready": False,
+            "wait_s": 0.0,
+            "amendments": known,
+        }
         try:
             reply = await self._host.call(GENESIS, meta, timeout_s=steps.context.settings.deadlines.call_s)
             fields = Fields("genesis answer", reply.meta)
+            if fields.integer("amendments") > known:
+                self.amended.set()
+            if not fields.optional("genesis"):
+                return
             genesis = Genesis.from_value(fields.message("genesis"))
             beside = fields.items("beside", Genesis.from_value, max_items=2)
             self._take(genesis, fields.integer("to_version"), beside, self._host.peer_id)
@@ -97,14 +143,17 @@ class RollingBack:
         """Go where the run key says, for ever."""
         version = self._steps.version
         while True:
-            if not await happened(self._heard, within_s=ASK_EVERY_S):
-                if version == self._steps.version and not self._steps.is_over:
+            steps = self._steps
+            is_awaited = steps.is_over and (self.ending is not None or not steps.is_run_over)
+            if not await happened(self._heard, within_s=ENDED_ASK_EVERY_S if is_awaited else ASK_EVERY_S):
+                if version == steps.version:
                     await self._ask()
-                version = self._steps.version
+                version = steps.version
                 continue
             self._heard.clear()
             genesis = self._newest
-            assert genesis is not None
+            if genesis is None or genesis.era <= steps.era:
+                continue
             try:
                 state = await self._state_of(genesis, self._to_version)
             except (TransientError, RemoteError, TimeoutError) as error:
@@ -130,6 +179,7 @@ class RollingBack:
             self._host.peer_id,
             own.stage,
             steps.replica.layout,
+            own.amendments,
         )
         return await from_elsewhere(genesis, wanted)
 

@@ -9,6 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
+    from swarm.manifest.signed_run import SignedRun
     from swarm.network.services.coordinator_client import CoordinatorClient
 
 TRIES = 5
@@ -42,7 +43,7 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
         click.echo(f"checkpoint {record.version}: {len(record.files)} files, {record.total_bytes / 1e6:.1f} MB")
         for file in record.files:
             fetch(client, record, file, partial / "checkpoint" / file.name)
-    check_states(record, partial / "checkpoint", signed.settings)
+    check_states(record, partial / "checkpoint", signed)
     tokenizer = partial / "checkpoint" / TOKENIZER
     export_huggingface(partial / "checkpoint", folder, tokenizer_dir=tokenizer if tokenizer.is_dir() else None)
     if keep_checkpoint is not None:
@@ -100,18 +101,16 @@ def fetch(client: "CoordinatorClient", record: "CheckpointRecord", file: "Archiv
     raise RemoteError("digest", f"{file.name} of checkpoint {record.version} is not the one that the run key signed")
 
 
-def check_states(record: "CheckpointRecord", folder: Path, settings: bytes) -> None:
-    """Raises RemoteError unless the checkpoint is of these settings and its states have the digests in the record.
+def check_states(record: "CheckpointRecord", folder: Path, signed: "SignedRun") -> None:
+    """Raises RemoteError unless the checkpoint is of this run's model, and its states have the digests in the record.
 
     That the files hold those states is checked again when they are read.
     """
     from swarm.checkpoint.archive import read_checkpoint
-    from swarm.core.canonical import unpack
     from swarm.core.errors import RemoteError
-    from swarm.manifest.value import settings_from_value
 
     info = read_checkpoint(folder)
-    run = settings_from_value(unpack(settings, max_bytes=1 << 20))
+    models = [signed.under(number).in_force.model for number in range(len(signed.amendments) + 1)]
     found = tuple(stage.digest for stage in info.stages)
-    if (info.version, found) != (record.version, record.state_digests) or info.meta.model != run.model:
+    if (info.version, found) != (record.version, record.state_digests) or info.meta.model not in models:
         raise RemoteError("digest", f"checkpoint {record.version} holds other states than the run key signed")

@@ -44,6 +44,15 @@ class UnreachableError(TransientError):
     """A peer cannot be dialled, broke off, or was silent past the deadline: unlike one that answers "not now"."""
 
 
+class AmendedError(TransientError):
+    """The run has been amended, and more amendments are in force than this process knows."""
+
+    def __init__(self, told_by: PeerId) -> None:
+        """`told_by` knows them."""
+        super().__init__("the run has been amended: it is joined anew")
+        self.told_by = told_by
+
+
 class MemoryFullError(TransientError):
     """There was no memory for it, here and now, the host's or a GPU's. Nothing has come of it."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.tables import Bounds, Matching, Table
+from swarm.core.tables import Amendable, Bounds, Matching, Table
 from swarm.core.transfers import LEAST_MBIT
 
 ActivationCodecName = Literal["fp32", "bf16", "int8", "int4"]
@@ -56,7 +56,7 @@ class ModelSettings(Table):
 
     config_json: Annotated[str, Bounds(most=1 << 20)]
     """Canonical JSON (sorted keys, no spaces) of the Hugging Face config; `model_type` names the family."""
-    stage_layers: tuple[tuple[int, int], ...]
+    stage_layers: Annotated[tuple[tuple[int, int], ...], Amendable()]
     """Decoder layers [start, stop) of each stage; together all layers, in order."""
     compute_dtype: ComputeDtype = "fp32"
     """bf16 runs forward and backward under autocast; weights and gradients stay fp32."""
@@ -105,7 +105,7 @@ class BatchSettings(Table):
         int, Bounds(least=1, most=1 << 16), "Samples that travel through the stages together."
     ] = 8
     target_tokens: Annotated[
-        int, Bounds(least=1, most=1 << 40), "Target tokens in an optimizer step, over all peers."
+        int, Bounds(least=1, most=1 << 40), Amendable(), "Target tokens in an optimizer step, over all peers."
     ] = 8192
     """A step closes when its microbatches hold at least this many."""
 
@@ -116,6 +116,7 @@ class OptimizerSettings(Table):
     learning_rate: Annotated[
         float,
         Bounds(above=0, most=1000),
+        Amendable(),
         "The highest rate of the schedule: linear warm-up, then a cosine.",
     ] = 1e-3
     beta1: Annotated[Decay, "AdamW's decay of the mean gradient."] = 0.9
@@ -146,10 +147,12 @@ class OptimizerSettings(Table):
         'How AdamW\'s moments are kept: "fp32" (8 bytes a parameter) or "int8" (2). '
         "Either is the same on every machine.",
     ] = "fp32"
-    warmup_steps: Annotated[StepsOrNone, "Steps until the learning rate is at its highest."] = 20
-    total_steps: Annotated[int, Bounds(least=1, most=MOST_STEPS), "The run ends after this many steps."] = 200
+    warmup_steps: Annotated[StepsOrNone, Amendable(), "Steps until the learning rate is at its highest."] = 20
+    total_steps: Annotated[
+        int, Bounds(least=1, most=MOST_STEPS), Amendable(), "The run ends after this many steps."
+    ] = 200
     final_learning_rate_share: Annotated[
-        float, Bounds(least=0, most=1), "The schedule ends at this share of learning_rate."
+        float, Bounds(least=0, most=1), Amendable(), "The schedule ends at this share of learning_rate."
     ] = 0.1
 
     def disagreement(self, given: Collection[str]) -> str | None:
@@ -254,24 +257,32 @@ class CheckpointSettings(Table):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings(Table):
-    founders_per_stage: Annotated[NumPeers, "Peers of each stage the host waits for before the run begins."] = 1
+    founders_per_stage: Annotated[
+        NumPeers, Amendable(), "Peers of each stage the host waits for before the run begins."
+    ] = 1
     max_peers_per_stage: Annotated[
-        NumPeers, f"A stage takes in no more peers than this: {MAX_MEMBERS} at most; past 64 it reduces in cohorts."
+        NumPeers,
+        Amendable(),
+        f"A stage takes in no more peers than this: {MAX_MEMBERS} at most; past 64 it reduces in cohorts.",
     ] = 64
     max_in_flight: Annotated[
-        int, Bounds(least=1, most=4096), "Microbatches one peer holds at once; more need more memory."
+        int, Bounds(least=1, most=4096), Amendable(), "Microbatches one peer holds at once; more need more memory."
     ] = 4
     """Past it a peer says BUSY."""
-    min_replicas: Annotated[int, Bounds(least=1, most=4096), "A stage gives no peer to another below this many."] = 2
+    min_replicas: Annotated[
+        int, Bounds(least=1, most=4096), Amendable(), "A stage gives no peer to another below this many."
+    ] = 2
     rebalance_s: Annotated[
         float,
         Bounds(least=0, most=86400),
+        Amendable(),
         "Seconds between two looks at who should move to a stage that is short of peers; 0: nobody moves. "
         "Among friends only.",
     ] = 0.0
     max_microbatch_attempts: Annotated[
         int,
         Bounds(least=1, most=10000),
+        Amendable(),
         "After this many failed sends in one step a microbatch is left for a later one.",
     ] = 20
 

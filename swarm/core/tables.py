@@ -73,6 +73,11 @@ class Matching:
         return None if re.fullmatch(self.pattern, value) else f"text that matches {self.pattern}"
 
 
+@dataclass(frozen=True)
+class Amendable:
+    """Marks a field that the run key may change while the run goes on (`swarm.manifest.amendment`)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of fields. Its subclasses are frozen dataclasses."""

@@ -63,6 +63,11 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
         )
 
 
+def recut(model: ModelSettings, table: ModelTable) -> ModelSettings:
+    """The same model, cut as the table says. Raises SettingsError."""
+    return replace(model, stage_layers=_cut(table, model.stage_layers[-1][1], _head_cost(model.config_json)))
+
+
 def cuts(model: ModelSettings) -> list[ModelSettings]:
     """The same model whole, and cut evenly into two stages, three, and so on."""
     num_layers, head_cost = model.stage_layers[-1][1], _head_cost(model.config_json)

@@ -16,7 +16,7 @@ from swarm.core.settings import (
     TrainingSettings,
     Trust,
 )
-from swarm.core.tables import Bounds, Table, show
+from swarm.core.tables import Amendable, Bounds, Table, show
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,15 @@ class ModelTable(Table):
         "Or a local Hugging Face folder (config.json, *.safetensors) whose weights the run starts from:",
     ] = None
     stages: Annotated[
-        int, Bounds(least=1, most=1024), "Pieces the layers are cut into, balanced by cost; each peer holds one."
+        int,
+        Bounds(least=1, most=1024),
+        Amendable(),
+        "Pieces the layers are cut into, balanced by cost; each peer holds one.",
     ] = 2
     stage_layers: Annotated[
         tuple[Annotated[int, Bounds(least=1, most=4096)], ...],
         Example((2, 2)),
+        Amendable(),
         "Or the number of layers of each stage, in order:",
     ] = ()
     compute_dtype: Annotated[

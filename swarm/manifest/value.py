@@ -32,7 +32,12 @@ def run_id(settings: RunSettings, run_key: PeerId) -> RunId:
 
     The same settings under another key are another run: what is signed in one is nothing in the other.
     """
-    return RunId(digest("manifest", [settings_to_value(settings), run_key]).hex())
+    return named_run(settings_to_value(settings), run_key)
+
+
+def named_run(settings: Value, run_key: PeerId) -> RunId:
+    """The same of settings that are not read yet."""
+    return RunId(digest("manifest", [settings, run_key]).hex())
 
 
 def settings_from_value(value: Value) -> RunSettings:

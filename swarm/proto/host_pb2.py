@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16swarm/proto/host.proto\x12\x0ehomeswarm.host\"\x1e\n\x0eNoticesRequest\x12\x0c\n\x04last\x18\x01 \x01(\r\"\x18\n\x07Notices\x12\r\n\x05lines\x18\x01 \x03(\t\"+\n\x0fRollbackRequest\x12\n\n\x02to\x18\x01 \x01(\t\x12\x0c\n\x04skip\x18\x02 \x01(\t\"\x18\n\x08Rollback\x12\x0c\n\x04text\x18\x01 \x01(\t\"@\n\x14\x43reateVoucherRequest\x12\x0c\n\x04uses\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ys\x18\x02 \x01(\x01\x12\x0c\n\x04note\x18\x03 \x01(\t\"\x1c\n\nNewVoucher\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x11\n\x0fVouchersRequest\"S\n\x07Voucher\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\x12\x0c\n\x04uses\x18\x03 \x01(\r\x12\x0f\n\x07used_by\x18\x04 \x03(\t\x12\r\n\x05state\x18\x05 \x01(\t\"5\n\x08Vouchers\x12)\n\x08vouchers\x18\x01 \x03(\x0b\x32\x17.homeswarm.host.Voucher\"$\n\x14RevokeVoucherRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1e\n\x0eRevokedVoucher\x12\x0c\n\x04name\x18\x01 \x01(\t2\x8a\x03\n\x04Host\x12\x46\n\x0bListNotices\x12\x1e.homeswarm.host.NoticesRequest\x1a\x17.homeswarm.host.Notices\x12\x45\n\x08RollBack\x12\x1f.homeswarm.host.RollbackRequest\x1a\x18.homeswarm.host.Rollback\x12Q\n\rCreateVoucher\x12$.homeswarm.host.CreateVoucherRequest\x1a\x1a.homeswarm.host.NewVoucher\x12I\n\x0cListVouchers\x12\x1f.homeswarm.host.VouchersRequest\x1a\x18.homeswarm.host.Vouchers\x12U\n\rRevokeVoucher\x12$.homeswarm.host.RevokeVoucherRequest\x1a\x1e.homeswarm.host.RevokedVoucherb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16swarm/proto/host.proto\x12\x0ehomeswarm.host\"\x1e\n\x0eNoticesRequest\x12\x0c\n\x04last\x18\x01 \x01(\r\"\x18\n\x07Notices\x12\r\n\x05lines\x18\x01 \x03(\t\"+\n\x0fRollbackRequest\x12\n\n\x02to\x18\x01 \x01(\t\x12\x0c\n\x04skip\x18\x02 \x01(\t\"\x18\n\x08Rollback\x12\x0c\n\x04text\x18\x01 \x01(\t\">\n\x0c\x41mendRequest\x12\x0f\n\x07\x63hanges\x18\x01 \x03(\t\x12\n\n\x02\x61t\x18\x02 \x01(\t\x12\x11\n\tonly_show\x18\x03 \x01(\x08\"\x18\n\x07\x41mended\x12\r\n\x05lines\x18\x01 \x03(\t\"@\n\x14\x43reateVoucherRequest\x12\x0c\n\x04uses\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ys\x18\x02 \x01(\x01\x12\x0c\n\x04note\x18\x03 \x01(\t\"\x1c\n\nNewVoucher\x12\x0e\n\x06secret\x18\x01 \x01(\t\"\x11\n\x0fVouchersRequest\"S\n\x07Voucher\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04note\x18\x02 \x01(\t\x12\x0c\n\x04uses\x18\x03 \x01(\r\x12\x0f\n\x07used_by\x18\x04 \x03(\t\x12\r\n\x05state\x18\x05 \x01(\t\"5\n\x08Vouchers\x12)\n\x08vouchers\x18\x01 \x03(\x0b\x32\x17.homeswarm.host.Voucher\"$\n\x14RevokeVoucherRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x1e\n\x0eRevokedVoucher\x12\x0c\n\x04name\x18\x01 \x01(\t2\xca\x03\n\x04Host\x12\x46\n\x0bListNotices\x12\x1e.homeswarm.host.NoticesRequest\x1a\x17.homeswarm.host.Notices\x12\x45\n\x08RollBack\x12\x1f.homeswarm.host.RollbackRequest\x1a\x18.homeswarm.host.Rollback\x12>\n\x05\x41mend\x12\x1c.homeswarm.host.AmendRequest\x1a\x17.homeswarm.host.Amended\x12Q\n\rCreateVoucher\x12$.homeswarm.host.CreateVoucherRequest\x1a\x1a.homeswarm.host.NewVoucher\x12I\n\x0cListVouchers\x12\x1f.homeswarm.host.VouchersRequest\x1a\x18.homeswarm.host.Vouchers\x12U\n\rRevokeVoucher\x12$.homeswarm.host.RevokeVoucherRequest\x1a\x1e.homeswarm.host.RevokedVoucherb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,20 +39,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLBACKREQUEST']._serialized_end=143
   _globals['_ROLLBACK']._serialized_start=145
   _globals['_ROLLBACK']._serialized_end=169
-  _globals['_CREATEVOUCHERREQUEST']._serialized_start=171
-  _globals['_CREATEVOUCHERREQUEST']._serialized_end=235
-  _globals['_NEWVOUCHER']._serialized_start=237
-  _globals['_NEWVOUCHER']._serialized_end=265
-  _globals['_VOUCHERSREQUEST']._serialized_start=267
-  _globals['_VOUCHERSREQUEST']._serialized_end=284
-  _globals['_VOUCHER']._serialized_start=286
-  _globals['_VOUCHER']._serialized_end=369
-  _globals['_VOUCHERS']._serialized_start=371
-  _globals['_VOUCHERS']._serialized_end=424
-  _globals['_REVOKEVOUCHERREQUEST']._serialized_start=426
-  _globals['_REVOKEVOUCHERREQUEST']._serialized_end=462
-  _globals['_REVOKEDVOUCHER']._serialized_start=464
-  _globals['_REVOKEDVOUCHER']._serialized_end=494
-  _globals['_HOST']._serialized_start=497
-  _globals['_HOST']._serialized_end=891
+  _globals['_AMENDREQUEST']._serialized_start=171
+  _globals['_AMENDREQUEST']._serialized_end=233
+  _globals['_AMENDED']._serialized_start=235
+  _globals['_AMENDED']._serialized_end=259
+  _globals['_CREATEVOUCHERREQUEST']._serialized_start=261
+  _globals['_CREATEVOUCHERREQUEST']._serialized_end=325
+  _globals['_NEWVOUCHER']._serialized_start=327
+  _globals['_NEWVOUCHER']._serialized_end=355
+  _globals['_VOUCHERSREQUEST']._serialized_start=357
+  _globals['_VOUCHERSREQUEST']._serialized_end=374
+  _globals['_VOUCHER']._serialized_start=376
+  _globals['_VOUCHER']._serialized_end=459
+  _globals['_VOUCHERS']._serialized_start=461
+  _globals['_VOUCHERS']._serialized_end=514
+  _globals['_REVOKEVOUCHERREQUEST']._serialized_start=516
+  _globals['_REVOKEVOUCHERREQUEST']._serialized_end=552
+  _globals['_REVOKEDVOUCHER']._serialized_start=554
+  _globals['_REVOKEDVOUCHER']._serialized_end=584
+  _globals['_HOST']._serialized_start=587
+  _globals['_HOST']._serialized_end=1045
 # @@protoc_insertion_point(module_scope)

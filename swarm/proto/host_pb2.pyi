@@ -32,6 +32,22 @@ class Rollback(_message.Message):
     text: str
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
+class AmendRequest(_message.Message):
+    __slots__ = ("changes", "at", "only_show")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_SHOW_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedScalarFieldContainer[str]
+    at: str
+    only_show: bool
+    def __init__(self, changes: _Optional[_Iterable[str]] = ..., at: _Optional[str] = ..., only_show: _Optional[bool] = ...) -> None: ...
+
+class Amended(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lines: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class CreateVoucherRequest(_message.Message):
     __slots__ = ("uses", "days", "note")
     USES_FIELD_NUMBER: _ClassVar[int]

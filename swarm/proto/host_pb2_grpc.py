@@ -44,6 +44,11 @@ class HostStub:
                 request_serializer=swarm_dot_proto_dot_host__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=swarm_dot_proto_dot_host__pb2.Rollback.FromString,
                 _registered_method=True)
+        self.Amend = channel.unary_unary(
+                '/homeswarm.host.Host/Amend',
+                request_serializer=swarm_dot_proto_dot_host__pb2.AmendRequest.SerializeToString,
+                response_deserializer=swarm_dot_proto_dot_host__pb2.Amended.FromString,
+                _registered_method=True)
         self.CreateVoucher = channel.unary_unary(
                 '/homeswarm.host.Host/CreateVoucher',
                 request_serializer=swarm_dot_proto_dot_host__pb2.CreateVoucherRequest.SerializeToString,
@@ -73,6 +78,13 @@ class HostServicer:
 
     def RollBack(self, request, context):
         """Go on from an earlier state, without some data; answered when it is done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Amend(self, request, context):
+        """Go on under other settings from a version on; answered when that is arranged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +122,11 @@ def add_HostServicer_to_server(servicer, server):
                     servicer.RollBack,
                     request_deserializer=swarm_dot_proto_dot_host__pb2.RollbackRequest.FromString,
                     response_serializer=swarm_dot_proto_dot_host__pb2.Rollback.SerializeToString,
+            ),
+            'Amend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Amend,
+                    request_deserializer=swarm_dot_proto_dot_host__pb2.AmendRequest.FromString,
+                    response_serializer=swarm_dot_proto_dot_host__pb2.Amended.SerializeToString,
             ),
             'CreateVoucher': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateVoucher,
@@ -181,6 +198,33 @@ class Host:
             '/homeswarm.host.Host/RollBack',
             swarm_dot_proto_dot_host__pb2.RollbackRequest.SerializeToString,
             swarm_dot_proto_dot_host__pb2.Rollback.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Amend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/homeswarm.host.Host/Amend',
+            swarm_dot_proto_dot_host__pb2.AmendRequest.SerializeToString,
+            swarm_dot_proto_dot_host__pb2.Amended.FromString,
             options,
             channel_credentials,
             insecure,

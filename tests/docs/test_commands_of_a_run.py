@@ -46,6 +46,7 @@ OF_THE_PEER = (
     "swarm doctor 'swarm://...'",
     "swarm install-service 'swarm://...'",
 )
+AMENDED = ("swarm amend FOLDER --set optimizer.total_steps=4000 --set optimizer.learning_rate=3e-4",)
 WATCHED = ("swarm top", "swarm logs -f", "swarm seed INVITE --listen 0.0.0.0:4001 --public seed.example.org")
 """They go on until Ctrl-C."""
 OF_THE_HOST = (
@@ -66,7 +67,7 @@ SAID_TWICE = (
 AT_THE_END = ("swarm leave",)
 OF_A_RUN = (
     *(*BEFORE, *HOSTED, *JOINED, *OF_THE_PEER, *WATCHED),
-    *(*OF_THE_HOST, *TAKEN_AWAY, *SAID_TWICE, *AT_THE_END),
+    *(*OF_THE_HOST, *AMENDED, *TAKEN_AWAY, *SAID_TWICE, *AT_THE_END),
 )
 
 WITH_A_FOLDER = ("status", "pause", "resume", "config", "doctor", "install-service", "top", "logs", "leave", "join")
@@ -75,6 +76,7 @@ MORE_WORDS = {
     "revoke": ["run", "VOUCHER"],
     "install-service": ["--print"],
     "join": ["--yes", "--listen", "127.0.0.1:0", "--threads", "1", "--nice", "0", "--stage", "1"],
+    "amend": ["--yes"],
     "rollback": ["--skip", "none"],  # nothing has gone wrong here
     "generate": ["--max-new-tokens", "4"],
 }
@@ -166,5 +168,6 @@ def test_a_run_is_hosted_joined_watched_and_taken_away_as_the_pages_say(zygote: 
             for command in WATCHED:
                 user.watches(command)
             user.types("swarm rollback run --yes")
+            user.types_all(AMENDED)
         finally:
             user.types_all(AT_THE_END)

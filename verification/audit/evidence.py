@@ -19,8 +19,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.settings import RunSettings
-from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
-from swarm.manifest.value import run_id, settings_from_value
+from swarm.manifest.signed_run import SignedRun
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Kind = Literal[
@@ -61,12 +60,12 @@ class Evidence:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """Raises RemoteError if they are of another protocol, or wrong."""
-        return settings_from_value(unpack(self.run.settings, max_bytes=MAX_SETTINGS_BYTES))
+        """Under the amendments that the evidence names. Raises RemoteError if they cannot be read."""
+        return self.run.in_force
 
     @cached_property
     def run_id(self) -> str:
-        return run_id(self.settings, self.run.run_key)
+        return self.run.run_id
 
     @cached_property
     def blob_digests(self) -> tuple[bytes, ...]:

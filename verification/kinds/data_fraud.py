@@ -10,7 +10,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
-from swarm.host_protocol import SignedRun
+from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import Evidence, Kind, check_head
 from verification.pipeline.headers import BirthRecord
 

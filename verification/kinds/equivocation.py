@@ -14,8 +14,8 @@ from swarm.core.ids import PeerId, Step, Version
 from swarm.core.record import Record
 from swarm.core.round.contribution import Contribution
 from swarm.core.round.voting import Election, Phase, Reconfiguration, Vote
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import verify
+from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import Bytes, Evidence, Kind, check_head
 from verification.pipeline.headers import HopHeader
 from verification.round.reduction import Reduction

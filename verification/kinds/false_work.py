@@ -10,7 +10,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.round.contribution import MAX_WORK, Contribution, Work
 from swarm.core.settings import RunSettings
-from swarm.host_protocol import SignedRun
+from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import Evidence, Kind, check_head
 from verification.round.papers import Papers
 from verification.round.receipts import FalseEntryError, IsOfStage, check_receipts

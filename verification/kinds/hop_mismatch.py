@@ -13,7 +13,7 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Version
-from swarm.host_protocol import SignedRun
+from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
 from verification.pipeline.hop_claim import HopClaim
 from verification.state.past import MAX_RESULTS, Past

@@ -15,7 +15,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Version
 from swarm.core.round.contribution import MAX_WORK, Contribution
-from swarm.host_protocol import SignedRun
+from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
 from verification.round.papers import Exhibit, Papers
 from verification.state.past import MAX_RESULTS, Past

@@ -15,7 +15,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields, digest_item, integer_item
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import MAX_PARTS
-from swarm.host_protocol import SignedRun
+from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import MAX_BLOBS, Bytes, Evidence, Kind, check_head
 from verification.state.past import Past
 from verification.state.state_statement import MAX_CHUNKS, StateStatement

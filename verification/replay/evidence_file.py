@@ -20,8 +20,8 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.settings import RunSettings
 from swarm.disk.mapped_file import mapped
-from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun, max_exhibit_bytes
-from swarm.manifest.value import run_id, settings_from_value
+from swarm.host_protocol import max_exhibit_bytes
+from swarm.manifest.signed_run import MAX_SIGNED_RUN_BYTES, SignedRun
 from swarm.model.families import validate_config
 from swarm.model.stack import stage_layout
 from verification.audit.evidence import MAX_EVIDENCE_BYTES, MAX_HEAD_BYTES, Evidence
@@ -29,7 +29,7 @@ from verification.audit.verdicts import Ban, Quarantine
 
 MAX_BYTES_PER_VALUE = 5
 """Of an encoded gradient."""
-MAX_WORD_BYTES = MAX_SETTINGS_BYTES + (64 << 10)
+MAX_WORD_BYTES = MAX_SIGNED_RUN_BYTES + (64 << 10)
 DIGEST_BYTES = 32
 """The closing SHA-256, by which a file is known."""
 
@@ -81,14 +81,14 @@ class Word:
             raise RemoteError("verdict", f"no verdict on {peer}")
         if run.run_key != run_key:
             raise RemoteError("verdict", f"a run under key {run.run_key}, not {run_key}")
-        verdict.check(run_id(settings_from_value(unpack(run.settings, max_bytes=MAX_SETTINGS_BYTES)), run_key), run_key)
+        verdict.check(run.run_id, run_key)
         return cls(run, verdict)
 
     @property
     def largest_bytes(self) -> int:
         """Of the evidence, at most."""
-        settings = settings_from_value(unpack(self.run.settings, max_bytes=MAX_SETTINGS_BYTES))
-        return largest_evidence_bytes(settings)
+        run = self.run
+        return max(largest_evidence_bytes(run.under(number).in_force) for number in range(len(run.amendments) + 1))
 
 
 async def write_evidence(pieces: AsyncIterator[bytes], path: Path, *, digest: bytes, max_bytes: int) -> int:

@@ -57,8 +57,7 @@ def judge(
     run = evidence.run
     if run_key is not None and run.run_key != run_key:
         raise RemoteError("evidence", f"evidence of a run under key {run.run_key}, not {run_key}")
-    if not verify(run.run_key, run.signed_bytes(), run.signature):
-        raise RemoteError("signature", "the run's settings are not signed by the run key", run.run_key)
+    run.check()
     if not evidence.stage < evidence.settings.model.num_stages:
         raise RemoteError("evidence", f"stage {evidence.stage} of {evidence.settings.model.num_stages}")
     if evidence.kind == DataFraud.KIND:
@@ -156,7 +155,7 @@ def _judge_step(evidence: Evidence) -> Verdict:
     case = StepFraud.from_evidence(evidence)
     said = case.statement
     said.check(run_id=evidence.run_id)
-    again = chunk_again(case, evidence.settings, run_id=evidence.run_id, run_key=evidence.run.run_key)
+    again = chunk_again(case, evidence.run)
     if said.total_bytes != again.total_bytes:
         reason = f"stated a state of {said.total_bytes} bytes where the stage's has {again.total_bytes}"
         return Verdict.of(evidence, True, reason)

@@ -57,7 +57,7 @@ def rebuilt_for(case: ReplayMismatch | HopMismatch, evidence: Evidence) -> Stage
     past, settings = case.past, evidence.settings
     if past is None:
         raise RemoteError("evidence", "the file holds no past: only a replica that has the weights itself can judge it")
-    chain = past.first_chain(settings, run_id=evidence.run_id, run_key=evidence.run.run_key)
+    chain = past.first_chain(evidence.run)
     if chain.stage != evidence.stage:
         raise RemoteError("evidence", f"a past of stage {chain.stage}, a work of stage {evidence.stage}")
     replay = StageReplay(settings, int(evidence.stage))

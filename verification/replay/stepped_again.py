@@ -21,11 +21,11 @@ from swarm.checkpoint.state import (
 )
 from swarm.checkpoint.state_map import HEADER, StateMap
 from swarm.core.errors import LocalError, RemoteError
-from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.identity.key import verify
+from swarm.manifest.signed_run import SignedRun
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
 from swarm.optim.stage_step import FlatGradient, StageStep, stage_clip_norm
@@ -64,14 +64,14 @@ def needs_of(first_chunk: Bytes, chunk: int, *, layout: ParameterLayout, cut: Pa
     return Needs(tuple(sorted(chunks)), tuple(sorted(parts)))
 
 
-def chunk_again(case: StepFraud, settings: RunSettings, *, run_id: str, run_key: PeerId) -> ChunkAgain:
+def chunk_again(case: StepFraud, run: SignedRun) -> ChunkAgain:
     """Chunk `case.chunk` as an honest peer has it at the version of the statement.
 
     Raises RemoteError unless the run key's word and certified results lead there, by the version's name, and the old
     chunks and bodies are those that they name.
     """
-    said, past = case.statement, case.past
-    first = past.first_chain(settings, run_id=run_id, run_key=run_key)
+    said, past, settings = case.statement, case.past, run.in_force
+    first = past.first_chain(run)
     if first.stage != said.stage:
         raise RemoteError("evidence", f"a past of stage {first.stage}, a state of stage {said.stage}")
     layout = stage_layout(settings.model, said.stage)

@@ -7,11 +7,10 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.forms import Wire
-from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
-from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import verify
+from swarm.manifest.signed_run import SignedRun
 from verification.state.anchor import Anchor
 
 Beginning: TypeAlias = Anchor | Genesis
@@ -27,9 +26,13 @@ class Past(Wire):
     results: tuple[Result, ...] = ()
     """Of the rounds since, in order."""
 
-    def first_chain(self, settings: RunSettings, *, run_id: str, run_key: PeerId) -> StageChain:
-        """The chain at the beginning. Raises RemoteError unless this run's key signed it."""
-        beginning = self.beginning
+    def first_chain(self, run: SignedRun) -> StageChain:
+        """The chain at the beginning. Raises RemoteError unless this run's key signed it, for a stage under just these
+        amendments."""
+        beginning, run_id, run_key = self.beginning, run.run_id, run.run_key
+        amendments = beginning.chain.amendments if isinstance(beginning, Anchor) else beginning.amendments
+        if amendments != len(run.amendments):
+            raise RemoteError("amended", f"a past under {amendments} amendments, a run of {len(run.amendments)}")
         if isinstance(beginning, Anchor):
             beginning.check(run_id=run_id, run_key=run_key)
             return beginning.chain
@@ -37,7 +40,7 @@ class Past(Wire):
             raise RemoteError("anchor", f"genesis of run {beginning.run_id[:12]}, not {run_id[:12]}, or of another key")
         if not verify(run_key, beginning.signed_bytes(), beginning.signature):
             raise RemoteError("anchor", f"the genesis of stage {beginning.stage} is not signed by the run key")
-        return StageChain.begin(beginning, settings)
+        return StageChain.begin(beginning, run.in_force)
 
     def to_value(self) -> Value:
         return {

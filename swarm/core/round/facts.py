@@ -60,6 +60,8 @@ class RoundFacts:
     max_work: int = MAX_WORK
     """Microbatches that one contribution may list (`result_size`): so a roster of all that members commit to
     fits into a message, whatever they commit to."""
+    amendments: int = 0
+    """Of the run, in force: tickets of before are none any more."""
 
     @classmethod
     def of_basis(
@@ -75,6 +77,7 @@ class RoundFacts:
         phase_s: float,
         max_tokens: int = 1 << 32,
         max_work: int = MAX_WORK,
+        amendments: int = 0,
     ) -> "RoundFacts":
         """Facts of the round that starts from the version with this basis."""
         return cls(
@@ -92,6 +95,7 @@ class RoundFacts:
             phase_s=phase_s,
             max_tokens=max_tokens,
             max_work=max_work,
+            amendments=amendments,
         )
 
     @property
@@ -149,6 +153,7 @@ class RoundFacts:
             link=self.links.get(peer),
             said=self.said,
             run_key=self.run_key,
+            amendments=self.amendments,
             verify=verify,
         )
 

@@ -50,6 +50,8 @@ class Genesis(SignedValue):
     work: WorkOfEach = ()
     """Tokens that each member is taken to have done before: by them votes weigh. Where the run begins all the same, and
     so if nothing is said; where it begins again, what is certified of each."""
+    amendments: int = 0
+    """So many of the run's amendments are in force from here on (`swarm.manifest.signed_run`)."""
 
     @property
     def recent_work(self) -> tuple[RecentWork, ...]:
@@ -94,6 +96,8 @@ class StageChain(Record):
     """Of each member."""
     era: int = 0
     """Of the genesis."""
+    amendments: int = 0
+    """Of the genesis."""
 
     @classmethod
     def begin(cls, genesis: Genesis, settings: RunSettings) -> "StageChain":
@@ -114,6 +118,7 @@ class StageChain(Record):
             leases,
             genesis.recent_work,
             genesis.era,
+            genesis.amendments,
         )
 
     @property
@@ -145,6 +150,7 @@ class StageChain(Record):
             phase_s=phase_s,
             max_tokens=settings.microbatch_tokens,
             max_work=most_work(settings.microbatches_per_step),
+            amendments=self.amendments,
         )
 
     def shares(self, settings: RunSettings) -> Shares | None:
@@ -198,6 +204,7 @@ class StageChain(Record):
             leases,
             done,
             self.era,
+            self.amendments,
         )
 
     def _check_fields(self) -> None:

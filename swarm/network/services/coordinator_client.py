@@ -9,8 +9,8 @@ import grpc
 
 from swarm.core.canonical import Value, unpack
 from swarm.core.errors import LocalError, RemoteError, TransientError, UnreachableError
-from swarm.host_protocol import MAX_SETTINGS_BYTES, SignedRun
 from swarm.invite import Invite
+from swarm.manifest.signed_run import MAX_SIGNED_RUN_BYTES, SignedRun
 from swarm.network.services.certificate import SERVER_NAME, fingerprint_of
 from swarm.proto import coordinator_pb2 as pb
 from swarm.proto import coordinator_pb2_grpc as rpc
@@ -32,7 +32,7 @@ class CoordinatorClient:
         """The run that the invite is to. Raises RemoteError if this is another, or under another run key."""
         with _errors(self.invite):
             answer = self._stub.GetRun(pb.RunRequest(), timeout=CALL_S)
-        signed = SignedRun.from_value(_canonical(answer.signed_run, MAX_SETTINGS_BYTES + 4096))
+        signed = SignedRun.from_value(_canonical(answer.signed_run, MAX_SIGNED_RUN_BYTES))
         self.invite.check_run(signed)
         return signed, answer
 

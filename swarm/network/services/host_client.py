@@ -1,7 +1,7 @@
 """The commands of a run's owner call the host that runs on this machine."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,8 @@ from swarm.proto import host_pb2_grpc as rpc
 Answer = TypeVar("Answer")
 
 CALL_S = 10.0
+AMEND_S = 60.0
+"""The host asks its peers where they are, and reckons what the run would be worth."""
 
 
 class HostClient:
@@ -30,6 +32,12 @@ class HostClient:
         """What came of it."""
         answer: pb.Rollback = self._called(self._stub.RollBack, pb.RollbackRequest(to=to, skip=skip), timeout_s)
         return answer.text
+
+    def amend(self, changes: Sequence[str], at: str, *, only_show: bool) -> list[str]:
+        """What would change, or what was arranged, a line each."""
+        request = pb.AmendRequest(changes=changes, at=at, only_show=only_show)
+        answer: pb.Amended = self._called(self._stub.Amend, request, AMEND_S)
+        return list(answer.lines)
 
     def create_voucher(self, *, uses: int, days: float, note: str) -> str:
         """Its secret."""

@@ -1,5 +1,6 @@
 """A host answers the owner of its run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,9 @@ class Desk(Protocol):
 
     async def roll_back(self, to: str, skip: str) -> str:
         """What came of it. It goes on where its owner waits no longer."""
+
+    async def amend(self, changes: Sequence[str], at: str, *, only_show: bool) -> list[str]:
+        """What would change, or what was arranged, a line each."""
 
     def create_voucher(self, *, uses: int, days: float, note: str) -> str:
         """Its secret."""
@@ -46,6 +50,12 @@ class _Servicer(rpc.HostServicer):
     async def RollBack(self, request: pb.RollbackRequest, context: Any) -> pb.Rollback:
         async with refusing(context):
             return pb.Rollback(text=await self._desk.roll_back(request.to, request.skip))
+        raise AssertionError("unreachable")
+
+    async def Amend(self, request: pb.AmendRequest, context: Any) -> pb.Amended:
+        async with refusing(context):
+            lines = await self._desk.amend(list(request.changes), request.at, only_show=request.only_show)
+            return pb.Amended(lines=lines)
         raise AssertionError("unreachable")
 
     async def CreateVoucher(self, request: pb.CreateVoucherRequest, context: Any) -> pb.NewVoucher:

@@ -45,9 +45,9 @@ from swarm.host_protocol import (
     RESULTS,
     RETURN,
     AccusationPiece,
-    SignedRun,
 )
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from swarm.manifest.value import run_id, settings_bytes
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.outcasts import GuardedTransport

@@ -14,7 +14,8 @@ from bootstrap.audit.accusations import MAX_COMING, IncomingEvidence
 from peer.audit.accuser import MAX_TRIES, Accuser
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
-from swarm.host_protocol import ACCUSE, AccusationPiece, SignedRun
+from swarm.host_protocol import ACCUSE, AccusationPiece
+from swarm.manifest.signed_run import SignedRun
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message
 from tests.swarm_in_process import identity_of

@@ -20,8 +20,8 @@ from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.basis import RoundBasis
 from swarm.core.round.contribution import Charge, Result, Roster
 from swarm.core.state.stage_chain import StageChain
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, said_by
 from verification.audit.tolerance import Grade
 from verification.audit.verdicts import Accusation, DrawnJury, JurorVote, Quarantine, jury_of
@@ -195,6 +195,16 @@ def test_another_stage_acts_when_most_of_that_stages_peers_do() -> None:
     assert told == [False] * 7
     assert beside.counts(GUILTY, MEMBERS[3]), "three of the five others"
     assert begun == []
+
+
+def test_what_several_accusers_bring_about_one_peer_counts_together_in_another_stage() -> None:
+    """Each of its stage's peers tells of the finding that it heard of first."""
+    beside, _ = jury(0, of_stage=set(MEMBERS[:6]))
+    another, of_long_ago = replace(GUILTY, evidence_digest=ROOT), replace(GUILTY, version=Version(3))
+    assert not beside.counts(of_long_ago, MEMBERS[4])
+    assert not beside.counts(GUILTY, MEMBERS[0])
+    assert not beside.counts(another, MEMBERS[2])
+    assert beside.counts(another, MEMBERS[3])
 
 
 def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:

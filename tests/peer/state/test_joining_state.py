@@ -123,7 +123,7 @@ class Scene:
     async def join(self, *, newer_than: int = -1, members: list[PeerId] | None = None) -> Snapshot:
         run = self.truth.run
         wanted = JoiningState(
-            self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE, run.replicas[STAGE][0].layout
+            self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE, run.replicas[STAGE][0].layout, 0
         )
         members = self.truth.members if members is None else members
         return await wanted.fetch(self.truth.members, members, newer_than=newer_than)

@@ -48,6 +48,8 @@ from swarm.core.round.voting import Proof, Reconfiguration
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
 from swarm.host_protocol import AccusationPiece, Credited, RelayOffer, StepReport
+from swarm.manifest.amendment import packed_changes
+from swarm.manifest.signed_run import NOTHING_BEFORE, Amendment, Ending
 from swarm.manifest.value import settings_from_value
 from swarm.network.bulk import framing
 from swarm.network.bulk.direct import DirectOffer
@@ -223,6 +225,15 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Quarantine(*charge, (vote, vote)),
         Quarantine(*charge, signature=bytes(64)),
         Pardon(chain.run_id, shown.accused, Version(3), False, signature=bytes(64)),
+        Ending(chain.run_id, 0, Version(3), packed_changes({"optimizer.total_steps": 9}), signature=bytes(64)),
+        Amendment(
+            chain.run_id,
+            1,
+            NOTHING_BEFORE,
+            Version(3),
+            packed_changes({"optimizer.total_steps": 9}),
+            signature=bytes(64),
+        ),
         Accusation(*charge),
         Promotion(chain.run_id, shown.accused, StageIndex(1), Version(3), signature=bytes(64)),
         Debt(chain.run_id, shown.accused, Version(3), signature=bytes(64)),

@@ -32,8 +32,9 @@ from swarm.core.settings import CodecSettings
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import TokenFile, TokenWriter
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.amendment import packed_changes
+from swarm.manifest.signed_run import NOTHING_BEFORE, Amendment, SignedRun
 from swarm.manifest.value import run_id, settings_bytes
 from tests.swarm.core.audit.chances import HOST_CHAIN
 from tests.swarm.core.round.round_members import resigned, vote_by
@@ -586,6 +587,26 @@ def test_a_run_under_another_key_proves_nothing_here(world: World) -> None:
         judge(evidence, run_key=run_key().peer_id)
     with pytest.raises(RemoteError):  # what was signed here is of this run
         judge(case.to_evidence(mine_run))
+
+
+def test_work_of_before_an_amendment_is_judged_by_the_settings_that_were_in_force(world: World) -> None:
+    """An honest step, laid beside settings that came later, would look like a lie."""
+    rate = packed_changes({"optimizer.learning_rate": 0.5})
+    later = Amendment(world.signed.run_id, 1, NOTHING_BEFORE, Version(9), rate).signed_by(run_key())
+    amended, case = replace(world.signed, amendments=(later,)), world.step(0)
+    as_it_was = case.to_evidence(amended.under(0))
+    assert as_it_was.run.could_be_of(int(as_it_was.version), amended)
+    assert not judge(_read(as_it_was.to_bytes())).guilty
+    as_it_is = case.to_evidence(amended)
+    assert as_it_is.run_id == as_it_was.run_id
+    assert as_it_is.settings.optimizer.learning_rate == 0.5
+    assert not as_it_is.run.could_be_of(int(as_it_is.version), amended)
+    for wrong in (as_it_is, world.mismatch(world.contribution, world.parts).to_evidence(amended)):
+        with pytest.raises(RemoteError, match="a past under 0 amendments"):
+            judge(_read(wrong.to_bytes()))
+    unsigned = replace(later, signature=bytes(64))
+    with pytest.raises(RemoteError, match="not signed by the run key"):
+        judge(case.to_evidence(replace(amended, amendments=(unsigned,))))
 
 
 def test_a_past_that_is_not_certified_proves_nothing(world: World) -> None:

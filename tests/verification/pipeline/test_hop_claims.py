@@ -9,8 +9,8 @@ from swarm.checkpoint.state import state_chunks, state_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.ids import StageIndex, Version
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity
+from swarm.manifest.signed_run import SignedRun
 from swarm.manifest.value import run_id, settings_bytes
 from tests.swarm.core.round.round_world import run_key
 from tests.verification import exhibits

@@ -12,8 +12,8 @@ from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Contribution, Work, counted_work
 from swarm.core.state.result_size import most_work
-from swarm.host_protocol import SignedRun
 from swarm.identity.key import Identity, verify
+from swarm.manifest.signed_run import SignedRun
 from swarm.manifest.value import run_id, settings_bytes
 from tests.swarm.core.audit.chances import HOST_CHAIN, NO_CHANCE, chance_of, said_by, ticket_of
 from tests.swarm.core.round.round_world import facts_of, identities, identity_of, run_key

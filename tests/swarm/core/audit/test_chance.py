@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm.core.audit.chance import Chance, HostWord, Link
+from swarm.core.audit.chance import Chance, HostWord, Link, OffChainError
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
@@ -21,7 +21,7 @@ FACTS: dict[str, Any] = {"maker": MEMBER, "run_id": "run", "stage": StageIndex(1
 
 def _check(chance: Chance, step: int, *, link: Link | None = None, said: HostWord | None = None) -> None:
     known = said if said is not None else said_by(HOST_CHAIN, max(0, step - 1))
-    chance.check(**FACTS, step=Step(step), link=link, said=known, run_key=RUN_KEY.peer_id, verify=verify)
+    chance.check(**FACTS, step=Step(step), link=link, said=known, run_key=RUN_KEY.peer_id, amendments=0, verify=verify)
 
 
 def _first(step: int) -> Chance:
@@ -59,6 +59,7 @@ def test_another_value_is_refused(changed: Callable[[Chance], Chance], kind: str
     with pytest.raises(RemoteError) as caught:
         _check(changed(good), 50, link=link_of(MEMBER, 49))
     assert (caught.value.kind, caught.value.peer_id) == (kind, MEMBER)
+    assert isinstance(caught.value, OffChainError) is (changed(good).value != good.value)
 
 
 @pytest.mark.parametrize(
