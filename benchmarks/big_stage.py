@@ -212,8 +212,9 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     gaps = [after["at"] - before["at"] for before, after in pairwise(versions)]
     num_parameters = stage["num_parameters"]
     usual_s = statistics.median(gaps) if gaps else 0.0
-    gaps.append(ended["at"] - versions[-1]["at"])
-    results = [made for made in watched.results if begun["version"] <= int(made.roster.step) < versions[-1]["version"]]
+    last = versions[-1] if versions else begun
+    gaps.append(ended["at"] - last["at"])
+    results = [made for made in watched.results if begun["version"] <= int(made.roster.step) < last["version"]]
     num_members = [len(made.roster.members) for made in results]
     due = sum(size - 1 for size in num_members) * num_parameters * (CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"])
     if watched.newcomer_s is not None:
@@ -237,7 +238,7 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
         "dropped_by": dict(dropped),
         "left_out_whole": dict(left_out),
         "rounds": len(results),
-        "bytes_sent_twice_share": max(0.0, sent / HEADERS / due - 1.0),
+        "bytes_sent_twice_share": max(0.0, sent / HEADERS / due - 1.0) if due else None,
         "round_seconds": statistics.median(rounds) if rounds else None,
         "plan_round_seconds": stage["round_s"],
         "step_seconds": usual_s,
