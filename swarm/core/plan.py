@@ -20,7 +20,8 @@ MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
 LEAST_FREE_SHARE = 0.25
-"""Of a donor's uplink that a joiner has, however busy its rounds keep it: their transfers share the line."""
+"""Of a donor's uplink that a joiner has, however busy its rounds keep it: their transfers share the line, and steps
+last so much longer."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -278,7 +279,8 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
-    stages = tuple(replace(part, join_s=_join_s(settings, part, step_s, assumptions)) for part in stages)
+    beside_s = max(step_s, *(part.uplink_s / (1 - LEAST_FREE_SHARE) for part in stages))
+    stages = tuple(replace(part, join_s=_join_s(settings, part, beside_s, assumptions)) for part in stages)
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -296,7 +298,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         refusals=(
             *_slow_joins(stages, assumptions),
             *_endless_rounds(settings, stages, assumptions),
-            *_lost_joins(settings, stages, step_s, assumptions),
+            *_lost_joins(settings, stages, beside_s, assumptions),
         ),
     )
 
