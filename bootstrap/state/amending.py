@@ -200,6 +200,7 @@ class Amending:
         async def one(peer: PeerId) -> tuple[int, bool]:
             reply = await self.host.transport.call(peer, ENDING, Message(meta), timeout_s=TELL_S, max_body_bytes=0)
             fields = Fields("ending answer", reply.meta)
+            self.host.progress.has_answered(peer)
             if fields.optional("digest"):  # an earlier process of this host may have been told
                 stage = self.host.progress.peers[peer].stage
                 held = self.host.progress.digests[int(pending.version)][stage]
@@ -220,7 +221,11 @@ class Amending:
         return len(said)
 
     def _training(self) -> list[PeerId]:
-        return [peer for peer in self.host.progress.present() if self.host.justice.may_train(peer)]
+        """Who is there as far as is known, and the members: of those who stand still nothing is heard."""
+        known = self.host.progress.peers
+        members = {peer for followed in self.host.followed.values() for peer in followed.chain.members}
+        there = {*self.host.progress.present(), *(peer for peer in members if peer in known)}
+        return sorted(peer for peer in there if self.host.justice.may_train(peer))
 
     async def _highest(self) -> int:
         """The highest version that is known of any stage."""

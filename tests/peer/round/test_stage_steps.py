@@ -91,6 +91,26 @@ def test_steps_of_the_version_are_open_and_those_before_it_are_not() -> None:
     run(play)
 
 
+def test_no_step_is_open_beyond_the_eras_end_and_a_later_end_opens_it_again() -> None:
+    def play(steps: StageSteps) -> None:
+        turned(steps)
+        steps.close_those_over()
+        steps.open_those_due()
+        steps.announce_version()
+        closed = steps.end_at(1)
+        assert [int(state.step) for state in closed][0] == 1
+        assert (steps.open, steps.is_over, steps.is_run_over) == ({}, True, False)
+        assert not steps.open_those_due()
+        steps.validate()
+        assert not steps.end_at(2)
+        assert [int(state.step) for state in steps.open_those_due()] == [1]
+        assert not steps.is_over
+        steps.end_at(1 << 30)
+        assert steps.ends_at == steps.context.settings.optimizer.total_steps
+
+    run(play)
+
+
 def test_a_version_that_takes_anothers_place_is_no_contradiction_until_it_is_announced() -> None:
     def play(steps: StageSteps) -> None:
         turned(steps)
