@@ -97,8 +97,8 @@ def test_no_step_is_open_beyond_the_eras_end_and_a_later_end_opens_it_again() ->
         steps.close_those_over()
         steps.open_those_due()
         steps.announce_version()
-        closed = steps.end_at(1)
-        assert [int(state.step) for state in closed][0] == 1
+        first, *_ = steps.end_at(1)
+        assert first.step == 1
         assert (steps.open, steps.is_over, steps.is_run_over) == ({}, True, False)
         assert not steps.open_those_due()
         steps.validate()
