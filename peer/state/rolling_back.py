@@ -101,7 +101,7 @@ class RollingBack:
         held = self._steps.context.snapshots.get(int(ending.version))
         digest = held.digest if held is not None and held.chain.era == ending.era else None
         in_time = self._in_time or digest is not None
-        return Message({"version": self._steps.version, "in_time": in_time, "digest": digest})
+        return Message({"in_time": in_time, "digest": digest})
 
     def _take(self, genesis: Genesis, to_version: int, beside: Sequence[Genesis], sender: PeerId) -> None:
         """The run key's word; an old one changes nothing. Raises RemoteError if it is none for this stage."""
