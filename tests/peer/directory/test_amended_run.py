@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -33,9 +34,9 @@ async def told(run: SignedRun, kept: KeptAnswers) -> Host:
     return host
 
 
-def test_what_a_peer_knows_beyond_what_is_known_here_holds_while_the_host_is_away() -> None:
+def test_what_a_peer_knows_beyond_what_is_known_here_holds_while_the_host_is_away(tmp_path: Path) -> None:
     async def scenario() -> None:
-        kept = KeptAnswers(None)
+        kept = KeptAnswers(tmp_path / "host.answers")
         kept.keep("run", run_with().to_value())
         host = await told(run_with(*chain()), kept)
         run, settings, run_id = await host.run()
@@ -47,9 +48,9 @@ def test_what_a_peer_knows_beyond_what_is_known_here_holds_while_the_host_is_awa
     asyncio.run(scenario())
 
 
-def test_what_the_run_key_did_not_sign_is_refused() -> None:
+def test_what_the_run_key_did_not_sign_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
-        kept = KeptAnswers(None)
+        kept = KeptAnswers(tmp_path / "host.answers")
         kept.keep("run", run_with().to_value())
         first, _ = chain()
         with pytest.raises(RemoteError, match="not signed by the run key"):
