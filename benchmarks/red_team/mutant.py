@@ -14,7 +14,7 @@ from unittest import mock
 from benchmarks.red_team.mutations import Memory, changed, ways_of
 from benchmarks.red_team.plan import Plan, Rule
 from benchmarks.red_team.records import Kind, Site, declared, get, put, sites, slots_of
-from benchmarks.red_team.virtual_swarm import PeerMaker, VirtualSwarm, owner
+from benchmarks.red_team.virtual_swarm import MAX_MESSAGE_BYTES, PeerMaker, VirtualSwarm, owner
 from peer.program.daemon import PeerDaemon
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value, pack, signed_bytes, unpack
@@ -26,7 +26,7 @@ from swarm.core.round.contribution import ReducedPart
 from swarm.core.round.voting import Promise
 from swarm.host_protocol import ACCUSE
 from swarm.identity.key import Identity, verify
-from swarm.network.transport import MAX_META_BYTES, Handler, Message, Transport, TransportAround
+from swarm.network.transport import Handler, Message, Transport, TransportAround
 from verification.kinds.equivocation import CastVote
 from verification.round.reduction import Reduction
 
@@ -199,7 +199,7 @@ class Mutation:
         due = list(self.due("sent", liar))
         if not due and self._remembers.random() > REMEMBERED:
             return meta
-        value = unpack(pack(meta), max_bytes=MAX_META_BYTES)
+        value = unpack(pack(meta), max_bytes=MAX_MESSAGE_BYTES)
         assert isinstance(value, dict)
         found = sites(value)
         self.memory.keep(value, found, is_mine=True)
@@ -341,7 +341,7 @@ class MutantTransport(TransportAround):
     async def _send(
         self, peer_id: PeerId, method: str, request: Message, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        if len(pack(request.meta)) > MAX_META_BYTES:
+        if len(pack(request.meta)) > MAX_MESSAGE_BYTES:
             raise RemoteError("too_large", "longer than any message may be")
         reply = await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
         self._mutation.heard(reply.meta)

@@ -23,6 +23,9 @@ digests of records stand, that of another that this peer signs about the same th
 
 WAYS: Sequence[Way] = get_args(Way)
 MOST_KEPT = 24
+SCALE = 16
+"""The longest lists and messages of these runs are so much shorter than a program's, which takes seconds for each."""
+MOST_ITEMS = (1 << 16) // SCALE
 NUMBERS = (0.0, 1e-30, 1e30, 5e-324, 1.7e308, -1.0, 1.0)
 
 SiblingOf = Callable[[bytes, random.Random], bytes | None]
@@ -130,7 +133,7 @@ def _list(way: Way, form: Items, value: list[Any], sibling: SiblingOf, rng: rand
     if way == "repeated":
         return value[: at + 1] + value[at:]
     if way == "longest":
-        return _longest(form, value)
+        return _longest(value, min(MOST_ITEMS, form.max_items))
     if way == "sibling":
         made = sibling(value[at], rng)
         if made is None:
@@ -145,15 +148,15 @@ def _list(way: Way, form: Items, value: list[Any], sibling: SiblingOf, rng: rand
     return [*value[:at], _one("extreme", form.item, value[at], rng), *value[at + 1 :]]
 
 
-def _longest(form: Items, value: list[Any]) -> list[Any]:
-    """As long as it may be, each item another one where it has a number to tell it by."""
+def _longest(value: list[Any], length: int) -> list[Any]:
+    """That long, each item another one where it has a number to tell it by."""
     model = value[-1]
     where = (
         next((at for at, one in enumerate(model) if isinstance(one, int)), None) if isinstance(model, list) else None
     )
     made = list(value)
     number = 1 << 40
-    while len(made) < form.max_items:
+    while len(made) < length:
         item = model
         if where is not None:
             item = [*model[:where], number, *model[where + 1 :]]

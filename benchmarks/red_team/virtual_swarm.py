@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.red_team.mutations import SCALE
 from benchmarks.red_team.virtual_time import VirtualLoop, WorkInLoop, run_virtually
 from bootstrap.program.host import Host, HostSettings
 from bootstrap.program.ledger import Ledger
@@ -41,10 +42,11 @@ from swarm.data.token_file import TokenFile
 from swarm.identity.key import Identity
 from swarm.manifest.file import parse_manifest
 from swarm.model.stage import StageModel
+from swarm.network import memory
 from swarm.network.identity_file import save_identity
 from swarm.network.memory import MemoryNetwork, MemoryTransport
 from swarm.network.service import decode_meta
-from swarm.network.transport import Message
+from swarm.network.transport import MAX_META_BYTES, Message
 from verification.pipeline.headers import BirthRecord
 
 Event = dict[str, Any]
@@ -56,6 +58,8 @@ OPENING_S = 0.05
 MOST_S = 150.0
 """Of virtual time; a run that takes longer does not go on."""
 HELD_OUT_TOKENS = 512
+MAX_MESSAGE_BYTES = MAX_META_BYTES // SCALE
+"""Without its body."""
 
 FORWARD = "forward"
 """The call that carries a microbatch to the next stage, and its gradient back."""
@@ -276,6 +280,7 @@ class VirtualSwarm:
             with (
                 tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder,
                 mock.patch.object(HashChain, "of_run", _chain_of_run),
+                mock.patch.object(memory, "MAX_META_BYTES", MAX_MESSAGE_BYTES),
             ):
                 self.run = _prepared(self.setting, Path(folder))
                 run_virtually(partial(self._main, Path(folder)), rng=self.rng, on_unhandled=self._unhandled)

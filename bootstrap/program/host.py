@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -459,6 +459,7 @@ class Host:
                 followed = self._followed.begin(genesis)
                 self.justice.anchor_genesis(genesis.stage, followed, source.digest_as(source.version, genesis.name))
                 self._watched[genesis.stage].heard()
+        self._expect_members()
         for genesis in geneses:
             self._trouble.begin_again(genesis.stage, self.books.went_back_to(int(genesis.version)))
         self._changed.set()
@@ -602,6 +603,11 @@ class Host:
         self._changed.set()
         return Message()
 
+    def _expect_members(self, coming: Iterable[PeerId] = ()) -> None:
+        """Members' calls come before those of whoever else has made itself a key."""
+        members = (peer for followed in self._followed.values() for peer in followed.chain.members)
+        self._transport.expect({*members, *coming})
+
     def _record(self, certified: Certified) -> None:
         """A certified result: for ever in the ledger, once."""
         result, work, name = certified
@@ -622,6 +628,7 @@ class Host:
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
         self.justice.certified(result)
+        self._expect_members(roster.members_after)
         self._heard_at = time.monotonic()
         before = self.progress.done_versions()
         self.progress.take_result(facts, time.time())

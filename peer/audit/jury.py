@@ -22,7 +22,7 @@ from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.fields import Fields
-from swarm.core.ids import PeerId, StageIndex, Step
+from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import MAX_CHARGES, Charge, Result
 from swarm.host_protocol import MAX_CASE_BYTES, QUARANTINE
 from swarm.manifest.signed_run import SignedRun
@@ -50,7 +50,9 @@ KEPT_VOTES = 64
 BRINGS_AFTER = 3
 """Versions that a juror waits for those before it, and for the accuser, to bring a case before the host."""
 MAX_RELAYED = 64
-"""Quarantines of other stages' peers that are being counted."""
+"""Other stages' peers whose quarantines are being counted."""
+TOLD_WITHIN = 16
+"""Versions by which the deeds may differ of which several replicas of another stage found one of them guilty."""
 TELL_TRIES = 10
 TELL_EVERY_S = 0.5
 
@@ -115,8 +117,10 @@ class Jury:
         """How often accusers were wrong, as this juror found."""
         self._votes: OrderedDict[tuple[PeerId, bytes], JurorVote] = OrderedDict()
         self._sitting = asyncio.Lock()
-        self._told_by: OrderedDict[tuple[PeerId, bytes], set[PeerId]] = OrderedDict()
-        """Of quarantines in other stages: which of their peers act on them."""
+        self._told_by: OrderedDict[PeerId, dict[PeerId, Version]] = OrderedDict()
+        """Of whom juries of other stages put out: which of that stage's peers act on it, and when the deed was.
+
+        Several accusers may bring several deeds of it at once; each peer tells of the first that it heard of."""
 
     def serve(self, transport: Transport) -> None:
         """Begin to sit."""
@@ -279,12 +283,12 @@ class Jury:
         peers = self._of_stage(quarantine.stage) - {quarantine.peer_id}
         if sender not in peers:
             return False
-        key = (quarantine.peer_id, quarantine.evidence_digest)
-        told_by = self._told_by.setdefault(key, set())
-        told_by.add(sender)
+        told_by = self._told_by.setdefault(quarantine.peer_id, {})
+        told_by[sender] = quarantine.version
         if len(self._told_by) > MAX_RELAYED:
             self._told_by.popitem(last=False)
-        return 2 * len(told_by & peers) > len(peers)
+        lately = {peer for peer, version in told_by.items() if abs(version - quarantine.version) <= TOLD_WITHIN}
+        return 2 * len(lately & peers) > len(peers)
 
     async def _summoned(self, accusation: Accusation, step: Step) -> DrawnJury | None:
         """The jurors on what this peer brings; where they are drawn, once the host has spoken of the step."""

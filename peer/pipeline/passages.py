@@ -162,7 +162,9 @@ class Passages:
             passage.ends.cancel()
         is_held = self._held.get(key) is passage
         of_a_source = passage.arrival.sender == passage.arrival.birth.source  # whose place nobody takes
-        if of_a_source or passage.task.cancelled() or passage.task.exception() is not None:
+        # What it raised is looked at in any case: nobody else may be there to do so.
+        failed = passage.task.cancelled() or passage.task.exception() is not None
+        if of_a_source or failed:
             if is_held:
                 del self._held[key]
             return

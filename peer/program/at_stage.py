@@ -13,6 +13,7 @@ from typing import Any
 from kernels.threads import Threads
 from peer.audit.jury import Charges
 from peer.audit.verdicts import Verdicts
+from peer.directory.expected import ExpectedCallers
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.directory.moving import MEASURED_AFTER, Mover
@@ -39,7 +40,7 @@ from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
-from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault
+from peer.stage.events import Applied, Events, Overtaken, PeerLost, PeersChanged, StateFault, VersionTurned
 from peer.stage.tasks import Tasks
 from peer.state.catch_up import CatchUp, StateDonor
 from peer.state.continuing import Continuing
@@ -258,6 +259,9 @@ class PeerAtStage:
         events.hear(Applied, own.tally.applied, self.server.applied)
         events.hear(Overtaken, self.catch_up.overtaken)
         events.hear(StateFault, lambda fault: self.catch_up.load_anew())
+        expected = ExpectedCallers(own.transport, own.host.peer_id, self.steps.chain)
+        events.hear(VersionTurned, expected.turned)
+        events.hear(PeersChanged, expected.changed)
         if downstream is not None:
             events.hear(PeersChanged, partial(_next_changed, downstream, self.stage + 1))
 

@@ -28,12 +28,12 @@ from peer.round.stage_steps import StageSteps
 from peer.stage.bases import RecentBases
 from peer.stage.beacon import StageBeacon
 from peer.stage.context import StageContext
-from peer.stage.events import Applied, StateFault, VersionTurned
+from peer.stage.events import Applied, OffChain, StateFault, VersionTurned
 from peer.state.state_check import StateCheck
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Version
 from swarm.data.batches import BatchReader
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Transport
@@ -106,6 +106,7 @@ class Verifying:
         events.hear(ProtocolViolation, lambda case: context.tasks.spawn(self.accuser.accuse(case)))
         events.hear(FalseWork, lambda case: context.tasks.spawn(self.accuser.accuse(case)))
         events.hear(StateFault, self.step_auditor.faulty)
+        events.hear(OffChain, lambda seen: self.verdicts.standing.suspect(seen.peer, Version(int(seen.step))))
         events.hear(Applied, self.desk.applied, self.hop_desk.applied)
         events.hear(Applied, self.reducer_auditor.applied, self.step_auditor.applied)
         if context.settings.has_probation:

@@ -17,10 +17,10 @@ from peer.round.signing_log import SigningLog
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.round.taking import StepTaking
-from peer.stage.events import MemberGone
+from peer.stage.events import MemberGone, OffChain
 from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
-from swarm.core.audit.chance import Chance
+from swarm.core.audit.chance import Chance, OffChainError
 from swarm.core.canonical import Value
 from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.fields import Fields, packed_or_none, peer_item, signature_item, value_or_none
@@ -106,6 +106,9 @@ class RoundDriver:
                 out = machine.on_commit(sender, view, contribution, promise, roster, result, now=time.monotonic())
             except EquivocationError as error:
                 self._suspect(error.one, error.other)
+                raise
+            except OffChainError as error:
+                self._context.events.publish(OffChain(error.maker, error.step))
                 raise
         elif kind == "ballot":
             proposal = Proposal.from_value(fields.message("proposal"))

@@ -45,6 +45,14 @@ class VersionTurned:
 
 
 @dataclass(frozen=True)
+class OffChain:
+    """A member signed a value that is not on its hash chain: no honest program does."""
+
+    peer: PeerId
+    step: Step
+
+
+@dataclass(frozen=True)
 class Overtaken:
     """A peer of this stage has shown that it is ahead of this one."""
 

@@ -17,7 +17,7 @@ from swarm.network.bulk.sockets import Stream, send_all, until_closed
 from swarm.network.p2pd.control import ControlError
 from swarm.network.p2pd.idle_streams import KEPT_BY_CALLEE_S
 from swarm.network.places import Places, network_of
-from swarm.network.service import Services, ask
+from swarm.network.service import STRANGERS_SHARE, Services, ask
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ class Answering:
         """Of who has not said yet who it is, by address."""
         self._greeted: Places[asyncio.Task[None]] = Places(_MOST_STRANGERS)
         """Of who has, or was named by p2pd, but has not shown it yet."""
+        self._unexpected: Places[asyncio.Task[None]] = Places(max(1, limits.max_streams // STRANGERS_SHARE))
+        """Streams of who has shown it, and is not expected, by address: keys are to be had for nothing."""
         self._streams: Counter[PeerId] = Counter()
         """That each peer has here, at work or at rest."""
         self._idle: dict[asyncio.Task[None], PeerId] = {}
@@ -89,13 +91,12 @@ class Answering:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             by_p2pd = listener.family == socket.AF_UNIX
-            task = self._start(self._answer(connection, greet))
-            task.add_done_callback(self._strangers.leave)
-            task.add_done_callback(self._greeted.leave)
-            if by_p2pd:  # which names who it is in the same breath
-                _take(self._greeted, task, "p2pd")
-            else:
-                _take(self._strangers, task, network_of(address[0]))
+            network = "p2pd" if by_p2pd else network_of(address[0])
+            task = self._start(self._answer(connection, greet, network))
+            for places in (self._strangers, self._greeted, self._unexpected):
+                task.add_done_callback(places.leave)
+            # p2pd names who it is in the same breath.
+            _take(self._greeted if by_p2pd else self._strangers, task, network)
             task.add_done_callback(partial(_close, connection))  # if it never began
 
     def _admit(self, peer_id: PeerId) -> None:
@@ -121,7 +122,7 @@ class Answering:
         if not self._streams[peer_id]:
             del self._streams[peer_id]
 
-    async def _answer(self, connection: socket.socket, greet: Greet) -> None:
+    async def _answer(self, connection: socket.socket, greet: Greet, network: str) -> None:
         """One incoming stream. Whatever goes wrong in it ends here."""
         stream: Stream = connection
         admitted: PeerId | None = None
@@ -138,10 +139,14 @@ class Answering:
             self._greeted.leave(task)
             admitted = peer_id
             self._admit(peer_id)
+            if self._services.is_stranger(peer_id):
+                _take(self._unexpected, task, network)
             while True:
                 await self._answer_request(stream, peer_id, head)
                 # The caller closes first: when we do, p2pd resets the stream and drops what was not read yet.
                 head = await self._next_head(stream, peer_id)
+                if not self._services.is_stranger(peer_id):  # any more
+                    self._unexpected.leave(task)
         except RemoteError as error:
             await self._refuse(stream, Status.REMOTE, error.kind, str(error))
         except TransientError as error:

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.core.canonical import Value, pack
@@ -215,6 +215,9 @@ class MemoryTransport:
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._services.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        self._services.expect(peers)
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int

@@ -6,7 +6,7 @@ Both transports answer through this, so that a handler behaves the same over p2p
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from swarm.core.canonical import Value, pack, unpack
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 MAX_METHOD_BYTES = 64
 PEERS_SHARE = 4
 """One peer's calls announce at most a fourth of the bytes that all may."""
+STRANGERS_SHARE = 4
+"""All who are not expected together have a fourth of each limit: keys cost nothing, and must not crowd out members."""
 MAX_KIND_CHARACTERS = 64
 MAX_ERROR_CHARACTERS = 1000
 
@@ -50,6 +52,18 @@ class Services:
         self._calls_of_peer: Counter[PeerId] = Counter()
         self._bytes_of_peer: Counter[PeerId] = Counter()
         """Announced, of calls that are open."""
+        self._expected: frozenset[PeerId] = frozenset()
+        self._strangers_calls: Counter[str] = Counter()
+        """Of each method, calls of those who are not expected."""
+        self._strangers_bytes = 0
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        """From now on most of each limit is for these alone. Where nobody is expected, all share it."""
+        self._expected = frozenset(peers)
+
+    def is_stranger(self, peer_id: PeerId) -> bool:
+        """Whether the peer shares with all others that are not expected."""
+        return bool(self._expected) and peer_id not in self._expected
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         """Answer `method` from now on, instead of by its former handler if there was one."""
@@ -78,18 +92,35 @@ class Services:
             raise TransientError(
                 f"busy: {self._calls_of_method[method]} open calls of {method}, {self._calls_of_peer[peer_id]} of yours"
             )
+        is_stranger = self.is_stranger(peer_id)
+        if is_stranger:
+            self._check_strangers(method, body_bytes)
+            self._strangers_calls[method] += 1
+            self._strangers_bytes += body_bytes
         self._calls_of_method[method] += 1
         self._calls_of_peer[peer_id] += 1
         self._bytes_of_peer[peer_id] += body_bytes
         try:
             yield service
         finally:
+            if is_stranger:
+                self._strangers_calls[method] -= 1
+                self._strangers_bytes -= body_bytes
             self._bytes_of_peer[peer_id] -= body_bytes
             self._calls_of_method[method] -= 1
             self._calls_of_peer[peer_id] -= 1
             if not self._calls_of_peer[peer_id]:
                 del self._calls_of_peer[peer_id]  # strangers come and go: no trace of one remains
                 del self._bytes_of_peer[peer_id]
+
+    def _check_strangers(self, method: str, body_bytes: int) -> None:
+        """Raises TransientError where they have their share already."""
+        limits, calls = self._limits, self._strangers_calls[method]
+        if (
+            calls >= max(1, limits.max_calls_per_method // STRANGERS_SHARE)
+            or self._strangers_bytes + body_bytes > limits.max_incoming_bytes // STRANGERS_SHARE
+        ):
+            raise TransientError(f"busy: {calls} open calls of {method} by peers that are not known here")
 
 
 async def ask(handler: Handler, peer_id: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:

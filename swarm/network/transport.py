@@ -3,7 +3,7 @@
 `swarm.network.p2pd.p2p` carries it over hivemind's p2pd, `swarm.network.memory` within one process for tests.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,6 +51,9 @@ class Transport(Protocol):
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         """Answer `method` by `handler` from now on. Larger bodies are refused before they are read."""
 
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        """Whom this peer deals with: most places for calls are for them, whoever else calls. Until then for anybody."""
+
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
@@ -89,6 +92,9 @@ class TransportAround:
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        self._inner.expect(peers)
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int

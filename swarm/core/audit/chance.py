@@ -20,6 +20,15 @@ REVEALED_AFTER = 2
 """Versions after the one that the round in question starts from: then a draw is shown, and the audit made."""
 
 
+class OffChainError(RemoteError):
+    """A member signed that its hash chain has a value which it has not."""
+
+    def __init__(self, maker: PeerId, step: Step) -> None:
+        super().__init__("draw", f"what {maker} reveals in step {step} is not on its hash chain", maker)
+        self.maker = maker
+        self.step = step
+
+
 @dataclass(frozen=True)
 class HostWord(Row, kind="host's word"):
     """The host's value of the last of so many versions, counted from the run's first; of none: its chain's end."""
@@ -76,7 +85,7 @@ class Chance(Row):
         verify: Verify,
     ) -> None:
         """Raises RemoteError unless both values are what they must be, by what is certified before the step: the
-        maker's `link`, if there is one, and the host's last word `said`."""
+        maker's `link`, if there is one, and the host's last word `said`; OffChainError if the maker's own is not."""
         if self.said.num_versions > step or not self.said.follows(said):
             raise RemoteError("draw", f"contribution of {maker} has not the host's word, as of step {step}", maker)
         if link is None and self.ticket is None:
@@ -92,4 +101,4 @@ class Chance(Row):
         if link is not None:
             known = int(link.step), link.value
         if not is_on(known, step, self.value):
-            raise RemoteError("draw", f"what {maker} reveals in step {step} is not on its hash chain", maker)
+            raise OffChainError(maker, step)

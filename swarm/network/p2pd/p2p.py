@@ -8,7 +8,7 @@ p2pd loses data; or direct ones (`swarm.network.bulk.direct`), once a call to th
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 
@@ -106,6 +106,9 @@ class P2PTransport:
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         self._services.serve(method, handler, max_body_bytes=max_body_bytes)
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        self._services.expect(peers)
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int

@@ -52,8 +52,9 @@ def claimed_ids() -> Iterator[None]:
 
 @contextlib.contextmanager
 def long_contributions() -> Iterator[None]:
-    """Each contribution may be as long as its form allows; nobody adds them up."""
-    with mock.patch.object(stage_chain, "most_work", return_value=MAX_WORK):
+    """Each contribution may be as long as its form allows; nobody adds them up. Nor does anybody look at papers: where
+    somebody does, no such contribution is in a roster."""
+    with claimed_ids(), mock.patch.object(stage_chain, "most_work", return_value=MAX_WORK):
         yield
 
 

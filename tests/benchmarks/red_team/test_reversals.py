@@ -23,13 +23,7 @@ SHRUNK: dict[str, tuple[int, str, Rule, str]] = {
 """Seed, setting, what is left of its plan when it is made smaller, and the invariant that breaks."""
 
 
-LONG = ("long_contributions",)
-"""Hundreds of thousands of entries are packed, signed and read."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in LONG else []) for name in SHRUNK]
-)
+@pytest.mark.parametrize("name", SHRUNK)
 def test_a_hole_that_is_open_again_is_found(name: str) -> None:
     seed, setting, rule, what = SHRUNK[name]
     with REVERSALS[name]():

@@ -8,7 +8,7 @@ import pytest
 from peer.adversary.strengths import GROUND_VALUE_EVERY
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.round.contribution import MAX_CHARGES, Result
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 
@@ -40,6 +40,9 @@ def test_a_grinding_peer_leads_and_reduces_in_its_turn_and_is_left_out_where_its
 
             swarm.on_applied.append(keep)
             await swarm.finished(timeout_s=90.0)
+            table = [peer.daemon.standing for peer in swarm.of_stage(1)[:2]]
+            at = StageIndex(1), Version(GROUND_VALUE_EVERY)
+            assert any(one.budget_factor(identity_of(5).peer_id, *at) > 1.0 for one in table), "who led looks closer"
             return [event["event"] for event in swarm.events]
 
     events = asyncio.run(train())

@@ -197,6 +197,16 @@ def test_another_stage_acts_when_most_of_that_stages_peers_do() -> None:
     assert begun == []
 
 
+def test_what_several_accusers_bring_about_one_peer_counts_together_in_another_stage() -> None:
+    """Each of its stage's peers tells of the finding that it heard of first."""
+    beside, _ = jury(0, of_stage=set(MEMBERS[:6]))
+    another, of_long_ago = replace(GUILTY, evidence_digest=ROOT), replace(GUILTY, version=Version(3))
+    assert not beside.counts(of_long_ago, MEMBERS[4])
+    assert not beside.counts(GUILTY, MEMBERS[0])
+    assert not beside.counts(another, MEMBERS[2])
+    assert beside.counts(another, MEMBERS[3])
+
+
 def test_a_charge_is_committed_to_once_and_waits_for_its_result() -> None:
     async def play() -> None:
         charges = Charges()

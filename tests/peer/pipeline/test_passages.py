@@ -2,6 +2,7 @@
 their gradient."""
 
 import asyncio
+import gc
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from peer.pipeline.downstream import Refused
 from peer.pipeline.passages import MOST_WAITING, Arrival, Passages, Passed
 from peer.pipeline.stage_pass import StagePass
 from swarm.averaging.activations import activation_codec
+from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, Version
 from swarm.core.settings import CodecSettings
 from swarm.model.stage import Saved
@@ -300,6 +302,33 @@ def test_an_orphan_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         assert held.of(passage.arrival.birth.digest()) is None
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+def test_what_an_orphan_came_to_is_looked_at_when_its_caller_is_gone(is_source: bool) -> None:
+    """A source that lies about its targets, and dies: its microbatch is refused, and nobody waits for that."""
+    unhandled: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context["message"]))
+        held, fails = passages_of(living=set()), asyncio.Event()
+
+        async def refused() -> Passed:
+            await fails.wait()
+            raise RemoteError("digest", "targets differ from the birth record")
+
+        come = replace(arrival(), sender=arrival().birth.source) if is_source else arrival()
+        passage = held.begin(come, refused())
+        calling = asyncio.ensure_future(held.wait(passage, come.sender))
+        await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.wait({calling})
+        fails.set()
+        await asyncio.wait({passage.task})
+
+    asyncio.run(main())
+    gc.collect()
+    assert unhandled == []
 
 
 def test_what_a_living_caller_lets_go_of_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:

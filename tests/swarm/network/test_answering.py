@@ -1,6 +1,7 @@
 """Streams that say nothing cost those nothing that have a name, from however many addresses they come."""
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
@@ -91,3 +92,69 @@ def test_one_peer_announces_a_quarter_of_what_all_may() -> None:
             pass
     with services.admitted(peer, "echo", 100):
         pass
+
+
+def test_strangers_share_a_quarter_of_each_limit_once_somebody_is_expected() -> None:
+    services, member = Services(ServiceLimits(max_calls_per_method=8, max_incoming_bytes=400)), PeerId("member")
+    services.serve("echo", _echo, max_body_bytes=400)
+    with contextlib.ExitStack() as held:
+        for number in range(4):
+            held.enter_context(services.admitted(PeerId(f"{number}"), "echo", 20))
+    services.expect({member})
+    with contextlib.ExitStack() as held:
+        for number in range(2):
+            held.enter_context(services.admitted(PeerId(f"{number}"), "echo", 20))
+        with pytest.raises(TransientError, match="not known here"), services.admitted(PeerId("2"), "echo", 1):
+            pass
+        for _ in range(5):
+            held.enter_context(services.admitted(member, "echo", 20))
+    with services.admitted(PeerId("2"), "echo", 60):
+        with pytest.raises(TransientError, match="not known here"), services.admitted(PeerId("3"), "echo", 41):
+            pass
+        with services.admitted(PeerId("3"), "echo", 40), services.admitted(member, "echo", 100):
+            pass
+
+
+def test_a_crowd_of_keys_with_calls_that_never_end_leaves_most_streams_to_members(tmp_path: Path) -> None:
+    """Each stranger has one stream and one call on it: none of them rests, and none has more than the member."""
+    names = iter([PeerId(f"stranger {number}") for number in range(NETWORKS)])
+
+    async def greet(connection: socket.socket) -> tuple[PeerId, Stream]:
+        connection.setblocking(False)
+        return next(names, PeerId("member")), connection
+
+    async def wait(sender: PeerId, request: Message) -> Message:
+        await asyncio.sleep(60)
+        return request
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        services = Services(ServiceLimits())
+        services.expect({PeerId("member")})
+        services.serve("echo", _echo, max_body_bytes=8)
+        services.serve("wait", wait, max_body_bytes=8)
+        answering = Answering(services, LIMITS)
+        listener = _listening(socket.AF_UNIX, str(tmp_path / "calls.sock"))
+        answering.start(listener, greet)
+        opened = []
+        try:
+            for number in range(NETWORKS + 1):
+                caller = socket.socket(socket.AF_UNIX)
+                caller.setblocking(False)
+                opened.append(caller)
+                await loop.sock_connect(caller, str(tmp_path / "calls.sock"))
+                method = "wait" if number < NETWORKS else "echo"
+                head, body = framing.encode_request(method, Message({}, b"answered"), timeout_s=50.0)
+                await send_all(caller, head + b"".join(body))
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                reply = await framing.read_reply_head(opened[-1])
+                return bytes((await framing.read_content(opened[-1], reply, stall_s=5.0)).body)
+        finally:
+            for one in opened:
+                one.close()
+            await answering.stop()
+            listener.close()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        assert runner.run(main()) == b"answered"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm.core.audit.chance import Chance, HostWord, Link
+from swarm.core.audit.chance import Chance, HostWord, Link, OffChainError
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
@@ -59,6 +59,7 @@ def test_another_value_is_refused(changed: Callable[[Chance], Chance], kind: str
     with pytest.raises(RemoteError) as caught:
         _check(changed(good), 50, link=link_of(MEMBER, 49))
     assert (caught.value.kind, caught.value.peer_id) == (kind, MEMBER)
+    assert isinstance(caught.value, OffChainError) is (changed(good).value != good.value)
 
 
 @pytest.mark.parametrize(
