@@ -26,6 +26,7 @@ class Replica:
     """Weights that are nothing but a version."""
 
     stage, era = STAGE, 0
+    model = SimpleNamespace(is_first=False, is_last=True)
 
     def __init__(self) -> None:
         self.version = Version(0)
