@@ -44,6 +44,8 @@ NumPeers = Annotated[int, Bounds(least=1, most=MAX_MEMBERS)]
 Seconds = Annotated[float, Bounds(above=0, most=86400)]
 
 
+KEPT_SNAPSHOTS = 3
+"""Of a stage, on a peer's disk: a transfer of one may last while two more are made."""
 MOST_STEPS = 1 << 20
 """Of a run: at a minute a step, two years."""
 
@@ -362,8 +364,11 @@ class RunSettings(TrainingSettings):
 
     @property
     def retained_results(self) -> int:
-        """Results whose bytes a peer keeps, for late ones and to rebuild what is audited; snapshots cover the rest."""
-        return self.checkpoint.snapshot_every + 2 + (self.audits.retained_versions if self.replays else 0)
+        """Results whose bytes a peer keeps: for late ones, who may take as long for a snapshot as it is kept, and to
+        rebuild what is audited."""
+        return (
+            KEPT_SNAPSHOTS * self.checkpoint.snapshot_every + 2 + (self.audits.retained_versions if self.replays else 0)
+        )
 
     @property
     def microbatches_per_step(self) -> int:
