@@ -22,8 +22,8 @@ that; of which version its state was; whether nobody is known to have gone on fr
 `ready`: the caller has found nobody of its stage who trains. `amendments`: so many are known; to who knows fewer than
 are in force nothing but their number is said."""
 ENDING = "ending"
-"""Host to peer: {ending} -> {version, in_time, digest | None}: signed by the run key; the era ends at a version, to be
-amended. Where the stage is here, whether the state of that version is kept or will be, and its digest."""
+"""Host to peer: {ending} -> {in_time, digest | None}: signed by the run key; the era ends at a version, to be amended.
+Whether the state of that version is kept here or will be, and its digest."""
 FILE = "file"
 """{digest, piece} -> body: a piece of one of the run's files; to a peer of the first stage too."""
 HELD = "held"
