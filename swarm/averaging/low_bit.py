@@ -1,14 +1,14 @@
-"""Vectors in less than a byte a value: in int4, or their largest values alone.
+"""Vectors in less than a byte a value: in int4 or int2, or their largest values alone.
 
-int4: bf16 scales of blocks of 64 values, then codes, two a byte. topk: a bit for each value, lowest first, set for
-three eighths of each 4096; then those values in int4. Rounding is stochastic: a decoded value is right in the mean,
-and zero stays zero.
+int4: bf16 scales of blocks of 64 values, then codes, two a byte; int2: the same with four a byte. topk: a bit for each
+value, lowest first, set for three eighths of each 4096; then those values in int4. Rounding is stochastic: a decoded
+value is right in the mean, and zero stays zero, but in int2 only where its whole block is.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.codecs import int4_blocks, topk
+from kernels.codecs import int2_blocks, int4_blocks, topk
 from swarm.averaging.encoded import Encoded, InSteps, aligned, check_length, seed_words, too_large
 from swarm.core.errors import RemoteError
 from swarm.memory.kept_buffers import BUFFERS, empty_floats
@@ -45,6 +45,36 @@ class Int4Codec(InSteps):
     @staticmethod
     def _num_blocks(num_values: int) -> int:
         return -(-num_values // int4_blocks.BLOCK_VALUES)
+
+
+class Int2Codec(InSteps):
+    """Of windows' pseudo-gradients and first moments, and of their means: none of its codes stands for zero."""
+
+    name = "int2"
+
+    def encoded_bytes(self, num_values: int) -> int:
+        return 2 * self._num_blocks(num_values) + -(-num_values // 4)
+
+    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
+        data = BUFFERS.take(self.encoded_bytes(values.size))
+        num_blocks = self._num_blocks(values.size)
+        scales = np.frombuffer(data, dtype=np.uint16, count=num_blocks)
+        packed = np.frombuffer(data, dtype=np.uint8, offset=2 * num_blocks)
+        if not int2_blocks.encode(values, seed_words(seed), scales, packed):
+            raise too_large(values)
+        return data
+
+    def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:
+        check_length(data, self.encoded_bytes(out.size))
+        num_blocks = self._num_blocks(out.size)
+        scales = aligned(data, np.uint16, 0, num_blocks)
+        packed = aligned(data, np.uint8, 2 * num_blocks, -(-out.size // 4))
+        if not int2_blocks.decode(scales, packed, out):
+            raise RemoteError("malformed", "int2 vector holds a scale or code that no encoder writes")
+
+    @staticmethod
+    def _num_blocks(num_values: int) -> int:
+        return -(-num_values // int2_blocks.BLOCK_VALUES)
 
 
 class TopkCodec(InSteps):

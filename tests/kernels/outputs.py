@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import clipping, int8_moments, norms, optimizers, robust
-from kernels.codecs import formats, int4_blocks, int4_tokens, int8_blocks, int8_tokens, topk
+from kernels import clipping, int8_moments, norms, optimizers, robust, windows
+from kernels.codecs import formats, int2_blocks, int4_blocks, int4_tokens, int8_blocks, int8_tokens, topk
 from kernels.codecs.outliers import num_outliers
 from kernels.threads import SMALLEST_RANGE_VALUES, Threads
 
@@ -42,7 +42,7 @@ def wide(stream: int, size: int = SIZE) -> Floats:
 def digests(threads: Threads) -> dict[str, str]:
     """Of every kernel's outputs, where `threads` share the work."""
     results = {}
-    for group in (_formats, _int8, _low_bit, _tokens, _sums, _robust, _optimizers):
+    for group in (_formats, _int8, _low_bit, _tokens, _sums, _robust, _optimizers, _windows):
         for name, outputs in group(threads):
             digest = hashlib.sha256()
             for output in outputs:
@@ -104,6 +104,9 @@ def _low_bit(threads: Threads) -> Named:
     for label, values in (("plain", plain(6, size)), ("wide", wide(7, size))):
         good = int4_blocks.encode(values, SEED, scales, packed)
         yield f"int4 blocks {label}", [good, scales, packed, int4_blocks.decode(scales, packed, out), out]
+        quarters = np.empty(-(-size // 4), np.uint8)
+        good = int2_blocks.encode(values, SEED, scales, quarters)
+        yield f"int2 blocks {label}", [good, scales, quarters, int2_blocks.decode(scales, quarters, out), out]
         good = topk.select(values, marks, chosen)
         yield f"topk {label}", [good, marks, chosen, topk.scatter(marks, chosen, out), out]
 
@@ -172,6 +175,19 @@ def _optimizers(threads: Threads) -> Named:
     yield "sgd", [slow, velocity]
     optimizers.extrapolate(fp32[0], slow, small, threads=threads)
     yield "extrapolate", [small]
+
+
+def _windows(threads: Threads) -> Named:
+    out, factor = np.empty(SIZE, np.float32), np.float32(0.7)
+    windows.difference(plain(50), wide(51), out, threads=threads)
+    yield "window's difference", [out]
+    windows.descend(plain(50), wide(51), factor, out, threads=threads)
+    yield "outer step", [out]
+    matrix_RC = np.abs(wide(52, 700 * 515)).reshape(700, 515)
+    rows, columns, product_RC = np.empty(700, np.float32), np.empty(515, np.float32), np.empty_like(matrix_RC)
+    windows.means(matrix_RC, rows, columns, threads=threads)
+    windows.product_of_means(rows, columns, product_RC, threads=threads)
+    yield "means of rows and columns", [rows, columns, product_RC]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,11 @@ _SMALLEST = np.float32(2.0**-126)
 
 def scale_of_seven(values: Floats) -> tuple[np.uint16, np.float32]:
     """bf16 bits and value of largest magnitude / 7, rounded up; 0 if below 2^-126."""
-    exact = np.max(np.abs(values), initial=np.float32(0)) / np.float32(7)
+    return _scale(values, 7)
+
+
+def _scale(values: Floats, largest_code: int) -> tuple[np.uint16, np.float32]:
+    exact = np.max(np.abs(values), initial=np.float32(0)) / np.float32(largest_code)
     if exact < _SMALLEST:
         return np.uint16(0), np.float32(0)
     bits = np.uint16((int(exact.view(np.uint32)) + 0xFFFF) >> 16)
@@ -51,6 +55,29 @@ def encode_int4_blocks(values: Floats, seed: NDArray[np.uint64]) -> tuple[NDArra
 def decode_int4_blocks(scales: NDArray[np.uint16], data: Bytes, size: int) -> Floats:
     """code * scale, a scale for each 64 codes."""
     return unpacked(data, size).astype(np.float32) * np.repeat(from_bfloat16(scales), 64)[:size] + np.float32(0)
+
+
+def encode_int2_blocks(values: Floats, seed: NDArray[np.uint64]) -> tuple[NDArray[np.uint16], Bytes]:
+    """Scales and bytes of `kernels.codecs.int2_blocks.encode`; values are finite and below 2^126."""
+    scales, codes = [], np.zeros(-(-values.size // 4) * 4, np.uint8)
+    for block, start in enumerate(range(0, values.size, 64)):
+        part = values[start : start + 64]
+        bits, scale = _scale(part, 3)
+        scales.append(bits)
+        if bits:
+            fixed = (part * (np.float32(1) / scale)) * np.float32(32768) + np.float32(3 * 32768)
+            rounded = (fixed.astype(np.int64) + chances(seed, block, part.size)) >> 16
+            codes[start : start + part.size] = np.clip(rounded, 0, 3)
+    return np.array(scales, np.uint16), (codes.reshape(-1, 4) << np.array([0, 2, 4, 6], np.uint8)).sum(1).astype(
+        np.uint8
+    )
+
+
+def decode_int2_blocks(scales: NDArray[np.uint16], data: Bytes, size: int) -> Floats:
+    """(2 code - 3) * scale, a scale for each 64 codes."""
+    codes = ((data[:, None] >> np.array([0, 2, 4, 6], np.uint8)) & np.uint8(3)).reshape(-1)[:size]
+    levels = 2 * codes.astype(np.float32) - np.float32(3)
+    return levels * np.repeat(from_bfloat16(scales), 64)[:size] + np.float32(0)
 
 
 def encode_int4_token(

@@ -1,4 +1,4 @@
-"""The int4 and top-k kernels write the bits of their plain references, and refuse what they never write."""
+"""The int4, int2 and top-k kernels write the bits of their plain references, and refuse what they never write."""
 
 import hashlib
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kernels.codecs import int4_blocks, int4_tokens, topk
+from kernels.codecs import int2_blocks, int4_blocks, int4_tokens, topk
 from kernels.codecs.outliers import num_outliers
 from tests.kernels import reference_low_bit as reference
 from tests.kernels.codecs.test_int8 import SEED, edge_values
@@ -50,6 +50,13 @@ def blocks(values: Floats, seed: NDArray[np.uint64] = SEED) -> tuple[NDArray[np.
     return scales, packed
 
 
+def quarters(values: Floats, seed: NDArray[np.uint64] = SEED) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+    scales = np.empty(-(-values.size // 64), dtype=np.uint16)
+    packed = np.empty(-(-values.size // 4), dtype=np.uint8)
+    assert int2_blocks.encode(values, seed, scales, packed)
+    return scales, packed
+
+
 def largest(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
     marks = np.empty(-(-values.size // 8), dtype=np.uint8)
     chosen = np.empty(topk.num_chosen(values.size), dtype=np.float32)
@@ -68,6 +75,19 @@ def test_blocks_equal_the_reference_when_encoded_and_decoded(size: int, make: Ca
     decoded = np.empty(size, dtype=np.float32)
     assert int4_blocks.decode(scales, packed, decoded)
     assert decoded.tobytes() == reference.decode_int4_blocks(scales, packed, size).tobytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 63, 64, 65, 127, 1000, 4096])
+@pytest.mark.parametrize("make", MAKERS)
+def test_int2_blocks_equal_the_reference_when_encoded_and_decoded(size: int, make: Callable[[int], Floats]) -> None:
+    values = make(size)
+    scales, packed = quarters(values)
+    expected_scales, expected_packed = reference.encode_int2_blocks(values, SEED)
+    np.testing.assert_array_equal(scales, expected_scales)
+    np.testing.assert_array_equal(packed, expected_packed)
+    decoded = np.empty(size, dtype=np.float32)
+    assert int2_blocks.decode(scales, packed, decoded)
+    assert decoded.tobytes() == reference.decode_int2_blocks(scales, packed, size).tobytes()
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 31, 32, 33, 64, 100, 256, 515])
@@ -133,19 +153,25 @@ def test_largest_scale_is_that_of_the_largest_value() -> None:
     limit = np.full(4096, np.nextafter(np.float32(2.0**126), np.float32(0)), dtype=np.float32)
     assert set(blocks(limit)[0].tolist()) == {int(int4_blocks.LARGEST_SCALE)}
     assert int4_blocks.LARGEST_SCALE == int4_tokens.LARGEST_SCALE
+    assert set(quarters(limit)[0].tolist()) == {int(int2_blocks.LARGEST_SCALE)}
 
 
-def test_int4_rounding_is_unbiased_when_averaged_over_seeds() -> None:
+@pytest.mark.parametrize(
+    ("encode", "decode", "spacing"), [(blocks, int4_blocks.decode, 1), (quarters, int2_blocks.decode, 2)]
+)
+def test_rounding_is_unbiased_when_averaged_over_seeds(
+    encode: Callable[..., tuple[NDArray[np.uint16], NDArray[np.uint8]]], decode: Callable[..., bool], spacing: int
+) -> None:
     values = exact_floats("unbiased", 64 * 64)
     total = np.zeros(values.size)
     rounds = 400
     decoded = np.empty_like(values)
     for index in range(rounds):
         seed = np.frombuffer(hashlib.sha256(index.to_bytes(4, "big")).digest(), dtype=np.uint64)
-        scales, packed = blocks(values, seed)
-        assert int4_blocks.decode(scales, packed, decoded)
+        scales, packed = encode(values, seed)
+        assert decode(scales, packed, decoded)
         total += decoded
-    steps = np.repeat(from_bfloat16(scales), 64).astype(np.float64)
+    steps = spacing * np.repeat(from_bfloat16(scales), 64).astype(np.float64)
     error = (total / rounds - values) / steps
     # A fair coin's mean errs by at most 0.5 / sqrt(rounds) standard deviations: 0.025 steps here, 0 on average.
     assert abs(error.mean()) < 5 * 0.025 / np.sqrt(error.size)
@@ -157,6 +183,7 @@ def test_kernels_refuse_values_that_cannot_be_sent(bad: float) -> None:
     values = plain(5000)
     values[4999] = bad
     assert not int4_blocks.encode(values, SEED, np.empty(79, np.uint16), np.empty(2500, np.uint8))
+    assert not int2_blocks.encode(values, SEED, np.empty(79, np.uint16), np.empty(1250, np.uint8))
     assert not topk.select(values, np.empty(625, np.uint8), np.empty(1875, np.float32))
     rows, shapes = values[-100:].reshape(1, 100), ((1, 4), (1, 4), (1, 4))
     arrays = [np.empty(shape, np.uint16) for shape in shapes]

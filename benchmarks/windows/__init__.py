@@ -1,0 +1,1 @@
+"""Windows of local steps in one process: what each form of them costs in loss."""
