@@ -103,7 +103,7 @@ def prepare_run(
     except OSError as error:
         raise SettingsError(f"--dir {root}: cannot be written ({error.strerror}); choose another folder") from error
     say("reading text")
-    data = prepare_data(manifest.data, folder.data)
+    data = prepare_data(manifest.data, folder.data, say)
     remove_leftovers(folder.checkpoints)
     known = _known_settings(folder)
     run_key = load_or_create_identity(root / "run.key")

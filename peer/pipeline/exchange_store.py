@@ -109,7 +109,7 @@ class ExchangeStore:
         born = self._born.get(step, {}).get(work.input_header)
         if born is not None:
             return self._of_born(work, *born)
-        ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None else b""
+        ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None and calls else b""
         return exhibit_of(work, calls, calls, ids=ids)
 
     def own(self, microbatch_id: MicrobatchId, header: bytes) -> list[Exchange]:

@@ -23,6 +23,7 @@ from swarm.core.canonical import pack, unpack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import StageIndex
+from swarm.core.settings import KEPT_SNAPSHOTS
 from swarm.core.state.stage_chain import StageChain
 from swarm.disk.mapped_file import mapped
 from swarm.disk.whole_file import whole_file
@@ -30,8 +31,6 @@ from swarm.model.layout import ParameterLayout
 
 log = logging.getLogger(__name__)
 
-KEPT = 3
-"""Snapshots on disk: a transfer of one may last while two more are made."""
 HASHED_AT_ONCE = 64
 """Chunks, before they are written: several threads share them."""
 MAX_FACTS_BYTES = 16 << 20
@@ -119,7 +118,7 @@ def file_name(chain: StageChain) -> str:
 class SnapshotStore:
     """The last snapshots of one stage, in a folder of this process."""
 
-    def __init__(self, folder: Path, *, kept: int = KEPT, threads: Threads = ONE_THREAD) -> None:
+    def __init__(self, folder: Path, *, kept: int = KEPT_SNAPSHOTS, threads: Threads = ONE_THREAD) -> None:
         """What earlier processes left in `folder` stays until a newer state of the stage is whole there."""
         self._folder = folder
         self._kept = kept
