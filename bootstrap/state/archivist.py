@@ -151,8 +151,9 @@ class Archivist:
                     if anchor is not None and stated[peer] != anchor.state_digest.hex():
                         continue
                     try:
+                        run, layout = self._run, start.state.layout
                         state, offer = await fetch_state(
-                            self._transport, peer, stage, start.state.layout, self._run.settings, version=version
+                            self._transport, peer, stage, layout, run.settings, run.folder.root, version=version
                         )
                     except (TransientError, RemoteError, TimeoutError) as error:
                         log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)

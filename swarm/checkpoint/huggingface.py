@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm.checkpoint.archive import CheckpointInfo, load_stage, read_checkpoint
+from swarm.checkpoint.archive import CheckpointInfo, load_weights, read_checkpoint
 from swarm.checkpoint.model_card import model_card
 from swarm.checkpoint.parent import GENERATION, PARENT
 from swarm.core.errors import SettingsError
@@ -137,7 +137,7 @@ def _write_weights(info: CheckpointInfo, out: Path, max_shard_bytes: int) -> Non
     pending: dict[str, torch.Tensor] = {}
     index = 0
     for stage, layout in enumerate(layouts):
-        for name, tensor in layout.views(load_stage(info, stage, layout).weights).items():
+        for name, tensor in layout.views(load_weights(info, stage, layout)).items():
             for piece in pieces_of(family, name, tensor.shape):
                 part = torch.from_numpy(np.ascontiguousarray(tensor[piece.where])).to(dtype)
                 if not bool(part.isfinite().all()):

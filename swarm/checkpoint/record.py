@@ -56,10 +56,6 @@ class CheckpointRecord(SignedRecord):
     files: Annotated[tuple[ArchivedFile, ...], AtMost(MAX_FILES)]
     """Sorted by name."""
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
-
     def check(self, *, run_id: str, run_key: PeerId) -> None:
         """Raises RemoteError unless the run key of this run signed it."""
         if self.run_id != run_id:
