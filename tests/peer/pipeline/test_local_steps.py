@@ -39,7 +39,8 @@ class Watched:
 
     def applied(self, steps: StageSteps, applied: Applied) -> None:
         version = int(applied.chain.version)
-        self.digests[version].add(state_digest(steps.replica.state))
+        state = steps.replica.state  # of who catches up perhaps a version further than what is told of
+        self.digests[state.version].add(state_digest(state))
         made = applied.result.roster.contributions
         self.entries[version - 1] = {one.peer_id: len(one.work) for one in made}
 
