@@ -83,7 +83,8 @@ class KeptState:
     def load(self, layout: ParameterLayout) -> StageState | None:
         """The state, if all of it is still there."""
         try:
-            state = state_from_chunks(layout, _chunks(mapped(self.path)), self.digest)
+            held = mapped(self.path)
+            state = state_from_chunks(layout, _chunks(held), self.digest, whole=lambda chunks: held)
         except (OSError, RemoteError) as error:
             log.warning("%s: not used: %s", self.path, error)
             return None
@@ -120,7 +121,7 @@ class SnapshotStore:
 
     def __init__(self, folder: Path, *, kept: int = KEPT_SNAPSHOTS, threads: Threads = ONE_THREAD) -> None:
         """What earlier processes left in `folder` stays until a newer state of the stage is whole there."""
-        self._folder = folder
+        self.folder = folder
         self._kept = kept
         self._threads = threads
         self._lineage = b""
@@ -178,13 +179,13 @@ class SnapshotStore:
     def _forget_what_went_before(self, newest: Snapshot) -> None:
         """Only now that a newer state is whole on disk: what was kept of other lineages and stages, and the oldest."""
         lineage = file_name(newest.chain).rpartition("-")[0]
-        kept = {path.stem for path in sorted(self._folder.glob(f"{lineage}-*.state"))[-self._kept :]}
-        for path in self._folder.glob("stage-*"):
+        kept = {path.stem for path in sorted(self.folder.glob(f"{lineage}-*.state"))[-self._kept :]}
+        for path in self.folder.glob("stage-*"):
             if path.suffix in (".state", ".facts") and path.stem not in kept:
                 path.unlink(missing_ok=True)
 
     def _write(self, state: StageState, chain: StageChain) -> Snapshot:
-        path = self._folder / (file_name(chain) + ".state")
+        path = self.folder / (file_name(chain) + ".state")
         hashes: list[bytes] = []
         total = 0
         with whole_file(path) as partial, partial.open("wb") as file:

@@ -11,9 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
+from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import KEPT_SNAPSHOTS, RunSettings
 from swarm.core.transfers import bytes_per_s, longest_s
 
+PIECE_BYTES = 1 << 20
+"""As `swarm.data.pieces` has it."""
+SPARE_TOKEN_BYTES = 32 << 20
+"""Of tokens that a peer of the first stage holds beside those of its leases."""
 FLOAT_BYTES = 4
 MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
@@ -172,6 +177,18 @@ class Plan:
     """Why the run should not be started like this; empty if it may."""
 
 
+def held_token_bytes(settings: RunSettings) -> int:
+    """On the disk of a peer of the first stage, at most: leases for two steps and a chunk, those that it may have to
+    show, and what is spare."""
+    data, order = settings.data, DataOrder.of_run(settings)
+    steps = 2 + (settings.audits.retained_versions + 2 if settings.replays else 0)
+    chunks = 2 + -(-steps * settings.microbatches_per_step // order.microbatches_per_chunk)
+    # A slice lies in whole pieces, and in one more where it does not begin with one.
+    of_slice = (order.slice_tokens * data.token_bytes // PIECE_BYTES + 2) * PIECE_BYTES
+    whole = (data.num_train_tokens + data.num_held_out_tokens) * data.token_bytes
+    return min(whole, chunks * order.slices_per_chunk * of_slice + SPARE_TOKEN_BYTES)
+
+
 def stage_memory_bytes(
     settings: RunSettings,
     num_parameters: int,
@@ -220,9 +237,11 @@ def stage_memory_bytes(
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
-        items["host.exhibits kept for audits"] = round(kept * exhibits)
+        items["disk.exhibits kept for audits"] = round(kept * exhibits)
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
+        # A claim, its replay and second moments, all of them decoded: after the replay, whose memory they have.
+        items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights

@@ -81,7 +81,7 @@ def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> Non
         ("", 20.0),
         ('[optimizer]\nmoments = "int8"\n', 14.0),
         ("[averaging]\ndelay = 1\n", 28.0),
-        ('[run]\ntrust = "public"\n', 28.0),
+        ('[run]\ntrust = "public"\n', 32.0),
     ],
 )
 def test_memory_is_so_many_bytes_a_parameter(tables: str, expected: float) -> None:
