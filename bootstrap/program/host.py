@@ -33,6 +33,7 @@ from bootstrap.state.beginning import Beginning, StageSource
 from bootstrap.state.coming_back import ComingBack
 from bootstrap.state.evaluation import Evaluation
 from bootstrap.state.going_on import GoingOn
+from bootstrap.state.lineage import lineage_of
 from bootstrap.state.rolling_back import RollingBack
 from bootstrap.state.run_folder import PreparedRun
 from swarm.averaging.certified_gradient import certified_norm
@@ -213,7 +214,13 @@ class Host:
             run.settings, self._transport, self.progress, settings.evaluate_tokens, self.justice.may_train
         )
         self._archivist = Archivist(
-            run, self._transport, ledger, self.progress, self.justice.anchor_of, settings.kept_checkpoints
+            run,
+            self._transport,
+            ledger,
+            self.progress,
+            self.justice.anchor_of,
+            settings.kept_checkpoints,
+            lambda: lineage_of(run, self.books),
         )
         host = HostContext(
             run=run,

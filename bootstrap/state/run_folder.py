@@ -14,6 +14,7 @@ from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
+from swarm.checkpoint.parent import PARENT, keep_parent
 from swarm.checkpoint.recut import recut
 from swarm.checkpoint.state import UNNAMED, StageState, state_digest
 from swarm.core.canonical import unpack
@@ -63,6 +64,11 @@ class RunFolder:
         return self.root / "data"
 
     @property
+    def parent(self) -> Path:
+        """What is kept of the checkpoint that the run began from."""
+        return self.root / PARENT
+
+    @property
     def first_weights(self) -> Path:
         """Those of version 0, a file for each stage."""
         return self.root / "first-weights"
@@ -85,6 +91,8 @@ class PreparedRun:
     leases: LeaseTable
     tokenizer: Path | None = None
     """The tokenizer's file or folder; None for bytes."""
+    parent: Path | None = None
+    """What is kept of the checkpoint that the run began from, if it did."""
     archive: RemoteArchive | None = None
     """Where checkpoints are kept besides the folder, if anywhere."""
 
@@ -129,6 +137,8 @@ def prepare_run(
         check_stage_sizes(settings)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
         leases = LeaseTable()
+        if manifest.initial_checkpoint is not None:
+            keep_parent(manifest.initial_checkpoint, folder.parent)
         _write_settings(folder, settings)
         signed = _signed(folder, settings, run_key)
     settings = signed.in_force
@@ -145,6 +155,7 @@ def prepare_run(
         states,
         leases,
         None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
+        folder.parent if folder.parent.is_dir() else None,
         None if place is None else RemoteArchive(place, signed.run_id, run_key.peer_id),
     )
 

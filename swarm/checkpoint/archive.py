@@ -10,7 +10,7 @@ A checkpoint is written under a name that nothing reads, synced, and renamed.
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class CheckpointMeta:
     """The run's settings as JSON values, for people and programs to read."""
     data_position: dict[str, Any]
     """How far the data has been used, as JSON values; only the data room reads it."""
+    lineage: dict[str, Any] = field(default_factory=dict)
+    """Where the weights come from, as JSON values, for the model card."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class CheckpointWriter:
             "tokenizer": meta.tokenizer,
             "run": meta.run,
             "data_position": meta.data_position,
+            "lineage": meta.lineage,
             "stages": [
                 {
                     "digest": record.digest.hex(),
@@ -312,6 +315,7 @@ def _info_of_fields(path: Path, fields: dict[str, Any]) -> CheckpointInfo:
         tokenizer=str(fields["tokenizer"]),
         run=dict(fields["run"]),
         data_position=dict(fields["data_position"]),
+        lineage=dict(fields["lineage"]),
     )
     stages = tuple(
         StageRecord(
