@@ -22,13 +22,15 @@ that; of which version its state was; whether nobody is known to have gone on fr
 `ready`: the caller has found nobody of its stage who trains. `amendments`: so many are known; to who knows fewer than
 are in force nothing but their number is said."""
 ENDING = "ending"
-"""Host to peer: {ending} -> {version, in_time, digest | None}: signed by the run key; the era ends at a version, to be
-amended. Where the stage is here, whether the state of that version is kept or will be, and its digest."""
+"""Host to peer: {ending} -> {in_time, digest | None}: signed by the run key; the era ends at a version, to be amended.
+Whether the state of that version is kept here or will be, and its digest."""
 FILE = "file"
-"""{digest, offset} -> body: a piece of one of the run's files; to a peer of the first stage too."""
+"""{digest, piece} -> body: a piece of one of the run's files; to a peer of the first stage too."""
+HELD = "held"
+"""To either: {digest} -> {held}: runs of the pieces that are there, [start, stop, ...]."""
 PIECES = "pieces"
-"""{digest} -> {pieces, mirrors}: what each piece of the file is to be, signed by the run key, and the URLs of copies of
-it; to a peer of the first stage too, which names none."""
+"""{digest} -> {pieces, mirrors}: what each piece of the file is to be, and the URLs of copies of it; to a peer of the
+first stage too, which names none."""
 RESULTS = "results"
 """To a peer: {from, wait_s, bodies} -> {version, oldest, results, sizes}, body: its stage's certified results from a
 version on, a few at most; with `bodies` the encoded parts too, end to end."""

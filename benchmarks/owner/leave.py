@@ -33,8 +33,9 @@ def leave(program: "subprocess.Popen[str]", folder: Path) -> float:
 def measure(times: int, busy: int, preset: str, root: Path) -> list[tuple[str, float]]:
     """What left, and how long it took."""
     manifest = root / "run.toml"
-    fields = {"trust": "friends", "preset": preset, "stages": STAGES, "peers": PEERS, "microbatch_size": 2}
-    manifest.write_text(MANIFEST.format(**fields, target_tokens=1024, codec="int8", delay=1))
+    fields = {"trust": "friends", "stages": STAGES, "peers": PEERS, "microbatch_size": 2, "optimizer": ""}
+    model = f'preset = "{preset}"'
+    manifest.write_text(MANIFEST.format(**fields, model=model, target_tokens=1024, codec="int8", delay=1))
     found: list[tuple[str, float]] = []
     with contextlib.ExitStack() as stack:
         host = [

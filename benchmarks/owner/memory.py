@@ -1,8 +1,8 @@
-"""The memory of peers under load: `python -m benchmarks.owner.memory`.
+"""The memory of peers under load, beside what they reckoned: `python -m benchmarks.owner.memory`.
 
-A host and two peers of each of two stages; each peer may use just what it reckons, before it joins, that it needs at
-most. Held against that: the most memory that the kernel counted for a daemon with its p2pd and its guard, shared pages
-to each (RSS), looked at every tenth of a second.
+For each row a run of its own: a host, and two peers of each of two stages, which say before they join what they need at
+most. Held against that: the most memory that the kernel counted for a daemon with its p2pd and its guard, of what it
+cannot take from them (RSS without mapped files), looked at every twentieth of a second.
 """
 
 import argparse
@@ -16,14 +16,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from benchmarks.training_throughput import READY_S, Events, running
+from peer.owner.limits import held_bytes
+from swarm.manifest.file import read_manifest
+from swarm.manifest.model import stage_num_parameters
+from swarm.model.presets import preset_config
 
 GIB = 1 << 30
-LOOK_EVERY_S = 0.1
-BAR = 1.05
+LOOK_EVERY_S = 0.05
+BAR = 1.15
 STAGES, PEERS = 2, 2
 
 MANIFEST = """\
@@ -31,7 +36,7 @@ MANIFEST = """\
 name = "memory"
 trust = "{trust}"
 [model]
-preset = "{preset}"
+{model}
 stages = {stages}
 [data]
 max_text_mb = 4
@@ -40,6 +45,7 @@ microbatch_size = {microbatch_size}
 target_tokens = {target_tokens}
 [optimizer]
 total_steps = 100000
+{optimizer}
 [codecs]
 averaging = "{codec}"
 [averaging]
@@ -55,26 +61,79 @@ founders_per_stage = {peers}
 """
 
 
+@dataclass(frozen=True)
+class Row:
+    """What is measured, beside the settings that all rows have."""
+
+    trust: str = "friends"
+    moments: str = "fp32"
+    recompute: bool = False
+    vocab_size: int = 256
+    only: int | None = None
+    """The stage that is meant; None: both."""
+
+
+ROWS = {
+    "full": Row(),
+    "int8 moments": Row(moments="int8"),
+    "public": Row(trust="public"),
+    "recompute": Row(recompute=True),
+    "vocabulary of 128 k": Row(vocab_size=1 << 17, only=STAGES - 1),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the model of a row; of one with a large vocabulary both are smaller."""
+
+    hidden_size: int
+    num_layers: int
+
+    def config(self, vocab_size: int) -> str:
+        """A Llama, as a TOML table."""
+        narrower = 4 if vocab_size > 1 << 16 else 1
+        fields: dict[str, object] = {
+            **preset_config("tiny", vocab_size),
+            "hidden_size": self.hidden_size // narrower,
+            "intermediate_size": 4 * self.hidden_size // narrower,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "head_dim": self.hidden_size // narrower // 8,
+        }
+        said = ", ".join(f"{name} = {_toml(value)}" for name, value in fields.items() if value is not None)
+        return f"config = {{ {said} }}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + " }"
+    return json.dumps(value)
+
+
 @dataclass
 class Watched:
     """One peer and the most that it held."""
 
     folder: Path
+    stage: int
     process: psutil.Process
     own_bytes: int = 0
     """Of the daemon alone."""
     p2pd_bytes: int = 0
     """Of all that it started."""
     all_bytes: int = 0
+    mapped_bytes: int = 0
+    """Of files, in the daemon: libraries, and what is cold."""
 
     def look(self) -> None:
-        own = self.process.memory_info().rss
-        started = 0
+        own, started = held_bytes(self.process), 0
         for child in self.process.children(recursive=True):
             with contextlib.suppress(psutil.Error):  # gone meanwhile
-                started += child.memory_info().rss
+                started += held_bytes(child)
         self.own_bytes, self.p2pd_bytes = max(self.own_bytes, own), max(self.p2pd_bytes, started)
         self.all_bytes = max(self.all_bytes, own + started)
+        self.mapped_bytes = max(self.mapped_bytes, self.process.memory_info().rss - own)
 
     def reckoned(self) -> tuple[int, str]:
         """Bytes that it said it needs at most, and its items."""
@@ -82,66 +141,101 @@ class Watched:
         assert said is not None, f"{self.folder} reckoned nothing"
         return round(float(said[1]) * GIB), said[2]
 
+    @property
+    def beside_the_stage_bytes(self) -> int:
+        """Of what it reckoned, libraries and p2pd."""
+        items = self.reckoned()[1]
+        found = [re.search(rf"{name} ([\d.]+) GiB", items) for name in ("libraries", "p2pd")]
+        return sum(round(float(one[1]) * GIB) for one in found if one is not None)
 
-def measure(options: argparse.Namespace, root: Path) -> list[Watched]:
-    """Peers of a run that has trained for so many steps."""
-    manifest = root / "run.toml"
-    manifest.write_text(
-        MANIFEST.format(
-            trust=options.trust,
-            preset=options.preset,
-            stages=STAGES,
-            peers=PEERS,
-            microbatch_size=options.microbatch_size,
-            target_tokens=options.target_tokens,
-            codec=options.codec,
-            delay=options.delay,
-        )
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one run."""
+
+    peers: list[Watched]
+    host_bytes: int
+    """The most that its host held, with all that it has started."""
+
+
+def manifest_of(options: argparse.Namespace, row: Row) -> str:
+    """Of a row's run."""
+    model = Shape(options.hidden_size, options.layers).config(row.vocab_size)
+    return MANIFEST.format(
+        trust=row.trust,
+        model=model + ("\nrecompute = true" if row.recompute else ""),
+        stages=STAGES,
+        peers=options.peers,
+        microbatch_size=options.microbatch_size,
+        target_tokens=options.target_tokens,
+        optimizer=f'moments = "{row.moments}"',
+        codec=options.codec,
+        delay=options.delay,
     )
+
+
+def measure(options: argparse.Namespace, root: Path, row: Row) -> Measured:
+    """A run that has trained for so many steps."""
+    manifest = root / "run.toml"
+    manifest.write_text(manifest_of(options, row))
     swarm = [sys.executable, "-m", "swarm"]
-    host = [
-        *swarm,
-        "host",
-        str(manifest),
-        "--listen",
-        "127.0.0.1:0",
-        "--json",
-        "--ends-with-run",
-        "--evaluate-tokens",
-        "4096",
-    ]
+    host = [*swarm, "host", str(manifest), "--listen", "127.0.0.1:0", "--json", "--ends-with-run"]
+    host += ["--evaluate-tokens", "4096"]
     with contextlib.ExitStack() as stack:
         hosting = stack.enter_context(running(host, root / "host.log", stdout=-1))
         events = Events(hosting)
         invite = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["invite"]
         peers = []
-        for number in range(STAGES * PEERS):
-            folder = root / f"peer-{number}"
+        for number in range(STAGES * options.peers):
+            folder, stage = root / f"peer-{number}", number // options.peers
             join = [*swarm, "join", invite, "--yes", "--verbose", "--dir", str(folder), "--listen", "127.0.0.1:0"]
-            join += ["--stage", str(number // PEERS), "--threads", "1"]
+            join += ["--stage", str(stage), "--threads", "1"]
             if options.memory_gib is not None:
                 join += ["--memory-gib", str(options.memory_gib)]
             program = stack.enter_context(running(join, root / f"peer-{number}.log"))
-            peers.append(Watched(folder, psutil.Process(program.pid)))
+            peers.append(Watched(folder, stage, psutil.Process(program.pid)))
+        host_program = Watched(root, -1, psutil.Process(hosting.pid))
         give_up_at = time.monotonic() + options.seconds
         while not any(event.get("version", -1) >= options.steps for event in events.seen):
             if time.monotonic() > give_up_at:
                 raise SystemExit(f"no version {options.steps} within {options.seconds:g} s: {events.seen[-1:]}")
-            for peer in peers:
-                peer.look()
+            for one in (*peers, host_program):
+                one.look()
             time.sleep(LOOK_EVERY_S)
         for peer in peers:
             peer.process.send_signal(signal.SIGINT)
-        return peers
+        return Measured(peers, host_program.all_bytes)
+
+
+def figures(name: str, peer: Watched, num_parameters: int) -> dict[str, Any]:
+    """Of one peer of a row."""
+    reckoned, items = peer.reckoned()
+    beside = peer.beside_the_stage_bytes
+    return {
+        "row": name,
+        "stage": peer.stage,
+        "parameters": num_parameters,
+        "reckoned_bytes": reckoned,
+        "held_bytes": peer.all_bytes,
+        "held_share": peer.all_bytes / reckoned,
+        "stage_reckoned_bytes_a_parameter": (reckoned - beside) / num_parameters,
+        "stage_held_bytes_a_parameter": (peer.all_bytes - beside) / num_parameters,
+        "own_bytes": peer.own_bytes,
+        "p2pd_bytes": peer.p2pd_bytes,
+        "mapped_bytes": peer.mapped_bytes,
+        "items": items,
+    }
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What the command line says; `arguments` in its place."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="small")
-    parser.add_argument("--trust", default="friends", choices=("friends", "public"))
+    parser.add_argument("--row", action="append", choices=sorted(ROWS), help="all of them unless named")
+    parser.add_argument("--hidden-size", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--peers", type=int, default=PEERS, help="of each stage")
     parser.add_argument("--codec", default="int8")
-    parser.add_argument("--delay", type=int, default=1)
+    parser.add_argument("--delay", type=int, default=0)
     parser.add_argument("--microbatch-size", type=int, default=2)
     parser.add_argument("--target-tokens", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=12)
@@ -151,26 +245,39 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.preset, options.steps = "tiny", 2
+        options.hidden_size, options.layers, options.steps = 128, 2, 2
+        options.row = options.row or ["full"]
+    options.row = options.row or list(ROWS)
     return options
+
+
+def line_of(one: dict[str, Any]) -> str:
+    """For people."""
+    reckoned, held = one["reckoned_bytes"] / GIB, one["held_bytes"] / GIB
+    stage = one["stage_reckoned_bytes_a_parameter"], one["stage_held_bytes_a_parameter"]
+    of_stage = "beside libraries and p2pd {:.1f} and {:.1f} bytes a parameter".format(*stage)
+    what = f"{one['row']}, stage {one['stage']} of {one['parameters'] / 1e6:.0f} M parameters"
+    return f"{what}: {reckoned:.2f} GiB reckoned, {held:.2f} held at most ({one['held_share']:.3f}); {of_stage}"
 
 
 def main() -> None:
     options = options_of()
-    with tempfile.TemporaryDirectory() as folder:
-        peers = measure(options, Path(folder))
-        rows = [(peer.reckoned()[0], peer.own_bytes, peer.p2pd_bytes, peer.all_bytes) for peer in peers]
-        if options.json:
-            names = ("reckoned_bytes", "own_bytes", "p2pd_bytes", "all_bytes")
-            print(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
-        else:
-            for number, (reckoned, own, started, both) in enumerate(rows):
-                most = f"{own / GIB:.3f} in the daemon, {started / GIB:.3f} in p2pd and its guard"
-                print(f"stage {number // PEERS}: {reckoned / GIB:.3f} GiB reckoned; at most {most}, ", end="")
-                print(f"{both / GIB:.3f} at once: {both / reckoned:.3f}")
-            print(peers[0].reckoned()[1])
-        over = [reckoned for reckoned, _, _, both in rows if both > BAR * reckoned]
-    raise SystemExit(f"{len(over)} of {len(rows)} peers held more than 1.05 of what they reckoned" if over else 0)
+    found, hosts = list[dict[str, Any]](), dict[str, int]()
+    for name in options.row:
+        with tempfile.TemporaryDirectory() as folder:
+            root, row = Path(folder), ROWS[name]
+            measured = measure(options, root, row)
+            counts = stage_num_parameters(read_manifest(root / "run.toml").model)
+            meant = [peer for peer in measured.peers if row.only in (None, peer.stage)]
+            rows, hosts[name] = [figures(name, peer, counts[peer.stage]) for peer in meant], measured.host_bytes
+        found += rows
+        if not options.json:
+            print("\n".join(map(line_of, rows)))
+            print(f"{name}, the host of {sum(counts) / 1e6:.0f} M parameters: {measured.host_bytes / GIB:.2f} GiB")
+    over = [one for one in found if not 2 - BAR <= one["held_share"] <= BAR]
+    if options.json:
+        print(json.dumps({"bar": BAR, "rows": found, "host_bytes": hosts, "holds": not over}, indent=1))
+    raise SystemExit(f"{len(over)} of {len(found)} peers are not within 15 % of what they reckoned" if over else 0)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ num_key_value_heads = 4
 max_position_embeddings = 64
 [data]
 sequence_length = 64
-chunk_tokens = 129
+chunk_tokens = 130
 seed = {seed}
 [batch]
 microbatch_size = 2

@@ -43,7 +43,7 @@ preset = "{preset}"
 stages = 1
 [data]
 sequence_length = 128
-chunk_tokens = 513
+chunk_tokens = 516
 seed = {seed}
 [batch]
 microbatch_size = 4

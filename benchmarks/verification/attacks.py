@@ -189,7 +189,7 @@ def main(tokens: int, seeds: int, evaluate_tokens: int, threads: int, smoke: boo
         tokens, seeds, sequence_length, evaluate_tokens = 0, 1, SMOKE_SEQUENCE_LENGTH, 2 * SMOKE_SEQUENCE_LENGTH
     shape = {
         "sequence_length": sequence_length,
-        "chunk_tokens": 2 * sequence_length + 1,
+        "chunk_tokens": 2 * (sequence_length + 1),
         "batch_tokens": BATCH_SEQUENCES * sequence_length,
     }
     steps = max(1, tokens // shape["batch_tokens"])

@@ -26,7 +26,7 @@ KILL_AT_SHARE = 0.4
 BATCH_TOKENS = 2048
 MICROBATCH_SIZE = 4
 SEQUENCE_LENGTH = 128
-CHUNK_TOKENS = MICROBATCH_SIZE * SEQUENCE_LENGTH + 1
+CHUNK_TOKENS = MICROBATCH_SIZE * (SEQUENCE_LENGTH + 1)
 """One microbatch: neighbouring text is then spread over the whole run, and every step sees some of everything."""
 LEARNING_RATE = 3e-3
 WARMUP_SHARE = 0.1

@@ -96,6 +96,11 @@ class RunProgress:
             self.digests[report.version][report.stage][peer] = report.state_digest.hex()
         return True
 
+    def has_answered(self, peer: PeerId) -> None:
+        """An admitted peer is there, though it may take no step now."""
+        figures = self.peers[peer]
+        figures.last_heard, figures.left = time.time(), False
+
     def begin(self, first_version: int) -> None:
         """The run begins, or begins again, at this version."""
         self.steps.clear()

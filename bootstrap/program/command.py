@@ -88,9 +88,11 @@ def command(
     from bootstrap.state.remote_archive import open_place
     from bootstrap.state.run_folder import RunFolder, prepare_run
     from swarm.manifest.file import assumed_data, freeze, read_manifest
+    from swarm.memory.allocator import return_large_blocks
     from swarm.network.loop import run
     from swarm.network.services.mirror import checked_mirrors
 
+    return_large_blocks()
     show = _Shown(as_json)
     if (admission == "list") != (allow is not None):
         raise SettingsError("--admission list and --allow FILE go together; give both or none")

@@ -33,6 +33,7 @@ from bootstrap.state.beginning import Beginning, StageSource
 from bootstrap.state.coming_back import ComingBack
 from bootstrap.state.evaluation import Evaluation
 from bootstrap.state.going_on import GoingOn
+from bootstrap.state.lineage import lineage_of
 from bootstrap.state.rolling_back import RollingBack
 from bootstrap.state.run_folder import PreparedRun
 from swarm.averaging.certified_gradient import certified_norm
@@ -45,7 +46,7 @@ from swarm.core.plan import longest_round_s
 from swarm.core.round.contribution import Result
 from swarm.core.state.stage_chain import Genesis
 from swarm.core.transfers import MOST_TIMES
-from swarm.data.pieces import PieceList, list_pieces
+from swarm.data.piece_store import WholeFile
 from swarm.drawn_papers import DrawnPapers
 from swarm.file_donor import FileDonor
 from swarm.host_protocol import (
@@ -160,12 +161,7 @@ class Host:
             self._followed.before_amendment,
         )
         self._changed = asyncio.Event()
-        self._files = {
-            run.settings.data.train_digest: run.data.train_path,
-            run.settings.data.held_out_digest: run.data.held_out_path,
-        }
-        self._lists: dict[bytes, asyncio.Future[PieceList]] = {}
-        """Of the files, by digest."""
+        self._files = {pieces.digest: WholeFile(path, pieces) for path, pieces in run.data.pieces().items()}
         self.vouchers = Vouchers(ledger, self._books)
         beacon = HostBeacon(self._chains, self._followed)
         self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)
@@ -218,7 +214,13 @@ class Host:
             run.settings, self._transport, self.progress, settings.evaluate_tokens, self.justice.may_train
         )
         self._archivist = Archivist(
-            run, self._transport, ledger, self.progress, self.justice.anchor_of, settings.kept_checkpoints
+            run,
+            self._transport,
+            ledger,
+            self.progress,
+            self.justice.anchor_of,
+            settings.kept_checkpoints,
+            lambda: lineage_of(run, self.books),
         )
         host = HostContext(
             run=run,
@@ -263,7 +265,7 @@ class Host:
             (RELAY, self._on_relay),
         ):
             self._transport.serve(method, handler, max_body_bytes=0)
-        FileDonor(self._files, self._pieces_of, self.settings.mirrors).serve(self._transport)
+        FileDonor(self._files, self.settings.mirrors).serve(self._transport)
         self._beginning.serve(self._transport)
         self._coming_back.serve(self._transport)
         self._witness.serve(self._transport)
@@ -537,15 +539,6 @@ class Host:
             "minimum_release": self.settings.minimum_release,
         }
         return Message(answer | self.justice.papers_for(sender))
-
-    async def _pieces_of(self, digest: bytes) -> PieceList:
-        """Made once; it goes on while nobody waits for it any more."""
-        if digest not in self._lists:
-            self._lists[digest] = asyncio.ensure_future(asyncio.to_thread(self._signed_list, digest))
-        return await asyncio.shield(self._lists[digest])
-
-    def _signed_list(self, digest: bytes) -> PieceList:
-        return list_pieces(self._files[digest], digest).signed_by(self.run.run_key)
 
     async def _on_relay(self, sender: PeerId, request: Message) -> Message:
         offer = self.relay.offer() if self.relay is not None else RelayOffer(refusal="this host relays for nobody")

@@ -24,6 +24,7 @@ from swarm.core.errors import SettingsError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
 from swarm.core.settings import RunSettings
+from swarm.core.state.coming_back import AHEAD
 from swarm.host_protocol import ENDING, STANDING
 from swarm.manifest.amendment import CUT, Changes, amended, packed_changes, read_changes, told, unpacked_changes
 from swarm.manifest.signed_run import MAX_AMENDMENTS, NOTHING_BEFORE, Amendment, Ending
@@ -197,42 +198,49 @@ class Amending:
         """How many have heard; and name a later end where some have gone too far, or the stages have begun again."""
         meta: dict[str, Value] = {"ending": pending.to_value()}
 
-        async def one(peer: PeerId) -> tuple[int, bool]:
+        async def one(peer: PeerId) -> bool:
             reply = await self.host.transport.call(peer, ENDING, Message(meta), timeout_s=TELL_S, max_body_bytes=0)
             fields = Fields("ending answer", reply.meta)
+            self.host.progress.has_answered(peer)
             if fields.optional("digest"):  # an earlier process of this host may have been told
                 stage = self.host.progress.peers[peer].stage
                 held = self.host.progress.digests[int(pending.version)][stage]
                 held[peer] = fields.octets("digest", length=32).hex()
-            return fields.integer("version"), fields.boolean("in_time")
+            return fields.boolean("in_time")
 
         said = await of_each(self._training(), one) if pending.era == self._era else {}
-        known = [int(followed.version) for followed in self.host.followed.values()]
-        members = {peer for followed in self.host.followed.values() for peer in followed.chain.members}
-        late = any(version > pending.version for version in known) or any(
-            not in_time for peer, (_, in_time) in said.items() if peer in members
-        )
         total = self.host.run.settings.optimizer.total_steps
-        if pending.era != self._era or (late and pending.version < total):
+        if pending.era != self._era or (pending.version < total and self._is_late(pending, said)):
             version = min(total, max(int(pending.version), await self._highest()) + self._ahead())
             log.warning("the era does not end at version %d but at %d: some had gone too far", pending.version, version)
             self._end(unpacked_changes(pending.changes), version)
         return len(said)
 
+    def _is_late(self, pending: Ending, in_time: Mapping[PeerId, bool]) -> bool:
+        """Whether a stage is certified beyond the end, or none of its members that answered has its state there."""
+        for followed in self.host.followed.values():
+            said = [in_time[peer] for peer in followed.chain.members if peer in in_time]
+            if followed.version > pending.version or (said and not any(said)):
+                return True
+        return False
+
     def _training(self) -> list[PeerId]:
-        return [peer for peer in self.host.progress.present() if self.host.justice.may_train(peer)]
+        """Who is there as far as is known, and the members: of those who stand still nothing is heard."""
+        known = self.host.progress.peers
+        members = {peer for followed in self.host.followed.values() for peer in followed.chain.members}
+        there = {*self.host.progress.present(), *(peer for peer in members if peer in known)}
+        return sorted(peer for peer in there if self.host.justice.may_train(peer))
 
     async def _highest(self) -> int:
-        """The highest version that is known of any stage."""
+        """The highest version that is certified of any stage, or not much more, where somebody says so."""
 
         async def one(peer: PeerId) -> int:
             reply = await self.host.transport.call(peer, STANDING, Message(), timeout_s=TELL_S, max_body_bytes=0)
             return Fields("standing", reply.meta).integer("version")
 
         said: Mapping[PeerId, int] = await of_each(self._training(), one)
-        total = self.host.run.settings.optimizer.total_steps
-        known = [int(followed.version) for followed in self.host.followed.values()]
-        return max([*known, *(version for version in said.values() if version <= total)])
+        known = max(int(followed.version) for followed in self.host.followed.values())
+        return max([known, *(min(version, known + AHEAD) for version in said.values())])
 
     def _ahead(self) -> int:
         """Steps that are not taken before all have heard."""

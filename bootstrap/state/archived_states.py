@@ -51,7 +51,7 @@ class ArchivedStates:
         """
         past, settings = self._handed[stage], self._run.settings
         async with self._taking[stage]:
-            state, offer = await fetch_state(transport, peer, stage, past.layout, settings, version=start)
+            state, offer = await fetch_state(transport, peer, stage, past.layout, settings, past.folder, version=start)
             if offer.chain is None:
                 raise RemoteError("protocol", f"version {start} comes without what is certified of it", peer)
             await self._stores[stage].save(state, offer.chain)

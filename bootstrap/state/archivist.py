@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bootstrap.state.beginning import StageStart
 from bootstrap.state.run_folder import PreparedRun
 from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter, keep_last
 from swarm.checkpoint.huggingface import copy_tokenizer
+from swarm.checkpoint.parent import PARENT
 from swarm.checkpoint.record import TOKENIZER, CheckpointRecord, files_below
 from swarm.checkpoint.state import StageState
 from swarm.checkpoint.transfer import Offer, fetch_state
@@ -42,14 +44,16 @@ class Archivist:
         progress: RunProgress,
         anchor_of: Callable[[int, int], Anchor | None],
         kept_checkpoints: int,
+        lineage: Callable[[], dict[str, Any]],
     ) -> None:
-        """`anchor_of` a stage at a version, if there is one by now."""
+        """`anchor_of` a stage at a version, if there is one by now; `lineage` of the weights, for the model card."""
         self._run = run
         self._transport = transport
         self._ledger = ledger
         self._progress = progress
         self._anchor_of = anchor_of
         self._kept_checkpoints = kept_checkpoints
+        self._lineage = lineage
         self.paths: dict[int, Path] = {}
         """Of what this process has written."""
 
@@ -113,11 +117,14 @@ class Archivist:
         if self._run.tokenizer is not None:
             (writer.folder / TOKENIZER).mkdir()
             await asyncio.to_thread(copy_tokenizer, self._run.tokenizer, writer.folder / TOKENIZER)
+        if self._run.parent is not None:
+            await asyncio.to_thread(shutil.copytree, self._run.parent, writer.folder / PARENT)
         meta = CheckpointMeta(
             model=settings.model,
             tokenizer=settings.data.tokenizer,
             run=_json(settings_to_value(settings)),
             data_position=_json(leases.to_value()),
+            lineage=self._lineage(),
         )
         return await asyncio.to_thread(writer.commit, meta)
 
@@ -144,8 +151,9 @@ class Archivist:
                     if anchor is not None and stated[peer] != anchor.state_digest.hex():
                         continue
                     try:
+                        run, layout = self._run, start.state.layout
                         state, offer = await fetch_state(
-                            self._transport, peer, stage, start.state.layout, self._run.settings, version=version
+                            self._transport, peer, stage, layout, run.settings, run.folder.root, version=version
                         )
                     except (TransientError, RemoteError, TimeoutError) as error:
                         log.info("state of stage %d version %d from %s: %s", stage, version, peer[-6:], error)

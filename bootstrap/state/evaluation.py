@@ -8,7 +8,10 @@ from bootstrap.owner.progress import RunProgress, VersionGone
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
+from swarm.core.plan import activation_bytes_per_token
 from swarm.core.settings import RunSettings
+from swarm.core.transfers import longest_way_s
+from swarm.manifest.model import hidden_size
 from swarm.network.transport import Message, Transport
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,12 @@ class Evaluation:
         self._transport = transport
         self._progress = progress
         per_batch = settings.microbatch_tokens
+        self._answer_s = 2 * longest_way_s(
+            per_batch * activation_bytes_per_token(settings.codecs.activations, hidden_size(settings.model)),
+            settings.model.num_stages - 1,
+            floor_s=settings.deadlines.hop_s,
+            least_mbit=settings.deadlines.least_mbit,
+        )
         available = max(1, (settings.data.num_held_out_tokens - 1) // per_batch)
         self._num_batches = max(1, min(available, num_tokens // per_batch))
         self.asked_for: asyncio.Queue[int] = asyncio.Queue()
@@ -69,7 +78,7 @@ class Evaluation:
                         source,
                         "evaluate",
                         Message({"version": version, "index": index}),
-                        timeout_s=self._settings.deadlines.hop_s * 2,
+                        timeout_s=self._answer_s,
                         max_body_bytes=0,
                     )
                     fields = Fields("evaluation", reply.meta)

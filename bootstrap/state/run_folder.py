@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.remote_archive import ArchivePlace, RemoteArchive
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.archive import CheckpointInfo, latest_checkpoint, load_stage, remove_leftovers
+from swarm.checkpoint.parent import PARENT, keep_parent
 from swarm.checkpoint.recut import recut
 from swarm.checkpoint.state import UNNAMED, StageState, state_digest
 from swarm.core.canonical import unpack
@@ -23,6 +25,7 @@ from swarm.core.settings import RunSettings
 from swarm.core.state.result_size import most_members
 from swarm.data.prepare import PreparedData, prepare_data
 from swarm.data.tokenizer import BYTES
+from swarm.disk.mapped_file import mapped
 from swarm.disk.whole_file import whole_file
 from swarm.identity.key import Identity
 from swarm.manifest.file import Manifest, freeze
@@ -60,6 +63,16 @@ class RunFolder:
     def data(self) -> Path:
         return self.root / "data"
 
+    @property
+    def parent(self) -> Path:
+        """What is kept of the checkpoint that the run began from."""
+        return self.root / PARENT
+
+    @property
+    def first_weights(self) -> Path:
+        """Those of version 0, a file for each stage."""
+        return self.root / "first-weights"
+
 
 @dataclass
 class PreparedRun:
@@ -78,6 +91,8 @@ class PreparedRun:
     leases: LeaseTable
     tokenizer: Path | None = None
     """The tokenizer's file or folder; None for bytes."""
+    parent: Path | None = None
+    """What is kept of the checkpoint that the run began from, if it did."""
     archive: RemoteArchive | None = None
     """Where checkpoints are kept besides the folder, if anywhere."""
 
@@ -103,7 +118,7 @@ def prepare_run(
     except OSError as error:
         raise SettingsError(f"--dir {root}: cannot be written ({error.strerror}); choose another folder") from error
     say("reading text")
-    data = prepare_data(manifest.data, folder.data)
+    data = prepare_data(manifest.data, folder.data, say)
     remove_leftovers(folder.checkpoints)
     known = _known_settings(folder)
     run_key = load_or_create_identity(root / "run.key")
@@ -118,10 +133,12 @@ def prepare_run(
         states, leases = _resume(folder, signed, manifest, say)
     else:
         settings = freeze(manifest, data, ())
-        states = _initial_states(settings, manifest, say)
+        states = _initial_states(folder, settings, manifest, say)
         check_stage_sizes(settings)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
         leases = LeaseTable()
+        if manifest.initial_checkpoint is not None:
+            keep_parent(manifest.initial_checkpoint, folder.parent)
         _write_settings(folder, settings)
         signed = _signed(folder, settings, run_key)
     settings = signed.in_force
@@ -138,6 +155,7 @@ def prepare_run(
         states,
         leases,
         None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
+        folder.parent if folder.parent.is_dir() else None,
         None if place is None else RemoteArchive(place, signed.run_id, run_key.peer_id),
     )
 
@@ -193,8 +211,12 @@ def _write_settings(folder: RunFolder, settings: RunSettings) -> None:
         partial.write_bytes(settings_bytes(settings))
 
 
-def _initial_states(settings: RunSettings, manifest: Manifest, say: Callable[[str], None]) -> list[StageState]:
+def _initial_states(
+    folder: RunFolder, settings: RunSettings, manifest: Manifest, say: Callable[[str], None]
+) -> list[StageState]:
+    """One stage's are made at a time, and lie on disk then: a host's memory does not grow with the model."""
     states = []
+    folder.first_weights.mkdir(exist_ok=True)
     source = manifest.initial_checkpoint
     weights = initial_weights(settings.model, settings.data.seed, source)
     for stage, flat in enumerate(weights):
@@ -205,12 +227,18 @@ def _initial_states(settings: RunSettings, manifest: Manifest, say: Callable[[st
             StageState(
                 version=0,
                 layout=layout,
-                weights=np.ascontiguousarray(flat, dtype=np.float32),
+                weights=_on_disk(folder.first_weights / f"stage-{stage}", flat),
                 moments=dict(optimizer.state_arrays()),
                 scalars=dict(optimizer.scalars),
             )
         )
     return states
+
+
+def _on_disk(path: Path, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    with whole_file(path) as partial, partial.open("wb") as file:
+        file.write(np.ascontiguousarray(values, dtype=np.float32).data)
+    return np.frombuffer(mapped(path), dtype=np.float32)
 
 
 def _resume(
@@ -220,7 +248,7 @@ def _resume(
     settings = signed.first
     info = latest_checkpoint(folder.checkpoints)
     if info is None:
-        states = _initial_states(settings, manifest, say)
+        states = _initial_states(folder, settings, manifest, say)
         if tuple(state_digest(state) for state in states) != settings.initial_state_digests:
             raise SettingsError(
                 f"--dir {folder.root}: this machine makes other initial weights than the run began with; "

@@ -40,10 +40,10 @@ class Beside:
         """The peers on one side."""
         return sorted(self._of_stage(self._inquiry.steps.chain.stage + side))
 
-    def input_ids(self, number: MicrobatchId) -> bytes | None:
-        """At stage 0, where nobody is before: what is in the data instead."""
-        reader = self._inquiry.reader
-        return ids_bytes(reader.batch(number)[0]) if reader is not None else None
+    async def input_ids(self, number: MicrobatchId) -> bytes | None:
+        """At stage 0, where nobody is before: what is in the data instead, if it can be had."""
+        batch = await self._inquiry.batch(number)
+        return ids_bytes(batch[0]) if batch is not None else None
 
     async def passed(self, peer: PeerId, due: Drawn) -> tuple[tuple[PeerId, MicrobatchId], ...]:
         """What the peer says passed between it and this stage; nothing if it says nothing."""
@@ -83,7 +83,7 @@ class Beside:
         if steps.context.settings.model.num_stages == 1:
             raise TransientError(f"microbatch {number} of {target} passed nobody else")
         before, after = await shown(-1), await shown(1)
-        ids = self.input_ids(number) or b""
+        ids = await self.input_ids(number) or b""
 
         def put_together() -> Exhibit:
             found = exhibit_of(work, before, after, ids=ids)

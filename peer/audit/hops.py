@@ -119,7 +119,9 @@ class HopAudits:
             return
         if await self._has_two_faces(target, shown[1]):
             return
-        claims = await inquiry.exact(lambda: self._claims(target, due, shown))
+        numbers = {exchange.birth.microbatch_id for exchange in shown[1]}
+        ids = await self._beside.input_ids(numbers.pop()) if len(numbers) == 1 else None
+        claims = await inquiry.exact(lambda: self._claims(target, due, shown, ids))
         proven = {claim.header.digest() for claim in claims}
         unproven = {header.digest(): (exchange, header) for exchange, header in signed}
         for exchange, header in [unproven[digest] for digest in sorted(unproven) if digest not in proven]:
@@ -155,10 +157,10 @@ class HopAudits:
                 found.append((exchange, header))
         return found
 
-    def _claims(self, target: PeerId, due: StepDue, shown: dict[int, list[Exchange]]) -> list[HopClaim]:
-        """(exact) What the target's word on the step can be compared with."""
-        numbers = {exchange.birth.microbatch_id for exchange in shown[1]}
-        ids = self._beside.input_ids(numbers.pop()) if len(numbers) == 1 else None
+    def _claims(
+        self, target: PeerId, due: StepDue, shown: dict[int, list[Exchange]], ids: bytes | None
+    ) -> list[HopClaim]:
+        """(exact) What the target's word on the step can be compared with; `ids` came in at stage 0."""
         held: dict[bytes, HopClaim] = {}
         for claim in claims_of(target, shown[-1], shown[1], ids=ids):
             if claim.birth.step != due.step or claim.birth.era != self._steps.era:

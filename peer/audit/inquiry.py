@@ -15,8 +15,8 @@ from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
-from swarm.core.ids import PeerId, Step, Version
-from swarm.data.batches import BatchReader
+from swarm.core.ids import MicrobatchId, PeerId, Step, Version
+from swarm.data.batches import Batch
 from swarm.host_protocol import OWED
 from swarm.network.transport import Message
 from verification.audit.draws import AuditBudget
@@ -43,6 +43,13 @@ class Drawn(Protocol):
 
     @property
     def reveal(self) -> bytes: ...
+
+
+class Batches(Protocol):
+    """The run's microbatches, as `peer.pipeline.leased_tokens` has them."""
+
+    async def batch(self, microbatch_id: MicrobatchId) -> Batch:
+        """Raises TransientError if nobody gives the tokens now."""
 
 
 @dataclass
@@ -78,7 +85,7 @@ class Inquiry:
     standing: KnownStanding
     jury: Jury | None
     """None where nothing is replayed: what is found is exact."""
-    reader: BatchReader | None
+    tokens: Batches | None
     """At stage 0: what every microbatch must hold."""
     counters: AuditCounters = field(default_factory=AuditCounters)
 
@@ -155,6 +162,14 @@ class Inquiry:
         self.counters.bytes += len(reply.body)
         return reply
 
+    async def batch(self, number: MicrobatchId) -> Batch | None:
+        """At stage 0, what the microbatch must hold; None where nobody gives the tokens now."""
+        try:
+            return await self.tokens.batch(number) if self.tokens is not None else None
+        except TransientError as error:
+            log.warning("what microbatch %d holds is not looked at: %s", number, error)
+            return None
+
     # -- found --------------------------------------------------------------------------------------------
 
     def check_not_accused(self, target: PeerId) -> None:
@@ -164,12 +179,9 @@ class Inquiry:
 
     async def is_of_other_data(self, target: PeerId, step: Step, births: Iterable[BirthRecord]) -> bool:
         """Whether the target is accused, as the source of these, of reading something else than the data order has."""
-        reader = self.reader
-        if reader is None:
-            return False
         for birth in births:
-            batch = await self.exact(partial(reader.batch, birth.microbatch_id))
-            if birth.source == target and differences(birth, *batch):
+            batch = await self.batch(birth.microbatch_id) if birth.source == target else None
+            if batch is not None and differences(birth, *batch):
                 log.warning("%s at step %d: a microbatch of other data", target, step)
                 await self.accuse(DataFraud(birth=birth))
                 return True

@@ -18,7 +18,7 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis
-from swarm.host_protocol import BAN, DEBT, FILE, FINISH, MAX_BANS, PARDON, PIECES, PROMOTE, QUARANTINE, RESULTS
+from swarm.host_protocol import BAN, DEBT, FILE, FINISH, HELD, MAX_BANS, PARDON, PIECES, PROMOTE, QUARANTINE, RESULTS
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Handler, Message
 from verification.audit.standing import AuditDebt
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Word: TypeAlias = Ban | Quarantine | Pardon | Promotion | Debt
 
 FOR_EVERYBODY = frozenset(
-    {"ping", WATCH, RESULTS, PART_BYTES, SNAPSHOT, CHUNK, FILE, PIECES, JOIN, EXAM, EXAM_ANSWER}
+    {"ping", WATCH, RESULTS, PART_BYTES, SNAPSHOT, CHUNK, FILE, HELD, PIECES, JOIN, EXAM, EXAM_ANSWER}
     | {BAN, QUARANTINE, PARDON, PROMOTE, DEBT, FINISH}
 )
 """What passes between a member and a peer on probation: enough to follow the stage, and to be examined."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from swarm.core.ids import PeerId
 from swarm.core.owner.guest import GIB, Conduct, Decision, Reading
 from swarm.core.owner.limits import LIMITS, OwnerLimits, clock
+from swarm.manifest.amendment import told, unpacked_changes
 from swarm.proto import daemon_pb2 as pb
 
 if TYPE_CHECKING:
@@ -101,7 +102,6 @@ def _on_probation(daemon: "PeerDaemon", live: "PeerAtStage") -> bool:
 
 
 ENDED = "the run has taken its last step: waiting for the host to end it"
-AMENDING = "the run is amended at version {version}: waiting for the host to begin the stages under its new settings"
 
 
 def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str:
@@ -109,7 +109,11 @@ def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str
     steps, neighbours = live.steps, live.neighbours
     stage, last = int(steps.chain.stage), live.settings.model.num_stages - 1
     if steps.is_over:
-        return ENDED if steps.is_run_over else AMENDING.format(version=steps.ends_at)
+        ending = live.ending
+        if ending is None or steps.is_run_over:
+            return ENDED
+        changes = "; ".join(told(live.settings, unpacked_changes(ending.changes)))
+        return f"the run is amended at version {ending.version}, its host begins the stages anew: {changes}"
     if not steps.is_member:
         return f"waiting to be put on the roster of stage {stage}: that takes a step or two"
     if 0 <= tally.since_last_s < IDLE_S or (tally.since_last_s < 0 and uptime_s < IDLE_S):

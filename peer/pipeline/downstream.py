@@ -89,7 +89,7 @@ class Downstream:
         `keep` is told of each training microbatch before it goes to a peer, and again with the answer: whether it may
         go. `on_violation` is told of answers that no honest program gives.
         """
-        self._settings = settings = stage_pass.settings
+        self._settings = stage_pass.settings
         self._pass = stage_pass
         self._era = era
         self._transport = transport
@@ -98,7 +98,7 @@ class Downstream:
         self._counters = counters
         self._keep = keep
         self._on_violation = on_violation
-        self._deadline = AdaptiveDeadline(limit_s=settings.deadlines.hop_s, floor_s=3.0, factor=10.0)
+        self._deadline = AdaptiveDeadline(limit_s=stage_pass.longest_s, floor_s=3.0, factor=10.0)
         self._routes_changed = asyncio.Event()
 
     def update_peers(self, peers: set[PeerId]) -> None:
@@ -116,7 +116,7 @@ class Downstream:
         birth_is_training = birth.kind == "train"
         request = Message({"birth": birth_digest, "step": birth.step if birth_is_training else None})
         last = "no attempt"
-        give_up_at = time.monotonic() + self._settings.deadlines.hop_s
+        give_up_at = time.monotonic() + self._pass.longest_s
         attempts = 0
         while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
             if birth.era != self._era():
@@ -195,7 +195,7 @@ class Downstream:
             peer,
             METHOD,
             request,
-            timeout_s=self._deadline.seconds if birth.kind == "train" else self._settings.deadlines.hop_s,
+            timeout_s=self._deadline.seconds if birth.kind == "train" else self._pass.longest_s,
             max_body_bytes=tensors.gradient_codec.encoded_bytes(tensors.shape),
         )
         fields = Fields("hop answer", reply.meta)

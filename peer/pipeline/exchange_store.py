@@ -5,16 +5,23 @@ twice. So an honest peer can always show what it signed for and what its contrib
 what a liar sent it.
 """
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.round.contribution import Work
 from swarm.core.settings import RunSettings
 from swarm.data.batches import Batch
+from swarm.disk.cold_bytes import ColdBytes
 from verification.pipeline.exchanges import MAX_EXCHANGES, Exchange, exhibit_of
 from verification.pipeline.headers import BirthRecord, HopHeader, ids_bytes
 from verification.round.papers import Bytes, Exhibit, Papers
 
+EXCHANGES = "exchanges"
+"""What the files of their bytes begin with."""
 MAX_CALLS = 2 * MAX_EXCHANGES
 """Of one microbatch, that came and that went."""
 
@@ -29,25 +36,40 @@ class ExchangeStore:
         retained_versions: int,
         max_microbatches: int,
         batch: Callable[[MicrobatchId], Batch] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """`batch`: at stage 0, where nothing comes in, what a microbatch is made from instead."""
+        """`batch`: at stage 0, where nothing comes in, what a microbatch is made from instead.
+
+        `folder`: where the bytes of answered calls lie, and nothing of an earlier process stays; None: in memory.
+        """
         self._me = me
         self._batch = batch
         self._retained = retained_versions
         self._max_microbatches = max_microbatches
         self._held: dict[Step, dict[MicrobatchId, dict[bytes, Exchange]]] = {}
         """Of a microbatch, by the digest of the activation's header; an answer after the first, by that of its own."""
+        self._folder = folder
+        self._cold: dict[Step, ColdBytes] = {}
+        """The steps' bytes on disk."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=EXCHANGES) if folder is not None else None
+        self._changing = threading.Lock()
+        for left in folder.glob(f"{EXCHANGES}-*") if folder is not None else ():
+            left.unlink(missing_ok=True)
         self._born: dict[Step, dict[bytes, tuple[BirthRecord, Bytes]]] = {}
         """In a run of one stage, where nothing is sent: what began here, with its targets, by the record's digest."""
 
     @classmethod
     def of_run(
-        cls, settings: RunSettings, me: PeerId, batch: Callable[[MicrobatchId], Batch] | None = None
+        cls,
+        settings: RunSettings,
+        me: PeerId,
+        batch: Callable[[MicrobatchId], Batch] | None = None,
+        folder: Path | None = None,
     ) -> "ExchangeStore":
         """Large enough for a peer that does all of its stage's work, twice; for nothing where nothing is replayed."""
         kept = settings.audits.retained_versions
         most = 2 * settings.microbatches_per_step * (kept + 2) if settings.replays else 0
-        return cls(me, retained_versions=kept, max_microbatches=most, batch=batch)
+        return cls(me, retained_versions=kept, max_microbatches=most, batch=batch, folder=folder)
 
     def has_room(self, step: Step, microbatch_id: MicrobatchId, *, coming: int = 0, calls: int = 0) -> bool:
         """Whether a call of the microbatch, which may be sent on and on, could be shown when others are kept that are
@@ -71,8 +93,28 @@ class ExchangeStore:
                 return True
             key = key if exchange.gradient == known.gradient else exchange.gradient.digest()
         if self._max_microbatches:
-            self._held.setdefault(birth.step, {}).setdefault(birth.microbatch_id, {})[key] = exchange
+            with self._changing:
+                self._held.setdefault(birth.step, {}).setdefault(birth.microbatch_id, {})[key] = exchange
+            # What is not answered yet is in memory all the same: the microbatch is under way.
+            if self._writer is not None and exchange.gradient is not None:
+                self._writer.submit(self._write, exchange, key)
         return True
+
+    def _write(self, exchange: Exchange, key: bytes) -> None:
+        """(its own thread) Put its bytes on disk, and read them from there from now on."""
+        step, number = exchange.birth.step, exchange.birth.microbatch_id
+        with self._changing:
+            if step not in self._held:
+                return
+            cold = self._cold.get(step)
+            if cold is None:
+                cold = self._cold[step] = ColdBytes(self._folder, f"{EXCHANGES}-{int(step):08d}")
+        activation, targets, answer = (cold.put(memoryview(body)) for body in exchange.bodies)
+        kept = replace(exchange, activation=activation, targets=targets, answer=answer)
+        with self._changing:
+            calls = self._held.get(step, {}).get(number, {})
+            if calls.get(key) is exchange:
+                calls[key] = kept
 
     def keep_born(self, birth: BirthRecord, targets: Bytes) -> bool:
         """A microbatch that begins and ends here. False if it could not be shown."""
@@ -109,7 +151,7 @@ class ExchangeStore:
         born = self._born.get(step, {}).get(work.input_header)
         if born is not None:
             return self._of_born(work, *born)
-        ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None else b""
+        ids = ids_bytes(self._batch(work.microbatch_id)[0]) if self._batch is not None and calls else b""
         return exhibit_of(work, calls, calls, ids=ids)
 
     def own(self, microbatch_id: MicrobatchId, header: bytes) -> list[Exchange]:
@@ -122,8 +164,10 @@ class ExchangeStore:
     def forget(self, version: int) -> None:
         """The stage is at `version`: what is too old to be asked for goes."""
         oldest = version - 1 - self._retained
-        for step in [step for step in self._held if int(step) < oldest]:
-            del self._held[step]
+        with self._changing:
+            for step in [step for step in self._held if int(step) < oldest]:
+                del self._held[step]
+                self._cold.pop(step, None)
         for step in [step for step in self._born if int(step) < oldest]:
             del self._born[step]
 

@@ -64,7 +64,7 @@ class HopServer:
         self._targets_bytes = 4 * tensors.shape[0] * tensors.shape[1]
         limits = work.settings.limits
         self._passages = Passages(
-            longest_s=work.settings.deadlines.hop_s,
+            longest_s=work.stage_pass.longest_s,
             most_orphans=limits.max_in_flight,
             most_done=limits.max_in_flight,
             lives=is_before,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from peer.pipeline.compute import Urgency
 from peer.pipeline.downstream import Downstream, Refused
 from peer.pipeline.grants import Turn
+from peer.pipeline.leased_tokens import LeasedTokens
 from peer.pipeline.stage_pass import Activation, Born
 from peer.pipeline.stage_work import StageWork
 from peer.pipeline.turns import Turns
@@ -23,8 +24,6 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import MicrobatchId, PeerId, Step
 from swarm.core.round.contribution import MAX_ATTEMPTS
-from swarm.data.batches import BatchReader, held_out_batches
-from swarm.data.token_file import TokenFile
 from swarm.model.stage import Saved
 from swarm.network.transport import Message, Transport
 from verification.pipeline.headers import Kind
@@ -52,15 +51,12 @@ class Source:
     turns: Turns
     downstream: Downstream | None
     """None in a run of one stage: what begins here ends here."""
-    train: TokenFile
-    held_out: TokenFile
+    tokens: LeasedTokens
     losses: dict[Step, StepLoss] = field(default_factory=dict)
     in_flight: int = 0
 
     def __post_init__(self) -> None:
         self.settings = self.work.settings
-        self._reader = BatchReader(self.settings, self.train)
-        self._held_out = held_out_batches(self.settings, self.held_out, limit_tokens=len(self.held_out))
 
     def serve(self, transport: Transport) -> None:
         transport.serve(EVALUATE, self._on_evaluate, max_body_bytes=0)
@@ -131,7 +127,7 @@ class Source:
 
     async def _attempt(self, turn: Turn, attempt: int) -> None:
         work, replica, step = self.work, self.work.replica, turn.step
-        tokens_BL, targets_BL = self._reader.batch(turn.microbatch_id)
+        tokens_BL, targets_BL = await self.tokens.batch(turn.microbatch_id, born_for=step)
         born = self._born("train", turn.microbatch_id, attempt, step, tokens_BL, targets_BL)
 
         def check_open() -> None:
@@ -185,9 +181,10 @@ class Source:
         fields = Fields("evaluation", request.meta)
         version, index = fields.integer("version"), fields.integer("index", high=1 << 32)
         fields.done()
-        if index >= len(self._held_out):
-            raise RemoteError("protocol", f"held-out microbatch {index} of {len(self._held_out)}", sender)
-        tokens_BL, targets_BL = self._held_out[index]
+        try:
+            tokens_BL, targets_BL = await self.tokens.held_out_batch(index)
+        except IndexError as error:
+            raise RemoteError("protocol", str(error), sender) from error
         if self.work.permit.withheld:
             raise TransientError("this peer's owner has paused it")
         weights = self.steps.evaluation_weights(version)

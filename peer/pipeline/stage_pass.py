@@ -20,6 +20,7 @@ from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
 from swarm.core.round.contribution import Work
 from swarm.core.settings import RunSettings
+from swarm.core.transfers import longest_way_s
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved, SavedLoss, Weights
 from swarm.model.tensor_pass import TensorPass
@@ -88,6 +89,14 @@ class StagePass:
         self.replica = replica
         self.tensors = TensorPass(settings, replica.model)
         self.shape = self.tensors.shape
+        wires = (self.tensors.codec, self.tensors.gradient_codec)
+        self.longest_s = longest_way_s(
+            sum(codec.encoded_bytes(self.shape) for codec in wires),
+            settings.model.num_stages - 1 - replica.stage,
+            floor_s=settings.deadlines.hop_s,
+            least_mbit=settings.deadlines.least_mbit,
+        )
+        """A microbatch that goes on from here has come back by then, in seconds, or never does."""
         self._numeric_class = numeric_class(replica.model.device, settings.model.compute_dtype)
 
     # -- birth --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from peer.pipeline.compute import Urgency, WorkThread
 from peer.pipeline.downstream import Downstream, HopCounters
 from peer.pipeline.exchange_store import ExchangeStore
 from peer.pipeline.hops import HopServer
+from peer.pipeline.leased_tokens import LeasedTokens
 from peer.pipeline.memory_pressure import MemoryPressure
 from peer.pipeline.screens import Screens
 from peer.pipeline.source import Source
@@ -55,7 +56,6 @@ from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, StageIndex
 from swarm.core.pipeline.wiring import EarliestFinishWiring
 from swarm.core.settings import RunSettings
-from swarm.data.batches import BatchReader
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RUN
 from swarm.identity.key import Identity
@@ -164,8 +164,9 @@ class PeerAtStage:
             make_part_exchange=made.part_exchange,
             make_driver=made.round_driver,
         )
-        reader = BatchReader(settings, joined.files[0]) if joined.files is not None else None
-        exchanges = ExchangeStore.of_run(settings, me, reader.batch if reader is not None else None)
+        self.tokens = tokens = LeasedTokens(*joined.tokens, steps) if joined.tokens is not None else None
+        batch = tokens.reader.batch if tokens is not None else None
+        exchanges = ExchangeStore.of_run(settings, me, batch, joined.snapshots)
         stage_pass = made.stage_pass(settings, joined.run_id, own.identity, replica)
         downstream = self._made_downstream(stage_pass, exchanges)
         work = StageWork(
@@ -187,8 +188,8 @@ class PeerAtStage:
             on_violation=events.publish,
         )
         self.source: Source | None = None
-        if joined.files is not None:
-            self.source = Source(work, steps, rounds.turns, downstream, *joined.files)
+        if tokens is not None:
+            self.source = Source(work, steps, rounds.turns, downstream, tokens)
         self.catch_up = CatchUp(
             rounds,
             own.transport,
@@ -211,7 +212,7 @@ class PeerAtStage:
             signed_run=joined.signed_run,
             host=own.host.peer_id,
             made=made,
-            reader=reader,
+            tokens=tokens,
         )
         if own.on_step is not None:
             events.hear(Applied, partial(own.on_step, steps))
@@ -259,6 +260,8 @@ class PeerAtStage:
         events.hear(Applied, own.tally.applied, self.server.applied)
         events.hear(Overtaken, self.catch_up.overtaken)
         events.hear(StateFault, lambda fault: self.catch_up.load_anew())
+        if self.tokens is not None:
+            events.hear(VersionTurned, self.tokens.turned)
         expected = ExpectedCallers(own.transport, own.host.peer_id, self.steps.chain)
         events.hear(VersionTurned, expected.turned)
         events.hear(PeersChanged, expected.changed)
@@ -295,6 +298,8 @@ class PeerAtStage:
         works.append(self.beacon.run())
         works += [run() for run in self.verifying.services]
         works.append(self._keep_to_the_permit())
+        if self.tokens is not None:
+            works.append(self.tokens.run())
         if self.source is not None:
             works.append(self.source.run(self._draining))
         if self.mover is not None:

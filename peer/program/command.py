@@ -145,7 +145,9 @@ def _volunteer(state: StateFolder, limits: OwnerLimits, stage: int | None, liste
     from peer.owner.gpus import chosen_gpu
     from peer.owner.limits import VolunteerSettings
     from swarm.local.compute_pools import bound_pools, pools_bound_by_owner
+    from swarm.memory.allocator import return_large_blocks
 
+    return_large_blocks()
     if limits.threads is not None:
         threads = limits.threads
         claim_cores(threads)

@@ -23,7 +23,7 @@ from peer.owner.machine import folder_bytes
 from peer.pipeline.compute import Urgency, WorkThread
 from peer.state.donors import donors_of
 from peer.state.first_state import FirstState
-from peer.state.run_files import RunFiles
+from peer.state.run_files import HeldFile, RunFiles
 from swarm.checkpoint.state import StageState
 from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
@@ -32,10 +32,9 @@ from swarm.core.errors import AmendedError, RemoteError, SettingsError, Transien
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, RunId, StageIndex
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
-from swarm.core.plan import stage_memory_bytes
+from swarm.core.plan import held_token_bytes, stage_memory_bytes
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
-from swarm.data.token_file import TokenFile
 from swarm.host_protocol import ADMIT
 from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
@@ -51,6 +50,14 @@ log = logging.getLogger(__name__)
 
 OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
 """Told of the run before anything of it is joined; what it raises ends the peer."""
+
+
+class JoinedTokens(NamedTuple):
+    """Of what a microbatch is read, and how more of it comes."""
+
+    files: RunFiles
+    train: HeldFile
+    held_out: HeldFile
 
 
 class StateToEnter:
@@ -80,8 +87,8 @@ class Joined(NamedTuple):
     folder: Path
     """Of the run."""
     snapshots: Path
-    files: tuple[TokenFile, TokenFile] | None
-    """Training and held-out tokens, at stage 0."""
+    tokens: JoinedTokens | None
+    """At stage 0."""
 
 
 class Joining:
@@ -153,17 +160,17 @@ class Joining:
         # All libraries are loaded, and nothing else is.
         model = await asyncio.to_thread(self._model_that_fits, settings, stage, layout, folder)
         snapshots = folder / f"snapshots-{self._identity.peer_id[-8:]}"
-        files = None
+        tokens = None
         if stage == 0:
-            ours = RunFiles(
+            files = RunFiles(
                 settings=settings,
-                run_key=run_key,
                 host=self._host,
                 transport=self._transport,
                 limited=self._limited,
                 folder=folder,
+                donors=partial(self._donors, name, stage),
             )
-            files = await ours.get(partial(self._donors, name, stage))
+            tokens = JoinedTokens(files, *await files.open())
         wanted = FirstState(
             settings=settings,
             run_id=name,
@@ -183,7 +190,7 @@ class Joining:
         )
         state, chain = await wanted.get()
         return Joined(
-            settings, name, signed_run, ticket, draws, model, StateToEnter(state), chain, folder, snapshots, files
+            settings, name, signed_run, ticket, draws, model, StateToEnter(state), chain, folder, snapshots, tokens
         )
 
     def _draw_seed(self, name: RunId, amendments: int) -> bytes:
@@ -243,11 +250,11 @@ class Joining:
     ) -> ComputeMode:
         """How much of a microbatch this peer computes at once. Raises SettingsError if the stage fits in no way."""
         hidden_size = validate_config(settings.model.config_json).hidden_size
-        num_tokens = settings.data.num_train_tokens + settings.data.num_held_out_tokens if stage == 0 else 0
+        tokens = held_token_bytes(settings) if stage == 0 else 0
 
         def items(mode: ComputeMode) -> dict[str, int]:
             found = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage, mode=mode)
-            return found | {"disk.the run's tokens": num_tokens * settings.data.token_bytes}
+            return found | {"disk.the run's tokens": tokens}
 
         mode = first_that_fits(modes(settings), items, volunteer, held_bytes=folder_bytes(folder))
         if mode != ComputeMode.of_run(settings):

@@ -23,6 +23,7 @@ from peer.audit.steps import StepAuditor
 from peer.audit.verdicts import Verdicts
 from peer.directory.neighbours import Neighbours
 from peer.pipeline.exchange_store import ExchangeStore
+from peer.pipeline.leased_tokens import LeasedTokens
 from peer.program.composition import Composition
 from peer.round.stage_steps import StageSteps
 from peer.stage.bases import RecentBases
@@ -34,7 +35,6 @@ from swarm.core.audit.hash_chain import HashChain
 from swarm.core.audit.ticket import Ticket
 from swarm.core.errors import TransientError
 from swarm.core.ids import PeerId, Version
-from swarm.data.batches import BatchReader
 from swarm.manifest.signed_run import SignedRun
 from swarm.network.transport import Transport
 from verification.audit.verdicts import Quarantine
@@ -63,7 +63,7 @@ class Verifying:
     signed_run: SignedRun
     host: PeerId
     made: Composition
-    reader: BatchReader | None
+    tokens: LeasedTokens | None
     """At stage 0: what every microbatch must hold."""
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Verifying:
             host=self.host,
             standing=self.verdicts.standing,
             jury=None,
-            reader=self.reader,
+            tokens=self.tokens,
         )
         self.reducer_auditor = AuditQueue(self._inquiry, ReducerAudits(self._inquiry))
         self.state_check = StateCheck(steps, self.host)

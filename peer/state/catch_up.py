@@ -150,7 +150,7 @@ class CatchUp:
         self._behind: set[PeerId] = set()
         self._parts: dict[bytes, Bytes] = {}
         """Of the result that comes next, by digest: those that are here."""
-        self._chunks: dict[bytes, bytes] = {}
+        self._chunks: dict[bytes, memoryview] = {}
         """Of a state whose transfer broke off."""
         self._is_wrong = False
         """This peer's own state is not the stage's."""
@@ -283,6 +283,7 @@ class CatchUp:
             own.coordinator,
             own.stage,
             replica.layout,
+            steps.context.snapshots.folder,
             own.amendments,
             self._chunks,
         )

@@ -140,7 +140,7 @@ async def from_elsewhere(genesis: Genesis, wanted: JoiningState) -> StageState:
     transport, settings, stage = wanted.transport, wanted.settings, int(genesis.stage)
     offer = await fetch_offer(transport, wanted.host, stage, wanted.layout, settings)
     if offer.digest == genesis.state_digest:
-        return (await fetch_state(transport, wanted.host, stage, wanted.layout, settings))[0]
+        return (await fetch_state(transport, wanted.host, stage, wanted.layout, settings, wanted.folder))[0]
     state, chain = await wanted.fetch(genesis.members, genesis.members)
     if chain.lineage != genesis.name or chain.version != genesis.version:
         raise TransientError(f"version {chain.version} was found, not that at which the stage begins again")

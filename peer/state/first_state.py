@@ -66,7 +66,7 @@ class FirstState:
     say: Callable[[str], None]
     """Told in words what is waited for, whenever that changes."""
     rng: random.Random
-    chunks: dict[bytes, bytes] = field(default_factory=dict)
+    chunks: dict[bytes, memoryview] = field(default_factory=dict)
     """Of a state whose transfer broke off."""
 
     async def get(self) -> tuple[StageState, StageChain]:
@@ -144,7 +144,10 @@ class FirstState:
                 held = await continuing.state_with(offer.digest, offer.version, as_version=offer.version)
                 if held is not None:
                     return held
-                return (await fetch_state(self.transport, self.host.peer_id, self.stage, self.layout, self.settings))[0]
+                state, _ = await fetch_state(
+                    self.transport, self.host.peer_id, self.stage, self.layout, self.settings, self.kept
+                )
+                return state
             except TransientError as error:
                 log.info("initial state: %s", error)
                 await asyncio.sleep(HOST_RETRY_S)
@@ -170,6 +173,7 @@ class FirstState:
             begun.coordinator,
             begun.stage,
             self.layout,
+            self.kept,
             self.amendments,
             held=self.chunks,
         )

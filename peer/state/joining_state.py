@@ -9,9 +9,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from swarm.checkpoint.state import StageState, state_from_chunks
-from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_offer
+from swarm.checkpoint.state import StageState
+from swarm.checkpoint.transfer import Offer, fetch_chunks, fetch_offer, read_state
 from swarm.core.canonical import digest
 from swarm.core.errors import AmendedError, RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -73,9 +74,11 @@ class JoiningState:
     host: PeerId
     stage: StageIndex
     layout: ParameterLayout
+    folder: Path
+    """Where what comes lies until all of it is here."""
     amendments: int
     """Of the run, that are in the settings."""
-    held: dict[bytes, bytes] = field(default_factory=dict)
+    held: dict[bytes, memoryview] = field(default_factory=dict)
     """Chunks that came in tries that broke off, by hash: they are not fetched again, of whatever version."""
 
     async def fetch(
@@ -100,8 +103,8 @@ class JoiningState:
             )
         offer = next(iter(holders.values()))  # the hashes are those under the digest, whoever sent them
         try:
-            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings, self.held)
-            state = await asyncio.to_thread(state_from_chunks, self.layout, chunks, chosen.digest)
+            chunks = await fetch_chunks(self.transport, list(holders), offer, self.settings, self.folder, self.held)
+            state = await asyncio.to_thread(read_state, self.layout, chunks, chosen.digest, self.folder)
         except (RemoteError, TimeoutError) as error:
             raise TransientError(f"version {chosen.version} from {len(holders)} donors: {error}") from error
         if (state.version, state.name) != (chosen.version, chosen.chain.name):

@@ -26,6 +26,7 @@ from swarm.core.ids import PeerId
 from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.host_protocol import ENDING, GENESIS, ROLLBACK
 from swarm.identity.key import verify
+from swarm.manifest.amendment import unpacked_changes
 from swarm.manifest.signed_run import Ending
 from swarm.network.loop import happened
 from swarm.network.transport import Message, Transport
@@ -87,6 +88,7 @@ class RollingBack:
         ending, chain = Ending.from_value(Fields("ending call", request.meta).message("ending")), self._steps.chain
         if ending.run_id != chain.run_id or not ending.is_signed_by(chain.run_key):
             raise RemoteError("signature", "the end of an era is not signed by the run key", sender)
+        unpacked_changes(ending.changes)  # what people are told
         known = self.ending
         is_newer = known is None or (ending.era, ending.version) > (known.era, known.version)
         if ending.era == chain.era and is_newer:
@@ -99,7 +101,7 @@ class RollingBack:
         held = self._steps.context.snapshots.get(int(ending.version))
         digest = held.digest if held is not None and held.chain.era == ending.era else None
         in_time = self._in_time or digest is not None
-        return Message({"version": self._steps.version, "in_time": in_time, "digest": digest})
+        return Message({"in_time": in_time, "digest": digest})
 
     def _take(self, genesis: Genesis, to_version: int, beside: Sequence[Genesis], sender: PeerId) -> None:
         """The run key's word; an old one changes nothing. Raises RemoteError if it is none for this stage."""
@@ -179,6 +181,7 @@ class RollingBack:
             self._host.peer_id,
             own.stage,
             steps.replica.layout,
+            steps.context.snapshots.folder,
             own.amendments,
         )
         return await from_elsewhere(genesis, wanted)

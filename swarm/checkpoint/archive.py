@@ -10,14 +10,16 @@ A checkpoint is written under a name that nothing reads, synced, and renamed.
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import Array, StageState, state_digest
+from swarm.checkpoint.tensor_file import TensorFile, write_tensors
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.model.layout import ParameterLayout
@@ -26,6 +28,7 @@ INFO_FILE = "checkpoint.json"
 FORMAT = 1
 _PREFIX = "step-"
 _PARTIAL = ".partial-"
+_OPTIMIZER = ".optimizer.safetensors"
 _WHOLE = "/whole/"
 """Moments that are not one value for each parameter are kept whole under this name."""
 
@@ -41,6 +44,8 @@ class CheckpointMeta:
     """The run's settings as JSON values, for people and programs to read."""
     data_position: dict[str, Any]
     """How far the data has been used, as JSON values; only the data room reads it."""
+    lineage: dict[str, Any] = field(default_factory=dict)
+    """Where the weights come from, as JSON values, for the model card."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class StageRecord:
     """One stage in `checkpoint.json`."""
 
     digest: bytes
+    weights_digest: bytes
+    """Of the weights alone."""
     name: bytes
     certified_norms: tuple[float, ...]
 
@@ -88,23 +95,20 @@ class CheckpointWriter:
 
     def add_stage(self, index: int, state: StageState) -> None:
         """Write a stage's state; it must be at the checkpoint's version. Raises OSError."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
-
         if state.version != self._version:
             raise ValueError(f"stage {index} is at version {state.version}, the checkpoint at {self._version}")
-        paths = self._partial / _weights_file(index), self._partial / _optimizer_file(index)
-        moments: dict[str, NDArray[Any]] = {}
-        for moment, values in state.moments.items():
-            moments.update(_moment_tensors(state.layout, moment, values))
-        try:
-            save_file(state.layout.views(state.weights), paths[0], metadata={"format": "pt"})
-            save_file(moments, paths[1], metadata={"scalars": json.dumps(state.scalars, sort_keys=True)})
-        except SafetensorError as error:  # its word for whatever the disk says
-            raise OSError(str(error)) from error
+        layout, paths = state.layout, (self._partial / _weights_file(index), self._partial / _optimizer_file(index))
+        write_tensors(paths[0], _tensors(layout, "", state.weights), {"format": "pt"})
+        # The widest first: none of them begins where its values cannot be read.
+        moments = sorted(state.moments.items(), key=lambda moment: (-moment[1].itemsize, moment[0]))
+        tensors = [one for moment, values in moments for one in _moment_tensors(layout, moment, values)]
+        write_tensors(paths[1], tensors, {"scalars": json.dumps(state.scalars, sort_keys=True)})
         for path in paths:
             _sync(path)
-        self._stages[index] = StageRecord(state_digest(state), state.name, tuple(state.certified_norms))
+        record = StageRecord(
+            state_digest(state), weights_digest(state.weights), state.name, tuple(state.certified_norms)
+        )
+        self._stages[index] = record
 
     def commit(self, meta: CheckpointMeta) -> Path:
         """Make the checkpoint visible and return its folder. All stages must have been added."""
@@ -134,9 +138,11 @@ class CheckpointWriter:
             "tokenizer": meta.tokenizer,
             "run": meta.run,
             "data_position": meta.data_position,
+            "lineage": meta.lineage,
             "stages": [
                 {
                     "digest": record.digest.hex(),
+                    "weights": record.weights_digest.hex(),
                     "name": record.name.hex(),
                     "certified_norms": list(record.certified_norms),
                 }
@@ -166,38 +172,70 @@ def read_checkpoint(path: Path) -> CheckpointInfo:
 
 
 def load_stage(info: CheckpointInfo, index: int, layout: ParameterLayout) -> StageState:
-    """A stage's state, byte for byte as it was saved. Raises SettingsError if files are missing or damaged."""
-    from safetensors import SafetensorError, safe_open
+    """A stage's state, byte for byte as it was saved, mapped from its files and checked.
 
-    if not 0 <= index < len(info.stages):
-        raise SettingsError(f"stage {index}: the checkpoint {info.path} has stages 0 to {len(info.stages) - 1}")
-    record = info.stages[index]
-    weights_path, optimizer_path = info.path / _weights_file(index), info.path / _optimizer_file(index)
-    weights = np.empty(layout.num_values, dtype=np.float32)
+    Raises SettingsError if they are missing or damaged.
+    """
+    record = _record(info, index)
+    weights = _mapped_weights(info, index, layout)
     moments: dict[str, Array] = {}
     try:
-        with safe_open(weights_path, framework="np") as tensors:
-            for name, view in layout.views(weights).items():
-                np.copyto(view, tensors.get_tensor(name))
-        with safe_open(optimizer_path, framework="np") as tensors:
-            scalars = {key: float(value) for key, value in json.loads(tensors.metadata()["scalars"]).items()}
-            stored = set(tensors.keys())
-            for moment in sorted({key.split("/")[0] for key in stored}):
-                if f"{moment}{_WHOLE}" in stored:
-                    moments[moment] = tensors.get_tensor(f"{moment}{_WHOLE}")
-                else:
-                    parts = [tensors.get_tensor(f"{moment}/{name}").reshape(-1) for name in layout.names]
-                    moments[moment] = np.concatenate(parts)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise SettingsError(f"stage {index} of {info.path} cannot be read: {error}; use another checkpoint") from error
+        file = TensorFile(info.path / _optimizer_file(index))
+        scalars = {key: float(value) for key, value in json.loads(file.metadata["scalars"]).items()}
+        for moment in sorted({key.split("/")[0] for key in file.names}):
+            whole = f"{moment}{_WHOLE}"
+            moments[moment] = file.flat(
+                [whole] if whole in file.names else [f"{moment}/{name}" for name in layout.names]
+            )
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(info, index, error) from error
     state = StageState(info.version, layout, weights, moments, scalars, list(record.certified_norms), record.name)
-    found = state_digest(state)
-    if found != record.digest:
-        raise SettingsError(
-            f"stage {index} of {info.path} is damaged: digest {found.hex()[:16]}, {INFO_FILE} says "
-            f"{record.digest.hex()[:16]}; use another checkpoint"
-        )
+    _check_digest(info, index, state_digest(state), record.digest)
     return state
+
+
+def load_weights(info: CheckpointInfo, index: int, layout: ParameterLayout) -> NDArray[np.float32]:
+    """A stage's weights as they were saved, mapped from their file and checked, without anything else of it.
+
+    Raises SettingsError if it is missing or damaged.
+    """
+    weights, record = _mapped_weights(info, index, layout), _record(info, index)
+    _check_digest(info, index, weights_digest(weights), record.weights_digest)
+    return weights
+
+
+def weights_digest(weights: NDArray[np.float32]) -> bytes:
+    """BLAKE3."""
+    return bulk_digest(weights.data.cast("B"))
+
+
+def _record(info: CheckpointInfo, index: int) -> StageRecord:
+    if not 0 <= index < len(info.stages):
+        raise SettingsError(f"stage {index}: the checkpoint {info.path} has stages 0 to {len(info.stages) - 1}")
+    return info.stages[index]
+
+
+def _mapped_weights(info: CheckpointInfo, index: int, layout: ParameterLayout) -> NDArray[np.float32]:
+    _record(info, index)
+    try:
+        weights: NDArray[np.float32] = TensorFile(info.path / _weights_file(index)).flat(layout.names)
+        if weights.dtype != np.float32 or weights.size != layout.num_values:
+            raise ValueError(f"{weights.size} weights of {weights.dtype}, not {layout.num_values}")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(info, index, error) from error
+    return weights
+
+
+def _unreadable(info: CheckpointInfo, index: int, error: Exception) -> SettingsError:
+    return SettingsError(f"stage {index} of {info.path} cannot be read: {error}; use another checkpoint")
+
+
+def _check_digest(info: CheckpointInfo, index: int, found: bytes, said: bytes) -> None:
+    if found != said:
+        raise SettingsError(
+            f"stage {index} of {info.path} is damaged: digest {found.hex()[:16]}, {INFO_FILE} says {said.hex()[:16]}; "
+            "use another checkpoint"
+        )
 
 
 def checkpoint_path(folder: Path, version: int) -> Path:
@@ -243,16 +281,26 @@ def _weights_file(index: int) -> str:
 
 
 def _optimizer_file(index: int) -> str:
-    return f"stage-{index}.optimizer.safetensors"
+    return f"stage-{index}{_OPTIMIZER}"
 
 
-def _moment_tensors(layout: ParameterLayout, moment: str, values: Array) -> dict[str, NDArray[Any]]:
+def is_optimizer_file(name: str) -> bool:
+    """Whether a checkpoint's file holds nothing but what training goes on from."""
+    return name.startswith("stage-") and name.endswith(_OPTIMIZER)
+
+
+def _moment_tensors(layout: ParameterLayout, moment: str, values: Array) -> list[tuple[str, NDArray[Any]]]:
     if "/" in moment:
         raise ValueError(f"moment {moment!r} has a slash in its name")
     if len(values) != layout.num_values:
-        return {f"{moment}{_WHOLE}": values}
+        return [(f"{moment}{_WHOLE}", values)]
+    return _tensors(layout, f"{moment}/", values)
+
+
+def _tensors(layout: ParameterLayout, prefix: str, values: NDArray[Any]) -> list[tuple[str, NDArray[Any]]]:
+    """In the layout's order: in a file they make up the vector again."""
     tensors = zip(layout.names, layout.offsets, layout.sizes, layout.shapes, strict=True)
-    return {f"{moment}/{name}": values[at : at + size].reshape(shape) for name, at, size, shape in tensors}
+    return [(prefix + name, values[at : at + size].reshape(shape)) for name, at, size, shape in tensors]
 
 
 def _info_of_fields(path: Path, fields: dict[str, Any]) -> CheckpointInfo:
@@ -267,10 +315,12 @@ def _info_of_fields(path: Path, fields: dict[str, Any]) -> CheckpointInfo:
         tokenizer=str(fields["tokenizer"]),
         run=dict(fields["run"]),
         data_position=dict(fields["data_position"]),
+        lineage=dict(fields["lineage"]),
     )
     stages = tuple(
         StageRecord(
             bytes.fromhex(stage["digest"]),
+            bytes.fromhex(stage["weights"]),
             bytes.fromhex(stage["name"]),
             tuple(float(norm) for norm in stage["certified_norms"]),
         )

@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from swarm.checkpoint.archive import CheckpointInfo, load_stage, read_checkpoint
+from swarm.checkpoint.archive import CheckpointInfo, load_weights, read_checkpoint
+from swarm.checkpoint.model_card import model_card
+from swarm.checkpoint.parent import GENERATION, PARENT
 from swarm.core.errors import SettingsError
-from swarm.model.families import family_of, whole_config
+from swarm.model.families import Family, family_of, is_tied, whole_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
+from swarm.model.stored import DTYPES, INDEX_FILE, pieces_of
 
 MAX_SHARD_BYTES = 2 << 30
 """Weights above this are written in several files with an index."""
 
-_TOKENIZER_PATTERNS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model")
+_TOKENIZER_PATTERNS = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+    "chat_template.*",
+)
+UNTIED = "its embeddings were tied; in this run's stages the head trained on its own, and is exported so"
 
 
 def export_huggingface(
@@ -27,7 +33,9 @@ def export_huggingface(
 ) -> None:
     """Write a checkpoint as a Hugging Face model folder: config, safetensors, generation config, tokenizer.
 
-    Without `tokenizer_dir` the run must use the byte tokenizer, which is then written. Embeddings are untied.
+    Without `tokenizer_dir` the run must use the byte tokenizer, which is then written. Weights are in the type that the
+    config names; tied embeddings stay tied where one stage had both, else config and card say that they are not. The
+    generation config is that of the checkpoint that the run began from; the card is a README.md.
     Raises SettingsError if `out_dir` is not empty, the checkpoint is damaged or the tokenizer is missing.
     """
     info = read_checkpoint(checkpoint_dir)
@@ -114,57 +122,83 @@ def _load(model_dir: Path) -> tuple[Any, Any]:
 
 
 def _write_weights(info: CheckpointInfo, out: Path, max_shard_bytes: int) -> None:
-    from safetensors.numpy import save_file
+    import torch
+    from safetensors.torch import save_file
 
-    layouts = [stage_layout(info.meta.model, stage) for stage in range(info.meta.model.num_stages)]
-    shards = _shards(layouts, max_shard_bytes)
+    model = info.meta.model
+    family, dtype = family_of(model.config_json), getattr(torch, _dtype(info))
+    layouts = [stage_layout(model, stage) for stage in range(model.num_stages)]
+    shards = _shards(family, layouts, dtype.itemsize, max_shard_bytes)
     single = len(shards) == 1
     files = [
         "model.safetensors" if single else f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
         for index in range(len(shards))
     ]
-    pending: dict[str, NDArray[np.float32]] = {}
+    pending: dict[str, torch.Tensor] = {}
     index = 0
     for stage, layout in enumerate(layouts):
-        for name, tensor in layout.views(load_stage(info, stage, layout).weights).items():
-            pending[name] = tensor
-            if len(pending) == len(shards[index]):
-                save_file(pending, out / files[index], metadata={"format": "pt"})
-                pending = {}
-                index += 1
+        for name, tensor in layout.views(load_weights(info, stage, layout)).items():
+            for piece in pieces_of(family, name, tensor.shape):
+                part = torch.from_numpy(np.ascontiguousarray(tensor[piece.where])).to(dtype)
+                if not bool(part.isfinite().all()):
+                    raise SettingsError(f"{piece.name} has values that {_dtype(info)} cannot hold: nothing is written")
+                pending[piece.name] = part
+                if len(pending) == len(shards[index]):
+                    save_file(pending, out / files[index], metadata={"format": "pt"})
+                    pending = {}
+                    index += 1
     assert index == len(shards)
     assert not pending
     if not single:
-        total = sum(4 * layout.num_values for layout in layouts)
+        total = sum(dtype.itemsize * layout.num_values for layout in layouts)
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index_json = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        (out / "model.safetensors.index.json").write_text(json.dumps(index_json, indent=1) + "\n")
+        (out / INDEX_FILE).write_text(json.dumps(index_json, indent=1) + "\n")
 
 
-def _shards(layouts: list[ParameterLayout], max_shard_bytes: int) -> list[list[str]]:
+def _shards(family: Family, layouts: list[ParameterLayout], value_bytes: int, max_shard_bytes: int) -> list[list[str]]:
     """Tensor names of each file, stage after stage, a file holding as many as fit."""
     shards: list[list[str]] = [[]]
     used_bytes = 0
     for layout in layouts:
-        for name, size in zip(layout.names, layout.sizes, strict=True):
-            if shards[-1] and used_bytes + 4 * size > max_shard_bytes:
-                shards.append([])
-                used_bytes = 0
-            shards[-1].append(name)
-            used_bytes += 4 * size
+        for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
+            pieces = pieces_of(family, name, shape)
+            for piece in pieces:
+                piece_bytes = value_bytes * size // len(pieces)
+                if shards[-1] and used_bytes + piece_bytes > max_shard_bytes:
+                    shards.append([])
+                    used_bytes = 0
+                shards[-1].append(piece.name)
+                used_bytes += piece_bytes
     return shards
+
+
+def _dtype(info: CheckpointInfo) -> str:
+    """The type of the config, by PyTorch's name."""
+    named = str(whole_config(info.meta.model.config_json).dtype).removeprefix("torch.")
+    return named if named in DTYPES.values() else "float32"
 
 
 def _write_configs(info: CheckpointInfo, out: Path) -> None:
     from transformers import GenerationConfig
 
-    whole = whole_config(info.meta.model.config_json)
+    model = info.meta.model
+    whole = whole_config(model.config_json)
     config = type(whole).from_dict(whole.to_dict())
-    config.tie_word_embeddings = False
-    config.architectures = [family_of(info.meta.model.config_json).causal_class]
-    config.dtype = "float32"
+    notes = []
+    if config.tie_word_embeddings and not is_tied(model, 0):
+        config.tie_word_embeddings = False
+        config.homeswarm_note = UNTIED
+        notes.append(UNTIED)
+    config.architectures = [family_of(model.config_json).causal_class]
+    config.dtype = _dtype(info)
     config.save_pretrained(out)
-    GenerationConfig.from_model_config(config).save_pretrained(out)
+    came_with = info.path / PARENT / GENERATION
+    if came_with.is_file():
+        shutil.copyfile(came_with, out / GENERATION)
+    else:
+        GenerationConfig.from_model_config(config).save_pretrained(out)
+    (out / "README.md").write_text(model_card(info, notes))
 
 
 def _write_byte_tokenizer(out: Path) -> None:

@@ -56,10 +56,6 @@ class CheckpointRecord(SignedRecord):
     files: Annotated[tuple[ArchivedFile, ...], AtMost(MAX_FILES)]
     """Sorted by name."""
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
-
     def check(self, *, run_id: str, run_key: PeerId) -> None:
         """Raises RemoteError unless the run key of this run signed it."""
         if self.run_id != run_id:
@@ -73,9 +69,9 @@ class CheckpointRecord(SignedRecord):
             raise RemoteError("malformed", "checkpoint record's files are not in the order of their names, each once")
 
 
-def files_below(folder: Path) -> tuple[ArchivedFile, ...]:
-    """Every file below the folder, read and hashed."""
-    found = [path for path in folder.rglob("*") if path.is_file()]
+def files_below(folder: Path, pattern: str = "*") -> tuple[ArchivedFile, ...]:
+    """Every file below the folder whose name is such, read and hashed."""
+    found = [path for path in folder.rglob(pattern) if path.is_file()]
     files = [ArchivedFile(path.relative_to(folder).as_posix(), *_measured(path)) for path in found]
     return tuple(sorted(files, key=lambda file: file.name))
 

@@ -74,6 +74,8 @@ def _of_each_value(state: StageState) -> dict[str, Array]:
         scales = np.repeat(found.pop(SCALE).astype(np.float32), BLOCK_VALUES)[: state.layout.num_values]
         codes = found[SECOND].astype(np.float32)
         found[SECOND] = (codes * codes * scales).astype(np.float32)
+    for name, array in found.items():
+        assert array.size == state.layout.num_values, f"{name}: {array.size} for {state.layout.num_values} values"
     return found
 
 

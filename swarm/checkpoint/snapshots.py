@@ -23,6 +23,7 @@ from swarm.core.canonical import pack, unpack
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
 from swarm.core.ids import StageIndex
+from swarm.core.settings import KEPT_SNAPSHOTS
 from swarm.core.state.stage_chain import StageChain
 from swarm.disk.mapped_file import mapped
 from swarm.disk.whole_file import whole_file
@@ -30,8 +31,6 @@ from swarm.model.layout import ParameterLayout
 
 log = logging.getLogger(__name__)
 
-KEPT = 3
-"""Snapshots on disk: a transfer of one may last while two more are made."""
 HASHED_AT_ONCE = 64
 """Chunks, before they are written: several threads share them."""
 MAX_FACTS_BYTES = 16 << 20
@@ -84,7 +83,8 @@ class KeptState:
     def load(self, layout: ParameterLayout) -> StageState | None:
         """The state, if all of it is still there."""
         try:
-            state = state_from_chunks(layout, _chunks(mapped(self.path)), self.digest)
+            held = mapped(self.path)
+            state = state_from_chunks(layout, _chunks(held), self.digest, whole=lambda chunks: held)
         except (OSError, RemoteError) as error:
             log.warning("%s: not used: %s", self.path, error)
             return None
@@ -119,9 +119,9 @@ def file_name(chain: StageChain) -> str:
 class SnapshotStore:
     """The last snapshots of one stage, in a folder of this process."""
 
-    def __init__(self, folder: Path, *, kept: int = KEPT, threads: Threads = ONE_THREAD) -> None:
+    def __init__(self, folder: Path, *, kept: int = KEPT_SNAPSHOTS, threads: Threads = ONE_THREAD) -> None:
         """What earlier processes left in `folder` stays until a newer state of the stage is whole there."""
-        self._folder = folder
+        self.folder = folder
         self._kept = kept
         self._threads = threads
         self._lineage = b""
@@ -179,13 +179,13 @@ class SnapshotStore:
     def _forget_what_went_before(self, newest: Snapshot) -> None:
         """Only now that a newer state is whole on disk: what was kept of other lineages and stages, and the oldest."""
         lineage = file_name(newest.chain).rpartition("-")[0]
-        kept = {path.stem for path in sorted(self._folder.glob(f"{lineage}-*.state"))[-self._kept :]}
-        for path in self._folder.glob("stage-*"):
+        kept = {path.stem for path in sorted(self.folder.glob(f"{lineage}-*.state"))[-self._kept :]}
+        for path in self.folder.glob("stage-*"):
             if path.suffix in (".state", ".facts") and path.stem not in kept:
                 path.unlink(missing_ok=True)
 
     def _write(self, state: StageState, chain: StageChain) -> Snapshot:
-        path = self._folder / (file_name(chain) + ".state")
+        path = self.folder / (file_name(chain) + ".state")
         hashes: list[bytes] = []
         total = 0
         with whole_file(path) as partial, partial.open("wb") as file:

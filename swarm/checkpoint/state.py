@@ -7,9 +7,9 @@ any donor as it comes.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,21 +140,37 @@ def verify_chunk(hashes: Sequence[bytes], index: int, chunk: Bytes) -> None:
         raise RemoteError("digest", f"chunk {index} of {len(chunk)} bytes does not have its hash")
 
 
-def state_from_chunks(layout: ParameterLayout, chunks: Sequence[Bytes], expected_digest: bytes) -> StageState:
-    """The state whose bytes a donor sent. Raises RemoteError for anything but that state of that layout."""
+def state_from_chunks(
+    layout: ParameterLayout,
+    chunks: Sequence[Bytes],
+    expected_digest: bytes,
+    *,
+    whole: Callable[[Sequence[Bytes]], memoryview] = lambda chunks: memoryview(b"".join(chunks)),
+) -> StageState:
+    """The state whose bytes a donor sent, read-only. `whole`: where the chunks lie end to end.
+
+    Raises RemoteError for anything but that state of that layout.
+    """
     total_bytes = sum(len(chunk) for chunk in chunks)
     verify_hashes(expected_digest, [chunk_hash(chunk) for chunk in chunks], total_bytes)
     if any(len(chunk) != CHUNK_BYTES for chunk in chunks[:-1]):
         raise RemoteError("malformed", f"a chunk before the last does not have {CHUNK_BYTES} bytes")
     state = read_header(layout, chunks[0])
-    header, arrays = header_bytes(state), [array for _, array in arrays_of(state)]
-    if len(header) + sum(array.nbytes for array in arrays) != total_bytes:
+    at, sizes = len(header_bytes(state)), {name: array.nbytes for name, array in arrays_of(state)}
+    if at + sum(sizes.values()) != total_bytes:
         raise RemoteError("malformed", f"state of {total_bytes} bytes is not as long as its header says")
-    _fill([_raw(array) for array in arrays], [memoryview(chunks[0]).cast("B")[len(header) :], *chunks[1:]])
-    for array in arrays:
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+    held, arrays = whole(chunks), dict[str, Any]()
+    for name, array in arrays_of(state):
+        arrays[name] = np.frombuffer(held[at : at + array.nbytes].toreadonly(), dtype=array.dtype)
+        at += array.nbytes
+        if array.dtype.kind == "f" and not _is_finite(arrays[name]):
             raise RemoteError("not-finite", "the state holds values that are not finite")
-    return state
+    return replace(state, weights=arrays.pop("weights"), moments=arrays)
+
+
+def _is_finite(array: Array) -> bool:
+    """Piece by piece: what is looked at need not be in memory."""
+    return all(np.isfinite(array[at : at + CHUNK_BYTES]).all() for at in range(0, len(array), CHUNK_BYTES))
 
 
 def read_header(layout: ParameterLayout, first_chunk: Bytes) -> StageState:
@@ -282,19 +298,3 @@ def _rechunked(segments: Iterable[memoryview]) -> list[Bytes]:
     if rest:
         chunks.append(bytes(rest))
     return chunks
-
-
-def _fill(targets: Sequence[memoryview], sources: Sequence[Bytes]) -> None:
-    """Copy the sources, end to end, over the targets, end to end; both have the same total length."""
-    target_index = target_at = 0
-    for source in sources:
-        view = memoryview(source).cast("B")
-        at = 0
-        while at < len(view):
-            target = targets[target_index]
-            count = min(len(target) - target_at, len(view) - at)
-            target[target_at : target_at + count] = view[at : at + count]
-            at += count
-            target_at += count
-            if target_at == len(target):
-                target_index, target_at = target_index + 1, 0

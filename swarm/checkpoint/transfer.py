@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from swarm.averaging.codecs import result_codec
 from swarm.bulk_digest import bulk_digest
@@ -29,6 +30,7 @@ from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.disk.cold_bytes import ColdBytes
 from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
 from swarm.model.layout import ParameterLayout
 from swarm.network.transport import Message, Transport
@@ -71,18 +73,27 @@ async def fetch_state(
     stage: int,
     layout: ParameterLayout,
     settings: RunSettings,
+    folder: Path,
     *,
     version: int | None = None,
 ) -> tuple[StageState, Offer]:
-    """The donor's latest state of the stage, or that of `version`. Raises TransientError or RemoteError."""
+    """The donor's latest state of the stage, or that of `version`. What comes lies in `folder` until all is here.
+
+    Raises TransientError or RemoteError.
+    """
     offer = await fetch_offer(transport, donor, stage, layout, settings, version=version)
-    chunks = await fetch_chunks(transport, [donor], offer, settings)
-    state = await asyncio.to_thread(state_from_chunks, layout, chunks, offer.digest)
+    chunks = await fetch_chunks(transport, [donor], offer, settings, folder)
+    state = await asyncio.to_thread(read_state, layout, chunks, offer.digest, folder)
     if state.version != offer.version:
         raise RemoteError("protocol", f"the state is of version {state.version}, offered as {offer.version}", donor)
     if offer.chain is not None and (offer.chain.version != state.version or offer.chain.name != state.name):
         raise RemoteError("fork", f"state of version {state.version} with the facts of {offer.chain.version}", donor)
     return state, offer
+
+
+def read_state(layout: ParameterLayout, chunks: Sequence[memoryview], digest: bytes, folder: Path) -> StageState:
+    """The state that was fetched; it lies in `folder` for as long as somebody holds it. Raises RemoteError."""
+    return state_from_chunks(layout, chunks, digest, whole=ColdBytes(folder, "state").put_all)
 
 
 @dataclass(frozen=True)
@@ -232,9 +243,11 @@ async def fetch_chunks(
     donors: Sequence[PeerId],
     offer: Offer,
     settings: RunSettings,
-    held: dict[bytes, bytes] | None = None,
-) -> list[bytes]:
-    """All chunks of the offered state, from whichever donors give them, in turn; each has its hash in the offer.
+    folder: Path,
+    held: dict[bytes, memoryview] | None = None,
+) -> list[memoryview]:
+    """All chunks of the offered state, from whichever donors give them, in turn; each has its hash in the offer, and
+    lies in `folder` for as long as somebody holds it.
 
     What comes is put into `held` by its hash, stays there if the rest does not come, and is not fetched again.
 
@@ -243,15 +256,18 @@ async def fetch_chunks(
     """
     chunk_s, places = transfer_s(settings, PARALLEL_CHUNKS * CHUNK_BYTES), asyncio.Semaphore(PARALLEL_CHUNKS)
     failed: set[PeerId] = set()
+    cold = ColdBytes(folder, "chunks")
 
-    async def from_donor(donor: PeerId, index: int) -> bytes:
+    def taken(index: int, data: memoryview) -> memoryview:
+        verify_chunk(offer.hashes, index, data)
+        return cold.put(data)
+
+    async def from_donor(donor: PeerId, index: int) -> memoryview:
         meta: dict[str, Value] = {"stage": offer.stage, "version": offer.version, "index": index}
         answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=chunk_s, max_body_bytes=CHUNK_BYTES)
-        data = bytes(answer.body)
-        await asyncio.to_thread(verify_chunk, offer.hashes, index, data)
-        return data
+        return await asyncio.to_thread(taken, index, memoryview(answer.body))
 
-    async def chunk(index: int) -> bytes:
+    async def chunk(index: int) -> memoryview:
         here = held.get(offer.hashes[index]) if held is not None else None
         if here is not None:
             return here

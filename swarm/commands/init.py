@@ -1,4 +1,4 @@
-"""`swarm init`: writes an example manifest."""
+"""`swarm init`: writes an example manifest, or one that goes on from a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from swarm.manifest.default import default_manifest_text
 def command(path: Path, stages: int | None, checkpoint: Path | None) -> None:
     """Write an example manifest to PATH (run.toml). An existing file is never overwritten."""
     model: dict[str, Any] = {} if stages is None else {"stages": stages}
-    data: dict[str, Any] = {}
-    if checkpoint is not None:
-        model |= {"preset": None, "checkpoint": str(checkpoint.absolute())}
-        if (checkpoint / "tokenizer.json").is_file():
-            data["tokenizer"] = model["checkpoint"]
-    text = default_manifest_text({"model": model, "data": data})
+    lines: list[str] = []
+    if checkpoint is None:
+        text = default_manifest_text({"model": model})
+    else:
+        from swarm.manifest.checkpoint import fields_from, what_was_read
+        from swarm.manifest.file import parse_manifest
+
+        text = default_manifest_text(fields_from(checkpoint.absolute(), model))
+        lines = what_was_read(parse_manifest(text, path))
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -34,4 +37,6 @@ def command(path: Path, stages: int | None, checkpoint: Path | None) -> None:
         raise SettingsError(f'PATH = "{path}" exists; give another name, or move it away first') from error
     except OSError as error:
         raise SettingsError(f'PATH = "{path}" cannot be written ({error.strerror}); give another folder') from error
+    for line in lines:
+        click.echo(line)
     click.echo(f"wrote {path}; next: swarm plan {path}")

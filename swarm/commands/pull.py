@@ -18,12 +18,17 @@ TRIES = 5
 @click.command()
 @click.argument("invite")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--keep-checkpoint", type=click.Path(path_type=Path), help="Keep the checkpoint itself in this folder.")
+@click.option(
+    "--keep-checkpoint",
+    type=click.Path(path_type=Path),
+    help="Keep the whole checkpoint in this folder, with what training goes on from.",
+)
 def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
     """Fetch the newest anchored checkpoint of INVITE's run and write it to FOLDER, for transformers to load.
 
     No peer is needed, nor is any trusted: the run key that INVITE names has signed every digest.
     """
+    from swarm.checkpoint.archive import is_optimizer_file
     from swarm.checkpoint.huggingface import export_huggingface
     from swarm.checkpoint.record import TOKENIZER
     from swarm.core.errors import SettingsError
@@ -40,8 +45,10 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
     with coordinator_client(read) as client:
         signed, _ = client.run()
         record = newest(client)
-        click.echo(f"checkpoint {record.version}: {len(record.files)} files, {record.total_bytes / 1e6:.1f} MB")
-        for file in record.files:
+        wanted = [file for file in record.files if keep_checkpoint is not None or not is_optimizer_file(file.name)]
+        total_bytes = sum(file.size_bytes for file in wanted)
+        click.echo(f"checkpoint {record.version}: {len(wanted)} files, {total_bytes / 1e6:.1f} MB")
+        for file in wanted:
             fetch(client, record, file, partial / "checkpoint" / file.name)
     check_states(record, partial / "checkpoint", signed)
     tokenizer = partial / "checkpoint" / TOKENIZER

@@ -11,13 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
-from swarm.core.settings import RunSettings
+from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.settings import KEPT_SNAPSHOTS, RunSettings
 from swarm.core.transfers import bytes_per_s, longest_s
 
+PIECE_BYTES = 1 << 20
+"""As `swarm.data.pieces` has it."""
+SPARE_TOKEN_BYTES = 32 << 20
+"""Of tokens that a peer of the first stage holds beside those of its leases."""
 FLOAT_BYTES = 4
 MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
+
+LEAST_FREE_SHARE = 0.25
+"""Of a donor's uplink that a joiner has, however busy its rounds keep it: their transfers share the line, and steps
+last so much longer."""
+MOST_JOINS_SHARE = 0.95
+"""Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
 HEADERS = 1.05
 """Bytes on the line for each byte of a message: IP, TCP, encryption, streams (`benchmarks.homes.links` counts
@@ -124,8 +135,11 @@ class StagePlan:
     """How long the other stages wait for a first microbatch to pass here, there and back."""
     round_s: float
     """From the close of a step to the version it makes."""
+    longest_round_s: float
+    """How long peers wait at most for the bytes of a round."""
     join_bytes: float
     join_s: float
+    """With what steps leave of the donors' uplinks, shared with all who join meanwhile; until it is a member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +175,18 @@ class Plan:
     warnings: tuple[str, ...]
     refusals: tuple[str, ...]
     """Why the run should not be started like this; empty if it may."""
+
+
+def held_token_bytes(settings: RunSettings) -> int:
+    """On the disk of a peer of the first stage, at most: leases for two steps and a chunk, those that it may have to
+    show, and what is spare."""
+    data, order = settings.data, DataOrder.of_run(settings)
+    steps = 2 + (settings.audits.retained_versions + 2 if settings.replays else 0)
+    chunks = 2 + -(-steps * settings.microbatches_per_step // order.microbatches_per_chunk)
+    # A slice lies in whole pieces, and in one more where it does not begin with one.
+    of_slice = (order.slice_tokens * data.token_bytes // PIECE_BYTES + 2) * PIECE_BYTES
+    whole = (data.num_train_tokens + data.num_held_out_tokens) * data.token_bytes
+    return min(whole, chunks * order.slices_per_chunk * of_slice + SPARE_TOKEN_BYTES)
 
 
 def stage_memory_bytes(
@@ -199,7 +225,7 @@ def stage_memory_bytes(
             BACKWARD_SHARE * _computed_activation_bytes(settings, hidden_size, stage, mode)
         ),
         "host.messages": min(KEPT_FOR_MESSAGES_BYTES, round(inputs + outputs)),
-        "disk.two snapshots": 2 * (weights + moments),
+        f"disk.{KEPT_SNAPSHOTS} snapshots": KEPT_SNAPSHOTS * (weights + moments),
         "disk.results for late peers": round(settings.retained_results * outputs),
         "disk.encoded parts of the last steps": round(kept * inputs + outputs),
     }
@@ -211,9 +237,11 @@ def stage_memory_bytes(
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
         exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
-        items["host.exhibits kept for audits"] = round(kept * exhibits)
+        items["disk.exhibits kept for audits"] = round(kept * exhibits)
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
+        # A claim, its replay and second moments, all of them decoded: after the replay, whose memory they have.
+        items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if codec in WITH_RESIDUAL:
         items["host.residual"] = weights
@@ -270,6 +298,8 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
+    beside_s = max(step_s, *(part.uplink_s / (1 - LEAST_FREE_SHARE) for part in stages))
+    stages = tuple(replace(part, join_s=_join_s(settings, part, beside_s, assumptions)) for part in stages)
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -283,8 +313,12 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         month_bytes=month,
         run_s=run_s,
         run_bytes=tuple(size * run_s / MONTH_S + part.join_bytes for size, part in zip(month, stages, strict=True)),
-        warnings=tuple(_slow_rounds(settings, stages)),
-        refusals=tuple(_slow_joins(stages, assumptions)),
+        warnings=(*_slow_rounds(settings, stages), *_slow_lines(settings, assumptions)),
+        refusals=(
+            *_slow_joins(stages, assumptions),
+            *_endless_rounds(settings, stages, assumptions),
+            *_lost_joins(settings, stages, beside_s, assumptions),
+        ),
     )
 
 
@@ -353,7 +387,7 @@ def _plan_stage(
         activation_up / assumptions.up_bytes_per_s,
         activation_down / assumptions.down_bytes_per_s,
     )
-    # A snapshot, and on average the results of half the steps between two; donors share the upload.
+    # A snapshot, and on average the results of half the steps between two.
     results = settings.checkpoint.snapshot_every / 2 * RESULT_BYTES[settings.codecs.averaging]
     join_bytes = num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes + results)
     round_trip_s = assumptions.round_trip_ms / 1000
@@ -367,7 +401,6 @@ def _plan_stage(
         stage_memory_bytes(settings, num_parameters, hidden_size, device, stage=stage, mode=mode)
         for device, mode in (("cpu", None), ("cpu", least), ("cuda", None))
     )
-    donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s
     return StagePlan(
         stage=stage,
         num_layers=stop - start,
@@ -387,9 +420,37 @@ def _plan_stage(
         round_s=round_each_way / min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
         + round_trips_s
         + exact_s,
+        longest_round_s=longest_round_s(settings, num_parameters, members),
         join_bytes=join_bytes,
-        join_s=join_bytes / min(assumptions.down_bytes_per_s, donors_per_s),
+        join_s=math.inf,  # until it is known how busy a step keeps the donors
     )
+
+
+def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
+    """Bytes a second that who joins the stage is sent. As many come as leave, and share what the step leaves of the
+    donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a queue whose
+    customers are all served at once)."""
+    members = assumptions.peers_per_stage
+    free = max(LEAST_FREE_SHARE, 1 - part.uplink_s / step_s)
+    donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s * free
+    taken = members / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
+    return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))
+
+
+def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
+    """A snapshot, the results since, those that are made meanwhile, and half of the step that is then waited for."""
+    per_s = _joiner_per_s(settings, part, step_s, assumptions)
+    result_s = _result_bytes(settings, part) / per_s
+    made_meanwhile = _state_bytes(settings, part) / per_s / step_s * result_s
+    return (part.join_bytes / per_s + made_meanwhile) / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
+
+
+def _state_bytes(settings: RunSettings, part: StagePlan) -> float:
+    return part.num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes)
+
+
+def _result_bytes(settings: RunSettings, part: StagePlan) -> float:
+    return part.num_parameters * RESULT_BYTES[settings.codecs.averaging]
 
 
 def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> float:
@@ -418,8 +479,12 @@ def _slow_rounds(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str
     ]
 
 
+def _longest_join_s(assumptions: Assumptions) -> float:
+    return MAX_JOIN_SHARE * assumptions.session_hours * 3600
+
+
 def _slow_joins(stages: Sequence[StagePlan], assumptions: Assumptions) -> list[str]:
-    most_s = MAX_JOIN_SHARE * assumptions.session_hours * 3600
+    most_s = _longest_join_s(assumptions)
     return [
         f"stage {part.stage}: joining moves {part.join_bytes / 1e9:.1f} GB in {part.join_s / 60:.0f} minutes, more "
         f"than a tenth of the {assumptions.session_hours:g} h a peer stays ({most_s / 60:.0f} minutes); "
@@ -427,6 +492,50 @@ def _slow_joins(stages: Sequence[StagePlan], assumptions: Assumptions) -> list[s
         for part in stages
         if part.join_s > most_s
     ]
+
+
+def _slow_lines(settings: RunSettings, assumptions: Assumptions) -> list[str]:
+    least, slower = settings.deadlines.least_mbit, min(assumptions.uplink_mbit, assumptions.downlink_mbit)
+    if slower >= least:
+        return []
+    return [
+        f"lines of {slower:g} Mbit/s are slower than deadlines.least_mbit = {least:g}: a peer that shares such a line "
+        "with anything else may be left out of rounds; lower it"
+    ]
+
+
+def _endless_rounds(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> list[str]:
+    """Of which peers would give up the bytes while they still come."""
+    slower = min(assumptions.up_bytes_per_s, assumptions.down_bytes_per_s)
+    return [
+        f"stage {part.stage}: the bytes of a round take {part.round_up_bytes / slower:.0f} s, and are waited for "
+        f"{part.longest_round_s:.0f} s; lower deadlines.least_mbit = {settings.deadlines.least_mbit:g}"
+        for part in stages
+        if part.round_up_bytes / slower > part.longest_round_s
+    ]
+
+
+def _lost_joins(
+    settings: RunSettings, stages: Sequence[StagePlan], step_s: float, assumptions: Assumptions
+) -> list[str]:
+    """A joiner must get a step's result in less time than the stage makes one, and find those since its snapshot."""
+    kept, found = settings.retained_results, []
+    for part in stages:
+        if part.join_s > _longest_join_s(assumptions):
+            continue  # said already
+        per_s = _joiner_per_s(settings, part, step_s, assumptions)
+        result_s, state_s = _result_bytes(settings, part) / per_s, _state_bytes(settings, part) / per_s
+        if result_s > MOST_JOINS_SHARE * step_s:
+            found.append(
+                f"stage {part.stage}: who joins needs {result_s:.0f} s for the result of a step, and one is made every "
+                f"{step_s:.0f} s; raise batch.target_tokens, or ask for faster links"
+            )
+        elif settings.checkpoint.snapshot_every + state_s / step_s > kept:
+            found.append(
+                f"stage {part.stage}: while one takes the state, in {state_s:.0f} s, the stage makes "
+                f"{state_s / step_s:.0f} versions, and keeps the results of {kept}; raise checkpoint.snapshot_every"
+            )
+    return found
 
 
 def _flops(settings: RunSettings, stage: int, num_parameters: int, hidden_size: int) -> float:

@@ -34,6 +34,8 @@ Trust = Literal["friends", "public"]
 ComputeDtype = Literal["fp32", "bf16"]
 Seed = Annotated[int, Bounds(least=0, most=(1 << 63) - 1)]
 NumTokens = Annotated[int, Bounds(least=2, most=1 << 40)]
+TokenPlace = Annotated[int, Bounds(least=0, most=1 << 40)]
+Weight = Annotated[int, Bounds(least=1, most=1000)]
 SequenceLength = Annotated[int, Bounds(least=1, most=1 << 20)]
 Digest = Annotated[bytes, Bounds(least=32, most=32)]
 Steps = Annotated[int, Bounds(least=1, most=1 << 31)]
@@ -44,6 +46,8 @@ NumPeers = Annotated[int, Bounds(least=1, most=MAX_MEMBERS)]
 Seconds = Annotated[float, Bounds(above=0, most=86400)]
 
 
+KEPT_SNAPSHOTS = 3
+"""Of a stage, on a peer's disk: a transfer of one may last while two more are made."""
 MOST_STEPS = 1 << 20
 """Of a run: at a minute a step, two years."""
 
@@ -88,13 +92,15 @@ class DataSettings(Table):
     num_train_tokens: NumTokens
     num_held_out_tokens: NumTokens
     train_digest: Digest
-    """SHA-256 of the training token file."""
+    """Of the list of the training token file's pieces (`swarm.data.pieces`)."""
     held_out_digest: Digest
     sequence_length: SequenceLength
     """Tokens of input in a sample; a sample takes one more as the last target."""
     chunk_tokens: NumTokens
-    """Tokens in a chunk, the unit of leases and of the permutation (16 MiB of tokens by default)."""
+    """Tokens in a chunk, the unit of leases (16 MiB of tokens by default)."""
     seed: Seed
+    mixture: Annotated[tuple[tuple[TokenPlace, NumTokens, Weight], ...], Bounds(most=64)] = ()
+    """First token, number of tokens and weight of each source in the training file; empty: all of it is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,8 +368,11 @@ class RunSettings(TrainingSettings):
 
     @property
     def retained_results(self) -> int:
-        """Results whose bytes a peer keeps, for late ones and to rebuild what is audited; snapshots cover the rest."""
-        return self.checkpoint.snapshot_every + 2 + (self.audits.retained_versions if self.replays else 0)
+        """Results whose bytes a peer keeps: for late ones, who may take as long for a snapshot as it is kept, and to
+        rebuild what is audited."""
+        return (
+            KEPT_SNAPSHOTS * self.checkpoint.snapshot_every + 2 + (self.audits.retained_versions if self.replays else 0)
+        )
 
     @property
     def microbatches_per_step(self) -> int:

@@ -46,6 +46,11 @@ def shared_longest_s(num_bytes: float, *, floor_s: float, least_mbit: float = LE
     return longest_s(num_bytes, bytes_per_s(least_mbit) / SHARED_BY, floor_s=floor_s)
 
 
+def longest_way_s(hop_bytes: float, num_hops: int, *, floor_s: float, least_mbit: float) -> float:
+    """Seconds after which a microbatch that still passes so many hops, there and back, has surely come back."""
+    return longest_s(hop_bytes * num_hops, bytes_per_s(least_mbit), floor_s=floor_s)
+
+
 def work_s(num_values: int) -> float:
     """Seconds after which a peer has surely encoded, or decoded, so many values of a stage."""
     return MOST_TIMES * EXACT_S_PER_VALUE * num_values

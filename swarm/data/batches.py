@@ -9,7 +9,7 @@ import numpy.typing as npt
 from swarm.core.ids import MicrobatchId
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import RunSettings
-from swarm.data.token_file import TokenFile
+from swarm.data.token_file import Tokens
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """tokens_BL and targets_BL."""
@@ -18,30 +18,36 @@ Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class BatchReader:
     """Microbatches of a run's training tokens: the same on every machine for the same id."""
 
-    def __init__(self, settings: RunSettings, train: TokenFile) -> None:
+    def __init__(self, settings: RunSettings, train: Tokens) -> None:
         """Raises ValueError if the file has not the number of tokens the settings name."""
         if len(train) != settings.data.num_train_tokens:
-            raise ValueError(f"{train.path} holds {len(train)} tokens, the run says {settings.data.num_train_tokens}")
+            raise ValueError(f"the file holds {len(train)} tokens, the run says {settings.data.num_train_tokens}")
         self.order = DataOrder.of_run(settings)
         self._train = train
 
     def batch(self, microbatch_id: MicrobatchId) -> Batch:
         """Tokens and targets of one microbatch, both int64 of shape (microbatch_size, sequence_length)."""
-        length = self.order.sequence_length
-        samples = [self._train.read(start, start + length + 1) for start in self.order.sample_starts(microbatch_id)]
+        samples = [self._train.read(*run) for run in self.order.runs(microbatch_id)]
         return _tokens_and_targets(np.stack(samples))
 
 
-def held_out_batches(settings: RunSettings, held_out: TokenFile, *, limit_tokens: int) -> list[Batch]:
-    """Windows of the held-out file in file order, without overlap, `microbatch_size` to a batch.
+def held_out_batch(settings: RunSettings, held_out: Tokens, index: int) -> Batch:
+    """Windows of the held-out file in file order, without overlap, `microbatch_size` to a batch; the last may have
+    fewer."""
+    length, size = settings.data.sequence_length, settings.batch.microbatch_size
+    windows = range(index * size, min((index + 1) * size, (len(held_out) - 1) // length))
+    samples = [held_out.read(window * length, (window + 1) * length + 1) for window in windows]
+    return _tokens_and_targets(np.stack(samples))
 
-    At most `limit_tokens` target tokens, but always one window; the last batch may have fewer samples.
-    """
-    length = settings.data.sequence_length
+
+def held_out_batches(settings: RunSettings, held_out: Tokens, *, limit_tokens: int) -> list[Batch]:
+    """The first of them, of at most `limit_tokens` target tokens, but always one window."""
+    length, size = settings.data.sequence_length, settings.batch.microbatch_size
     num_windows = min((len(held_out) - 1) // length, max(1, limit_tokens // length))
-    windows = [held_out.read(start, start + length + 1) for start in range(0, num_windows * length, length)]
-    size = settings.batch.microbatch_size
-    return [_tokens_and_targets(np.stack(windows[at : at + size])) for at in range(0, num_windows, size)]
+    found = [held_out_batch(settings, held_out, index) for index in range(-(-num_windows // size))]
+    tokens_BL, targets_BL = found[-1]
+    last = num_windows - (len(found) - 1) * size
+    return [*found[:-1], (tokens_BL[:last], targets_BL[:last])]
 
 
 def _tokens_and_targets(samples: npt.NDArray[np.int64]) -> Batch:

@@ -1,144 +1,134 @@
-"""Files as documents: text, source code and jsonl, in an order that depends on names alone."""
+"""Files as documents, on disk or at a URL, in an order that depends on names alone."""
 
-import json
-import os
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
 from swarm.core.errors import SettingsError
-
-DOCUMENT_BYTES = 1 << 20
-"""A longer text is cut into documents of at most this size, after a line where there is one."""
+from swarm.data.formats import WITHOUT_TEXT, NotRead, documents_of
+from swarm.data.skipped import SkippedCount
 
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 _STANDARD_LIBRARY_TESTS = frozenset({"test", "tests", "idle_test"})
+_SAYS_WHICH = ("mtime", "created", "ETag", "etag", "LastModified", "last_modified", "generation", "md5", "blob_id")
+"""What file systems say of a file that changes when its content does; a local file's `created` with its mode too."""
+OVER_THE_BOUND = "over data.max_text_mb"
 
 
 @dataclass(frozen=True)
-class Source:
+class FoundFile:
     """A file to read, and what its identity was when it was found."""
 
-    path: Path
+    name: str
+    """For people: its path, or its URL without the protocol."""
     size_bytes: int
-    modified_ns: int
+    identity: str
+    files: Any = field(repr=False, compare=False)
+    """fsspec's file system that has it."""
+
+
+class Document(NamedTuple):
+    file: int
+    """Index among the corpus's files."""
+    text: str
 
 
 @dataclass
 class Corpus:
     """Documents of the text at `paths`; with no paths, of the running Python's standard library.
 
-    Folders are walked whole, sorted, without hidden files and links. Reading stops after `max_bytes` of text.
-    What was skipped is counted by reason while `documents` runs.
+    A path is a file or a folder, on disk or at a URL that fsspec opens. Folders are walked whole, sorted, without
+    hidden files and links. Reading stops after `max_bytes` of text. What was left out is counted and named.
     """
 
-    paths: Sequence[Path]
-    jsonl_field: str = "text"
+    paths: Sequence[str]
+    text_field: str = "text"
     max_bytes: int = 1 << 30
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: SkippedCount = field(default_factory=SkippedCount)
 
-    def sources(self) -> list[Source]:
-        """Every file in reading order. Raises SettingsError for a path that is not there."""
-        if not self.paths:
-            root = Path(sysconfig.get_path("stdlib"))
-            files = [
-                path for path in _files_below(root, _STANDARD_LIBRARY_TESTS | _SKIPPED_FOLDERS) if path.suffix == ".py"
-            ]
-        else:
-            files = []
-            for path in self.paths:
-                if path.is_dir():
-                    files += _files_below(path, _SKIPPED_FOLDERS)
-                elif path.is_file():
-                    files.append(path)
-                else:
-                    raise SettingsError(f'data.text = "{path}" is neither a file nor a folder; correct the path')
-        return [source for path in files if (source := self._source(path)) is not None]
+    def __post_init__(self) -> None:
+        self._found: list[FoundFile] | None = None
 
-    def documents(self) -> Iterator[str]:
-        """Texts in reading order. Binary, empty and unreadable files are skipped and counted."""
+    def files(self) -> list[FoundFile]:
+        """Every file in reading order. Raises SettingsError for a path that is not there, or that nothing opens."""
+        if self._found is None:
+            folders = _SKIPPED_FOLDERS if self.paths else _SKIPPED_FOLDERS | _STANDARD_LIBRARY_TESTS
+            found = [file for path in self.paths or [sysconfig.get_path("stdlib")] for file in _at(path, folders)]
+            self._found = [file for file in found if self.paths or file.name.endswith(".py")]
+        return self._found
+
+    def documents(self, *, first_file: int = 0) -> Iterator[Document]:
+        """Texts in reading order, none of them empty, from a file on."""
         left_bytes = self.max_bytes
-        self.skipped.clear()
-        for source in self.sources():
-            for text in self._texts(source.path):
-                size_bytes = len(text.encode())
-                if size_bytes > left_bytes:
-                    self.skipped["over the size bound"] += 1
+        for index, file in enumerate(self.files()):
+            if index < first_file:
+                continue
+            for text in self._texts(file):
+                # Characters are bytes at least: most texts need not be encoded to be counted.
+                left_bytes -= len(text) if text.isascii() else len(text.encode())
+                if left_bytes < 0:
+                    self.skipped.add(OVER_THE_BOUND, f"{file.name} and what follows")
                     return
-                left_bytes -= size_bytes
-                yield text
+                yield Document(index, text)
 
-    def _source(self, path: Path) -> Source | None:
+    def _texts(self, file: FoundFile) -> Iterator[str]:
+        is_empty = True
         try:
-            status = path.stat()
+            with file.files.open(file.name, "rb") as opened:
+                missing = partial(self.skipped.add, WITHOUT_TEXT, file.name)
+                for text in documents_of(opened, file.name, self.text_field, missing):
+                    is_empty = False
+                    yield text
+            if is_empty:
+                self.skipped.add("empty", file.name)
+        except NotRead as why:
+            self.skipped.add(str(why), file.name)
         except OSError:
-            self.skipped["unreadable"] += 1
-            return None
-        return Source(path, status.st_size, status.st_mtime_ns)
-
-    def _texts(self, path: Path) -> Iterator[str]:
-        pieces = _json_lines(path, self.jsonl_field) if path.suffix == ".jsonl" else _pieces(path)
-        try:
-            for piece in pieces:
-                if "\0" in piece:
-                    self.skipped["binary"] += 1
-                    return
-                if piece:
-                    yield piece
-        except UnicodeDecodeError:
-            self.skipped["binary"] += 1
-        except OSError:
-            self.skipped["unreadable"] += 1
+            self.skipped.add("unreadable", file.name)
 
 
-def _files_below(root: Path, skipped_folders: frozenset[str]) -> list[Path]:
+def _at(path: str, skipped_folders: frozenset[str]) -> list[FoundFile]:
+    """The files at a path, sorted."""
+    from fsspec.core import url_to_fs
+
+    try:
+        files, root = url_to_fs(path)
+        if files.isdir(root):
+            return _files_below(files, root, skipped_folders)
+        if files.isfile(root):
+            return [_file(files, files.info(root))]
+    except (ImportError, ValueError) as error:
+        raise SettingsError(
+            f'data.text = "{path}": {error}; install the package that it names, or correct the URL'
+        ) from error
+    except OSError as error:
+        raise SettingsError(f'data.text = "{path}" cannot be listed ({error}); correct the path') from error
+    raise SettingsError(f'data.text = "{path}" is neither a file nor a folder; correct the path')
+
+
+def _files_below(files: Any, root: str, skipped_folders: frozenset[str]) -> list[FoundFile]:
     found = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in skipped_folders and not name.startswith(".")]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    files = [path for path in found if path.is_file() and not path.is_symlink()]
+    for _, folders, names in files.walk(root, detail=True):
+        for name, info in list(folders.items()):
+            if name in skipped_folders or name.startswith(".") or info.get("islink"):
+                del folders[name]
+        found += [_file(files, info) for name, info in names.items() if _is_plain(name, info)]
     # By parts, not by string: the order is the same whatever the separator and the file system's own order.
-    return sorted(files, key=lambda path: path.relative_to(root).parts)
+    return sorted(found, key=lambda file: PurePosixPath(file.name).parts)
 
 
-def _pieces(path: Path) -> Iterator[str]:
-    """The file's text in documents of at most DOCUMENT_BYTES, cut after a line feed where there is one."""
-    rest = b""
-    with open(path, "rb") as file:
-        while block := file.read(DOCUMENT_BYTES - len(rest)):
-            rest += block
-            if len(rest) < DOCUMENT_BYTES:
-                continue
-            cut = rest.rfind(b"\n") + 1 or _character_boundary(rest)
-            yield rest[:cut].decode()
-            rest = rest[cut:]
-    yield rest.decode()
+def _is_plain(name: str, info: dict[str, Any]) -> bool:
+    return not name.startswith(".") and info.get("type") == "file" and not info.get("islink")
 
 
-def _character_boundary(data: bytes) -> int:
-    """Where the last character of `data` begins: bytes 10xxxxxx continue one in UTF-8."""
-    at = len(data) - 1
-    while at > 1 and data[at] & 0xC0 == 0x80:
-        at -= 1
-    return at
+def _file(files: Any, info: dict[str, Any]) -> FoundFile:
+    said = {key: str(info[key]) for key in _SAYS_WHICH if key in info and not (key == "created" and "mtime" in info)}
+    return FoundFile(info["name"], int(info.get("size") or 0), str(sorted(said.items())), files)
 
 
-def _json_lines(path: Path, field_name: str) -> Iterator[str]:
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                text = json.loads(line)[field_name]
-            except (ValueError, KeyError, TypeError) as error:
-                raise SettingsError(
-                    f'data.text = "{path}": line {number} is no JSON object with a field "{field_name}"; '
-                    "mend the line or set data.jsonl_field"
-                ) from error
-            if not isinstance(text, str):
-                raise SettingsError(
-                    f'data.text = "{path}": line {number} has no text in "{field_name}"; set data.jsonl_field'
-                )
-            yield text.replace("\0", "")
+def is_url(path: str) -> bool:
+    """Whether fsspec is to open it by a protocol of its own."""
+    return "://" in path

@@ -1,39 +1,42 @@
-"""A run's token file in pieces that anybody may hand on: the run key signs for each of them."""
+"""A run's token file in pieces that anybody may hand on: the list of their hashes is what the run's settings name."""
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, ClassVar
+from typing import Annotated
 
+from swarm.core.canonical import digest
 from swarm.core.errors import RemoteError
-from swarm.core.forms import Digest, Integer, Octets
-from swarm.core.ids import PeerId
-from swarm.identity.signed_record import SignedRecord
+from swarm.core.forms import Integer, Octets
+from swarm.core.record import Record
 
 PIECE_BYTES = 1 << 20
 MAX_PIECES = 1 << 17
 """128 GiB: the list of them fits into a message."""
-_HASH_BYTES = 32
+HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
-class PieceList(SignedRecord, kind="list of pieces"):
+class PieceList(Record, kind="list of pieces"):
     """SHA-256 of each MiB of a file."""
 
-    DOMAIN: ClassVar[str] = "pieces"
-    file_digest: Digest
-    """SHA-256 of the whole."""
     size_bytes: Annotated[int, Integer(low=1, high=MAX_PIECES * PIECE_BYTES)]
-    hashes: Annotated[bytes, Octets(max_length=MAX_PIECES * _HASH_BYTES)]
+    hashes: Annotated[bytes, Octets(max_length=MAX_PIECES * HASH_BYTES)]
     """End to end."""
 
-    def check(self, *, file_digest: bytes, size_bytes: int, run_key: PeerId) -> None:
-        """Raises RemoteError unless the run key says this of the file."""
-        if not self.is_signed_by(run_key):
-            raise RemoteError("signature", "the list of a file's pieces is not signed by the run key")
-        whole = len(self.hashes) == _HASH_BYTES * len(self)
-        if not whole or (self.file_digest, self.size_bytes) != (file_digest, size_bytes):
+    @property
+    def digest(self) -> bytes:
+        """What names the file: its length and pieces, and so all of its bytes."""
+        return digest("pieces", [self.size_bytes, hashlib.sha256(self.hashes).digest()])
+
+    def _check_fields(self) -> None:
+        if len(self.hashes) != HASH_BYTES * len(self):
+            raise RemoteError("malformed", f"{len(self.hashes)} bytes of hashes for {len(self)} pieces")
+
+    def check(self, *, file_digest: bytes, size_bytes: int) -> None:
+        """Raises RemoteError unless it is the file's that a run's settings name."""
+        if (self.digest, self.size_bytes) != (file_digest, size_bytes):
             raise RemoteError("digest", f"the list of pieces is of another file than {file_digest.hex()[:16]}")
 
     def __len__(self) -> int:
@@ -43,19 +46,14 @@ class PieceList(SignedRecord, kind="list of pieces"):
         """First byte of the piece, and the one after its last."""
         return index * PIECE_BYTES, min((index + 1) * PIECE_BYTES, self.size_bytes)
 
-    def is_piece(self, index: int, data: bytes | memoryview) -> bool:
-        return hashlib.sha256(data).digest() == self.hashes[index * _HASH_BYTES : (index + 1) * _HASH_BYTES]
-
-    def missing(self, file: BinaryIO) -> list[int]:
-        """Which pieces a file that is to be this one lacks."""
-        file.seek(0)
-        return [index for index in range(len(self)) if not self.is_piece(index, file.read(PIECE_BYTES))]
+    def is_piece(self, index: int, data: bytes | bytearray | memoryview) -> bool:
+        return hashlib.sha256(data).digest() == self.hashes[index * HASH_BYTES : (index + 1) * HASH_BYTES]
 
 
-def list_pieces(path: Path, file_digest: bytes) -> PieceList:
-    """Of a file whose digest this is, still to be signed."""
+def list_pieces(path: Path) -> PieceList:
+    """Of a file that is here."""
     hashes = b"".join(hashlib.sha256(piece).digest() for piece in _pieces(path))
-    return PieceList(file_digest, path.stat().st_size, hashes)
+    return PieceList(path.stat().st_size, hashes)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -3,11 +3,13 @@
 They are read in this process alone, and for as long as somebody holds them: a file goes with the last of its bytes.
 """
 
+import contextlib
 import logging
 import mmap
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -16,6 +18,8 @@ ALIGNMENT_BYTES = 64
 """What is put begins at a multiple of this: whoever reads numbers there need not copy them."""
 MAPPED_AT_ONCE_BYTES = 256 << 20
 """Of a file; what is not written yet is a hole, and takes no disk."""
+_BEGUN: set[tuple[Path, str]] = set()
+"""Where this process has removed what an earlier one left."""
 
 
 class ColdBytes:
@@ -31,25 +35,36 @@ class ColdBytes:
         self._is_full = False
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(f"{label}-*"):
-                left.unlink(missing_ok=True)
+            if (folder, label) not in _BEGUN:  # else they are this process's own, and somebody may read in them
+                _BEGUN.add((folder, label))
+                for left in folder.glob(f"{label}-*"):
+                    left.unlink(missing_ok=True)
 
     def put(self, body: memoryview) -> memoryview:
         """The same bytes, on disk, read-only; itself where the disk does not take them."""
         if self._folder is None or not len(body):
             return body
+        found = self._on_disk([body])
+        return body if found is None else found
+
+    def put_all(self, bodies: Sequence[bytes | bytearray | memoryview]) -> memoryview:
+        """Their bytes end to end, on disk; in memory where the disk does not take them."""
+        found = self._on_disk([memoryview(body) for body in bodies]) if self._folder is not None and bodies else None
+        return memoryview(b"".join(bodies)) if found is None else found
+
+    def _on_disk(self, bodies: Sequence[memoryview]) -> memoryview | None:
+        assert self._folder is not None
         try:
             with self._lock:
                 if self._file is None:
-                    self._file = _File(self._folder / f"{self._label}-{self._number:08d}")
-                    self._number += 1
-                place = self._file.room_for(len(body))
-            place.write(body)
+                    self._file = self._next_file(self._folder)
+                place = self._file.room_for(sum(map(len, bodies)))
+            place.write(bodies)
         except OSError as error:
             if not self._is_full:
                 log.warning("%s: bytes that are seldom read stay in memory: %s", self._folder, error)
             self._is_full = True
-            return body
+            return None
         self._is_full = False
         return place.read()
 
@@ -57,6 +72,13 @@ class ColdBytes:
         """What is put from now on is in another file: the one before can go when nobody reads in it any more."""
         with self._lock:
             self._file = None
+
+    def _next_file(self, folder: Path) -> "_File":
+        while True:
+            path = folder / f"{self._label}-{self._number:08d}"
+            self._number += 1
+            with contextlib.suppress(FileExistsError):
+                return _File(path)
 
 
 class _Place:
@@ -68,12 +90,14 @@ class _Place:
         self._mapping = mapping
         self._start, self._within, self._size = start, start - mapped_from, size
 
-    def write(self, body: memoryview) -> None:
+    def write(self, bodies: Sequence[memoryview]) -> None:
         """Raises OSError: a full disk is told of here, and not to whoever reads what a hole is in the place of."""
-        left, at = body.cast("B"), self._start
-        while len(left):
-            written = os.pwrite(self._file.descriptor, left, at)
-            left, at = left[written:], at + written
+        at = self._start
+        for body in bodies:
+            left = body.cast("B")
+            while len(left):
+                written = os.pwrite(self._file.descriptor, left, at)
+                left, at = left[written:], at + written
 
     def read(self) -> memoryview:
         return memoryview(self._mapping)[self._within : self._within + self._size]
@@ -83,7 +107,7 @@ class _File:
     """One file: it grows, and goes when neither it nor anything mapped of it is held any more."""
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._lives = _Lives(path)
         self._lives.hold(self, self.descriptor)
         self._end = 0

@@ -13,8 +13,10 @@ from typing import Any
 
 from swarm import PROTOCOL
 from swarm.core.errors import SettingsError
+from swarm.core.pipeline.data_order import SLICES
 from swarm.core.settings import DataSettings, ModelSettings, RunSettings, TrainingSettings
 from swarm.core.tables import read_table
+from swarm.data.corpus import is_url
 from swarm.data.prepare import PreparedData
 from swarm.data.token_file import token_bytes_for
 from swarm.data.tokenizer import BYTES, load_tokenizer
@@ -109,6 +111,7 @@ def freeze(manifest: Manifest, prepared: PreparedData, initial_state_digests: Se
             sequence_length=data.sequence_length,
             chunk_tokens=data.chunk_tokens or _default_chunk_tokens(manifest, prepared),
             seed=data.seed,
+            mixture=tuple((source.first_token, source.num_tokens, source.weight) for source in prepared.mixture),
         ),
         trust=run.trust,
         model_licence=run.model_licence,
@@ -122,7 +125,8 @@ def freeze(manifest: Manifest, prepared: PreparedData, initial_state_digests: Se
 def assumed_data(manifest: Manifest) -> PreparedData:
     """Data as if the text were long enough, for plans and checks made before it is read."""
     tokenizer = load_tokenizer(manifest.data.tokenizer)
-    chunk_tokens = max(_microbatch_tokens(manifest) + 1, manifest.data.chunk_tokens or 0)
+    num_samples, length = manifest.tables.batch.microbatch_size, manifest.data.sequence_length
+    chunk_tokens = max(num_samples * (length + 1), manifest.data.chunk_tokens or 0)
     nowhere = Path("/nonexistent")
     return PreparedData(
         train_path=nowhere,
@@ -130,11 +134,13 @@ def assumed_data(manifest: Manifest) -> PreparedData:
         tokenizer=tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         token_bytes=token_bytes_for(tokenizer.vocab_size),
+        end_of_document=tokenizer.end_of_document,
         num_train_tokens=MIN_CHUNKS * chunk_tokens,
         num_held_out_tokens=chunk_tokens,
         train_digest=bytes(32),
         held_out_digest=bytes(32),
-        skipped={},
+        mixture=(),
+        skipped=(),
     )
 
 
@@ -160,6 +166,14 @@ def _resolve(tables: ManifestTables, folder: Path) -> ManifestTables:
     def absolute(path: str) -> str:
         return str((folder / Path(path).expanduser()).resolve())
 
+    def place(path: str) -> str:
+        if is_url(path):
+            return path
+        path = absolute(path)
+        if not Path(path).exists():
+            raise SettingsError(f'data.text = "{path}" is neither a file nor a folder; correct the path')
+        return path
+
     model, data = tables.model, tables.data
     if isinstance(model.config, str):
         model = replace(model, config=absolute(model.config))
@@ -167,18 +181,20 @@ def _resolve(tables: ManifestTables, folder: Path) -> ManifestTables:
         model = replace(model, checkpoint=absolute(model.checkpoint))
     if data.tokenizer != BYTES:
         data = replace(data, tokenizer=absolute(data.tokenizer))
-    data = replace(data, text=tuple(absolute(path) for path in data.text))
-    for path in data.text:
-        if not Path(path).exists():
-            raise SettingsError(f'data.text = "{path}" is neither a file nor a folder; correct the path')
+    data = replace(
+        data,
+        text=tuple(map(place, data.text)),
+        mixture=tuple(replace(source, text=tuple(map(place, source.text))) for source in data.mixture),
+    )
     return replace(tables, model=model, data=data)
 
 
-def _microbatch_tokens(manifest: Manifest) -> int:
-    return manifest.tables.batch.microbatch_size * manifest.data.sequence_length
-
-
 def _default_chunk_tokens(manifest: Manifest, prepared: PreparedData) -> int:
-    """Whole microbatches and the one token their last target reads, within 16 MiB and 1/MIN_CHUNKS of the text."""
-    most = min(DEFAULT_CHUNK_BYTES // prepared.token_bytes, prepared.num_train_tokens // MIN_CHUNKS)
-    return max(1, (most - 1) // _microbatch_tokens(manifest)) * _microbatch_tokens(manifest) + 1
+    """Slices that hold whole windows and the one token that the last target reads, within 16 MiB and 1/MIN_CHUNKS of
+    the text, but a microbatch."""
+    most = DEFAULT_CHUNK_BYTES // prepared.token_bytes
+    if most * MIN_CHUNKS <= prepared.num_train_tokens:
+        return most  # each slice a piece of the file
+    length, size = manifest.data.sequence_length, manifest.tables.batch.microbatch_size
+    windows = (prepared.num_train_tokens // MIN_CHUNKS // SLICES - 1) // length
+    return SLICES * (windows * length + 1) if SLICES * windows >= size else size * (length + 1)

@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.partition import even_layers
 from swarm.core.settings import ModelSettings
-from swarm.core.tables import show
 from swarm.manifest.tables import ModelTable
 
 if TYPE_CHECKING:
     from swarm.model.families import ModelShape
-
-MAX_LAYERS = 1024
 
 
 def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) -> ModelSettings:
@@ -65,7 +62,15 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
 
 def recut(model: ModelSettings, table: ModelTable) -> ModelSettings:
     """The same model, cut as the table says. Raises SettingsError."""
-    return replace(model, stage_layers=_cut(table, model.stage_layers[-1][1], _head_cost(model.config_json)))
+    from swarm.model.families import is_tied
+
+    made = replace(model, stage_layers=_cut(table, model.stage_layers[-1][1], _head_cost(model.config_json)))
+    if is_tied(made, 0) != is_tied(model, 0):
+        raise SettingsError(
+            f"model.stages = {made.num_stages}: the run's embeddings are tied at one stage and not at more, and "
+            f"{model.num_stages} were the run's; begin a new run from its export"
+        )
+    return made
 
 
 def cuts(model: ModelSettings) -> list[ModelSettings]:
@@ -102,9 +107,6 @@ def _checked_shape(config_json: str) -> "ModelShape":
         raise SettingsError(f"the config is not JSON: {error}") from error
     if not is_canonical:
         raise SettingsError("the config is no canonical JSON object; write it with sorted keys and no spaces")
-    num_layers = config.get("num_hidden_layers")
-    if type(num_layers) is not int or not 1 <= num_layers <= MAX_LAYERS:
-        raise SettingsError(f"num_hidden_layers = {show(num_layers)}; give 1 to {MAX_LAYERS}")
     try:
         return validate_config(config_json)
     except SettingsError:
@@ -119,11 +121,7 @@ def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
 
     if table.checkpoint is not None:
         folder = Path(table.checkpoint)
-        if not list(folder.glob("*.safetensors")):
-            raise SettingsError(
-                f'model.checkpoint = "{folder}" holds no safetensors; give a local folder written by save_pretrained()'
-            )
-        return f'model.checkpoint = "{folder}"', _read_config("model.checkpoint", folder / "config.json")
+        return f'model.checkpoint = "{folder}"', checkpoint_config(folder)
     if isinstance(table.config, str):
         return f'model.config = "{table.config}"', _read_config("model.config", Path(table.config))
     if table.config is not None:
@@ -131,6 +129,20 @@ def _config(table: ModelTable, vocab_size: int) -> tuple[str, dict[str, Any]]:
     if table.preset not in PRESETS:
         raise SettingsError(f'model.preset = "{table.preset}" is unknown; choose one of {", ".join(PRESETS)}')
     return f'model.preset = "{table.preset}"', preset_config(table.preset, vocab_size)
+
+
+def checkpoint_config(folder: Path) -> dict[str, Any]:
+    """The config of a Hugging Face folder with weights, their type in it. Raises SettingsError."""
+    from swarm.model.stored import stored_dtype
+
+    if not list(folder.glob("*.safetensors")):
+        raise SettingsError(
+            f'model.checkpoint = "{folder}" holds no safetensors; give a local folder written by save_pretrained()'
+        )
+    config = _read_config("model.checkpoint", folder / "config.json")
+    if config.get("dtype") is None:
+        config["dtype"] = stored_dtype(folder)
+    return config
 
 
 def _read_config(field: str, path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from swarm.core.settings import (
     SequenceLength,
     TrainingSettings,
     Trust,
+    Weight,
 )
 from swarm.core.tables import Amendable, Bounds, Table, show
 
@@ -87,19 +88,38 @@ class ModelTable(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceTable(Table):
+    """One source of a mixture."""
+
+    text: tuple[str, ...]
+    weight: Weight
+    text_field: Annotated[str, Bounds(least=1)] | None = None
+    """None: as `DataTable` has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataTable(Table):
     text: Annotated[
         tuple[str, ...],
-        "Text files, jsonl files, and folders of them, in this order. Empty: the source code of Python's standard "
-        "library.",
+        "Text, jsonl and Parquet files, also .gz and .zst, and folders of them, in this order; paths, or URLs such as "
+        "hf://datasets/NAME. Empty: the source code of Python's standard library.",
+    ] = ()
+    mixture: Annotated[
+        tuple[SourceTable, ...],
+        Bounds(most=64),
+        Example(({"text": ("web",), "weight": 7}, {"text": ("code",), "weight": 3})),
+        "Or several such sources with whole numbers for weights: of each 10 tokens 7 are from the first here, whatever "
+        "their sizes.",
     ] = ()
     tokenizer: Annotated[str, Bounds(least=1), '"bytes", or the path of a tokenizer.json or of a folder with one.'] = (
         "bytes"
     )
-    jsonl_field: Annotated[str, Bounds(least=1), "The field of each jsonl line that holds its text."] = "text"
-    max_text_mb: Annotated[int, Bounds(least=1, most=1 << 24), "Reading stops after this many megabytes of text."] = (
-        1024
-    )
+    text_field: Annotated[
+        str, Bounds(least=1), "The field of each jsonl line, or column of each Parquet file, that holds its text."
+    ] = "text"
+    max_text_mb: Annotated[
+        int, Bounds(least=1, most=1 << 24), "Reading a source stops after this many megabytes of text."
+    ] = 1 << 17
     held_out_share: Annotated[
         float,
         Bounds(above=0, below=0.5),
@@ -113,6 +133,15 @@ class DataTable(Table):
         "By default 16 MiB, less where the text is short.",
     ] = None
     seed: Annotated[Seed, "Another number gives another order of the data, and other initial weights."] = 0
+
+    def sources(self) -> tuple[SourceTable, ...]:
+        """Of a mixture; else the text as the only one."""
+        return self.mixture or (SourceTable(text=self.text, weight=1),)
+
+    def disagreement(self, given: Collection[str]) -> str | None:
+        if self.text and self.mixture:
+            return f"text = {show(self.text)} and data.mixture are both given; keep one of them"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

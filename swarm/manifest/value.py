@@ -79,11 +79,14 @@ def _check_agreement(settings: RunSettings) -> None:
             f"{batch.microbatch_size} x data.sequence_length = {data.sequence_length} = {settings.microbatch_tokens} "
             "tokens; raise it or make microbatches smaller"
         )
-    if data.chunk_tokens <= settings.microbatch_tokens:
+    least = batch.microbatch_size * (data.sequence_length + 1)
+    if data.chunk_tokens < least:
         raise SettingsError(
-            f"data.chunk_tokens = {data.chunk_tokens} holds no microbatch of {settings.microbatch_tokens} tokens and "
-            f"one more; give at least {settings.microbatch_tokens + 1}"
+            f"data.chunk_tokens = {data.chunk_tokens} holds no microbatch of {batch.microbatch_size} samples of "
+            f"{data.sequence_length} tokens and one more each; give at least {least}"
         )
+    if any(first + count > data.num_train_tokens for first, count, _ in data.mixture):
+        raise SettingsError(f"data.mixture: a source lies past the {data.num_train_tokens} tokens to train on")
     try:
         DataOrder.of_run(settings)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """The model families that may be cut into stages, and the check of a run's model.
 
 A family is in the table when its layers, cut anywhere, give the bits of the whole model
-(`tests.swarm.model.exactness`). Everything a family needs is its row; the rest of the code names none.
+(`benchmarks.families.exactness`). Everything a family needs is its row; the rest of the code names none.
 """
 
 import json
@@ -40,6 +40,9 @@ class Family:
     """A layer's plain RMSNorms of which products come next."""
     routed: bool = False
     """Layers choose experts for every token."""
+    stored: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """How the ends of tensors' names are on disk, where they differ there. Several tensors are one under another;
+    {} is the number of an expert."""
     more_keys: tuple[str, ...] = ()
     """Of a config, that transformers reads and does not list."""
 
@@ -91,9 +94,29 @@ FAMILIES: dict[str, Family] = {
         embedding="embed_in",
         norm="final_layer_norm",
         norms_before_products=(),
+        stored=(("lm_head.weight", ("embed_out.weight",)),),
     ),
-    "mixtral": _family("Mixtral", routed=True),
-    "qwen3_moe": _family("Qwen3Moe", routed=True, more_keys=("head_dim",)),
+    "mixtral": _family(
+        "Mixtral",
+        routed=True,
+        stored=(
+            (".mlp.gate.weight", (".block_sparse_moe.gate.weight",)),
+            (
+                ".mlp.experts.gate_up_proj",
+                (".block_sparse_moe.experts.{}.w1.weight", ".block_sparse_moe.experts.{}.w3.weight"),
+            ),
+            (".mlp.experts.down_proj", (".block_sparse_moe.experts.{}.w2.weight",)),
+        ),
+    ),
+    "qwen3_moe": _family(
+        "Qwen3Moe",
+        routed=True,
+        more_keys=("head_dim",),
+        stored=(
+            (".mlp.experts.gate_up_proj", (".mlp.experts.{}.gate_proj.weight", ".mlp.experts.{}.up_proj.weight")),
+            (".mlp.experts.down_proj", (".mlp.experts.{}.down_proj.weight",)),
+        ),
+    ),
 }
 """Tested families by `model_type`."""
 

@@ -4,7 +4,6 @@ They are made once, by whoever starts the run, and shipped: seeded initializatio
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,30 +12,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.model.families import family_of, is_tied, validate_config, validate_stage_layers
-from swarm.model.layout import ParameterLayout
-from swarm.model.stack import decoder_of, global_name
+from swarm.model.stack import decoder_of, global_name, stage_layout
 from swarm.model.stage import StageModel
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+from swarm.model.stored import read_tensors
 
 
 def initial_weights(model: ModelSettings, seed: int, source: Path | None) -> Iterator[NDArray[np.float32]]:
-    """Flat weights of each stage, one at a time: memory for one stage is enough.
-
-    Without `source` they follow the family's own initialization rules, each module from a seed of its own; with it,
-    `source` is a folder with a Hugging Face checkpoint in safetensors, and only a stage's own tensors are read. With
-    tied embeddings the head is a copy of the embedding. Raises SettingsError naming the file and tensor at fault.
-    """
+    """Flat weights of each stage, one at a time: memory for one stage is enough. Raises as `stage_weights`."""
     validate_stage_layers(model)
     for stage in range(model.num_stages):
-        if source is None:
-            yield _drawn(model, stage, seed)
-        else:
-            yield _read(model, StageModel(model, stage).layout, source)
+        yield stage_weights(model, stage, seed, source)
+
+
+def stage_weights(model: ModelSettings, stage: int, seed: int, source: Path | None) -> NDArray[np.float32]:
+    """A stage's flat weights.
+
+    Without `source` they follow the family's own initialization rules, each module from a seed of its own; with it,
+    `source` is a folder with a Hugging Face checkpoint in safetensors, of which only the stage's own tensors are read,
+    and only the files that hold them need be there. With tied embeddings the head is a copy of the embedding, where it
+    is not the embedding itself. Raises SettingsError naming the file and tensor at fault.
+    """
+    if source is None:
+        return _drawn(model, stage, seed)
+    family, tied = family_of(model.config_json), validate_config(model.config_json).tied
+    return read_tensors(source, family, stage_layout(model, stage), family.head_name if tied else None)
 
 
 def _drawn(model: ModelSettings, stage: int, seed: int) -> NDArray[np.float32]:
@@ -78,62 +79,3 @@ def _in_order(stack: Any) -> Iterator[tuple[Any, str]]:
 
 def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"homeswarm/initial/{seed}/{name}".encode()).digest()[:7], "big")
-
-
-def _read(model: ModelSettings, layout: ParameterLayout, source: Path) -> NDArray[np.float32]:
-    from safetensors import SafetensorError, safe_open
-
-    family = family_of(model.config_json)
-    tied = validate_config(model.config_json).tied
-    files = _files_by_tensor(source)
-    by_file: dict[str, list[tuple[str, str]]] = {}
-    for name in layout.names:
-        # A tied checkpoint has no tensor for the head, or one that is not used: its embedding counts.
-        stored = family.embedding_name if tied and name == family.head_name else name
-        if stored not in files:
-            raise SettingsError(
-                f"{source} has no tensor {stored}; the model's config and the checkpoint must be of one architecture"
-            )
-        by_file.setdefault(files[stored], []).append((name, stored))
-    flat = np.empty(layout.num_values, dtype=np.float32)
-    views = layout.views(flat)
-    for file, wanted in sorted(by_file.items()):
-        try:
-            with safe_open(source / file, framework="pt") as tensors:
-                for name, stored in wanted:
-                    shape = tuple(tensors.get_slice(stored).get_shape())
-                    if shape != views[name].shape:
-                        raise SettingsError(
-                            f"{source / file}: tensor {stored} has shape {shape}, the model's config asks for "
-                            f"{views[name].shape}; use the checkpoint's own config"
-                        )
-                    np.copyto(views[name], tensors.get_tensor(stored).float().numpy())
-        except (OSError, SafetensorError) as error:
-            raise SettingsError(f"{source / file} cannot be read: {error}; download it again") from error
-    return flat
-
-
-def _files_by_tensor(source: Path) -> dict[str, str]:
-    """File name of each tensor of a checkpoint, in one file or sharded with an index."""
-    from safetensors import SafetensorError, safe_open
-
-    if (source / INDEX_FILE).is_file():
-        try:
-            files = json.loads((source / INDEX_FILE).read_text())["weight_map"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise SettingsError(f"{source / INDEX_FILE} is no safetensors index: {error}") from error
-        for file in sorted(set(files.values())):
-            # An index is data: it may not lead out of its folder.
-            if Path(file).name != file or not (source / file).is_file():
-                raise SettingsError(f"{source} lacks {file}, which {INDEX_FILE} names; download it again")
-        return dict(files)
-    if not (source / SINGLE_FILE).is_file():
-        raise SettingsError(
-            f"{source} holds neither {SINGLE_FILE} nor {INDEX_FILE}; convert the checkpoint to safetensors "
-            "(`save_pretrained` of transformers writes it)"
-        )
-    try:
-        with safe_open(source / SINGLE_FILE, framework="pt") as tensors:
-            return dict.fromkeys(tensors.keys(), SINGLE_FILE)
-    except (OSError, SafetensorError) as error:
-        raise SettingsError(f"{source / SINGLE_FILE} cannot be read: {error}; download it again") from error

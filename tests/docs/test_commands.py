@@ -22,8 +22,9 @@ from tests.process_swarm import Zygote
 
 SMOKE_S = 150.0
 
-NEED_NAMESPACES = ("benchmarks.homes.links", "benchmarks.homes.bulk", "benchmarks.owner.limits")
+NEED_NAMESPACES = ("benchmarks.big_stage", "benchmarks.homes.links", "benchmarks.homes.bulk", "benchmarks.owner.limits")
 NEED_SWARMS = (
+    "benchmarks.big_stage",
     "benchmarks.churn.kills",
     "benchmarks.homes.links",
     "benchmarks.owner.leave",
@@ -46,6 +47,7 @@ BY_A_TEST = {
     "python -m peer.adversary KIND@STEP join ...": "tests/peer/adversary/test_adversary.py",
     "pip wheel --no-deps -w . .": "tests/swarm/test_wheel.py",
     "pipx install ./homeswarm-0.1.0-py3-none-any.whl": "tests/swarm/test_wheel.py",
+    "python -m benchmarks.families --json": "tests/benchmarks/test_families.py",
     "python -m benchmarks.results --stale": "tests/benchmarks/results/test_staleness.py",
     "python -m benchmarks.owner.shared_machine": "tests/benchmarks/test_speed_benchmarks.py",
     "swarm calibrate --audits 10000": "tests/swarm/commands/test_calibrate.py",
@@ -56,6 +58,7 @@ BY_A_TEST = {
     "swarm evidence verify FILE --data TOKENS --run-key PEER": "tests/verification/audit/test_evidence.py",
     "swarm evidence verify run/evidence/*": "tests/verification/audit/test_evidence.py",
     "swarm identity export FILE": "tests/swarm/identity/test_backup.py",
+    "swarm init --checkpoint MODEL run.toml": "tests/swarm/commands/test_init.py",
     "swarm init --stages 1 --checkpoint MODEL run.toml": "tests/swarm/commands/test_init.py",
     "swarm init --stages 1 run.toml": "tests/swarm/commands/test_init.py",
     "swarm rollback FOLDER --to newest": "tests/bootstrap/state/test_coming_back.py",

@@ -18,7 +18,7 @@ from swarm.checkpoint.state import chunk_hash, root_by_path
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
 from swarm.data.batches import BatchReader
-from swarm.data.token_file import TokenFile
+from swarm.data.token_file import CheckedTokens
 from swarm.identity.key import verify
 from swarm.model.families import validate_config
 from swarm.model.stack import stage_layout
@@ -296,8 +296,12 @@ def _judge_data(evidence: Evidence, data: Path | None) -> Verdict:
     check_birth(birth, run_id=evidence.run_id)
     if data is None:
         raise LocalError("this evidence needs the run's training tokens: give them with --data FILE")
-    tokens = TokenFile(data, settings.data.token_bytes)
-    tokens.verify(num_tokens=settings.data.num_train_tokens, digest=settings.data.train_digest)
+    tokens = CheckedTokens(
+        data,
+        settings.data.token_bytes,
+        num_tokens=settings.data.num_train_tokens,
+        digest=settings.data.train_digest,
+    )
     tokens_BL, targets_BL = BatchReader(settings, tokens).batch(birth.microbatch_id)
     wrong = differences(birth, tokens_BL, targets_BL)
     what = f"microbatch {birth.microbatch_id}"

@@ -64,7 +64,7 @@ class Hosted:
         digests = []
         for stage, state in enumerate(self.run.states):
             state.version = version
-            state.weights[:] = np.random.default_rng((seed, stage)).normal(size=len(state.weights))
+            state.weights = np.random.default_rng((seed, stage)).normal(size=len(state.weights)).astype(np.float32)
             writer.add_stage(stage, state)
             digests.append(state_digest(state))
         position: Any = LeaseTable().to_value()

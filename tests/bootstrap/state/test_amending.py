@@ -13,6 +13,8 @@ from benchmarks.whole_model import WholeModel, host_windows
 from bootstrap.program.ledger import Ledger
 from bootstrap.state.amending import Amending
 from bootstrap.state.run_folder import PreparedRun, archived
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import Applied
 from swarm.checkpoint.archive import checkpoint_path, read_checkpoint
 from swarm.checkpoint.state import StageState, arrays_of
 from swarm.core.errors import SettingsError
@@ -130,9 +132,19 @@ def test_a_run_that_is_lengthened_while_its_host_dies_is_byte_for_byte_the_longe
         manifest = manifest_of(**EXACT, batch=batch, optimizer={**schedule, "total_steps": total_steps})
         async with swarm_in_process(manifest, folder, peers=(1, 1)) as swarm:
             if amended:
+                stand, reached = set[int](), asyncio.Event()
+
+                def look(steps: StageSteps, applied: Applied) -> None:
+                    stand.update({applied.chain.stage} if applied.chain.version == AT else ())
+                    if len(stand) == 2:
+                        reached.set()
+
+                swarm.on_applied.append(look)
                 async with paused_at(swarm, 1):
                     await swarm.host.amending.ask(["optimizer.total_steps=8"], str(AT))
-                await swarm.kill_host()
+                    await swarm.kill_host()
+                async with asyncio.timeout(30):
+                    await reached.wait()
                 await swarm.restart_host()
             await swarm.finished()
             return trained_states(swarm.run, 8)

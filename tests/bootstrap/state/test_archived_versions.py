@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bootstrap.owner.progress import HELD_SNAPSHOTS, PeerFigures, VersionGone, oldest_held
-from swarm.checkpoint.snapshots import KEPT
 from swarm.core.ids import PeerId
-from swarm.core.settings import CheckpointSettings, OptimizerSettings
+from swarm.core.settings import KEPT_SNAPSHOTS, CheckpointSettings, OptimizerSettings
 from tests.bootstrap.program.test_dashboard import report_of
 from tests.bootstrap.state.hosted import hosted
 from tests.verification.exhibits import small_settings
@@ -27,9 +26,9 @@ def test_what_is_held_is_what_a_peer_has_left(last: int, every: int) -> None:
     for version in range(1, last + 1):
         before = list(kept)
         if version % every == 0 or version == last:
-            kept = [*kept, version][-KEPT:]
+            kept = [*kept, version][-KEPT_SNAPSHOTS:]
         on_disk = kept if version == last else before  # the newest may still be on its way there
-        assert HELD_SNAPSHOTS == KEPT
+        assert HELD_SNAPSHOTS == KEPT_SNAPSHOTS
         due = range(every, version, every)
         gone = [at for at in due if at not in on_disk]
         assert gone == [at for at in due if at < oldest_held(version, settings)], f"at version {version}"

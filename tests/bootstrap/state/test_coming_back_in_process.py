@@ -83,7 +83,7 @@ def test_one_of_two_replicas_leaves_and_comes_back(tmp_path: Path) -> None:
 # -- what is a breach ------------------------------------------------------------------------------------------
 
 PEER, RUN_KEY = identity_of(0).peer_id, identity_of(1).peer_id
-ORDER = DataOrder(num_tokens=2000, sequence_length=8, microbatch_size=1, chunk_tokens=33, seed=0)
+ORDER = DataOrder(num_tokens=2000, sequence_length=8, microbatch_size=1, chunk_tokens=36, seed=0)
 
 
 def genesis(stage: int, version: int, era: int = 0) -> tuple[str, Value]:

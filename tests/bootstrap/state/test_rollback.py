@@ -21,7 +21,6 @@ from swarm.cli import ExitCode, run
 from swarm.core.errors import SettingsError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.data.token_file import TokenFile
 from swarm.host_protocol import ROLLBACK
 from swarm.manifest.file import parse_manifest
 from swarm.network.services.host_service import serve_owner_of_host
@@ -147,7 +146,7 @@ def test_a_host_that_ends_meanwhile_is_not_waited_for(tmp_path: Path, capsys: py
 # -- a live swarm ----------------------------------------------------------------------------------------------
 
 MANIFEST = manifest_of(
-    data={"chunk_tokens": 257},  # eight microbatches, two steps
+    data={"chunk_tokens": 272},  # eight microbatches, two steps
     optimizer={"total_steps": 34},
     checkpoint={"every_steps": 16, "snapshot_every": 4},
     limits={"founders_per_stage": 1},
@@ -165,11 +164,11 @@ def spoil(folder: Path) -> None:
     order = DataOrder.of_run(probe.settings)
     assert {order.chunk_of(MicrobatchId(number)) for number in BAD_IDS} == {BAD_CHUNK}
     (span,) = order.spans(MicrobatchId(number) for number in BAD_IDS)
-    tokens = TokenFile(probe.data.train_path, probe.settings.data.token_bytes)
-    held = bytes(int(token) for token in tokens.read(span.tokens[0][0], span.tokens[-1][1]))
-    at = text.encode().index(held)
-    noise = "".join(random.Random(5).choices(string.ascii_uppercase + string.digits, k=len(held)))
-    (folder / "text.txt").write_text(text[:at] + noise + text[at + len(held) :])
+    assert text.isascii(), "a token is a character"
+    spoilt, rng = list(text), random.Random(5)
+    for start, stop in span.tokens:
+        spoilt[start:stop] = rng.choices(string.ascii_uppercase + string.digits, k=stop - start)
+    (folder / "text.txt").write_text("".join(spoilt))
 
 
 def hold_at(swarm: InProcessSwarm, **facts: Any) -> None:

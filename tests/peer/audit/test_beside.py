@@ -12,7 +12,7 @@ import pytest
 from peer.audit.beside import Beside
 from peer.audit.hop_desk import message_of
 from swarm.core.errors import RemoteError, TransientError
-from swarm.core.ids import PeerId, StageIndex, Version
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Version
 from swarm.core.round.contribution import Contribution
 from swarm.network.transport import Message
 from tests.peer.audit.test_inquiry import DUE, Line, inquiry_of
@@ -42,9 +42,13 @@ class World:
     def put_together(self, stage: int, answers: dict[PeerId, Message | Exception]) -> Exhibit:
         """The stage's exhibit, by an auditor of it."""
         shown, line = self.exhibits[stage], Line(answers)
+
+        async def batch(number: MicrobatchId) -> Any:
+            return (np.frombuffer(shown.x, dtype="<i4"),)
+
         inquiry = inquiry_of(
             line,
-            reader=SimpleNamespace(batch=lambda number: (np.frombuffer(shown.x, dtype="<i4"),)) if stage == 0 else None,
+            tokens=SimpleNamespace(batch=batch) if stage == 0 else None,
             settings=self.run.settings,
             run_id=RUN_ID,
             chain=SimpleNamespace(stage=stage),

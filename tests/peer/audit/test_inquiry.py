@@ -63,7 +63,7 @@ def inquiry_of(
     line: Line,
     *,
     accused: bool = False,
-    reader: Any = None,
+    tokens: Any = None,
     chain: Any = CHAIN_OF_STAGE,
     replica: Any = None,
     **others: Any,
@@ -85,7 +85,7 @@ def inquiry_of(
         host=HOST.peer_id,
         standing=KnownStanding(),
         jury=None,
-        reader=reader,
+        tokens=tokens,
     )
 
 

@@ -93,7 +93,7 @@ def queue_of(audits: All) -> AuditQueue[Due]:
         host=PeerId("host"),
         standing=cast(Any, None),
         jury=None,
-        reader=None,
+        tokens=None,
     )
     return AuditQueue(inquiry, audits)
 

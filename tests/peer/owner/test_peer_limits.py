@@ -158,9 +158,9 @@ def test_a_peer_refuses_a_run_that_does_not_fit_its_memory(zygote: Zygote, tmp_p
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("trust", ["friends", "public"])
-def test_peers_under_load_hold_no_more_than_they_reckoned(tmp_path: Path, trust: str) -> None:
-    for peer in memory.measure(memory.options_of(["--trust", trust]), tmp_path):
+@pytest.mark.parametrize("row", sorted(memory.ROWS))
+def test_peers_under_load_hold_no_more_than_they_reckoned(tmp_path: Path, row: str) -> None:
+    for peer in memory.measure(memory.options_of([]), tmp_path, memory.ROWS[row]).peers:
         reckoned, items = peer.reckoned()
         assert peer.all_bytes <= memory.BAR * reckoned, f"{peer.all_bytes / GIB:.3f} GiB: {items}"
         assert peer.p2pd_bytes <= P2PD_BYTES

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,3 +108,26 @@ def test_what_was_contributed_is_shown_from_the_calls_though_all_was_done_again(
         assert store.of(step, work.microbatch_id)[-1] is other
     assert store.exhibit(step, work) == exhibit
     assert store.exhibit(step, replace(work, version=Version(8))) is None or stage == 0
+
+
+def test_what_is_answered_lies_on_disk_until_its_step_is_too_old(shown: Sequence[Exhibit], tmp_path: Path) -> None:
+    (tmp_path / "exchanges-00000099-00000000").write_bytes(b"of an earlier process")
+    me, came = target_of(shown), received(shown[1])
+    store = ExchangeStore(me, retained_versions=4, max_microbatches=3, folder=tmp_path)
+    step, number = came.birth.step, came.birth.microbatch_id
+    waiting = replace(came, gradient=None, answer=b"")
+    assert store.keep(waiting)
+    assert store.of(step, number) == [waiting]
+    assert store.keep(came)
+    assert store._writer is not None
+    store._writer.submit(lambda: None).result(20)
+    (kept,) = store.of(step, number)
+    assert kept is not came
+    assert [bytes(body) for body in kept.bodies] == [bytes(body) for body in came.bodies]
+    assert replace(kept, activation=b"", targets=b"", answer=b"") == replace(
+        came, activation=b"", targets=b"", answer=b""
+    )
+    assert [path.name for path in tmp_path.iterdir()] == [f"exchanges-{int(step):08d}-00000000"]
+    store.forget(int(step) + 6)
+    del kept
+    assert list(tmp_path.iterdir()) == []

@@ -26,6 +26,7 @@ class Replica:
     """Weights that are nothing but a version."""
 
     stage, era = STAGE, 0
+    model = SimpleNamespace(is_first=False, is_last=True)
 
     def __init__(self) -> None:
         self.version = Version(0)
@@ -87,6 +88,26 @@ def test_steps_of_the_version_are_open_and_those_before_it_are_not() -> None:
         assert over.step == 0
         assert [state.step for state in steps.open_those_due()] == [first[-1] + 1]
         steps.announce_version()
+
+    run(play)
+
+
+def test_no_step_is_open_beyond_the_eras_end_and_a_later_end_opens_it_again() -> None:
+    def play(steps: StageSteps) -> None:
+        turned(steps)
+        steps.close_those_over()
+        steps.open_those_due()
+        steps.announce_version()
+        first, *_ = steps.end_at(1)
+        assert first.step == 1
+        assert (steps.open, steps.is_over, steps.is_run_over) == ({}, True, False)
+        assert not steps.open_those_due()
+        steps.validate()
+        assert not steps.end_at(2)
+        assert [int(state.step) for state in steps.open_those_due()] == [1]
+        assert not steps.is_over
+        steps.end_at(1 << 30)
+        assert steps.ends_at == steps.context.settings.optimizer.total_steps
 
     run(play)
 

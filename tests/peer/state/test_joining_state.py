@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tempfile
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -79,6 +80,8 @@ class Scene:
 
     def __init__(self, truth: Truth, anchor: Anchor | None) -> None:
         self.truth = truth
+        self._made = tempfile.TemporaryDirectory()
+        self.folder = Path(self._made.name)
         self.network = MemoryNetwork(random.Random(0))
         self.asked: list[tuple[PeerId, int]] = []
         """(donor, index) of every chunk."""
@@ -123,7 +126,8 @@ class Scene:
     async def join(self, *, newer_than: int = -1, members: list[PeerId] | None = None) -> Snapshot:
         run = self.truth.run
         wanted = JoiningState(
-            self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE, run.replicas[STAGE][0].layout, 0
+            *(self.joiner, run.settings, RUN_ID, run_key().peer_id, HOST.peer_id, STAGE),
+            *(run.replicas[STAGE][0].layout, self.folder, 0),
         )
         members = self.truth.members if members is None else members
         return await wanted.fetch(self.truth.members, members, newer_than=newer_than)

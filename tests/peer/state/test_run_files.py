@@ -7,9 +7,10 @@ import ipaddress
 import random
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -20,13 +21,13 @@ from cryptography.x509.oid import NameOID
 
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
-from peer.state.run_files import RunFiles
+from peer.state.run_files import HeldFile, RunFiles
 from swarm.cli import ExitCode, run
-from swarm.core.errors import TransientError
+from swarm.core.errors import LocalError, TransientError
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
+from swarm.data.piece_store import PieceFolder, WholeFile
 from swarm.data.pieces import PIECE_BYTES, PieceList, list_pieces
-from swarm.data.token_file import TokenFile
 from swarm.file_donor import FileDonor
 from swarm.host_protocol import FILE
 from swarm.network.memory import MemoryNetwork, MemoryTransport
@@ -35,7 +36,7 @@ from swarm.network.transport import Handler, Message
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 from tests.verification.exhibits import small_settings
 
-HOST, ME, HONEST, LIAR, RUN = (identity_of(number) for number in range(5))
+HOST, ME, HONEST, LIAR = (identity_of(number) for number in range(4))
 NUM_PIECES = 6
 
 
@@ -46,20 +47,23 @@ class Scene:
         self.network = MemoryNetwork(random.Random(0))
         self.served = Counter[PeerId]()
         self.mirrors = mirrors
-        self.paths: dict[bytes, Path] = {}
+        self.bytes: list[bytes] = []
+        self.files: dict[bytes, WholeFile] = {}
         sizes = {"train": NUM_PIECES * PIECE_BYTES - 1000, "held_out": 5000}
         for name, size in sizes.items():
             path = folder / f"{name}.tokens"
-            path.write_bytes(random.Random(name).randbytes(size))
-            self.paths[TokenFile(path, 1).digest()] = path
-        train, held_out = self.paths
+            self.bytes.append(random.Random(name).randbytes(size))
+            path.write_bytes(self.bytes[-1])
+            pieces = list_pieces(path)
+            self.files[pieces.digest] = WholeFile(path, pieces)
+        self.train, self.held_out = self.files
         data = replace(
             small_settings(2).data,
             token_bytes=1,
             num_train_tokens=sizes["train"],
             num_held_out_tokens=sizes["held_out"],
-            train_digest=train,
-            held_out_digest=held_out,
+            train_digest=self.train,
+            held_out_digest=self.held_out,
         )
         self.settings: RunSettings = replace(small_settings(2), data=data)
         self.host = self.network.transport(HOST)
@@ -67,23 +71,22 @@ class Scene:
         (folder / "peer").mkdir()
         self.own = self.network.transport(ME)
         self.limited = LimitedTransport(self.own, upload_mbit=None, download_mbit=download_mbit)
-        self.files = RunFiles(
+        self.donors: tuple[PeerId, ...] = ()
+        self.run_files = RunFiles(
             settings=self.settings,
-            run_key=RUN.peer_id,
             host=Host(self.limited, HOST.peer_id),
             transport=self.limited,
             limited=self.limited,
             folder=folder / "peer",
+            donors=self._donors,
         )
 
-    def donate(self, transport: MemoryTransport, *, lies: bool = False) -> PeerId:
+    async def _donors(self) -> Sequence[PeerId]:
+        return self.donors
+
+    def donate(self, transport: MemoryTransport, *, lies: bool = False, files: Any = None) -> PeerId:
         """Have the transport serve the files, in truth or not."""
-
-        async def list_of(digest: bytes) -> PieceList:
-            made = await asyncio.to_thread(list_pieces, self.paths[digest], digest)
-            return made.signed_by(LIAR if lies else RUN)
-
-        donor = FileDonor(self.paths, list_of, self.mirrors)
+        donor = FileDonor(files or self.files, self.mirrors)
         donor.serve(transport)
 
         async def counted(sender: PeerId, request: Message) -> Message:
@@ -95,12 +98,15 @@ class Scene:
         transport.serve(FILE, counted, max_body_bytes=0)
         return transport.peer_id
 
-    async def get(self, *donors: PeerId) -> None:
-        async def found() -> Sequence[PeerId]:
-            return donors
-
-        files = await self.files.get(found)
-        assert [file.digest() for file in files] == list(self.paths)
+    async def get(self, *donors: PeerId, pieces: Collection[int] = range(NUM_PIECES)) -> HeldFile:
+        """The training file, with these pieces."""
+        self.donors = donors
+        train, held_out = await self.run_files.open()
+        await self.run_files.fetch(train, pieces)
+        await self.run_files.fetch(held_out, [0])
+        for index in pieces:
+            assert train.folder.piece(index) == self.bytes[0][index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
+        return train
 
 
 def test_pieces_come_from_all_who_have_them_and_a_liar_is_asked_once(tmp_path: Path) -> None:
@@ -108,26 +114,43 @@ def test_pieces_come_from_all_who_have_them_and_a_liar_is_asked_once(tmp_path: P
         scene = Scene(tmp_path)
         honest = scene.donate(scene.network.transport(HONEST))
         liar = scene.donate(scene.network.transport(LIAR), lies=True)
-        await scene.get(liar, honest)
+        train = await scene.get(liar, honest)
         assert scene.served[liar] == 2  # once for each file
         assert scene.served[honest] > 0
         assert scene.served[HOST.peer_id] > 0
         assert scene.served.total() == NUM_PIECES + 1 + scene.served[liar]
-        assert [path.suffix for path in (tmp_path / "peer").iterdir()] == [".tokens"] * 2
+        across = train.folder.read(2 * PIECE_BYTES - 5, 4 * PIECE_BYTES + 5)
+        assert across.tolist() == list(scene.bytes[0][2 * PIECE_BYTES - 5 : 4 * PIECE_BYTES + 5])
         # Whoever has them gives them on.
         other = await scene.network.transport(LIAR).call(
-            ME.peer_id,
-            FILE,
-            Message({"digest": next(iter(scene.paths)), "offset": PIECE_BYTES}),
-            timeout_s=5,
-            max_body_bytes=PIECE_BYTES,
+            *(ME.peer_id, FILE, Message({"digest": scene.train, "piece": 1})), timeout_s=5, max_body_bytes=PIECE_BYTES
         )
-        assert bytes(other.body) == next(iter(scene.paths.values())).read_bytes()[PIECE_BYTES : 2 * PIECE_BYTES]
+        assert bytes(other.body) == scene.bytes[0][PIECE_BYTES : 2 * PIECE_BYTES]
 
     asyncio.run(main())
 
 
-def test_what_came_before_a_break_is_kept_and_peers_do_without_the_host(
+def test_only_what_is_wanted_comes_and_what_is_not_needed_goes(tmp_path: Path) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        train = await scene.get(pieces=[4, 1])
+        assert (train.folder.held(), scene.served.total()) == ([1, 4], 3)
+        with pytest.raises(LocalError, match=r"piece 2 of .* is not here"):
+            train.folder.read(PIECE_BYTES, 2 * PIECE_BYTES + 1)
+        await scene.run_files.fetch(train, [0, 2])
+        train.folder.forget([1], most=2)
+        assert train.folder.held() == [0, 1, 2], "the others that were needed last"
+        folder = tmp_path / "peer" / train.folder.name
+        assert PieceFolder(folder, train.folder.pieces, 1).held() == [0, 1, 2], "an earlier process's are taken up"
+        (folder / "2").write_bytes(b"damaged")
+        (folder / "5.partial").write_bytes(b"broken off")
+        assert PieceFolder(folder, train.folder.pieces, 1).held() == [0, 1]
+        assert len(list(folder.iterdir())) == 2
+
+    asyncio.run(main())
+
+
+def test_peers_do_without_the_host_and_nobody_is_needed_for_what_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("peer.directory.host.HOST_RETRY_S", 0.0)
@@ -137,19 +160,22 @@ def test_what_came_before_a_break_is_kept_and_peers_do_without_the_host(
         scene.network.kill(HOST.peer_id)
         with pytest.raises(TransientError):
             await scene.get()
-        train = next(iter(scene.paths))
-        partial = tmp_path / "peer" / f"train-{train.hex()[:16]}.partial"
-        partial.write_bytes(scene.paths[train].read_bytes()[: 4 * PIECE_BYTES + 7])
-        honest = scene.donate(scene.network.transport(HONEST))
-        await scene.get(honest)
-        assert scene.served == {honest: NUM_PIECES - 4 + 1}
-        scene.network.kill(honest)
-        await scene.get()  # nobody is needed where they are
+        some = PieceFolder(tmp_path / "some", scene.files[scene.train].pieces, 1)
+        for index in (0, 3):
+            some.put(index, scene.bytes[0][index * PIECE_BYTES : (index + 1) * PIECE_BYTES])
+        few = scene.donate(scene.network.transport(HONEST), files={**scene.files, scene.train: some})
+        with pytest.raises(TransientError, match="nobody gives the last 4 of 6 pieces"):
+            await scene.get(few)
+        assert scene.served == {few: 2}, "a peer is asked for what it says it has"
+        await scene.get(few, scene.donate(scene.network.transport(LIAR)))
+        scene.network.kill(few)
+        scene.network.kill(LIAR.peer_id)
+        await scene.get()
 
     asyncio.run(main())
 
 
-def test_without_the_host_a_list_counts_that_the_run_key_has_signed_and_mirrors_do_not(
+def test_without_the_host_a_list_counts_that_the_settings_name_and_mirrors_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("peer.directory.host.HOST_RETRY_S", 0.0)
@@ -157,7 +183,8 @@ def test_without_the_host_a_list_counts_that_the_run_key_has_signed_and_mirrors_
     async def main() -> None:
         scene = Scene(tmp_path, mirrors=["https://127.0.0.1:1/data"])
         scene.network.kill(HOST.peer_id)
-        liar = scene.donate(scene.network.transport(LIAR), lies=True)
+        other = PieceFolder(tmp_path / "other", PieceList(PIECE_BYTES, bytes(32)), 1)
+        liar = scene.donate(scene.network.transport(LIAR), files=dict.fromkeys(scene.files, other))
         with pytest.raises(TransientError):
             await scene.get(liar)
         assert not scene.served
@@ -178,7 +205,7 @@ def test_a_late_peer_takes_its_tokens_from_peers_and_gives_them_on(tmp_path: Pat
                 services[FILE] = replace(services[FILE], handler=counting(asked, peer.peer_id, services[FILE].handler))
             late = await swarm.add_peer(0)
             async with asyncio.timeout(60):
-                while late.daemon.at is None:
+                while not asked:
                     assert not late.task.done(), late.task.result()
                     await asyncio.sleep(0.02)
             assert asked[swarm.of_stage(0)[0].peer_id] > 0
@@ -253,7 +280,7 @@ def test_pieces_come_from_a_mirror_and_count_as_traffic(tmp_path: Path) -> None:
     async def main() -> None:
         async with mirror(tmp_path, server) as url:
             scene = Scene(tmp_path, [f"{url}/moved/"])
-            scene.files = replace(scene.files, mirrors=MirrorClient(client))
+            scene.run_files = replace(scene.run_files, mirrors=MirrorClient(client))
             await scene.get()
             from_host = scene.served[HOST.peer_id]
             assert from_host <= NUM_PIECES

@@ -23,7 +23,8 @@ TEXT = 'Grüße,\n\tNaïve 🎉 \x00 <s> "quoted"  spaces '
 
 
 def byte_model(config: str) -> ModelSettings:
-    return ModelSettings(config_json=canonical_config_json(CONFIGS[config] | {"vocab_size": 256}), stage_layers=CUTS[3])
+    fields = CONFIGS[config] | {"vocab_size": 256, "dtype": "float32"}
+    return ModelSettings(config_json=canonical_config_json(fields), stage_layers=CUTS[3])
 
 
 def write_checkpoint(folder: Path, model: ModelSettings, tokenizer: str = "bytes") -> Path:

@@ -81,7 +81,7 @@ def test_round_and_join_of_a_billion_parameters_are_those_of_the_design() -> Non
         ("", 20.0),
         ('[optimizer]\nmoments = "int8"\n', 14.0),
         ("[averaging]\ndelay = 1\n", 28.0),
-        ('[run]\ntrust = "public"\n', 28.0),
+        ('[run]\ntrust = "public"\n', 32.0),
     ],
 )
 def test_memory_is_so_many_bytes_a_parameter(tables: str, expected: float) -> None:
@@ -341,3 +341,33 @@ def test_a_plan_of_sixteen_stages_can_be_read_in_a_narrow_terminal(tmp_path: Pat
     assert "…" not in shown.output
     rows = [line.strip().split("  ")[0] for line in lines if " to " in line[:10]]
     assert rows == ["1 to 8", "9 to 14"] * 3, "stages that need the same share a row, in each of three tables"
+
+
+def test_donors_uplinks_are_shared_with_rounds_and_with_all_who_join() -> None:
+    settings = _settings("[batch]\ntarget_tokens = 1048576\n")
+    alone = replace(LINKS, session_hours=10_000)
+    join_s = [plan_run(settings, [10**8] * 2, 1024, links).stages[0].join_s for links in (alone, LINKS)]
+    assert join_s[0] < join_s[1] < 1.5 * join_s[0]
+    often = plan_run(settings, [10**8] * 2, 1024, replace(LINKS, session_hours=0.5)).stages[0]
+    assert often.join_s > 1.5 * join_s[0]
+    busy = _settings("[batch]\ntarget_tokens = 8192\n")
+    assert plan_run(busy, [10**8] * 2, 1024, alone).stages[0].join_s > join_s[0]
+
+
+def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
+    settings, sizes = _settings("[deadlines]\nleast_mbit = 10\n"), [10**8] * 2
+    plan = plan_run(settings, sizes, 1024, replace(LINKS, uplink_mbit=2, session_hours=10_000))
+    assert any("deadlines.least_mbit = 10" in refusal for refusal in plan.refusals)
+    assert all(part.round_s > part.longest_round_s for part in plan.stages)
+    assert any("slower than deadlines.least_mbit" in warning for warning in plan.warnings)
+    enough = plan_run(settings, sizes, 1024, replace(LINKS, session_hours=10_000))
+    assert not [refusal for refusal in enough.refusals if "least_mbit" in refusal]
+    assert not [warning for warning in enough.warnings if "least_mbit" in warning]
+
+
+@pytest.mark.parametrize(("peers", "delay", "said"), [(6, 0, "keeps the results of 5"), (2, 1, "the result of a step")])
+def test_a_run_that_no_joiner_could_catch_up_with_is_refused(peers: int, delay: int, said: str) -> None:
+    tables = f"[checkpoint]\nsnapshot_every = 1\n[batch]\ntarget_tokens = 8192\n[averaging]\ndelay = {delay}\n"
+    links = replace(LINKS, peers_per_stage=peers, session_hours=10_000)
+    refusals = plan_run(_settings(tables), [10**8] * 2, 1024, links).refusals
+    assert any(said in refusal for refusal in refusals), refusals

@@ -11,8 +11,8 @@ from swarm.model.stack import stage_layout
 from tests.bootstrap.state.hosted import Hosted, hosted
 
 
-async def pulled(host: Hosted, folder: Path) -> ExitCode:
-    return await asyncio.to_thread(run, ["pull", host.doors.invite.line(), str(folder)])
+async def pulled(host: Hosted, folder: Path, *options: str) -> ExitCode:
+    return await asyncio.to_thread(run, ["pull", host.doors.invite.line(), str(folder), *options])
 
 
 def test_newest_anchored_checkpoint_becomes_a_model_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +34,25 @@ def test_newest_anchored_checkpoint_becomes_a_model_folder(tmp_path: Path, capsy
     asyncio.run(pull())
     assert "checkpoint 10:" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["host", "model", "text.txt"]
+
+
+def test_moments_are_fetched_only_for_who_keeps_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def pull() -> None:
+        async with hosted(tmp_path) as host:
+            host.archive(5)
+            path, keep = host.run.folder.checkpoints / "step-00000005", ("--keep-checkpoint", str(tmp_path / "kept"))
+            for moments in path.glob("*.optimizer.safetensors"):
+                moments.rename(moments.with_suffix(".away"))
+            assert await pulled(host, tmp_path / "model") is ExitCode.OK
+            assert await pulled(host, tmp_path / "other", *keep) is not ExitCode.OK
+            for moments in path.glob("*.away"):
+                moments.rename(moments.with_suffix(".safetensors"))
+            assert await pulled(host, tmp_path / "other", *keep) is ExitCode.OK
+
+    asyncio.run(pull())
+    assert len(list((tmp_path / "kept").glob("*.optimizer.safetensors"))) == 2
 
 
 def test_run_without_a_checkpoint_and_a_folder_in_use_are_named(

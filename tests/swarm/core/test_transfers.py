@@ -11,6 +11,7 @@ from swarm.core.transfers import (
     Transfer,
     expected_s,
     longest_s,
+    longest_way_s,
     shared_longest_s,
     straggler_s,
     work_s,
@@ -82,3 +83,8 @@ def test_looks_are_few_however_often_bytes_come() -> None:
     for tick in range(100_000):
         transfer.progress(tick * 32_768, now=tick * 0.0005)
     assert len(transfer._looks) < 30
+
+
+def test_a_microbatch_has_longer_the_more_hops_are_before_it() -> None:
+    ways = [longest_way_s(125_000.0, num_hops, floor_s=60.0, least_mbit=1.0) for num_hops in range(3)]
+    assert ways == [60.0, 64.0, 68.0]

@@ -1,26 +1,37 @@
 """Reading text: sorted, cut at lines, with what is no text left out and counted."""
 
+import gzip
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm.core.errors import SettingsError
-from swarm.data.corpus import DOCUMENT_BYTES, Corpus
+from swarm.data.corpus import OVER_THE_BOUND, Corpus
+from swarm.data.formats import DOCUMENT_BYTES
+
+
+def texts(*paths: Path, **options: Any) -> list[str]:
+    return [document.text for document in Corpus([*map(str, paths)], **options).documents()]
+
+
+def skipped(corpus: Corpus) -> dict[str, tuple[int, list[str]]]:
+    return {one.reason: (one.count, [Path(name).name for name in one.named]) for one in corpus.skipped.found()}
 
 
 def test_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     for name in ("b/z.py", "b.py", "a/2.txt", "a/10.txt", "b/a/c.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert list(Corpus([tmp_path]).documents()) == ["a/10.txt", "a/2.txt", "b/a/c.py", "b/z.py", "b.py"]
+    assert texts(tmp_path) == ["a/10.txt", "a/2.txt", "b/a/c.py", "b/z.py", "b.py"]
 
 
 def test_paths_are_read_in_the_order_given(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("first")
     (tmp_path / "a").write_text("second")
-    assert list(Corpus([tmp_path / "b", tmp_path / "a"]).documents()) == ["first", "second"]
+    assert texts(tmp_path / "b", tmp_path / "a") == ["first", "second"]
 
 
 def test_what_is_no_text_is_skipped_and_counted(tmp_path: Path) -> None:
@@ -33,26 +44,33 @@ def test_what_is_no_text_is_skipped_and_counted(tmp_path: Path) -> None:
     (tmp_path / ".git" / "config").write_text("hidden")
     (tmp_path / "link.txt").symlink_to(tmp_path / "good.txt")
     os.mkfifo(tmp_path / "pipe")
-    corpus = Corpus([tmp_path])
-    assert list(corpus.documents()) == ["grüße"]
-    assert dict(corpus.skipped) == {"binary": 2}
+    (tmp_path / "packed.zip").write_bytes(b"PK")
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"short")[:-4])
+    corpus = Corpus([str(tmp_path)])
+    assert [document.text for document in corpus.documents()] == ["grüße"]
+    assert skipped(corpus) == {
+        "a format that is not read": (1, ["packed.zip"]),
+        "binary": (2, ["latin.txt", "zero.bin"]),
+        "damaged": (1, ["cut.txt.gz"]),
+        "empty": (1, ["empty.txt"]),
+    }
 
 
 def test_unreadable_file_is_skipped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.txt").write_text("b")
-    documents = (corpus := Corpus([tmp_path / "a.txt", tmp_path / "b.txt"])).documents()
-    assert next(documents) == "a"
+    documents = (corpus := Corpus([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])).documents()
+    assert next(documents).text == "a"
     (tmp_path / "b.txt").unlink()  # gone between being found and being read; also fails for root, unlike a mode
     assert list(documents) == []
-    assert dict(corpus.skipped) == {"unreadable": 1}
+    assert skipped(corpus) == {"unreadable": (1, ["b.txt"])}
 
 
 @pytest.mark.parametrize("text", ["x" * 39 + "\n", "ü", "\n", "€"], ids=["lines", "two bytes", "line feeds", "three"])
 def test_large_file_is_cut_into_bounded_documents(tmp_path: Path, text: str) -> None:
     whole = "." + text * (2 * DOCUMENT_BYTES // len(text.encode()) + 7)
     (tmp_path / "large.txt").write_text(whole)
-    pieces = list(Corpus([tmp_path]).documents())
+    pieces = texts(tmp_path)
     assert "".join(pieces) == whole
     assert len(pieces) == 3
     assert all(len(piece.encode()) <= DOCUMENT_BYTES for piece in pieces)
@@ -63,33 +81,33 @@ def test_large_file_is_cut_into_bounded_documents(tmp_path: Path, text: str) -> 
 def test_reading_stops_at_the_size_bound(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text(name * 100)
-    corpus = Corpus([tmp_path], max_bytes=250)
-    assert list(corpus.documents()) == ["a" * 100, "b" * 100]
-    assert dict(corpus.skipped) == {"over the size bound": 1}
+    corpus = Corpus([str(tmp_path)], max_bytes=250)
+    assert [document.text for document in corpus.documents()] == ["a" * 100, "b" * 100]
+    assert skipped(corpus) == {OVER_THE_BOUND: (1, ["c and what follows"])}
 
 
 def test_json_lines_are_documents(tmp_path: Path) -> None:
     lines = [json.dumps({"body": "one"}), "", json.dumps({"body": "t\0wo", "other": 1})]
     (tmp_path / "d.jsonl").write_text("\n".join(lines))
-    assert list(Corpus([tmp_path], jsonl_field="body").documents()) == ["one", "two"]
+    assert texts(tmp_path, text_field="body") == ["one", "two"]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"content": "x"}', '{"text": 3}'])
 def test_json_line_without_the_field_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "d.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(SettingsError, match=r'data\.text = .*d\.jsonl": line 2 .*data\.jsonl_field'):
-        list(Corpus([tmp_path]).documents())
+    with pytest.raises(SettingsError, match=r'data\.text = .*d\.jsonl": line 2 .*data\.text_field'):
+        texts(tmp_path)
 
 
 def test_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r'data\.text = ".*nowhere" is neither'):
-        Corpus([tmp_path / "nowhere"]).sources()
+        Corpus([str(tmp_path / "nowhere")]).files()
 
 
 def test_default_text_is_the_standard_library() -> None:
-    sources = Corpus([]).sources()
-    names = [source.path for source in sources]
-    assert all(path.suffix == ".py" for path in names)
-    assert not any({"test", "tests", "site-packages"} & set(path.parts) for path in names)
-    assert {"dataclasses.py", "argparse.py"} <= {path.name for path in names}
-    assert 5e6 < sum(source.size_bytes for source in sources) < 30e6
+    files = Corpus([]).files()
+    paths = [Path(file.name) for file in files]
+    assert all(path.suffix == ".py" for path in paths)
+    assert not any({"test", "tests", "site-packages"} & set(path.parts) for path in paths)
+    assert {"dataclasses.py", "argparse.py"} <= {path.name for path in paths}
+    assert 5e6 < sum(file.size_bytes for file in files) < 30e6

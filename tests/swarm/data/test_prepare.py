@@ -1,6 +1,6 @@
 """Preparing data: two disjoint token files of all the text, reused while nothing changed."""
 
-import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -8,7 +8,9 @@ import pytest
 
 from swarm.core.errors import SettingsError
 from swarm.core.tables import read_table
-from swarm.data.prepare import PreparedData, prepare_data
+from swarm.data import prepare
+from swarm.data.pieces import PIECE_BYTES, list_pieces
+from swarm.data.prepare import PreparedData, prepare_data, read_pieces
 from swarm.manifest.tables import DataTable
 
 
@@ -28,7 +30,8 @@ def _check_record(prepared: PreparedData) -> None:
         (prepared.train_path, prepared.train_digest, prepared.num_train_tokens),
         (prepared.held_out_path, prepared.held_out_digest, prepared.num_held_out_tokens),
     ):
-        assert hashlib.sha256(path.read_bytes()).digest() == digest
+        assert list_pieces(path).digest == digest
+        assert read_pieces(path) == list_pieces(path)
         assert path.stat().st_size == count * prepared.token_bytes
 
 
@@ -59,7 +62,13 @@ def test_end_of_the_text_is_held_out_where_documents_are_too_few(tmp_path: Path)
     assert prepared.num_held_out_tokens == 50
     whole = prepared.train_path.read_bytes() + prepared.held_out_path.read_bytes()
     assert whole == b"0123456789" * 100 + b"\0"
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.tokens", "held_out.tokens", "prepared.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "train.tokens",
+        "train.pieces",
+        "held_out.tokens",
+        "held_out.pieces",
+        "prepared.json",
+    }
 
 
 def test_equal_inputs_are_reused_and_others_are_not(tmp_path: Path) -> None:
@@ -90,7 +99,7 @@ def test_standard_library_is_enough_for_the_default_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"", b"short", b"\0" * 100], ids=["empty", "short", "binary"])
 def test_text_too_short_is_refused_and_leaves_no_tokens(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "t.txt").write_bytes(text)
-    with pytest.raises(SettingsError, match=r"data\.text is too short: \d tokens .* need 17 each"):
+    with pytest.raises(SettingsError, match=r"data\.text is too short: \d tokens .* text need 17"):
         prepare_data(_table(tmp_path / "t.txt"), tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -110,3 +119,40 @@ def test_record_of_another_shape_is_written_anew(tmp_path: Path) -> None:
     os.remove(first.held_out_path)
     assert prepare_data(_table(text), tmp_path / "out") == first
     _check_record(first)
+
+
+@pytest.mark.parametrize("break_at", [3, 40, 77])
+def test_an_interrupted_call_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, break_at: int) -> None:
+    sources = []
+    for name in "ab":
+        text = _folder(tmp_path / name, 30)
+        (text / "0005.bin").write_bytes(b"\0")
+        (text / "0010.jsonl").write_text("".join(json.dumps({"text": f"row {row}\n" * 9}) + "\n" for row in range(20)))
+        sources.append({"text": [str(text)], "weight": 1})
+    table = read_table(DataTable, {"mixture": sources, "sequence_length": 16, "held_out_share": 0.2})
+    whole = prepare_data(table, tmp_path / "whole")
+    assert [(one.reason, one.count) for one in whole.skipped] == [("binary", 2)]
+    first, second = whole.mixture
+    assert (first.first_token, second.first_token) == (0, PIECE_BYTES)
+    assert second.first_token + second.num_tokens == whole.num_train_tokens
+
+    monkeypatch.setattr(prepare, "CHECKPOINT_CHARACTERS", 100)
+    left = break_at
+
+    def breaking(text: str, share: float) -> bool:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return is_held_out(text, share)
+
+    is_held_out = prepare._is_held_out
+    monkeypatch.setattr(prepare, "_is_held_out", breaking)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_data(table, tmp_path / "out")
+    read, left = break_at, 10**6
+    again = prepare_data(table, tmp_path / "out")
+    assert 10**6 - left < 98 - read + 12  # what was written is not read again, but for the last file
+    assert (again.train_digest, again.held_out_digest) == (whole.train_digest, whole.held_out_digest)
+    assert (again.mixture, [one.count for one in again.skipped]) == (whole.mixture, [2])
+    assert not (tmp_path / "out" / "prepared.partial.json").exists()

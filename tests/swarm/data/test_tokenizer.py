@@ -25,14 +25,14 @@ def _folder(folder: Path) -> Path:
 
 def test_bytes_are_the_bytes_of_utf8() -> None:
     tokenizer = load_tokenizer("bytes")
-    assert tokenizer.encode_document("aü€").tolist() == [97, 0xC3, 0xBC, 0xE2, 0x82, 0xAC, 0]
+    assert tokenizer.encode_documents(["aü€"])[0].tolist() == [97, 0xC3, 0xBC, 0xE2, 0x82, 0xAC, 0]
     assert (tokenizer.name, tokenizer.vocab_size) == ("bytes", 256)
 
 
 def test_file_and_folder_give_the_same_ids(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "words")
     tokenizer = load_tokenizer(str(folder))
-    assert tokenizer.encode_document("the swarm trains the moon").tolist() == [1, 2, 3, 1, 0]
+    assert tokenizer.encode_documents(["the swarm trains the moon"])[0].tolist() == [1, 2, 3, 1, 0]
     assert (tokenizer.name, tokenizer.vocab_size) == ("words", 401)
     from_file = load_tokenizer(str(folder / "tokenizer.json"))
     assert (from_file.name, from_file.identity) == (tokenizer.name, tokenizer.identity)
@@ -42,7 +42,7 @@ def test_file_and_folder_give_the_same_ids(tmp_path: Path) -> None:
 def test_documents_end_with_the_end_token_of_the_folder(tmp_path: Path, token: object) -> None:
     folder = _folder(tmp_path / "words")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
-    assert load_tokenizer(str(folder)).encode_document("the swarm").tolist() == [1, 2, 400]
+    assert load_tokenizer(str(folder)).encode_documents(["the swarm"])[0].tolist() == [1, 2, 400]
 
 
 def test_tokens_of_a_larger_vocabulary_take_two_bytes(tmp_path: Path) -> None:

@@ -82,3 +82,12 @@ def test_where_the_disk_takes_no_more_it_stays_in_memory(
         assert len(caplog.records) == 1
     assert cold.put(body) is not body
     assert ColdBytes(None, "parts").put(body) is body
+
+
+def test_several_lie_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [b"one", b"", b"three" * 1000]
+    whole = ColdBytes(tmp_path, "parts").put_all(bodies)
+    assert bytes(whole) == b"".join(bodies)
+    assert whole.readonly
+    assert names(tmp_path) == ["parts-00000000"]
+    assert ColdBytes(None, "parts").put_all(bodies) == b"".join(bodies)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.families.exactness import check_family_is_exact
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.settings import ModelSettings
@@ -13,7 +14,6 @@ from swarm.model import stack
 from swarm.model.families import FAMILIES, canonical_config_json, validate_config, whole_fields
 from swarm.model.presets import PRESETS, preset_config
 from swarm.model.stack import stage_layout
-from tests.swarm.model.exactness import check_family_is_exact
 from tests.swarm.model.tiny_models import CONFIGS, CUTS, stages_of, tiny_model, token_batch, whole_model
 
 _SIZES_OF_GEMMA = {name: value for name, value in CONFIGS["gemma3"].items() if "_" not in name} | {

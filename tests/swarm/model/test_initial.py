@@ -10,7 +10,7 @@ import torch
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
 from swarm.model.families import canonical_config_json, whole_fields
-from swarm.model.initial import initial_weights
+from swarm.model.initial import initial_weights, stage_weights
 from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from tests.swarm.model.tiny_models import CUTS, tiny_model, token_batch, whole_model
@@ -107,7 +107,33 @@ def test_checkpoint_is_refused_with_file_and_tensor_when_it_does_not_fit(tmp_pat
 
 
 def test_index_is_refused_when_it_leads_elsewhere_or_a_shard_is_missing(tmp_path: Path) -> None:
+    names = [name for stage in range(2) for name in stage_layout(tiny_model("llama", 2), stage).names]
     for file in ("../secret.safetensors", "gone.safetensors"):
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": file}}))
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, file)}))
         with pytest.raises(SettingsError, match=r"lacks .*\.safetensors"):
             tensors_of(tiny_model("llama", 2), 0, tmp_path)
+
+
+@pytest.mark.parametrize("config", ["gpt2", "gpt_neox", "mixtral", "qwen3_moe"])
+def test_checkpoint_is_read_under_its_own_names(config: str, tmp_path: Path) -> None:
+    whole = whole_model(tiny_model(config, 2))
+    whole.save_pretrained(tmp_path)
+    read = tensors_of(tiny_model(config, 2), 0, tmp_path)
+    for name, tensor in read.items():
+        assert torch.equal(torch.from_numpy(tensor), whole.state_dict()[name]), name
+
+
+def test_stage_is_read_where_the_other_stages_files_are_missing(tmp_path: Path) -> None:
+    model = tiny_model("llama", 3)
+    whole_model(model).save_pretrained(tmp_path, max_shard_size="60KB")
+    expected = list(initial_weights(model, 0, tmp_path))
+    files = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    for stage in range(3):
+        own = {files[name] for name in stage_layout(model, stage).names}
+        missing = sorted(set(files.values()) - own)
+        assert missing
+        for file in missing:
+            (tmp_path / file).rename(tmp_path / f"{file}.gone")
+        assert stage_weights(model, stage, 0, tmp_path).tobytes() == expected[stage].tobytes()
+        for file in missing:
+            (tmp_path / f"{file}.gone").rename(tmp_path / file)

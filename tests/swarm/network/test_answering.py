@@ -149,7 +149,7 @@ def test_a_crowd_of_keys_with_calls_that_never_end_leaves_most_streams_to_member
                 await asyncio.sleep(0)
             async with asyncio.timeout(5):
                 reply = await framing.read_reply_head(opened[-1])
-                return bytes((await framing.read_content(opened[-1], reply, stall_s=5.0)).body)
+                return bytes((await framing.read_content(opened[-1], reply, window_s=5.0)).body)
         finally:
             for one in opened:
                 one.close()

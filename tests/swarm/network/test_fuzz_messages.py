@@ -284,7 +284,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         DirectOffer(bytes(16), bytes(32), 4001, None),
         DialledBack("203.0.113.5", answers=True),
         RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
-        PieceList(bytes(32), 3 << 20, bytes(96), signature=bytes(64)),
+        PieceList(3 << 20, bytes(96)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
         _step_report(),
     ]

@@ -172,7 +172,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with TokenWriter(data, 1) as writer:
         writer.write(np.random.default_rng(0).integers(0, 97, 1 << 16))
     given = small_settings(2, codecs=CODED)
-    given = SmallRun(replace(given, data=replace(given.data, train_digest=writer.digest))).settings
+    given = SmallRun(replace(given, data=replace(given.data, train_digest=writer.pieces.digest))).settings
     unsigned = SignedRun(settings_bytes(given), run_key().peer_id)
     signed_run = replace(unsigned, signature=run_key().sign(unsigned.signed_bytes()))
     with pytest.MonkeyPatch.context() as patch:
@@ -697,7 +697,7 @@ def test_data_fraud_needs_the_run_s_own_tokens(world: World, tmp_path: Path) -> 
         judge(evidence)
     other = tmp_path / "other.tokens"
     other.write_bytes(bytes(1 << 16))
-    with pytest.raises(LocalError, match="SHA-256"):
+    with pytest.raises(LocalError, match="has digest"):
         judge(evidence, data=other)
     assert judge(evidence, data=world.data).guilty
 

@@ -1,7 +1,8 @@
-"""The data order: every id lies in the file, a lap visits each window once, anyone can recompute it."""
+"""The data order: every id lies in its source, a lap visits each slice once, anyone can recompute it."""
 
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swarm.core.ids import MicrobatchId
-from swarm.core.pipeline.data_order import DataOrder
+from swarm.core.pipeline.data_order import SLICES, DataOrder
+from swarm.core.pipeline.permutation import permuted
 
 orders = st.builds(
     lambda tokens, length, size, chunk, seed: (tokens, length, size, chunk, seed),
@@ -19,76 +21,105 @@ orders = st.builds(
     st.integers(2, 900),
     st.integers(0, 1 << 62),
 )
+weights = st.lists(st.integers(1, 9), max_size=3)
 
 
-def _order(arguments: tuple[int, int, int, int, int]) -> DataOrder:
+def _order(arguments: tuple[int, int, int, int, int], shares: list[int] | None = None) -> DataOrder:
+    each = arguments[0] // max(1, len(shares or ()))
+    mixture = tuple((number * each, each, weight) for number, weight in enumerate(shares or ()))
     try:
-        return DataOrder(*arguments)
+        return DataOrder(*arguments, mixture)
     except ValueError:
         assume(False)
         raise
 
 
+def _slice_starts(order: DataOrder, count: int) -> list[int]:
+    """Of the first slices in the order."""
+    chunks = range(-(-count // order.slices_per_chunk))
+    return [start for position in chunks for start, _ in order.slices_of_chunk(position)][:count]
+
+
+@given(st.integers(1, 500), st.binary(max_size=8))
+def test_a_permutation_takes_each_place_once(size: int, key: bytes) -> None:
+    assert sorted(permuted(index, size, key) for index in range(size)) == list(range(size))
+
+
 @settings(deadline=None)
-@given(orders, st.integers(0, 10_000))
-def test_sample_lies_in_the_file_for_any_id(arguments: tuple[int, int, int, int, int], number: int) -> None:
-    order = _order(arguments)
+@given(orders, weights, st.integers(0, 10_000))
+def test_sample_lies_in_one_source_for_any_id(
+    arguments: tuple[int, int, int, int, int], shares: list[int], number: int
+) -> None:
+    order = _order(arguments, shares)
     starts = order.sample_starts(MicrobatchId(number))
     assert len(starts) == order.microbatch_size
     for start in starts:
-        assert start >= 0
-        assert start + order.sequence_length + 1 <= order.num_tokens
+        held = [first <= start and start + order.sequence_length < first + size for first, size, _ in order._sources]
+        assert any(held)
 
 
 @settings(max_examples=60, deadline=None)
 @given(orders, st.integers(0, 3))
-def test_lap_visits_every_window_of_its_chunks_once(arguments: tuple[int, int, int, int, int], lap: int) -> None:
+def test_lap_visits_every_slice_once(arguments: tuple[int, int, int, int, int], lap: int) -> None:
     order = _order(arguments)
-    first = lap * order.microbatches_per_lap
-    starts = [
-        start
-        for number in range(first, first + order.microbatches_per_lap)
-        for start in order.sample_starts(MicrobatchId(number))
-    ]
-    per_chunk = order.microbatches_per_chunk * order.microbatch_size
-    expected = [
-        chunk * order.chunk_tokens + window * order.sequence_length
-        for chunk in range(order.num_chunks)
-        for window in range(per_chunk)
-    ]
-    assert sorted(starts) == expected
-    # Inputs of two samples never overlap; only the last target is the next sample's first input.
-    assert all(after - before >= order.sequence_length for before, after in pairwise(sorted(starts)))
+    starts = _slice_starts(order, (lap + 1) * order.num_slices)[lap * order.num_slices :]
+    assert sorted(starts) == [number * order.slice_tokens for number in range(order.num_slices)]
 
 
-def test_chunks_are_permuted_anew_in_each_lap_and_by_each_seed() -> None:
-    def chunks(seed: int, lap: int) -> list[int]:
-        order = DataOrder(num_tokens=64 * 101, sequence_length=10, microbatch_size=2, chunk_tokens=101, seed=seed)
-        ids = range(lap * order.microbatches_per_lap, (lap + 1) * order.microbatches_per_lap)
-        starts = [order.sample_starts(MicrobatchId(number))[0] // 101 for number in ids]
-        return starts[:: order.microbatches_per_chunk]
-
-    seen = [chunks(seed, lap) for seed in (0, 1) for lap in (0, 1)]
-    assert all(sorted(order) == list(range(64)) for order in seen)
-    assert len({tuple(order) for order in [*seen, list(range(64))]}) == 5
-
-
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(orders, st.integers(0, 1000))
-def test_ids_of_a_chunk_are_consecutive_and_read_one_chunk(
+def test_ids_of_a_chunk_are_consecutive_and_read_windows_of_its_slices_once(
     arguments: tuple[int, int, int, int, int], position: int
 ) -> None:
     order = _order(arguments)
     ids = order.ids_of_chunk(position)
     assert {order.chunk_of(MicrobatchId(number)) for number in ids} == {position}
     assert order.ids_of_chunk(position + 1).start == ids.stop
-    chunks = {start // order.chunk_tokens for number in ids for start in order.sample_starts(MicrobatchId(number))}
-    assert len(chunks) == 1
+    slices = Counter(order.slices_of_chunk(position))
+    starts = sorted(start for number in ids for start in order.sample_starts(MicrobatchId(number)))
+    for start in starts:
+        assert any(first <= start and start + order.sequence_length < stop for first, stop in slices)
+    if len(slices) == order.slices_per_chunk:  # a set of fewer slices gives some twice
+        assert len(set(starts)) == len(starts)
+        assert all(after - before >= order.sequence_length for before, after in pairwise(starts))
+
+
+def test_slices_are_permuted_anew_in_each_lap_and_by_each_seed_and_windows_begin_elsewhere() -> None:
+    seen, begins = [], []
+    for seed in (0, 1):
+        order = DataOrder(num_tokens=64 * 108, sequence_length=10, microbatch_size=2, chunk_tokens=16 * 108, seed=seed)
+        starts = _slice_starts(order, 2 * 64)
+        seen += [tuple(starts[:64]), tuple(starts[64:])]
+        for lap in (0, 1):
+            ids = range(lap * order.microbatches_per_lap, (lap + 1) * order.microbatches_per_lap)
+            windows = [start for number in ids for start in order.sample_starts(MicrobatchId(number))]
+            begins.append(Counter(start % 108 for start in windows if start < 108))
+    assert len({*seen, tuple(range(0, 64 * 108, 108))}) == 5
+    assert len({tuple(sorted(begin)) for begin in begins}) > 1
+
+
+def test_a_microbatch_is_of_as_many_places_as_its_chunk_and_chunks_of_the_whole_set() -> None:
+    order = DataOrder(num_tokens=1 << 20, sequence_length=16, microbatch_size=8, chunk_tokens=16 * 257, seed=1)
+    assert order.slices_per_chunk == SLICES
+    places = [sorted(start // order.slice_tokens for start in order.sample_starts(MicrobatchId(n))) for n in range(32)]
+    assert sum(len(set(one)) for one in places) / len(places) > 5
+    assert len({place for one in places for place in one}) == SLICES
+    assert max(places[0]) - min(places[0]) > order.num_slices // 4
+
+
+def test_a_mixture_holds_to_its_weights_in_each_cycle_whatever_the_sizes() -> None:
+    mixture = ((0, 5000, 3), (5000, 50_000, 5), (60_000, 900, 2))
+    order = DataOrder(61_000, 9, 2, 160, seed=3, mixture=mixture)
+    ends = [first + size for first, size, _ in mixture]
+    sources = [sum(start >= end for end in ends) for start in _slice_starts(order, 3000)]
+    for begin in range(0, 3000, 10):
+        assert Counter(sources[begin : begin + 10]) == {0: 3, 1: 5, 2: 2}
+    assert len({tuple(sources[begin : begin + 10]) for begin in range(0, 3000, 10)}) > 50
 
 
 def test_order_is_the_same_in_another_process() -> None:
-    arguments = "num_tokens=100000, sequence_length=32, microbatch_size=4, chunk_tokens=1000, seed=7"
-    order = DataOrder(num_tokens=100_000, sequence_length=32, microbatch_size=4, chunk_tokens=1000, seed=7)
+    arguments = "100000, 32, 4, 1000, 7, ((0, 60000, 1), (60000, 40000, 2))"
+    order = DataOrder(100_000, 32, 4, 1000, 7, ((0, 60_000, 1), (60_000, 40_000, 2)))
     program = (
         "from swarm.core.pipeline.data_order import DataOrder\n"
         f"order = DataOrder({arguments})\n"
@@ -102,13 +133,11 @@ def test_order_is_the_same_in_another_process() -> None:
 
 def test_order_is_the_golden_one() -> None:
     order = DataOrder(num_tokens=1000, sequence_length=9, microbatch_size=2, chunk_tokens=100, seed=3)
-    assert (order.microbatches_per_chunk, order.num_chunks, order.microbatches_per_lap) == (5, 10, 50)
-    assert [order.sample_starts(MicrobatchId(number)) for number in (0, 1, 49, 50)] == [
-        [900, 945],
-        [909, 954],
-        [136, 181],
-        [100, 145],
-    ]
+    assert (order.microbatches_per_chunk, order.num_slices, order.microbatches_per_lap) == (5, 100, 50)
+    assert [order.sample_starts(MicrobatchId(number)) for number in (0, 1, 49, 50)] == GOLDEN
+
+
+GOLDEN = [[610, 730], [620, 580], [150, 750], [110, 830]]
 
 
 @pytest.mark.parametrize(("num_tokens", "chunk_tokens"), [(8, 1000), (1000, 8)])

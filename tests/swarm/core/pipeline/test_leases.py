@@ -13,7 +13,7 @@ from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable, OpenChunk
 
 PEERS = tuple(PeerId(f"peer {number}") for number in range(5))
-ORDER = DataOrder(num_tokens=4 * 65, sequence_length=4, microbatch_size=2, chunk_tokens=65, seed=1)
+ORDER = DataOrder(num_tokens=4 * 80, sequence_length=4, microbatch_size=2, chunk_tokens=80, seed=1)
 A_CHUNK = ORDER.microbatches_per_chunk
 
 

@@ -1,0 +1,155 @@
+"""How fast a set of Parquet files becomes token files, and how little of them a peer of the first stage holds.
+
+    python -m benchmarks.tokenizing --json
+
+The set is made of the Python sources that are installed here, again and again until it is large enough, and of as many
+files; the tokenizer is byte-level BPE trained on some of them. Rates are of text in bytes. "Distinct" is the share of
+the set that is not a repetition. "Library" is one thread of `tokenizers` on some of the same text, one by one.
+`--smoke` takes a few MB.
+"""
+
+import json
+import os
+import random
+import resource
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+FILE_BYTES = 64 << 20
+LIBRARY_BYTES = 4 << 20
+
+
+@click.command()
+@click.option("--megabytes", default=2000, show_default=True, help="Of text.")
+@click.option("--smoke", is_flag=True, help="A few megabytes, to see that it runs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def main(megabytes: int, smoke: bool, as_json: bool) -> None:
+    """Tokenize a set of Parquet files."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measured(Path(folder), (12 if smoke else megabytes) * 10**6)
+    click.echo(json.dumps(figures) if as_json else "\n".join(f"{name}: {value}" for name, value in figures.items()))
+
+
+def measured(folder: Path, size_bytes: int) -> dict[str, Any]:
+    """The figures, of a set of so many bytes of text."""
+    from swarm.data.tokenizer import load_tokenizer
+
+    texts = sources()
+    tokenizer = trained_tokenizer(folder / "tokenizer", texts)
+    written = write_set(folder / "set", texts, size_bytes)
+    some, count = list[str](), 0
+    while count < min(LIBRARY_BYTES, size_bytes):
+        some.append(texts[len(some) % len(texts)])
+        count += len(some[-1].encode())
+    library, began = load_tokenizer(str(tokenizer)), time.process_time()
+    for text in some:
+        library._tokenizer.encode(text, add_special_tokens=False)  # type: ignore[attr-defined]
+    alone = count / (time.process_time() - began)
+    began, used = time.perf_counter(), cpu_s()
+    prepared, settings = prepare(folder, tokenizer)
+    seconds, cpu = time.perf_counter() - began, cpu_s() - used
+    from peer.pipeline.leased_tokens import spare_pieces
+    from swarm.core.pipeline.data_order import DataOrder
+    from swarm.data.pieces import PIECE_BYTES
+
+    order, pieces = DataOrder.of_run(settings), prepared.pieces()[prepared.train_path]
+    size = prepared.token_bytes
+    held = {
+        piece
+        for position in range(2)
+        for start, stop in order.slices_of_chunk(position)
+        for piece in range(start * size // PIECE_BYTES, (stop * size - 1) // PIECE_BYTES + 1)
+    }
+    return {
+        "text_mb": round(written / 1e6, 1),
+        "distinct": round(min(1.0, sum(len(text.encode()) for text in texts) / written), 3),
+        "tokens": prepared.num_train_tokens + prepared.num_held_out_tokens,
+        "mb_per_s": round(written / 1e6 / seconds, 2),
+        "mb_per_cpu_s": round(written / 1e6 / cpu, 2),
+        "library_mb_per_cpu_s": round(alone / 1e6, 2),
+        "cores": os.cpu_count(),
+        "held_share_of_a_peer": round(min(1.0, (len(held) + 2 * spare_pieces(pieces)) / len(pieces)), 4),
+    }
+
+
+def cpu_s() -> float:
+    """Of this process and of those that it began and that have ended."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def sources() -> list[str]:
+    """Texts, in no order of theirs."""
+    paths = sorted(Path(sysconfig.get_path("purelib")).glob("*/*.py")) + sorted(
+        Path(sysconfig.get_path("stdlib")).glob("*.py")
+    )
+    texts = [path.read_text(encoding="utf-8", errors="ignore").replace("\0", "") for path in paths]
+    random.Random(0).shuffle(texts)
+    return [text for text in texts if text]
+
+
+def trained_tokenizer(folder: Path, texts: list[str]) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    folder.mkdir()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=16_000,
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts[:200], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    return folder
+
+
+def write_set(folder: Path, texts: list[str], size_bytes: int) -> int:
+    """Bytes of text written."""
+    import pyarrow
+    from pyarrow import parquet
+
+    folder.mkdir()
+    written = 0
+    for number, rows in enumerate(_files(texts, size_bytes)):
+        parquet.write_table(pyarrow.table({"text": rows}), folder / f"{number:04d}.parquet", compression="zstd")
+        written += sum(len(row.encode()) for row in rows)
+    return written
+
+
+def _files(texts: list[str], size_bytes: int) -> Iterator[list[str]]:
+    rows, of_file, at = list[str](), 0, 0
+    while size_bytes > 0:
+        text = texts[at % len(texts)]
+        at += 1
+        rows.append(text)
+        of_file += len(text)
+        size_bytes -= len(text)
+        if of_file >= FILE_BYTES or size_bytes <= 0:
+            yield rows
+            rows, of_file = [], 0
+
+
+def prepare(folder: Path, tokenizer: Path) -> tuple[Any, Any]:
+    """What `swarm host` prepares of it, and the run's settings."""
+    from swarm.data.prepare import prepare_data
+    from swarm.manifest.file import freeze, parse_manifest
+
+    text = f"[data]\ntext = ['set']\ntokenizer = '{tokenizer}'\nsequence_length = 128\n"
+    manifest = parse_manifest(text, folder / "run.toml")
+    prepared = prepare_data(manifest.data, folder / "data", lambda said: None)
+    return prepared, freeze(manifest, prepared, ())
+
+
+if __name__ == "__main__":
+    main()

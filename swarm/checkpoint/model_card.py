@@ -1,0 +1,53 @@
+"""What an exported model says of itself: which run made it, from what, on what, and who checked it."""
+
+import json
+from typing import Any
+
+from swarm.checkpoint.archive import CheckpointInfo
+
+MOST_PEERS = 16
+"""Named in a card."""
+
+
+def model_card(info: CheckpointInfo, notes: list[str]) -> str:
+    """Markdown for the README.md of a model folder; `notes` are sentences on how it differs from what it came from."""
+    run, lineage = info.meta.run, info.meta.lineage
+    data = run.get("data", {})
+    rows = [
+        ("run", lineage.get("run_id")),
+        ("run key", lineage.get("run_key")),
+        ("step", info.version),
+        ("states", ", ".join(stage.digest.hex() for stage in info.stages)),
+        ("began from", _parent(lineage.get("parent"))),
+        ("training tokens", _tokens(data.get("train_digest"), data.get("num_train_tokens"))),
+        ("held-out tokens", _tokens(data.get("held_out_digest"), data.get("num_held_out_tokens"))),
+        ("tokenizer", info.meta.tokenizer),
+        ("sequence length", data.get("sequence_length")),
+        ("held-out loss", lineage.get("held_out_loss")),
+        ("peers", lineage.get("num_peers")),
+        ("audits", lineage.get("audits")),
+        ("data licence", run.get("data_licence")),
+    ]
+    lines = ["---", "license: other", f"license_name: {json.dumps(run.get('model_licence', 'unknown'))}"]
+    lines += ["library_name: transformers", "tags: [homeswarm]", "---", "", f"# {run.get('name', 'A model')}", ""]
+    lines += ["Trained by volunteers over the Internet, with homeswarm.", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {_cell(value)} |" for name, value in rows if value not in (None, "")]
+    if notes:
+        lines += ["", *(f"- {note}" for note in notes)]
+    peers = lineage.get("peers", [])
+    if peers:
+        lines += ["", "| peer | microbatches | steps |", "|---|---|---|"]
+        lines += [f"| {_cell(peer)} | {batches} | {steps} |" for peer, batches, steps in peers[:MOST_PEERS]]
+    return "\n".join(lines) + "\n"
+
+
+def _parent(parent: dict[str, Any] | None) -> str:
+    return "weights drawn from a seed" if parent is None else f"{parent['name']} (SHA-256 {parent['digest']})"
+
+
+def _tokens(digest: str | None, count: int | None) -> str:
+    return "" if digest is None else f"{count} (SHA-256 {digest})"
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,54 @@
+"""What is counted of a run of a big stage, from what was seen of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.big_stage import Watched, figures, write_manifest
+from swarm.core.plan import HEADERS
+from swarm.core.round.contribution import Result
+from swarm.manifest.file import read_manifest
+from swarm.manifest.model import stage_num_parameters
+from tests.swarm.core.round.round_members import result_of, roster_of
+from tests.swarm.core.round.round_world import facts_of
+from tests.swarm.core.round.test_left_out import lacks
+
+STAGE = {"num_parameters": 1000, "round_s": 2.0, "join_s": 7.0, "join_bytes": 400.0, "memory_bytes": {"host.a": 5000}}
+FACTS = facts_of(4)
+FIRST = int(FACTS.step)
+
+
+def watched(results: list[Result], up_bytes: int) -> Watched:
+    versions = [{"event": "version", "version": FIRST + number, "at": 10.0 * number} for number in range(3)]
+    steps = [{"event": "step", "stage": 1, "step": FIRST, "round_s": 3.0}]
+    lines: list[dict[str, Any]] = [{"at": at, "up_bytes": {"one": up}} for at, up in ((0.0, 5), (20.0, 5 + up_bytes))]
+    ended = {**versions[-1], "at": 50.0}
+    return Watched([*versions, *steps], lines, versions[0], ended, None, results, 9000, True, {"peer0": "one"})
+
+
+def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_were_sent_twice() -> None:
+    roster = roster_of(FACTS)
+    slow, *others = FACTS.members
+    smaller = roster.without({slow: lacks(roster, slow, others)})
+    due = 3 * 1000 * 2 * (1 + 2 / 128)
+    found = figures(watched([result_of(FACTS, smaller)], round(1.25 * due * HEADERS)), STAGE, STAGE)
+    assert found["left_out_whole"] == {slow[-6:]: 1}
+    assert (found["contributions_dropped"], found["part_contributions"]) == (0, 9)
+    assert abs(found["bytes_sent_twice_share"] - 0.25) < 0.001
+    assert (found["round_seconds"], found["plan_round_seconds"], found["step_seconds"]) == (3.0, 2.0, 10.0)
+    assert found["longest_standstill_s"] == 20.0
+    assert (found["host_bytes_per_parameter"], found["plan_host_bytes_per_parameter"]) == (9.0, 5.0)
+
+
+def test_a_part_without_a_contribution_on_the_roster_dropped_it() -> None:
+    result = result_of(FACTS, roster_of(FACTS))
+    part = replace(result.parts[0], digest=bytes(32), contributors=())
+    found = figures(watched([replace(result, parts=(part, *result.parts[1:]))], 0), STAGE, STAGE)
+    assert found["contributions_dropped"] == 4
+
+
+def test_its_manifest_is_of_about_so_many_parameters(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "run.toml", params=10_000_000, snapshot_every=2)
+    sizes = stage_num_parameters(read_manifest(tmp_path / "run.toml").model)
+    assert len(sizes) == 2
+    assert 0.98e7 < sizes[1] < 1.02e7

@@ -1,0 +1,20 @@
+"""A checkpoint goes through a swarm and back to transformers, in the form in which it came."""
+
+import json
+
+from click.testing import CliRunner
+
+from benchmarks.families.__main__ import SMOKE, main
+
+
+def test_a_checkpoint_is_trained_and_taken_home() -> None:
+    """One in bf16 that is cut, one that is tied and whole at one peer."""
+    found = CliRunner().invoke(main, ["--smoke", "--json"], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    rows = json.loads(found.stdout.splitlines()[-1])
+    assert sorted(rows) == sorted(SMOKE)
+    for row in rows.values():
+        assert row["gradient_error"] <= 1e-5
+        assert row["logits_equal"]
+        assert row["export_equal"]
+        assert row["resumed_equal"]
