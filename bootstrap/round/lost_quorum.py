@@ -69,7 +69,7 @@ class LostQuorum:
         follow: Follow,
     ) -> None:
         """`call_s`: who says nothing for so long is silent; on a full line small calls wait, too. `longest_round_s`: so
-        long bytes may move in a round, of which nobody outside hears. `own_log`: the rounds in which the host has voted.
+        long bytes may move in a round, of which nobody outside hears. `own_log`: the rounds that the host has voted in.
         """
         self._stage = stage
         self._transport = transport
