@@ -23,7 +23,7 @@ from bootstrap.state.run_folder import prepare_run
 from swarm.checkpoint.archive import CheckpointInfo, load_stage, read_checkpoint
 from swarm.checkpoint.huggingface import export_huggingface
 from swarm.checkpoint.record import TOKENIZER
-from swarm.checkpoint.state import state_digest
+from swarm.checkpoint.state import StageState
 from swarm.core.settings import ModelSettings
 from swarm.manifest.checkpoint import fields_from
 from swarm.manifest.file import Manifest, parse_manifest
@@ -111,16 +111,26 @@ def train(family: str, root: Path, *, steps: int) -> Trained:
     info, exported = read_checkpoint(Path(report["checkpoint"])), root / f"{family}.exported"
     export_huggingface(info.path, exported, tokenizer_dir=info.path / TOKENIZER)
     again = prepare_run(manifest, run_dir, lambda what: None)
-    resumed = tuple(state_digest(state) for state in again.states) == tuple(stage.digest for stage in info.stages)
+    resumed = [_bits(state) for state in again.states] == [_bits(state) for state in states_of(info)]
     return Trained(given, exported, info, resumed and _begins_from(exported, info))
+
+
+def states_of(info: CheckpointInfo) -> list[StageState]:
+    """Of each stage, checked against the digests that the run signed."""
+    model = info.meta.model
+    return [load_stage(info, stage, stage_layout(model, stage)) for stage in range(model.num_stages)]
+
+
+def _bits(state: StageState) -> tuple[int, bytes, dict[str, bytes]]:
+    """All of a state but its name, which a host that goes on gives anew."""
+    return state.version, state.weights.tobytes(), {name: held.tobytes() for name, held in state.moments.items()}
 
 
 def exported_weights(info: CheckpointInfo) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     """Of each stage, as the export's type holds them."""
     model = info.meta.model
     dtype = getattr(torch, str(json.loads(model.config_json)["dtype"]))
-    states = [load_stage(info, stage, stage_layout(model, stage)) for stage in range(model.num_stages)]
-    return [torch.from_numpy(state.weights).to(dtype).float().numpy() for state in states]
+    return [torch.from_numpy(state.weights).to(dtype).float().numpy() for state in states_of(info)]
 
 
 def _begins_from(exported: Path, info: CheckpointInfo) -> bool:

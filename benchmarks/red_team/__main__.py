@@ -11,7 +11,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +60,7 @@ def figures(swarm: VirtualSwarm, honest: Mapping[int, float]) -> dict[str, Any]:
     receipts = {peer: len(seen.receipts.get((stage, peer), ())) for peer in of_stage}
     ratios = [seen.losses[version] / honest[version] for version in sorted(seen.losses.keys() & honest.keys())]
     smooth = [sum(ratios[at : at + LASTING]) / LASTING for at in range(FROM_STEP, len(ratios) - LASTING + 1)]
-    out = [
-        event.get("version", seen.version)
-        for event in seen.events
-        if event["event"] in ("banned", "quarantined") and event["peer_id"] in liars
-    ]
+    out = _out_at(seen.events, liars)
     return {
         "honest_shut_out": len(shut_out(swarm)),
         "processes_ended": len(seen.broken),
@@ -73,8 +69,19 @@ def figures(swarm: VirtualSwarm, honest: Mapping[int, float]) -> dict[str, Any]:
         "receipt_share": sum(receipts[peer] for peer in liars) / max(1, sum(receipts.values())),
         "worst_loss_ratio": max(smooth, default=math.nan),
         "loss_ratio": seen.held_out / honest[max(honest)],
-        "found_after_versions": max(0, min(out) - FROM_STEP) if out else None,
+        "found_after_versions": None if out is None else max(0, out - FROM_STEP),
     }
+
+
+def _out_at(events: Sequence[Mapping[str, Any]], liars: Collection[str]) -> int | None:
+    """Version at which the first of the liars was put out; None if none was."""
+    version = 0
+    for event in events:
+        if event["event"] == "version":
+            version = int(event["version"])
+        elif event["event"] in ("banned", "quarantined") and event["peer_id"] in liars:
+            return version
+    return None
 
 
 def worst_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

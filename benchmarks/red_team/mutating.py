@@ -64,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", help="A:B, from A up to but without B")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON")
+    parser.add_argument("--smoke", action="store_true", help="one seed")
     chosen = parser.parse_args(arguments)
+    if chosen.smoke:
+        chosen.seeds, chosen.processes = "3:4", 1
     first, _, end = chosen.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
     if os.environ.get(ORDERED) != "0":

@@ -462,7 +462,9 @@ class VirtualSwarm:
 
 
 def _squares(steps: StageSteps, result: Result, bodies: Sequence[Any]) -> tuple[float, ...]:
-    """What each part's bytes come to."""
+    """What each part's bytes come to; nothing where nobody contributed: then there are no parts."""
+    if not result.parts:
+        return ()
     replica = steps.replica
     return tuple(
         0.0 if part.is_empty else squares_of(replica.codec, body, where.stop - where.start)

@@ -204,6 +204,7 @@ class Host:
                 run.host_key.peer_id,
                 run.run_key,
                 lease_s,
+                run.settings.deadlines.call_s,
                 longest_s[stage],
                 vote_log,
                 partial(self._certified_place, stage),

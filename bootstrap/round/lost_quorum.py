@@ -28,7 +28,6 @@ from swarm.witness_service import VOTES, VoteLog
 
 log = logging.getLogger(__name__)
 
-PING_S = 3.0
 PATIENCE = 3
 """After so many silent leases those who answer go on, however many say that they vote."""
 VIEWS_APART = 64
@@ -64,17 +63,20 @@ class LostQuorum:
         host: PeerId,
         run_key: Identity,
         lease_s: float,
+        call_s: float,
         longest_round_s: float,
         own_log: VoteLog,
         follow: Follow,
     ) -> None:
-        """`longest_round_s`: so long bytes may move in a round, of which nobody outside hears; `own_log`: the rounds in
-        which the host has voted."""
+        """`call_s`: who says nothing for so long is silent; on a full line small calls wait, too. `longest_round_s`: so
+        long bytes may move in a round, of which nobody outside hears. `own_log`: the rounds that the host has voted in.
+        """
         self._stage = stage
         self._transport = transport
         self._host = host
         self._run_key = run_key
         self._lease_s = lease_s
+        self._call_s = call_s
         self._patience_s = PATIENCE * lease_s + longest_round_s
         self._own_log = own_log
         self._follow = follow
@@ -127,7 +129,7 @@ class LostQuorum:
 
         async def tell(peer: PeerId) -> None:
             told = Message({"reconfiguration": signed.to_value()})
-            await self._transport.call(peer, RECONFIGURE, told, timeout_s=PING_S, max_body_bytes=0)
+            await self._transport.call(peer, RECONFIGURE, told, timeout_s=self._call_s, max_body_bytes=0)
 
         await of_each(sorted(present), tell)
         self.heard()
@@ -148,7 +150,7 @@ class LostQuorum:
 
     async def _standing(self, peer: PeerId) -> Standing:
         meant: dict[str, Value] = {"stage": self._stage}
-        reply = await self._transport.call(peer, STANDING, Message(meant), timeout_s=PING_S, max_body_bytes=0)
+        reply = await self._transport.call(peer, STANDING, Message(meant), timeout_s=self._call_s, max_body_bytes=0)
         fields = Fields("standing", reply.meta)
         version, view = fields.integer("version"), fields.integer("view", high=1 << 20)
         closing, basis = fields.boolean("closing"), RoundBasis.from_value(fields.message("basis"))
@@ -163,7 +165,7 @@ class LostQuorum:
         if peer in basis.members:
             await self._standing(peer)
         asked = Message({"name": basis.name})
-        reply = await self._transport.call(peer, VOTES, asked, timeout_s=PING_S, max_body_bytes=0)
+        reply = await self._transport.call(peer, VOTES, asked, timeout_s=self._call_s, max_body_bytes=0)
         return Fields("votes", reply.meta).boolean("votes")
 
 

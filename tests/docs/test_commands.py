@@ -29,6 +29,8 @@ NEED_SWARMS = (
     "benchmarks.homes.links",
     "benchmarks.owner.leave",
     "benchmarks.owner.memory",
+    "benchmarks.red_team",
+    "benchmarks.red_team.mutating",
     "benchmarks.round.averaging",
     "benchmarks.training_throughput",
     "tests.chaos",

@@ -10,7 +10,7 @@ from benchmarks.red_team.records import declared, slots_of
 from benchmarks.red_team.trial import HONEST_LOSS, MADE, METHODS, SETTINGS, Trial, run, run_honestly
 from swarm.core.record import Signed
 
-SEEDS = (3, 6, 21)
+SEEDS = (3, 6)
 SOAKED = range(20_000)
 
 

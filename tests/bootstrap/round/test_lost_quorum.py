@@ -25,7 +25,7 @@ MEMBERS = [identity_of(number) for number in range(6)]
 NAMES = tuple(sorted(member.peer_id for member in MEMBERS))
 ALIKE, NOTHING = (8,) * len(NAMES), (None,) * len(NAMES)
 BASIS = RoundBasis(bytes(32), bytes(32), NAMES, ALIKE, NAMES, ALIKE, (), NOTHING, UNSAID)
-LEASE_S = 100.0
+LEASE_S, CALL_S = 100.0, 3.0
 TRUE = Place(7, BASIS)
 MADE_UP = Place(1 << 40, RoundBasis(bytes(32), b"l" * 32, NAMES[:1], (1,), NAMES[:1], (1,), (), (None,), UNSAID))
 
@@ -59,7 +59,7 @@ class SilentStage:
                 self._serve(member, started_again=number in started_again)
         log = self._voted(HOST, started_again=False)
         transport = self._network.transport(HOST)
-        self._watched = LostQuorum(StageIndex(0), transport, HOST.peer_id, RUN_KEY, LEASE_S, 0.0, log, follow)
+        self._watched = LostQuorum(StageIndex(0), transport, HOST.peer_id, RUN_KEY, LEASE_S, CALL_S, 0.0, log, follow)
 
     def _voted(self, voter: Identity, *, started_again: bool) -> VoteLog:
         """The voter's log after it has begun the round, in this process or in one before it."""
