@@ -20,7 +20,11 @@ DEFAULT_STEPS = 240
 @click.option(
     "--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers, over all stages."
 )
-@click.option("--steps", type=click.IntRange(min=2, max=1_000_000), default=DEFAULT_STEPS, show_default=True)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2, max=1_000_000),
+    help=f"Default: {DEFAULT_STEPS}, or fewer with --local-steps, as many in all.",
+)
 @click.option(
     "--text",
     "texts",
@@ -48,19 +52,27 @@ DEFAULT_STEPS = 240
     show_default=True,
     help="1: go on computing while gradients are averaged, on weights one step old.",
 )
+@click.option(
+    "--local-steps",
+    type=click.IntRange(min=1, max=1024),
+    default=1,
+    show_default=True,
+    help="With --stages 1: steps that each peer takes by itself between two rounds; --steps counts rounds.",
+)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Processor threads per peer.")
 @click.option("--out", type=click.Path(path_type=Path), help="A new or empty folder. Default: a new one in ./demo-out.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write the figures here, too, as JSON.")
 def command(
     stages: int,
     peers: int,
-    steps: int,
+    steps: int | None,
     texts: tuple[Path, ...],
     more_texts: tuple[Path, ...],
     seed: int,
     kill: str | None,
     attacks: tuple[str, ...],
     delay: int,
+    local_steps: int,
     threads: int,
     out: Path | None,
     report: Path | None,
@@ -74,6 +86,7 @@ def command(
 
     if more_texts and not texts:
         raise SettingsError(f"{more_texts[0]}: what is it? give the text to train on as --text {more_texts[0]}")
+    steps = steps if steps is not None else max(2, DEFAULT_STEPS // local_steps)
     has_default_kill = kill is None and peers > stages
     chosen = asked.check(
         asked.DemoRequest(
@@ -85,6 +98,7 @@ def command(
             text=texts + more_texts,
             seed=seed,
             delay=delay,
+            local_steps=local_steps,
             threads=threads,
             out=out or asked.default_out(),
             report=report,
@@ -100,13 +114,12 @@ async def conduct(prepared: Any, stop: asyncio.Event, started_at: float) -> Exit
     from rich.console import Console
 
     from bootstrap.demo.observed import Observed
-    from bootstrap.demo.request import BATCH_TOKENS
     from bootstrap.demo.run import Demo, Ending, failure_text
     from bootstrap.demo.view import shown_path, view
 
     request = prepared.request
     console = Console(highlight=False)
-    demo = Demo(prepared, Observed(request.steps, BATCH_TOKENS, started_at))
+    demo = Demo(prepared, Observed(request.steps, request.tokens_per_step, started_at))
     title = f"swarm demo: {request.peers} peers in {request.stages} stages, into {shown_path(request.out)}"
     with view(console, title, prepared.folder.address) as shown:
         ending = await demo.run(shown, stop)

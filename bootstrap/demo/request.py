@@ -63,9 +63,23 @@ class DemoRequest:
     text: tuple[Path, ...] = ()
     seed: int = 0
     delay: int = 0
+    local_steps: int = 1
     threads: int = 1
     out: Path
     report: Path | None = None
+
+    @property
+    def batch_tokens(self) -> int:
+        """Of a step; of each peer's inner step, where it takes such, its part of that."""
+        if self.local_steps == 1:
+            return BATCH_TOKENS
+        microbatch = MICROBATCH_SIZE * SEQUENCE_LENGTH
+        return microbatch * max(1, BATCH_TOKENS // self.peers // microbatch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all peers, if none is killed."""
+        return self.batch_tokens * (self.local_steps * self.peers if self.local_steps > 1 else 1)
 
     @property
     def peers_per_stage(self) -> int:
@@ -220,6 +234,8 @@ def check(request: DemoRequest) -> DemoRequest:
             f"--peers {request.peers}: each of {request.stages} stages needs a peer; give --peers {request.stages} "
             "or more, or fewer --stages"
         )
+    if request.local_steps > 1 and (request.stages > 1 or request.delay):
+        raise SettingsError(f"--local-steps {request.local_steps}: goes with --stages 1 and --delay 0")
     _check_kill(request)
     _check_attacks(request)
     for path in request.text:
@@ -307,7 +323,7 @@ seed = {request.seed}
 
 [batch]
 microbatch_size = {MICROBATCH_SIZE}
-target_tokens = {BATCH_TOKENS}
+target_tokens = {request.batch_tokens}
 
 [optimizer]
 learning_rate = {LEARNING_RATE}
@@ -322,6 +338,7 @@ averaging = "int8"
 [averaging]
 rule = "centered_clip"
 delay = {request.delay}
+local_steps = {request.local_steps}
 
 [checkpoint]
 snapshot_every = {SNAPSHOT_EVERY}

@@ -652,6 +652,8 @@ class Host:
 
     def _tell_version(self, version: int) -> None:
         total, speed = self.run.settings.optimizer.total_steps, self.progress.recent_tokens_per_s()
+        num_peers = len(self.progress.present())
+        left = (total - version) * self.run.settings.step_tokens(num_peers)
         self._emit(
             {
                 "event": "version",
@@ -659,8 +661,8 @@ class Host:
                 "total_steps": total,
                 "loss": self.progress.last_loss(),
                 "tokens_per_s": speed,
-                "peers": len(self.progress.present()),
-                "left_s": (total - version) * self.run.settings.batch.target_tokens / speed if speed else None,
+                "peers": num_peers,
+                "left_s": left / speed if speed else None,
             }
         )
 

@@ -190,7 +190,7 @@ def check_stage_sizes(settings: RunSettings) -> None:
     wanted = settings.limits.max_peers_per_stage
     for stage in range(settings.model.num_stages):
         parts = len(Parts.of(settings, stage_layout(settings.model, stage).num_values))
-        most = most_members(parts, settings.microbatches_per_step, max_bytes=MAX_META_BYTES)
+        most = most_members(parts, settings.microbatches_of_one, each=settings.has_windows, max_bytes=MAX_META_BYTES)
         if wanted > most:
             raise SettingsError(
                 f"limits.max_peers_per_stage = {wanted}: a round's result of stage {stage} with {parts} parts fits into"
@@ -222,7 +222,7 @@ def _initial_states(
     for stage, flat in enumerate(weights):
         say(f"{'reading' if source else 'making'} the weights of stage {stage}")
         layout = stage_layout(settings.model, stage)
-        optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
         states.append(
             StageState(
                 version=0,

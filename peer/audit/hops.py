@@ -101,7 +101,7 @@ class HopAudits:
                     holders.setdefault((target, number), []).append(who)
         # A neighbour may list what never was: no more are followed than a stage can do, those first that most say.
         found = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
-        most = 2 * self._steps.context.settings.microbatches_per_step
+        most = 2 * self._steps.context.settings.microbatches_of_one
         return [(target, number, who) for (target, number), who in found[:most]]
 
     # -- one audit ----------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class ExchangeStore:
     ) -> "ExchangeStore":
         """Large enough for a peer that does all of its stage's work, twice; for nothing where nothing is replayed."""
         kept = settings.audits.retained_versions
-        most = 2 * settings.microbatches_per_step * (kept + 2) if settings.replays else 0
+        most = 2 * settings.microbatches_of_one * (kept + 2) if settings.replays else 0
         return cls(me, retained_versions=kept, max_microbatches=most, batch=batch, folder=folder)
 
     def has_room(self, step: Step, microbatch_id: MicrobatchId, *, coming: int = 0, calls: int = 0) -> bool:

@@ -15,7 +15,7 @@ from peer.state.replica import NewVersion, StageReplica
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import MicrobatchId, PeerId, Step, Version
-from swarm.core.round.step_progress import StepProgress
+from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.state.stage_chain import StageChain
 from swarm.model.stage import Weights
 from swarm.network.loop import happened
@@ -115,7 +115,7 @@ class StageSteps:
     def evaluation_weights(self, version: int) -> Weights | None:
         """Weights of the current version or of a snapshot on disk."""
         if version == self.replica.version:
-            return self.replica.weights_for(Step(version))[1]
+            return self.replica.weights
         snapshot = self.context.snapshots.get(version)
         return self.replica.model.weights(snapshot.weights()) if snapshot is not None else None
 
@@ -268,6 +268,11 @@ class StageSteps:
     def _new_step(self, step: Step) -> StepState:
         settings = self.context.settings
         deadlines = settings.deadlines
+        progress: StepProgress | WindowProgress
+        if settings.has_windows:
+            each = settings.microbatches_of_one
+            progress = WindowProgress(step, each, deadlines.step_s, deadlines.straggler_s)
+            return StepState(step, self.chain.leaders(step), progress, StepGrants(step))
         model, shares = self.replica.model, self.chain.shares(settings)
         progress = StepProgress(
             step,

@@ -10,7 +10,7 @@ from peer.state.replica import Accumulation
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
-from swarm.core.round.step_progress import StepProgress
+from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
 from verification.round.papers import Bytes, Papers
 from verification.round.reduction import Reduction
@@ -48,7 +48,7 @@ class StepState:
     step: Step
     leaders: tuple[PeerId, ...]
     """Who leads view 0, view 1 and so on; while there is a round, it says who leads."""
-    progress: StepProgress
+    progress: StepProgress | WindowProgress
     """How far the members are, where this peer leads; written by `step_progress` and `presence`."""
     grants: StepGrants
     """What the leader lets this peer start, at stage 0; how much by `step_progress`, the rest by `turns`."""

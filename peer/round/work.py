@@ -59,7 +59,7 @@ class ContributionEncoder:
 
     def part(self, accumulation: Accumulation, where: slice, seed: bytes) -> memoryview:
         """One part, encoded."""
-        return self.replica.contribution_codec.encode_quotients(*accumulation.gradient.quotient_of(where), seed=seed)
+        return self.replica.contribution_codec.encode_quotients(*accumulation.quotient_of(where), seed=seed)
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """One part, for a codec that leaves a residual."""
@@ -89,7 +89,7 @@ class PartReducer:
             settings.codecs.averaging,
             where.stop - where.start,
             bodies,
-            rule=settings.averaging.rule,
+            rule=settings.averaging.reduction,
             norm_cap=norm_cap,
             seed=seed,
             threads=replica.threads,

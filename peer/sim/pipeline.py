@@ -103,11 +103,10 @@ def held_out_loss(line: Sequence[SimulatedPeer], batches: Sequence[tuple[Ids, Id
     for tokens_BL, targets_BL in batches:
         x = torch.from_numpy(tokens_BL)
         for peer, consumer in pairwise(line):
-            y_BLD, _ = peer.replica.model.forward(peer.replica.weights_for(_now(peer))[1], x, keep=False)
+            y_BLD, _ = peer.replica.model.forward(peer.replica.weights, x, keep=False)
             x = consumer.stage_pass.tensors.x(peer.stage_pass.tensors.sent(y_BLD))
         last = line[-1].replica
-        weights = last.weights_for(_now(line[-1]))[1]
-        found, num_tokens, _ = last.model.loss(weights, x, torch.from_numpy(targets_BL), keep=False)
+        found, num_tokens, _ = last.model.loss(last.weights, x, torch.from_numpy(targets_BL), keep=False)
         loss_sum, count = loss_sum + found, count + num_tokens
     return loss_sum / count
 
@@ -136,7 +135,3 @@ def _back(sent: _Sent, answer: HopHeader, grad_y_body: memoryview) -> tuple[HopH
     body = stage_pass.answered(grad_x)
     header = stage_pass.gradient_header(activation.birth, activation.version, body, sent.input_header, answer)
     return header, body
-
-
-def _now(peer: SimulatedPeer) -> Step:
-    return Step(peer.replica.version)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels import optimizers
 from kernels.threads import ONE_THREAD, Threads
 from peer.state.past_weights import PastVersion, PastWeights
 from swarm.averaging.certified_gradient import CertifiedGradient
@@ -28,6 +29,7 @@ from swarm.disk.cold_bytes import ColdBytes
 from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.local_window import LocalWindow
 from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, weights_ahead
 from verification.round.papers import Papers
 
@@ -41,6 +43,13 @@ class Accumulation:
     """A step's gradient sum and the work in it. Once closed it takes no more."""
 
     gradient: GradientSum
+    """In a window, of its present inner step."""
+    window: LocalWindow | None = None
+    """Where this peer takes inner steps by itself."""
+    at: Weights | None = None
+    """Where the window is."""
+    num_whole: int = 0
+    """In a window, so much of the work is in inner steps that were taken: the first."""
     work: dict[MicrobatchId, Work] = field(default_factory=dict)
     papers: dict[MicrobatchId, Papers] = field(default_factory=dict)
     """Of the work, what this peer shows for it to those who vote on its round."""
@@ -49,6 +58,20 @@ class Accumulation:
     not_finite: set[MicrobatchId] = field(default_factory=set)
     """Of the work, what added nothing here because its loss or the whole sum was not finite."""
     closed: bool = False
+
+    def quotient_of(self, where: slice) -> tuple[Floats, np.float32]:
+        """Those values of what is contributed, and what they are to be divided by. Raises LocalError if there was no
+        work."""
+        if self.window is None:
+            return self.gradient.quotient_of(where)
+        return self.window.way_back(where), np.float32(1.0)
+
+    def leave_out_the_rest(self) -> None:
+        """Of a window that is cut short: what is in no inner step that was taken."""
+        for number in list(self.work)[self.num_whole :]:
+            del self.work[number]
+            self.papers.pop(number, None)
+            self.not_finite.discard(number)
 
 
 @dataclass(frozen=True)
@@ -101,8 +124,9 @@ class StageReplica:
         # Where steps wait for their rounds, backward passes can have that memory between two of them.
         keeps = settings.averaging.delay > 0
         self._step = StageStep(
-            settings.optimizer, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
+            settings.outer, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
         )
+        self._window = LocalWindow(settings, self.layout, threads=threads) if settings.has_windows else None
         self.past = PastWeights.of_run(settings, folder)
         self.inputs = ColdBytes(folder, "inputs")
         """Encoded parts of contributions to the present round."""
@@ -126,6 +150,8 @@ class StageReplica:
         self._extrapolated: Weights | None = None
         self._stepped: Stepped | None = None
         self._sums.clear()
+        if self._window is not None:
+            self._window.forget()
         feeds_back = leaves_residual(self.settings.codecs.averaging)
         self.residual = Residual(self.layout.num_values) if feeds_back else None
         """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
@@ -136,8 +162,16 @@ class StageReplica:
 
     # -- microbatches -------------------------------------------------------------------------------------
 
+    @property
+    def weights(self) -> Weights:
+        """Of the version."""
+        return self._weights
+
     def weights_for(self, step: Step) -> tuple[Version, Weights]:
-        """The version a microbatch of `step` is computed on now, and its weights."""
+        """(compute) The version a microbatch of `step` is computed on now, and its weights: in a window, where that
+        has come to from there."""
+        if self._window is not None:
+            return self.version, self.sum_of(step).at or self._weights
         if self._extrapolated is not None and int(step) > self.version:
             return self.version, self._extrapolated
         return self.version, self._weights
@@ -166,7 +200,9 @@ class StageReplica:
         if held is None:
             gradient = self._spare.pop() if self._spare else GradientSum(self.layout.num_values, self.model.link)
             gradient.zero()
-            held = self._sums[step] = Accumulation(gradient)
+            held = self._sums[step] = Accumulation(gradient, self._window)
+            if self._window is not None:
+                self._window.begin(self.state.weights, self.version)
         return held
 
     def record(self, step: Step, work: Work) -> None:
@@ -176,6 +212,22 @@ class StageReplica:
         held.work[work.microbatch_id] = work
         held.gradient.add_tokens(work.num_tokens)
         held.stale += int(work.version) < int(step)
+        if held.window is not None and len(held.work) - held.num_whole == self.settings.microbatches_per_step:
+            self._inner_step(held)
+
+    def _inner_step(self, held: Accumulation) -> None:
+        """(compute) A window has a batch together."""
+        assert held.window is not None
+        if not held.window.is_full:
+            held.gradient.close()
+            try:
+                held.window.take(held.gradient.take_mean())
+            except LocalError as error:
+                log.warning("stage %d step %d: an inner step is left out: %s", self.stage, self.version, error)
+                held.not_finite.update(list(held.work)[held.num_whole :])
+            held.at = self.model.weights(held.window.weights)
+        held.num_whole = len(held.work)
+        held.gradient.zero()
 
     def num_done(self, step: Step) -> int:
         held = self._sums.get(step)
@@ -187,6 +239,8 @@ class StageReplica:
         """(compute) Close the step's sum: nothing is added to it any more."""
         held = self.sum_of(step)
         held.closed = True
+        if held.window is not None:
+            held.leave_out_the_rest()
         held.gradient.close()
         self.stale_share[step] = (held.stale, len(held.work))
         return held
@@ -194,7 +248,7 @@ class StageReplica:
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """(exact, its threads) That part of the contribution."""
         mean = empty_floats(where.stop - where.start)
-        accumulation.gradient.mean_of(where, mean)
+        optimizers.divide(*accumulation.quotient_of(where), mean)
         return mean
 
     def certified_gradient(self, reduced: Sequence[ReducedPart], bodies: Sequence[Encoded]) -> CertifiedGradient | None:

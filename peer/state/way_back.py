@@ -39,7 +39,7 @@ async def state_to_go_on_from(
         return None
     behind = max(0, max(standings) - newest)
     result_bytes = result_codec(settings.codecs.averaging).encoded_bytes(layout.num_values)
-    state_bytes = (FLOAT_BYTES + settings.optimizer.moment_bytes) * layout.num_values
+    state_bytes = (FLOAT_BYTES + settings.outer.moment_bytes) * layout.num_values
     is_worth_it = behind <= settings.retained_results and behind * result_bytes < state_bytes
     log.info(
         "stage %d: version %d is on disk here, %d versions ago, %.1f MB of results; a state is %.1f MB: %s",

@@ -22,7 +22,7 @@ from kernels.codecs import formats
 from kernels.threads import ONE_THREAD, Threads
 
 Floats = NDArray[np.float32]
-Rule: TypeAlias = Literal["mean", "centered_clip", "trimmed_mean", "median"]
+Rule: TypeAlias = Literal["mean", "centered_clip", "trimmed_mean", "median", "centered_clip_of_windows"]
 
 MAX_ITERATIONS = 5
 
@@ -48,6 +48,7 @@ def aggregate(
     - A contributor's distance is the norm of (vector - v), times sqrt(count / median count) if its count is
       below the median: the mean of fewer tokens is noisier by the inverse of that, not hostile. A larger count does
       not lengthen the distance, for then most of it is the noise of v.
+      Under `centered_clip_of_windows` no distance is scaled: what a window of steps has gone is no mean with noise.
     - v starts at the coordinate median; the radius is the median distance from it, and stays. If that is 0 (most
       contributors are zero where the others touched a row), it is the (lower) median of the distances that are not 0,
       and at most `norm_cap` (if given).
@@ -63,8 +64,8 @@ def aggregate(
         cuts = [_within(cap, norms.tree_norm(vector, threads=threads)) for vector in values]
         return _weighted_mean(values, weights, cuts, threads)
     rows_NV = np.ascontiguousarray(values) if isinstance(values, np.ndarray) else np.stack(values)
-    if rule == "centered_clip":
-        return _centered_clip(rows_NV, weights, norm_cap, threads)
+    if rule in ("centered_clip", "centered_clip_of_windows"):
+        return _centered_clip(rows_NV, weights, norm_cap, threads, is_noisy=rule == "centered_clip")
     result = np.empty(rows_NV.shape[1], dtype=np.float32)
     if rule == "median":
         robust.median(rows_NV, result, threads=threads)
@@ -73,12 +74,14 @@ def aggregate(
     return result
 
 
-def _centered_clip(rows_NV: Floats, weights: Sequence[int], norm_cap: float | None, threads: Threads) -> Floats:
+def _centered_clip(
+    rows_NV: Floats, weights: Sequence[int], norm_cap: float | None, threads: Threads, *, is_noisy: bool
+) -> Floats:
     capped = [min(weight, sum(weights) - weight) for weight in weights]
     total = sum(capped)
     ordered = sorted(weights)
     twice_median = ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]
-    calm = [math.sqrt(min(1.0, 2 * weight / twice_median)) for weight in weights]
+    calm = [math.sqrt(min(1.0, 2 * weight / twice_median)) if is_noisy else 1.0 for weight in weights]
 
     center = np.empty(rows_NV.shape[1], dtype=np.float32)
     robust.median(rows_NV, center, threads=threads)

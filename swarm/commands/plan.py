@@ -113,6 +113,7 @@ def command(
                 memory_bytes=round(memory_gib * (1 << 30)),
             )
             for model in cuts(settings.model)
+            if model.num_stages == 1 or not settings.has_windows
         ]
         best = best_cut(found)
         if as_json:

@@ -207,7 +207,7 @@ def stage_memory_bytes(
     """
     mode = mode or ComputeMode.of_run(settings)
     on_device = "host" if device == "cpu" else "device"
-    moments = round(settings.optimizer.moment_bytes * num_parameters)
+    moments = round(settings.outer.moment_bytes * num_parameters)
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
     weights = FLOAT_BYTES * num_parameters
     rounded = settings.model.compute_dtype == "bf16"
@@ -233,10 +233,12 @@ def stage_memory_bytes(
     # has for the next version.
     if on_device == "device" or settings.averaging.delay or settings.replays or versions > 2:
         items[f"{on_device}.gradient of a microbatch"] = weights
+    if settings.has_windows:  # twice the weights, and moments
+        items["host.window"] = 2 * weights + round(settings.inner.moment_bytes * num_parameters)
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
-        exhibits = settings.microbatches_per_step * settings.microbatch_tokens * token_bytes
+        exhibits = settings.microbatches_of_one * settings.microbatch_tokens * token_bytes
         items["disk.exhibits kept for audits"] = round(kept * exhibits)
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
@@ -309,7 +311,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
     return Plan(
         stages=stages,
         step_s=step_s,
-        tokens_per_s=settings.batch.target_tokens / step_s,
+        tokens_per_s=settings.step_tokens(assumptions.peers_per_stage) / step_s,
         month_bytes=month,
         run_s=run_s,
         run_bytes=tuple(size * run_s / MONTH_S + part.join_bytes for size, part in zip(month, stages, strict=True)),
@@ -374,7 +376,7 @@ def _plan_stage(
 ) -> StagePlan:
     start, stop = settings.model.stage_layers[stage]
     members = assumptions.peers_per_stage
-    tokens = settings.batch.target_tokens / members
+    tokens = settings.step_tokens(members) / members
     forward = tokens * activation_bytes_per_token(settings.codecs.activations, hidden_size)
     backward = tokens * activation_bytes_per_token(settings.codecs.activation_gradients, hidden_size)
     is_first, is_last = stage == 0, stage == settings.model.num_stages - 1
@@ -389,13 +391,13 @@ def _plan_stage(
     )
     # A snapshot, and on average the results of half the steps between two.
     results = settings.checkpoint.snapshot_every / 2 * RESULT_BYTES[settings.codecs.averaging]
-    join_bytes = num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes + results)
+    join_bytes = num_parameters * (FLOAT_BYTES + settings.outer.moment_bytes + results)
     round_trip_s = assumptions.round_trip_ms / 1000
     round_trips_s = ROUND_TRIPS * round_trip_s if members > 1 else 0.0
     exact_ns = EXACT_NS[settings.codecs.averaging] if assumptions.exact_ns is None else assumptions.exact_ns
     exact_s = num_parameters * exact_ns * 1e-9
     work_s = max(compute_s, activation_s)
-    each_s = work_s / max(1.0, settings.microbatches_per_step / members)
+    each_s = work_s / max(1.0, tokens / settings.microbatch_tokens)
     *_, least = modes(settings)
     memory, least_memory, gpu_memory = (
         stage_memory_bytes(settings, num_parameters, hidden_size, device, stage=stage, mode=mode)
@@ -470,10 +472,12 @@ def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Ass
 
 
 def _slow_rounds(settings: RunSettings, stages: Sequence[StagePlan]) -> list[str]:
+    name, number = "batch.target_tokens", settings.batch.target_tokens
+    if settings.has_windows:
+        name, number = "averaging.local_steps", settings.averaging.local_steps
     return [
         f"stage {part.stage}: a round takes {part.round_s:.2g} s, longer than the {part.work_s:.2g} s of work in a "
-        f"step; raise batch.target_tokens = {settings.batch.target_tokens} to "
-        f"{math.ceil(settings.batch.target_tokens * part.round_s / part.work_s)}, or ask for faster links"
+        f"step; raise {name} = {number} to {math.ceil(number * part.round_s / part.work_s)}, or ask for faster links"
         for part in stages
         if part.round_s > part.work_s
     ]

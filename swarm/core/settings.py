@@ -8,7 +8,7 @@ sentence above it in the file that `swarm init` writes. `swarm.manifest.file` re
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from swarm.core.round.cohorts import MAX_MEMBERS
@@ -174,7 +174,7 @@ class OptimizerSettings(Table):
     def moment_bytes(self) -> float:
         """Bytes a parameter that its moments take."""
         if self.name == "sgd":
-            return 4.0
+            return 4.0 if self.momentum else 0.0
         return 8.0 if self.moments == "fp32" else 2.0 + 4.0 / 128
 
 
@@ -207,12 +207,25 @@ class AveragingSettings(Table):
         "1: the next step's microbatches go on meanwhile, on weights one version old.",
     ] = 0
     sync_steps: Annotated[StepsOrNone, "With delay = 1, this many steps at the start wait all the same."] = 20
+    local_steps: Annotated[
+        int,
+        Bounds(least=1, most=1024),
+        "With model.stages = 1: inner steps, of batch.target_tokens each, that every peer takes by itself between two "
+        "rounds. A step of the run is then such a window.",
+    ] = 1
     straggler_share: Annotated[
         float,
         Bounds(least=0, most=16),
         "Once most members' parts of a round are there, the last ones' are waited for this share of the step's time; "
         "who does not make it is left out of the round whole.",
     ] = 0.5
+
+    @property
+    def reduction(self) -> Literal["mean", "centered_clip", "trimmed_mean", "median", "centered_clip_of_windows"]:
+        """The rule as `swarm.averaging.aggregate` has it."""
+        if self.local_steps > 1 and self.rule == "centered_clip":
+            return "centered_clip_of_windows"
+        return self.rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,6 +370,45 @@ class RunSettings(TrainingSettings):
         return self.batch.microbatch_size * self.data.sequence_length
 
     @property
+    def has_windows(self) -> bool:
+        """Whether peers take inner steps by themselves between two rounds."""
+        return self.averaging.local_steps > 1
+
+    @property
+    def outer(self) -> OptimizerSettings:
+        """What a certified result does to the weights: the optimizer's step; of windows, which bring the way that each
+        has gone, exactly weights - mean."""
+        if not self.has_windows:
+            return self.optimizer
+        return replace(
+            self.optimizer,
+            name="sgd",
+            learning_rate=1.0,
+            momentum=0.0,
+            weight_decay=0.0,
+            max_norm=1e9,
+            warmup_steps=0,
+            final_learning_rate_share=1.0,
+        )
+
+    @property
+    def inner(self) -> OptimizerSettings:
+        """Of a window's steps, by their number in the run, version * local_steps + i: the schedule is as long in
+        windows as it is in steps of a run without."""
+        steps = self.averaging.local_steps
+        stretched = {name: steps * getattr(self.optimizer, name) for name in ("warmup_steps", "total_steps")}
+        return replace(self.optimizer, **stretched)
+
+    @property
+    def microbatches_of_one(self) -> int:
+        """That one member can bring to a step: all of the step's, or its whole window's."""
+        return self.averaging.local_steps * self.microbatches_per_step
+
+    def step_tokens(self, num_members: int) -> int:
+        """Target tokens of a step of so many members."""
+        return self.batch.target_tokens * (self.averaging.local_steps * num_members if self.has_windows else 1)
+
+    @property
     def replays(self) -> bool:
         """Whether replicas replay each other's work."""
         return self.trust == "public"
@@ -376,6 +428,7 @@ class RunSettings(TrainingSettings):
 
     @property
     def microbatches_per_step(self) -> int:
+        """Of all peers; of one peer's inner step where they take such."""
         return math.ceil(self.batch.target_tokens / self.microbatch_tokens)
 
     def delay_at(self, step: int) -> int:

@@ -37,7 +37,7 @@ def rehearse(settings: RunSettings) -> None:
         Residual(values.size).encode(values.__getitem__, vector_codec(averaging), parts=[whole], seeds=[seed])
     hostile = values * np.float32(-9.0)
     for contributions in ([values, values], [values, values * np.float32(0.5), hostile]):
-        aggregate(contributions, [1] * len(contributions), rule=settings.averaging.rule, norm_cap=1.0)
+        aggregate(contributions, [1] * len(contributions), rule=settings.averaging.reduction, norm_cap=1.0)
     _rehearse_steps(settings, values)
 
 

@@ -12,7 +12,8 @@ from swarm.core.canonical import Value, digest, pack
 from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.ids import PeerId, RunId
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.core.settings import RunSettings
+from swarm.core.round.contribution import MAX_WORK
+from swarm.core.settings import MOST_STEPS, RunSettings, leaves_residual
 from swarm.core.tables import read_table
 from swarm.manifest.model import check_model
 
@@ -85,6 +86,8 @@ def _check_agreement(settings: RunSettings) -> None:
             f"data.chunk_tokens = {data.chunk_tokens} holds no microbatch of {batch.microbatch_size} samples of "
             f"{data.sequence_length} tokens and one more each; give at least {least}"
         )
+    if settings.has_windows:
+        _check_windows(settings)
     if any(first + count > data.num_train_tokens for first, count, _ in data.mixture):
         raise SettingsError(f"data.mixture: a source lies past the {data.num_train_tokens} tokens to train on")
     try:
@@ -96,6 +99,51 @@ def _check_agreement(settings: RunSettings) -> None:
             f"initial_state_digests: {len(settings.initial_state_digests)} digests for {settings.model.num_stages} "
             "stages; give one for each"
         )
+
+
+MOST_AUDITED_STEPS = 32
+"""Inner steps of a window that replicas replay."""
+
+
+def _check_windows(settings: RunSettings) -> None:
+    """Raises SettingsError for what windows of local steps do not go with."""
+    averaging, optimizer = settings.averaging, settings.optimizer
+    steps = f"averaging.local_steps = {averaging.local_steps}"
+    for is_wrong, other, remedy in (
+        (settings.model.num_stages > 1, f"model.stages = {settings.model.num_stages}", "model.stages = 1"),
+        (
+            settings.trust == "public" and settings.model.compute_dtype != "fp32",
+            f'run.trust = "public" and model.compute_dtype = "{settings.model.compute_dtype}": nobody can hold such a '
+            "window against a replay",
+            'model.compute_dtype = "fp32" or run.trust = "friends"',
+        ),
+        (
+            settings.trust == "public" and averaging.local_steps > MOST_AUDITED_STEPS,
+            f'run.trust = "public": replays of more than {MOST_AUDITED_STEPS} are not calibrated',
+            f"averaging.local_steps = {MOST_AUDITED_STEPS} or fewer",
+        ),
+        (averaging.delay > 0, f"averaging.delay = {averaging.delay}", "averaging.delay = 0"),
+        (optimizer.name != "adamw", f'optimizer.name = "{optimizer.name}"', 'optimizer.name = "adamw"'),
+        (optimizer.correction != "none", f'optimizer.correction = "{optimizer.correction}"', 'correction = "none"'),
+        (optimizer.moments != "fp32", f'optimizer.moments = "{optimizer.moments}"', 'optimizer.moments = "fp32"'),
+        (
+            leaves_residual(settings.codecs.averaging),
+            f'codecs.averaging = "{settings.codecs.averaging}"',
+            'codecs.averaging = "int8"',
+        ),
+        (
+            averaging.local_steps * optimizer.total_steps > MOST_STEPS,
+            f"optimizer.total_steps = {optimizer.total_steps}",
+            f"no more than {MOST_STEPS} inner steps in all",
+        ),
+        (
+            settings.microbatches_of_one > MAX_WORK,
+            f"{settings.microbatches_per_step} microbatches in batch.target_tokens",
+            f"no more than {MAX_WORK} in a window, as with a larger batch.microbatch_size",
+        ),
+    ):
+        if is_wrong:
+            raise SettingsError(f"{steps} does not go with {other}; set {remedy}, or averaging.local_steps = 1")
 
 
 def _to_value(settings: Any) -> dict[str, Value]:

@@ -28,7 +28,7 @@ class CertifiedSteps:
         self._settings = settings
         self._parts = Parts.of(settings, state.layout.num_values)
         clip_norm = stage_clip_norm(settings, chain.stage)
-        self._step = StageStep(settings.optimizer, state.layout, clip_norm=clip_norm, threads=threads)
+        self._step = StageStep(settings.outer, state.layout, clip_norm=clip_norm, threads=threads)
         try:
             self.state = self._step.restore(state)
             """Its moments are changed by the next `advance`, its weights never."""

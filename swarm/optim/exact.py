@@ -149,7 +149,7 @@ class ExactOptimizer:
         bounds = optimizers.segments_within(self._bounds, where.start, where.stop)
         keep, scalars = begun.keep, begun.scalars
         if self.settings.name == "sgd":
-            velocity = self.moments["momentum"][where]
+            velocity = self.moments["momentum"][where] if self.moments else np.zeros(size, dtype=np.float32)
             optimizers.sgd(weights, gradient, velocity, out, bounds, keep, scalars, threads=threads)
             return
         first, second = self.moments["first"][where], self.moments["second"][where]
@@ -218,6 +218,8 @@ def _no_moments(settings: OptimizerSettings, num_values: int) -> dict[str, NDArr
             "second": np.zeros(num_values, dtype=np.uint8),
             "second_scale": np.zeros(int8_moments.num_blocks(num_values), dtype=np.float32),
         }
+    if settings.name == "sgd" and settings.momentum == 0.0:
+        return {}
     names = ("first", "second") if settings.name == "adamw" else ("momentum",)
     return {name: zeros_on_lines(num_values, np.float32) for name in names}
 

@@ -173,7 +173,7 @@ class StageStep:
 def stage_clip_norm(settings: RunSettings, stage: int) -> float:
     """The gradient norm that the stage clips at."""
     sizes = [stage_layout(settings.model, other).num_values for other in range(settings.model.num_stages)]
-    return float(settings.optimizer.max_norm * np.sqrt(np.float64(sizes[stage] / sum(sizes))))
+    return float(settings.outer.max_norm * np.sqrt(np.float64(sizes[stage] / sum(sizes))))
 
 
 def extrapolates(settings: RunSettings, version: int) -> bool:

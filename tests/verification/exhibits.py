@@ -375,7 +375,7 @@ def _first_states(settings: RunSettings) -> list[StageState]:
     states = []
     for stage, flat in enumerate(_first_weights(settings.model)):
         layout = _stage_model(settings.model, stage).layout
-        optimizer = ExactOptimizer(settings.optimizer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+        optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
         states.append(StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars)))
     return states
 

@@ -48,7 +48,7 @@ def largest_evidence_bytes(settings: RunSettings) -> int:
     vectors = (settings.retained_results + 1) * MAX_BYTES_PER_VALUE
     inputs = settings.limits.max_peers_per_stage * MAX_BYTES_PER_VALUE * min(num_values, LARGEST_PART_VALUES)
     hidden_size = validate_config(settings.model.config_json).hidden_size
-    exhibits = 2 * settings.microbatches_per_step * max_exhibit_bytes(settings, hidden_size)
+    exhibits = 2 * settings.microbatches_of_one * max_exhibit_bytes(settings, hidden_size)
     whole = (MAX_STATE_BYTES_PER_VALUE + vectors) * num_values + inputs + exhibits + MAX_HEAD_BYTES
     return min(MAX_EVIDENCE_BYTES, whole)
 

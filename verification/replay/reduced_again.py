@@ -17,7 +17,7 @@ def digest_again(made: Reduction, bodies: Sequence[Bytes], settings: RunSettings
         settings.codecs.averaging,
         num_values,
         [(one.num_tokens, body) for one, body in zip(made.inputs, bodies, strict=True)],
-        rule=settings.averaging.rule,
+        rule=settings.averaging.reduction,
         norm_cap=made.norm_cap,
         seed=reduced_seed(made.run_id, made.stage, Version(made.step), made.part),
     ).digest

@@ -5,6 +5,7 @@ want one (`torch.set_num_threads(1)`).
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ from swarm.model.stage import StageModel, Weights
 from swarm.model.tensor_pass import TensorPass
 from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.local_window import LocalWindow
 from swarm.optim.second_moments import second_moments
 from swarm.optim.stage_step import extrapolates, weights_ahead
 from verification.pipeline.hop_claim import HopClaim
@@ -53,6 +55,7 @@ class Replayed:
 class _Held:
     """The weights of a version."""
 
+    flat: Floats
     plain: Weights
     ahead: Weights | None
     """What the step after the version's is computed on, if that is not `plain`."""
@@ -115,12 +118,12 @@ class StageReplay:
             raise RemoteError("state", f"snapshot of another stage or model, chain of stage {chain.stage}")
         if (chain.version, chain.name) != (state.version, state.name):
             raise RemoteError("state", f"state of version {state.version} is not the one named at {chain.version}")
-        if not state.moments:
+        if not state.moments and self.settings.outer.moment_bytes:
             raise RemoteError("state", f"state of version {state.version} has no moments")
         steps = CertifiedSteps(self.settings, state, chain)
         # Where a stage begins (again), all of its peers do, and none of them has the version before.
         known = chain.name == chain.lineage or not extrapolates(self.settings, state.version)
-        self._held = {state.version: _Held(self.model.weights(state.weights), None, known)}
+        self._held = {state.version: _Held(state.weights, self.model.weights(state.weights), None, known)}
         self._steps = steps
 
     def advance(self, result: Result, bodies: Sequence[Bytes]) -> None:
@@ -133,7 +136,8 @@ class StageReplay:
         steps.advance(result, bodies)
         new = steps.state
         ahead = weights_ahead(self.settings, state, new)
-        held = _Held(self.model.weights(new.weights), self.model.weights(ahead) if ahead is not None else None, True)
+        weights_ahead_of_it = self.model.weights(ahead) if ahead is not None else None
+        held = _Held(new.weights, self.model.weights(new.weights), weights_ahead_of_it, True)
         self._held = {**self._held, new.version: held}
         for old in sorted(self._held)[:-HELD_VERSIONS]:
             del self._held[old]
@@ -144,7 +148,7 @@ class StageReplay:
         `ahead` is what the step after the version's is computed on, if that is not `plain`.
         """
         weights_ahead = self.model.weights(ahead) if ahead is not None else None
-        self._held[version] = _Held(self.model.weights(plain), weights_ahead, ahead_is_known)
+        self._held[version] = _Held(plain, self.model.weights(plain), weights_ahead, ahead_is_known)
 
     def holds(self, version: Version) -> bool:
         return version in self._held
@@ -168,11 +172,14 @@ class StageReplay:
         and "not-finite" where the honest outcome has no encoding; LocalError if the version is neither the present nor
         the one before, or cannot be known here.
         """
+        return self._computed(exhibit, step, into, self._weights(exhibit.version, step))
+
+    def _computed(self, exhibit: Exhibit, step: Step, into: torch.Tensor | None, weights: Weights) -> Replayed:
+        """`microbatch`, on these weights."""
         birth = exhibit.papers.birth
         tensors = self._tensors
         if birth.step != step or birth.shape != tensors.shape[:2]:
             raise RemoteError("papers", f"microbatch of step {birth.step} and shape {birth.shape}, not of step {step}")
-        weights = self._weights(exhibit.version, step)
         x = tensors.x(exhibit.x)
         if not self.model.is_last:
             grad_y = tensors.gradient(exhibit.grad_y)
@@ -239,26 +246,48 @@ class StageReplay:
         if len(makers) != 1:
             raise LocalError(f"{len(exhibits)} exhibits of {len(makers)} peers: a contribution is of one")
         gradient = GradientSum(self.layout.num_values, self.model.link)
-        for exhibit in exhibits:
-            self.microbatch(exhibit, step, gradient.flat)
-            gradient.add_tokens(exhibit.papers.birth.num_targets)
+        window = self._window(exhibits, step, gradient) if self.settings.has_windows else None
+        if window is None:
+            for exhibit in exhibits:
+                self.microbatch(exhibit, step, gradient.flat)
+                gradient.add_tokens(exhibit.papers.birth.num_targets)
         run_id = exhibits[0].papers.birth.run_id
         seeds = part_seeds(run_id, self.stage, Version(int(step)), makers[0], num_parts=self.num_parts)
         parts = []
         for where, seed in zip(self._parts, seeds, strict=True):
-            values = np.empty(where.stop - where.start, dtype=np.float32)
-            gradient.mean_of(where, values)
             try:
-                parts.append(codec.encode(values, seed=seed))
+                if window is not None:
+                    parts.append(codec.encode(window.way_back(where), seed=seed))
+                else:
+                    parts.append(codec.encode_quotients(*gradient.quotient_of(where), seed=seed))
             except LocalError as error:
                 raise RemoteError("not-finite", f"no honest contribution comes of this: {error}") from error
         return parts
 
+    def _window(self, exhibits: Sequence[Exhibit], step: Step, gradient: GradientSum) -> LocalWindow:
+        """The window of inner steps that the exhibits' peer must have taken: batches of them in order, each on the
+        weights that the one before has left."""
+        window, each = LocalWindow(self.settings, self.layout), self.settings.microbatches_per_step
+        if len(exhibits) % each or len(exhibits) > self.settings.microbatches_of_one:
+            raise RemoteError("papers", f"a window of {len(exhibits)} microbatches, {each} an inner step")
+        held = self._held_at(Version(int(step)))
+        window.begin(held.flat, int(step))
+        for start in range(0, len(exhibits), each):
+            weights = self.model.weights(window.weights) if window.steps_taken else held.plain
+            for exhibit in exhibits[start : start + each]:
+                self._computed(exhibit, step, gradient.flat, weights)
+                gradient.add_tokens(exhibit.papers.birth.num_targets)
+            gradient.close()
+            with suppress(LocalError):  # of what is not finite its maker takes no step either
+                window.take(gradient.take_mean())
+            gradient.zero()
+        return window
+
     def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
         """(those that are not zero, all) of a contribution's values that are zero by structure: the embedding's rows of
         tokens that are in none of its maker's microbatches, unless it is the head too. Their gradient is never
-        computed, and every codec that leaves no residual writes zero as zero."""
-        if not self.model.is_first or is_tied(self.settings.model, self.stage):
+        computed, and every codec that leaves no residual writes zero as zero. None in a window, which decays them."""
+        if self.settings.has_windows or not self.model.is_first or is_tied(self.settings.model, self.stage):
             return 0, 0
         rows_VD = self.layout.views(contribution)[family_of(self.settings.model.config_json).embedding_name]
         touched_V = np.zeros(len(rows_VD), dtype=np.bool_)
@@ -289,14 +318,18 @@ class StageReplay:
         return self._steps
 
     def _weights(self, version: Version, step: Step) -> Weights:
-        held = self._held.get(version)
-        if held is None:
-            raise LocalError(f"version {version} is not held, {sorted(self._held)} are: begin at an earlier snapshot")
+        held = self._held_at(version)
         if int(step) <= version:
             return held.plain
         if not held.ahead_is_known:
             raise LocalError(f"what step {step} has at version {version} needs the one before: begin at it")
         return held.ahead or held.plain
+
+    def _held_at(self, version: Version) -> _Held:
+        held = self._held.get(version)
+        if held is None:
+            raise LocalError(f"version {version} is not held, {sorted(self._held)} are: begin at an earlier snapshot")
+        return held
 
     def _as_sent(self, y: torch.Tensor) -> Floats:
         codec = self._tensors.codec

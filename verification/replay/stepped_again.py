@@ -81,7 +81,7 @@ def chunk_again(case: StepFraud, run: SignedRun) -> ChunkAgain:
         raise RemoteError("fork", f"the past leads to another version than {said.version} that is stated")
     chunks = _checked_chunks(case.old_chunks, layout, past.beginning.state_digest)
     begun = replace(read_header(layout, chunks[0]), name=first.name)
-    if begun.version != first.version or not begun.moments:
+    if begun.version != first.version or (settings.outer.moment_bytes and not begun.moments):
         raise RemoteError("evidence", f"a state of version {begun.version} where the past begins at {first.version}")
     if case.chunk * CHUNK_BYTES >= StateMap(begun).total_bytes:
         raise RemoteError("evidence", f"the state has no chunk {case.chunk}")
@@ -96,7 +96,7 @@ def chunk_again(case: StepFraud, run: SignedRun) -> ChunkAgain:
         for result, bodies, name in zip(past.results, case.bodies, names[1:], strict=True)
     ]
     clip_norm = stage_clip_norm(settings, said.stage)
-    return StepsAgain(settings.optimizer, clip_norm, begun, chunks, steps, cut).chunk(case.chunk)
+    return StepsAgain(settings.outer, clip_norm, begun, chunks, steps, cut).chunk(case.chunk)
 
 
 def _names(past: Past, chain: StageChain, settings: RunSettings, parts: int) -> list[bytes]:

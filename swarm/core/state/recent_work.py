@@ -34,7 +34,8 @@ class RecentWork(Row, kind="recent work"):
 @dataclass(frozen=True)
 class Shares:
     """How many microbatches of one member a step counts in a run of one stage, where no neighbour has signed for any:
-    twice an even share, or a quarter more than the most that it brought to one of the last four versions."""
+    twice an even share, or a quarter more than the most that it brought to one of the last four versions; where each
+    takes a window of steps by itself, a window's."""
 
     even: int
     proven: Mapping[PeerId, int]

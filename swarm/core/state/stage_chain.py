@@ -149,7 +149,7 @@ class StageChain(Record):
             num_parts=num_parts,
             phase_s=phase_s,
             max_tokens=settings.microbatch_tokens,
-            max_work=most_work(settings.microbatches_per_step),
+            max_work=most_work(settings.microbatches_of_one),
             amendments=self.amendments,
         )
 
@@ -157,6 +157,8 @@ class StageChain(Record):
         """Of a step that starts from this version; None where neighbours sign for what is done."""
         if settings.model.num_stages > 1:
             return None
+        if settings.has_windows:
+            return Shares(settings.microbatches_of_one, {})
         return Shares.of_work(
             self.recent_work,
             microbatches_per_step=settings.microbatches_per_step,
@@ -220,4 +222,4 @@ class StageChain(Record):
 
 def _ids_each(settings: RunSettings) -> int:
     """Ids every member of stage 0 holds: enough to carry a whole step alone, and the next one that has begun."""
-    return 2 * settings.microbatches_per_step
+    return 2 * settings.microbatches_of_one

@@ -243,6 +243,25 @@ def test_what_is_asked_for_stands_in_the_written_manifest(tmp_path: Path) -> Non
     assert read.initial_checkpoint == model
 
 
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ("[model]\nstages = 2", "model.stages = 2"),
+        ('[run]\ntrust = "public"\n[model]\nstages = 1\ncompute_dtype = "bf16"', 'run.trust = "public"'),
+        ("[model]\nstages = 1\n[averaging]\ndelay = 1", "averaging.delay = 1"),
+        ('[model]\nstages = 1\n[optimizer]\nname = "sgd"', 'optimizer.name = "sgd"'),
+        ('[model]\nstages = 1\n[optimizer]\nmoments = "int8"', 'optimizer.moments = "int8"'),
+        ('[model]\nstages = 1\n[optimizer]\ncorrection = "nadamw"', 'optimizer.correction = "nadamw"'),
+        ('[model]\nstages = 1\n[codecs]\naveraging = "int4"', 'codecs.averaging = "int4"'),
+        ("[model]\nstages = 1\n[optimizer]\ntotal_steps = 1000000", "optimizer.total_steps = 1000000"),
+    ],
+)
+def test_what_windows_do_not_go_with_is_refused_by_name(tmp_path: Path, tables: str, named: str) -> None:
+    with_windows = "[averaging]\nlocal_steps = 20"
+    text = tables.replace("[averaging]", with_windows) if "[averaging]" in tables else f"{tables}\n{with_windows}"
+    assert f"averaging.local_steps = 20 does not go with {named}" in _refusal(tmp_path, text)
+
+
 def test_tied_model_is_not_cut_anew_to_one_stage() -> None:
     config = preset_config("tiny", 256) | {"tie_word_embeddings": True}
     model = ModelSettings(config_json=canonical_config_json(config), stage_layers=((0, 2), (2, 4)))

@@ -1,4 +1,4 @@
-"""Grants and the closing of a step, under any order of reports, losses and changes of the leader."""
+"""Grants and the closing of a step, of windows too, under any order of reports, losses and changes of the leader."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from swarm.core.ids import PeerId, Step
-from swarm.core.round.step_progress import MemberReport, StepProgress
+from swarm.core.round.step_progress import MemberReport, StepProgress, WindowProgress
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 STEP_S, STRAGGLER_S = 120.0, 2.0
@@ -261,3 +261,56 @@ def test_nobody_is_granted_more_than_counts_of_it() -> None:
     assert progress.report(A, MemberReport(0, 0, num_wanted=8), now=0.0) == 3
     assert progress.report(B, MemberReport(0, 0, num_wanted=8), now=0.0) == 5
     assert progress.report(A, MemberReport(3, 0, num_wanted=8), now=0.0) == 3
+
+
+EACH = 8
+
+
+def _windows(*members: PeerId) -> WindowProgress:
+    progress = WindowProgress(Step(3), EACH, STEP_S, STRAGGLER_S)
+    progress.reserve(members, now=0.0)
+    return progress
+
+
+def _why(progress: WindowProgress, now: float) -> str:
+    closing = progress.closing(now=now, synchronous=True)
+    return "" if closing is None else closing.reason
+
+
+def test_everybody_may_do_its_window_and_the_round_closes_when_all_have() -> None:
+    progress = _windows(A, B)
+    assert progress.report(A, MemberReport(0, 1, num_wanted=3), now=1.0) == EACH
+    progress.report(A, MemberReport(EACH), now=50.0)
+    progress.report(B, MemberReport(EACH), now=50.5)
+    assert "all of 2" in _why(progress, 50.5)
+
+
+def test_who_is_slower_than_half_brings_what_it_has() -> None:
+    progress = _windows(A, B, C)
+    progress.report(A, MemberReport(EACH), now=50.0)
+    progress.report(C, MemberReport(1), now=50.0)
+    assert not _why(progress, 60.0)
+    progress.report(B, MemberReport(EACH), now=60.0)
+    assert not _why(progress, 60.0)
+    assert progress.next_deadline() == 60.0 + STRAGGLER_S
+    progress.report(C, MemberReport(2), now=61.0)
+    assert "1 of 3 windows are cut short" in _why(progress, 60.0 + STRAGGLER_S)
+
+
+def test_a_lost_member_is_not_waited_for_and_one_that_comes_back_is() -> None:
+    progress = _windows(A, B, C)
+    progress.report(A, MemberReport(EACH), now=50.0)
+    progress.lost(B)
+    progress.lost(C)
+    assert "all of 1" in _why(progress, 50.0)
+    progress.report(B, MemberReport(2), now=51.0)
+    assert not _why(progress, 51.0)
+
+
+def test_a_step_in_which_nothing_is_done_any_more_ends_with_what_there_is() -> None:
+    progress = _windows(A, B, C)
+    assert not _why(progress, 1000.0), "nobody has begun"
+    for number in range(1, 5):
+        progress.report(A, MemberReport(number, 1), now=100.0 * number)
+        assert not _why(progress, 100.0 * number + 99.0)
+    assert "0 of 3 windows are done, and nothing for 120 s" in _why(progress, 400.0 + STEP_S)

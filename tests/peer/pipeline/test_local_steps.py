@@ -1,0 +1,108 @@
+"""Windows in a running swarm: inner steps by itself, one round for many, and faults in the middle of them."""
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.round.stage_steps import StageSteps
+from peer.stage.events import Applied
+from swarm.checkpoint.state import state_digest
+from swarm.core.ids import PeerId
+from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from verification.replay.evidence_file import evidence_in
+from verification.replay.judge import judge
+
+LOCAL_STEPS = 6
+
+
+def windows(**tables: dict[str, Any]) -> str:
+    """A run of one stage in which each peer takes six inner steps of two microbatches between two rounds."""
+    named: dict[str, dict[str, Any]] = {
+        "model": {"stages": 1},
+        "batch": {"microbatch_size": 2, "target_tokens": 64},
+        "averaging": {"local_steps": LOCAL_STEPS},
+        "optimizer": {"total_steps": 4},
+        "checkpoint": {"every_steps": 4, "snapshot_every": 4},
+    }
+    return manifest_of(**named | tables)
+
+
+class Watched:
+    """What each peer had at each version, and how much it brought to it."""
+
+    def __init__(self) -> None:
+        self.digests: dict[int, set[bytes]] = defaultdict(set)
+        self.entries: dict[int, dict[PeerId, int]] = {}
+
+    def applied(self, steps: StageSteps, applied: Applied) -> None:
+        version = int(applied.chain.version)
+        state = steps.replica.state  # of who catches up perhaps a version further than what is told of
+        self.digests[state.version].add(state_digest(state))
+        made = applied.result.roster.contributions
+        self.entries[version - 1] = {one.peer_id: len(one.work) for one in made}
+
+
+def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path) -> None:
+    watched = Watched()
+
+    async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
+        async with swarm_in_process(windows(), tmp_path, peers=(3,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            return swarm, await swarm.finished()
+
+    swarm, report = asyncio.run(train())
+    assert report["steps"] == 4
+    assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"] - 0.2
+    assert all(len(digests) == 1 for digests in watched.digests.values()), watched.digests
+    assert max(max(of.values()) for of in watched.entries.values()) == 2 * LOCAL_STEPS
+    assert report["tokens"] == 32 * sum(sum(of.values()) for of in watched.entries.values())
+    state = swarm.of_stage(0)[0].steps.replica.state
+    assert not state.moments, "who joins needs the weights and nothing else"
+
+
+def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
+    watched = Watched()
+
+    async def train() -> None:
+        tables: dict[str, Any] = {"optimizer": {"total_steps": 400}, "limits": {"founders_per_stage": 3}}
+        tables["checkpoint"] = {"every_steps": 400, "snapshot_every": 4}
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            await swarm.until_version(1)
+            victim = swarm.of_stage(0)[1]
+            await swarm.kill(victim)
+            newcomer = await swarm.add_peer(0)
+            comes = newcomer.peer_id
+            await swarm.until(lambda: any(comes in of for of in watched.entries.values()))
+            last = watched.entries[max(watched.entries)]
+            assert victim.peer_id not in last
+            assert last[comes] <= 2 * LOCAL_STEPS
+
+    asyncio.run(train())
+    assert all(len(digests) == 1 for digests in watched.digests.values())
+
+
+@pytest.mark.parametrize("attack", ["partial_work@2", pytest.param("sign_flip@2", marks=pytest.mark.soak)])
+def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str) -> None:
+    tables: dict[str, Any] = {
+        "run": {"trust": "public"},
+        "audits": {"contribution_budget": 8.0},
+        "limits": {"founders_per_stage": 3},
+        "optimizer": {"total_steps": 9},
+    }
+
+    async def train() -> tuple[InProcessSwarm, dict[str, Any]]:
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,), attacks={(0, 2): attack}) as swarm:
+            return swarm, await swarm.finished()
+
+    swarm, report = asyncio.run(train())
+    liar = identity_of(2).peer_id
+    banned = [event for event in swarm.events if event["event"] == "banned"]
+    assert [event["peer_id"] for event in banned] == [liar]
+    verdict = judge(evidence_in(Path(banned[0]["evidence"])), run_key=swarm.run.run_key.peer_id)
+    assert verdict.guilty
+    assert verdict.accused == liar
+    assert len(set(report["state_digests"]["0"].values())) == 1
