@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import datetime
+import hashlib
 import ipaddress
 import random
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -320,3 +322,14 @@ def test_a_host_names_https_mirrors_only(tmp_path: Path, capsys: pytest.CaptureF
     manifest = str(tmp_path / "run.toml")
     assert run(["host", manifest, "--mirror", "http://example.org/data"]) is ExitCode.BAD_INPUT
     assert "--mirror http://example.org/data: give the https:// URL" in capsys.readouterr().err
+
+
+def test_a_piece_is_put_by_several_at_once(tmp_path: Path) -> None:
+    data = bytes(PIECE_BYTES)
+    folder = PieceFolder(tmp_path / "some", PieceList(len(data), hashlib.sha256(data).digest()), 1)
+    with ThreadPoolExecutor(4) as pool:
+        for put in [pool.submit(folder.put, 0, data) for _ in range(16)]:
+            put.result()
+    assert folder.held() == [0]
+    assert [path.name for path in (tmp_path / "some").iterdir()] == ["0"]
+    assert folder.piece(0) == data
