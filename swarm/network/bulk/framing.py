@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import fcntl
+import math
 import struct
 import termios
 from collections.abc import AsyncIterator, Callable
@@ -67,13 +68,18 @@ class ReplyHead:
 
 
 def encode_request(method: str, request: Message, *, timeout_s: float) -> tuple[bytes, list[memoryview]]:
-    """Head with meta, and the buffers that make up the body."""
+    """Head with meta, and the buffers that make up the body.
+
+    The callee is told the longest that is waited for an answer that is due after `timeout_s`: it never ends first.
+    """
     name, meta = method.encode(), pack(request.meta)
     body = [byte_view(buffer) for buffer in (request.body, *request.more)]
     assert len(name) <= MAX_METHOD_BYTES, f"the name of method {method} is too long"
     assert len(meta) <= MAX_META_BYTES, f"{method}: meta of {len(meta)} bytes is over the limit of {MAX_META_BYTES}"
-    timeout_ms = min(max(int(timeout_s * 1000), 1), 0xFFFFFFFF)
-    return _REQUEST.pack(_MAGIC, len(name), timeout_ms, len(meta), sum(map(len, body))) + name + meta, body
+    body_bytes = sum(map(len, body))
+    longest_s = shared_longest_s(_REQUEST.size + len(name) + len(meta) + body_bytes, floor_s=timeout_s)
+    timeout_ms = min(max(math.ceil(longest_s * 1000), 1), 0xFFFFFFFF)
+    return _REQUEST.pack(_MAGIC, len(name), timeout_ms, len(meta), body_bytes) + name + meta, body
 
 
 def encode_reply_head(meta: bytes, body: memoryview) -> bytes:

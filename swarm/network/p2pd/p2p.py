@@ -16,7 +16,6 @@ from swarm import PROTOCOL
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, SettingsError, TransientError, UnreachableError
 from swarm.core.ids import PeerId
-from swarm.core.transfers import shared_longest_s
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
@@ -260,8 +259,7 @@ class P2PTransport:
 
     async def _exchange_heads(self, stream: Stream, method: str, request: Message, timeout_s: float) -> ReplyHead:
         """Send the request, and listen meanwhile: a peer that refuses says so before it has read the body."""
-        longest_s = shared_longest_s(request.num_bytes, floor_s=timeout_s)
-        head, body = framing.encode_request(method, request, timeout_s=longest_s)
+        head, body = framing.encode_request(method, request, timeout_s=timeout_s)
         sending = Sending(stream, head, *body)
         try:
             reply_head = await framing.reply_head_after(
