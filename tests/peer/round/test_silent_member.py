@@ -107,7 +107,7 @@ class Idle:
         self._inner = inner
         self.peer_id = inner.peer_id
         self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
-        self.close = inner.close
+        self.close, self.expect = inner.close, inner.expect
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def refused(sender: PeerId, request: Message) -> Message:
