@@ -206,7 +206,7 @@ def scenario(
     )
 
 
-def simulated(case: Case, fitted: Fitted, real: Sequence[Story], *, num: int = SIMULATED_SEEDS) -> list[Story]:
+def simulated(case: Case, fitted: Fitted, real: Sequence[Story], *, num: int) -> list[Story]:
     """With the kills that the real runs had, by stage, power and phase of a step; `num` of each."""
     return [_simulated(case, fitted, seed, told) for told in real for seed in range(num)]
 
@@ -271,7 +271,7 @@ def _joined_after(told: Story) -> list[float]:
     return [join - kill for kill, join in zip(told.kills, joins, strict=False)]
 
 
-def fit(stories: Sequence[Story], round_s: float, case: Case, *, num: int = FIT_SEEDS) -> Fitted:
+def fit(stories: Sequence[Story], round_s: float, case: Case, *, num: int) -> Fitted:
     """Each of the four follows from one figure of the scenario; the last two move each other a little."""
     fitted, real = replace(Fitted(), round_s=round_s), figures(stories)
 
@@ -300,15 +300,15 @@ def _solved(fitted: Fitted, name: str, low: float, high: float, excess: Callable
     return replace(fitted, **{name: (low + high) / 2})
 
 
-def compared(records: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The fit, and both sides of every scenario."""
+def compared(records: dict[str, list[dict[str, Any]]], *, num: int, num_to_fit: int) -> dict[str, Any]:
+    """The fit, and both sides of every scenario, with so many simulations of each real run."""
     stories = {name: [from_json(record["story"]) for record in runs] for name, runs in records.items()}
     real = {name: figures(told) for name, told in stories.items()}
     round_s = statistics.median(record["round_s"] for record in records[FITTED_ON])
-    fitted = fit(stories[FITTED_ON], round_s, CASES[FITTED_ON])
+    fitted = fit(stories[FITTED_ON], round_s, CASES[FITTED_ON], num=num_to_fit)
     cases = {}
     for name, case in CASES.items():
-        here = figures(simulated(case, fitted, stories[name]))
+        here = figures(simulated(case, fitted, stories[name], num=num))
         ratios = {"throughput": here.per_s / real[name].per_s, "recovery": here.back_s / real[name].back_s}
         cases[name] = {
             "is_fitted": name == FITTED_ON,
@@ -384,7 +384,7 @@ def main(records: Path, only: str | None, no_runs: bool, plot: Path | None, smok
     runs = {name: [stand_in(case)] for name, case in CASES.items()} if smoke else real_runs(records, only, no_runs)
     if only:
         return
-    found = compared(runs)
+    found = compared(runs, num=1 if smoke else SIMULATED_SEEDS, num_to_fit=1 if smoke else FIT_SEEDS)
     if plot is not None:
         plot_png(found, plot)
     if as_json:

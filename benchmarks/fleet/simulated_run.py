@@ -141,8 +141,7 @@ class SimulatedRun:
             where = first.parts()[part]
             squares = squares_of(first.codec, body, where.stop - where.start)
             reduced.append(ReducedPart(part, found, everyone, squares=squares))
-        gradient, norm = first.result_decoder().gradient(reduced, bodies) or (None, None)
-        new = first.next_version(gradient, digest("version", [step]), gradient_norm=norm)
+        new = first.next_version(first.certified_gradient(reduced, bodies), digest("version", [step]))
         for replica in replicas:
             replica.swap(new)
         others = len(replicas) - 1

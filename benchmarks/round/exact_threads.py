@@ -1,10 +1,10 @@
 """A round's exact work on one thread against several: `python -m benchmarks.round.exact_threads [--json]`.
 
 What a peer does of a round by itself, with the functions that a daemon calls: its contribution encoded and hashed,
-parts of eight contributors checked, averaged, encoded and decoded, the result's bytes hashed and decoded, and the step
-taken with moments in fp32 and in int8. One thread and several take turns, each first in every other pair. A pair's
-ratio is of two runs that follow each other; on a machine that others use, the best pairs are those that nobody came
-between.
+parts of eight contributors checked, averaged, encoded and read, the result's bytes hashed and read, and the step taken
+from them, decoded part by part, with moments in fp32 and in int8. One thread and several take turns, each first in
+every other pair. A pair's ratio is of two runs that follow each other; on a machine that others use, the best pairs are
+those that nobody came between.
 
 Where the memory gives one core nearly all it has, more threads gain nothing: `copy` is the ratio of copying as much.
 """
@@ -23,6 +23,7 @@ from benchmarks.round.averaging_ours import BareModel, settings_of
 from kernels.threads import Threads
 from peer.round.work import ContributionEncoder, PartReducer
 from peer.state.replica import Accumulation, StageReplica
+from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import StageState
@@ -88,10 +89,10 @@ class RoundWork:
             )
             for moments in ("fp32", "int8")
         }
-        found = self.take()
-        assert found is not None
-        self.gradient, self.norm = found
-        self.copied = np.empty_like(self.gradient)
+        self.gradient = self.replica.certified_gradient(
+            [reduced for reduced, _ in self.result], [body for _, body in self.result]
+        )
+        self.copied = np.empty_like(state.weights)
 
     @staticmethod
     def _model(num_values: int) -> Any:
@@ -103,7 +104,7 @@ class RoundWork:
 
     def reduce(self) -> list[tuple[ReducedPart, memoryview]]:
         """Contributions to every part: an eighth of a round of eight peers, eight times."""
-        decoder, parts, codec = self.replica.result_decoder(), self.replica.parts(), self.replica.contribution_codec
+        parts, codec, result_codec = self.replica.parts(), self.replica.contribution_codec, self.replica.codec
 
         def reduce_one(part: int) -> tuple[ReducedPart, memoryview]:
             body, num_values = self.contribution[part], parts[part].stop - parts[part].start
@@ -111,28 +112,33 @@ class RoundWork:
                 bulk_digest(body)
                 check_encoded(codec, body, num_values=num_values)
             made, found = self.reducer.reduce(part, [(5, body)] * PEERS, norm_cap=None, seed=SEED)
-            squares = decoder.take(part, found, made)
-            assert isinstance(squares, float)
-            return ReducedPart(part, found, (PeerId("peer"),), (), squares), made
+            return ReducedPart(part, found, (PeerId("peer"),), (), squares_of(result_codec, made, num_values)), made
 
         return self.threads.map(reduce_one, self.parts)
 
-    def take(self) -> Any:
+    def take(self) -> None:
         """Every part of the result that the others reduced, as it comes."""
-        decoder = self.replica.result_decoder()
-        self.threads.map(lambda one: bulk_digest(one[1]), self.result)
-        return decoder.gradient([reduced for reduced, _ in self.result], [body for _, body in self.result])
+        parts, codec = self.replica.parts(), self.replica.codec
+
+        def take_one(one: tuple[ReducedPart, memoryview]) -> None:
+            reduced, body = one
+            where = parts[reduced.part]
+            assert bulk_digest(body) == reduced.digest
+            assert squares_of(codec, body, where.stop - where.start) == reduced.squares
+
+        self.threads.map(take_one, self.result)
 
     def step(self, moments: str) -> None:
-        self.steps[moments].next(self.replica.state, self.gradient, SEED, gradient_norm=self.norm)
+        self.steps[moments].next(self.replica.state, self.gradient, SEED)
 
     def copy(self) -> None:
         """As much memory as there is, and nothing else."""
+        weights = self.replica.state.weights
 
         def copy(start: int, stop: int) -> None:
-            np.copyto(self.copied[start:stop], self.gradient[start:stop])
+            np.copyto(self.copied[start:stop], weights[start:stop])
 
-        self.threads.over(self.gradient.size, copy, grain=16)
+        self.threads.over(weights.size, copy, grain=16)
 
     def all(self) -> dict[str, Callable[[], object]]:
         return {

@@ -72,8 +72,7 @@ class SkippedLayers(Adversary):
         if x.dtype == torch.float32:
             return x
         with torch.no_grad():
-            embedded: torch.Tensor = weights.stack.get_input_embeddings()(x.to(y_BLD.device)).float()  # type: ignore[operator]
-        return embedded
+            return weights.stack.embedded(x.to(y_BLD.device)).float()
 
     def output_gradient(self, at: At, grad_y_BLD: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(grad_y_BLD) if self.acts(at) else grad_y_BLD

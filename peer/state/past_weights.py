@@ -63,6 +63,8 @@ class PastWeights:
             for left in folder.glob(f"{PAST}*"):
                 left.unlink(missing_ok=True)
         self._changing = threading.Lock()
+        self._writing = threading.Lock()
+        """One at a time: the next step may end before what the last one left behind is written."""
         self._held: dict[int, PastVersion] = {}
         self._wanted: dict[str, frozenset[int]] = {}
         """By who wants them."""
@@ -86,29 +88,35 @@ class PastWeights:
         """(any thread) Put what is held in memory on disk, and read it from there from now on. Raises OSError."""
         if self._folder is None:
             return
-        for version, past in list(self._held.items()):
-            if isinstance(past.weights, np.memmap):
-                continue
-            weights = self._mapped(self._folder / f"{PAST}{version:08d}", past.weights)
-            ahead = (
-                None if past.ahead is None else self._mapped(self._folder / f"{PAST}{version:08d}-ahead", past.ahead)
-            )
+        with self._writing:
             with self._changing:
-                if self._held.get(version) is past:
-                    self._held[version] = replace(past, weights=weights, ahead=ahead)
-                else:
-                    self._remove(version)
+                unwritten = [one for one in self._held.items() if not isinstance(one[1].weights, np.memmap)]
+            for version, past in unwritten:
+                if self._held.get(version) is not past:
+                    continue
+                paths = _paths(self._folder, version)
+                weights, ahead = (
+                    None if values is None else self._mapped(path, values)
+                    for path, values in zip(paths, (past.weights, past.ahead), strict=True)
+                )
+                assert weights is not None
+                with self._changing:
+                    if self._held.get(version) is past:
+                        self._held[version] = replace(past, weights=weights, ahead=ahead)
+                    else:
+                        self._remove(version)
 
     @staticmethod
     def _mapped(path: Path, values: Floats) -> Floats:
-        with whole_file(path) as partial, partial.open("wb") as file:
-            file.write(values.data)
-        return np.memmap(path, dtype=np.float32, mode="r")
+        """Mapped before it is in place: from then on it may be removed."""
+        with whole_file(path) as partial:
+            partial.write_bytes(values.data)
+            return np.memmap(partial, dtype=np.float32, mode="r")
 
     def _remove(self, version: int) -> None:
-        """Its files. What reads them goes on."""
+        """Its files, but not one that is being written. What reads them goes on."""
         if self._folder is not None:
-            for path in self._folder.glob(f"{PAST}{version:08d}*"):
+            for path in _paths(self._folder, version):
                 path.unlink(missing_ok=True)
 
     def want(self, versions: Iterable[int], *, by: str) -> None:
@@ -137,3 +145,9 @@ class PastWeights:
                 if version <= last - self._recent and version not in wanted:
                     del self._held[version]
                     self._remove(version)
+
+
+def _paths(folder: Path, version: int) -> tuple[Path, Path]:
+    """Of its weights, and of what lies ahead of them."""
+    weights = folder / f"{PAST}{version:08d}"
+    return weights, weights.with_name(f"{weights.name}-ahead")

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from swarm.core.errors import LocalError
 from swarm.data.tokenizer import BYTES, Tokenizer, load_tokenizer
+from swarm.local.compute_pools import bound_pools
 
 T = TypeVar("T")
 
@@ -114,7 +115,8 @@ class _Worker:
 
     def __init__(self, name: str) -> None:
         # One core each: the tokenizer's own threads would be in each other's way.
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        bound_pools(1, environment)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "swarm.data.encoding", name],
             stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """A run's token file where it lies: whole at the host, some pieces of it at a peer."""
 
-import os
+import threading
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from swarm.core.errors import LocalError, RemoteError
 from swarm.data.pieces import PIECE_BYTES, PieceList
 from swarm.data.token_file import DTYPES, TokenBytes
+from swarm.disk.whole_file import whole_file
 
 
 class Donated(Protocol):
@@ -60,6 +61,8 @@ class PieceFolder:
         self._folder = folder
         self._dtype = DTYPES[token_bytes]
         self._clock = count()
+        self._putting = threading.Lock()
+        """Whoever gives up on a piece leaves a thread that writes it, while another may bring it already."""
         self._touched: dict[int, int] = {}
         """When each piece that is here was last read or written, in a count of its own."""
         for path in sorted(folder.iterdir()):
@@ -85,10 +88,11 @@ class PieceFolder:
         """Raises RemoteError for bytes that are not the piece's. Blocks."""
         if not self.pieces.is_piece(index, data):
             raise RemoteError("digest", f"piece {index} is not the one that the run's settings name")
-        partial = self._folder / f"{index}.partial"
-        partial.write_bytes(data)
-        os.replace(partial, self._folder / str(index))
-        self._touched[index] = next(self._clock)
+        with self._putting:
+            if index not in self._touched:
+                with whole_file(self._folder / str(index)) as partial:
+                    partial.write_bytes(data)
+            self._touched[index] = next(self._clock)
 
     def forget(self, kept: Iterable[int], most: int) -> None:
         """Of the pieces that need not be `kept`, have at most so many, those that were needed last."""

@@ -51,7 +51,7 @@ class Stack(nn.Module):
         from transformers import masking_utils
 
         positions_1L = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        hidden_BLD = x if self.embedding is None else self._embedded(x, positions_1L)
+        hidden_BLD = x if self.embedding is None else self.embedded(x)
         masks = {
             "full_attention": masking_utils.create_causal_mask,
             "sliding_attention": masking_utils.create_sliding_window_causal_mask,
@@ -66,11 +66,12 @@ class Stack(nn.Module):
         normed: torch.Tensor = self.norm(hidden_BLD)
         return normed
 
-    def _embedded(self, ids_BL: torch.Tensor, positions_1L: torch.Tensor) -> torch.Tensor:
-        assert self.embedding is not None
+    def embedded(self, ids_BL: torch.Tensor) -> torch.Tensor:
+        """What the first stage's layers are given: (B, L, D)."""
+        assert self.embedding is not None, "only the first stage has an embedding"
         hidden_BLD: torch.Tensor = self.embedding(ids_BL)
         if self.positions is not None:
-            hidden_BLD = hidden_BLD + self.positions(positions_1L)
+            hidden_BLD = hidden_BLD + self.positions(torch.arange(ids_BL.shape[1], device=ids_BL.device).unsqueeze(0))
         if self.family.embedding_factor is not None:
             hidden_BLD = hidden_BLD * getattr(self.config, self.family.embedding_factor)
         return hidden_BLD

@@ -53,6 +53,7 @@ BY_A_TEST = {
     "swarm calibrate --audits 10000": "tests/swarm/commands/test_calibrate.py",
     "swarm demo --peers 8 --attack sign_flip:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm config gpu auto": "tests/peer/owner/test_gpu_limits.py",
+    "swarm families": "tests/swarm/test_cli_commands.py",
     "swarm evidence fetch PAGE PEER FILE --run-key KEY": "tests/bootstrap/program/test_dashboard.py",
     "swarm evidence verify FILE": "tests/verification/audit/test_evidence.py",
     "swarm evidence verify FILE --data TOKENS --run-key PEER": "tests/verification/audit/test_evidence.py",

@@ -59,6 +59,7 @@ OF_THE_HOST = (
 )
 TAKEN_AWAY = ("swarm pull 'swarm://...' model", "swarm export run/checkpoints model", 'swarm generate model "def "')
 SAID_TWICE = (
+    "swarm amend run --set optimizer.total_steps=4000",
     "swarm peers INVITE",
     "swarm pull INVITE model",
     "swarm rollback FOLDER --yes",

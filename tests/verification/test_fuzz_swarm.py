@@ -16,7 +16,7 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import PeerId
 from swarm.host_protocol import GOODBYE
 from swarm.network.service import decode_meta
-from swarm.network.transport import Handler, Message, Transport
+from swarm.network.transport import Message, Transport, TransportAround
 from tests.swarm.core.mutations import spoilt, spoilt_bytes
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 
@@ -39,18 +39,12 @@ class Overheard:
         del held[:-KEPT_SAMPLES]
 
 
-class Listening:
+class Listening(TransportAround):
     """A transport whose calls are overheard."""
 
     def __init__(self, inner: Transport, overheard: Overheard) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._overheard = overheard
-        self.peer_id = inner.peer_id
-        self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
-        self.close = inner.close
-
-    def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
-        self._inner.serve(method, handler, max_body_bytes=max_body_bytes)
 
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int

@@ -15,8 +15,9 @@ import trio
 from libp2p import new_host
 from libp2p.custom_types import TProtocol
 from libp2p.identity.identify.identify import ID as IDENTIFY
-from libp2p.identity.identify.identify import parse_identify_response
+from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.utils.varint import read_length_prefixed_protobuf
 
 PING = TProtocol("/ipfs/ping/1.0.0")
 PING_BYTES = 32
@@ -64,7 +65,8 @@ async def _dial(address: str) -> dict[str, Any]:
         if answered != sent:
             raise ValueError("its answer to a ping differs from the ping")
         stream = await host.new_stream(info.peer_id, [IDENTIFY])
-        identified = parse_identify_response(await stream.read(MAX_IDENTIFY_BYTES))
+        # One read may bring half of the answer, or more than its first message.
+        identified = Identify.FromString(await read_length_prefixed_protobuf(stream, max_length=MAX_IDENTIFY_BYTES))
     return {
         "ping_ms": round(ping_ms, 1),
         "agent": identified.agent_version[:100],

@@ -97,9 +97,10 @@ async def hosted(
     policy: AdmissionPolicy | None = None,
     limits: ServiceLimits | None = None,
     minimum_release: str = "0",
+    **tables: dict[str, Any],
 ) -> AsyncIterator[Hosted]:
-    """A host of a tiny run in `folder`, on 127.0.0.1."""
-    run = prepare(manifest_of(), folder)
+    """A host of a tiny run in `folder`, on 127.0.0.1; `tables` of its manifest."""
+    run = prepare(manifest_of(**tables), folder)
     network, events = MemoryNetwork(random.Random(0)), []
     ledger = Ledger(run.folder.ledger)
     inner = network.transport(run.host_key)

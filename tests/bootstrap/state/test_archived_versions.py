@@ -36,9 +36,9 @@ def test_what_is_held_is_what_a_peer_has_left(last: int, every: int) -> None:
 
 def test_a_version_that_was_reported_to_a_host_that_died_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     async def wait() -> None:
-        async with hosted(tmp_path) as host:
+        every = 2
+        async with hosted(tmp_path, checkpoint={"every_steps": every, "snapshot_every": every}) as host:
             settings, progress = host.run.settings, host.itself.progress
-            every = settings.checkpoint.snapshot_every
             last = replace(report_of(0, 1.0), version=(HELD_SNAPSHOTS + 1) * every + 1)
             assert oldest_held(last.version, settings) > every
             progress.peers[PEER] = PeerFigures(0, 0.0, 0.0, last=last)

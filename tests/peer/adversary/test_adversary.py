@@ -27,7 +27,7 @@ from swarm.core.round.contribution import MAX_CHARGES
 from swarm.core.state.stage_chain import StageChain
 from swarm.local.compute_pools import POOLS
 from swarm.model.stage import StageModel, Weights
-from tests.peer.round.test_work import Accumulation, Replica
+from tests.peer.round.test_work import Replica, accumulated
 from tests.swarm.core.audit.chances import NO_CHANCE
 from tests.swarm.model.tiny_models import stages_of, tiny_model, token_batch, whole_model
 
@@ -121,9 +121,8 @@ def test_honest_contribution_has_the_same_bits_and_a_flipped_one_the_opposite_va
 
     def made(adversary: Adversary | None) -> list[memoryview]:
         fresh: Any = Replica(name, 1)
-        accumulation: Any = Accumulation()
         encoder = ContributionEncoder(fresh) if adversary is None else FalseEncoder(adversary, fresh)
-        return encoder.encode(Step(3), accumulation, seeds)[0]
+        return encoder.encode(Step(3), accumulated(), seeds)[0]
 
     honest = made(None)
     assert made(HONEST) == honest

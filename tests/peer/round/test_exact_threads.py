@@ -27,7 +27,7 @@ from swarm.optim.certified_steps import check_bodies
 from swarm.optim.exact import extrapolated
 from swarm.optim.stage_step import FlatGradient, StageStep
 from tests.kernels.test_golden import exact_floats
-from tests.peer.round.test_work import NUM_VALUES, PARTS, SEEDS, Accumulation, Replica
+from tests.peer.round.test_work import NUM_VALUES, PARTS, SEEDS, Replica, accumulated
 
 COUNTS = (1, 2, 3, 5)
 SEED = bytes(range(32))
@@ -48,7 +48,7 @@ def test_contribution_and_residual_are_the_same_on_any_number_of_threads(name: A
     made = []
     for count in COUNTS:
         replica: Any = Replica(name, count)
-        steps = [ContributionEncoder(replica).encode(Step(step), Accumulation(), SEEDS) for step in (0, 1)]
+        steps = [ContributionEncoder(replica).encode(Step(step), accumulated(), SEEDS) for step in (0, 1)]
         left = replica.residual.values.tobytes() if replica.residual is not None else b""
         made.append(([(list(map(bytes, parts)), digests) for parts, digests in steps], left))
     (first, second), left = same_on_all(made)

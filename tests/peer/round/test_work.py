@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from kernels.norms import norm_of_parts
 from kernels.threads import Threads
 from peer.round.work import ContributionEncoder
+from peer.state.replica import Accumulation, StageReplica
 from swarm.averaging.certified_gradient import CertifiedGradient, squares_of
 from swarm.averaging.codecs import vector_codec
 from swarm.averaging.error_feedback import Residual
@@ -43,21 +44,18 @@ class Replica:
     def parts(self) -> list[slice]:
         return PARTS
 
-    def mean_part(self, accumulation: Any, where: slice) -> NDArray[np.float32]:
-        mean = np.empty(where.stop - where.start, dtype=np.float32)
-        accumulation.gradient.mean_of(where, mean)
-        return mean
+    mean_part = StageReplica.mean_part
 
 
-class Accumulation:
-    def __init__(self, *, bad: float | None = None) -> None:
-        self.gradient = GradientSum(NUM_VALUES)
-        self.gradient.flat.numpy()[:] = exact_floats("sum", NUM_VALUES) * np.float32(100)
-        self.gradient.add_tokens(768)
-        self.work = {0: None}
-        self.not_finite = set[int]()
-        if bad is not None:
-            self.gradient.flat[-1] = bad
+def accumulated(*, bad: float | None = None) -> Accumulation:
+    """The work of one microbatch, whose gradient may have one value that is not finite."""
+    gradient = GradientSum(NUM_VALUES)
+    gradient.flat.numpy()[:] = exact_floats("sum", NUM_VALUES) * np.float32(100)
+    gradient.add_tokens(768)
+    if bad is not None:
+        gradient.flat[-1] = bad
+    work: Any = {0: None}
+    return Accumulation(gradient, work=work)
 
 
 def encoded(replica: Any, accumulation: Any) -> tuple[list[bytearray], list[bytes]]:
@@ -66,10 +64,10 @@ def encoded(replica: Any, accumulation: Any) -> tuple[list[bytearray], list[byte
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "topk"])
 def test_contribution_is_each_part_of_the_mean_encoded_under_any_number_of_threads(name: AveragingCodecName) -> None:
-    mean, codec = Accumulation().gradient.take_mean(), vector_codec(name)
+    mean, codec = accumulated().gradient.take_mean(), vector_codec(name)
     wanted = [codec.encode(mean[where], seed=seed) for where, seed in zip(PARTS, SEEDS, strict=True)]
     for threads in (1, 2, 4):
-        parts, digests = encoded(Replica(name, threads), Accumulation())
+        parts, digests = encoded(Replica(name, threads), accumulated())
         assert parts == wanted
         assert digests == [bulk_digest(part) for part in wanted]
 
@@ -77,24 +75,23 @@ def test_contribution_is_each_part_of_the_mean_encoded_under_any_number_of_threa
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_gradient_that_is_not_finite_is_left_out_whole(threads: int, bad: float) -> None:
-    spoilt = Accumulation(bad=bad)
+    spoilt = accumulated(bad=bad)
     assert encoded(Replica("int8", threads), spoilt) == ([], [])
     assert spoilt.not_finite == set(spoilt.work)
 
 
 def test_without_work_there_is_nothing_to_contribute() -> None:
-    idle = Accumulation()
+    idle = accumulated()
     idle.work.clear()
     assert encoded(Replica("int8", 1), idle) == ([], [])
 
 
 def test_mean_of_some_values_has_the_bits_of_the_whole_mean() -> None:
-    gradient = Accumulation().gradient
-    out = np.empty(1000, dtype=np.float32)
-    gradient.mean_of(slice(77, 1077), out)
-    assert out.tobytes() == gradient.take_mean()[77:1077].tobytes()
+    made: Any = Replica("int8", 1)
+    part = made.mean_part(accumulated(), slice(77, 1077))
+    assert part.tobytes() == accumulated().gradient.take_mean()[77:1077].tobytes()
     with pytest.raises(LocalError, match="no microbatch"):
-        GradientSum(10).mean_of(slice(0, 10), np.empty(10, dtype=np.float32))
+        made.mean_part(Accumulation(GradientSum(10)), slice(0, 10))
 
 
 def result_of(bodies: list[bytes | bytearray]) -> list[ReducedPart]:

@@ -1,5 +1,6 @@
 """Weights that audits need are kept until they are made, and no longer."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +83,31 @@ def test_what_was_cleared_while_it_was_written_does_not_come_back(tmp_path: Path
     past.write()
     assert past.versions == []
     assert not list(tmp_path.iterdir())
+
+
+def test_what_goes_while_it_is_written_does_not_take_its_file_from_the_writer(tmp_path: Path) -> None:
+    class Forgetful(PastWeights):
+        """Lets go of a version of which a file is on its way to its place."""
+
+        def _remove(self, version: int) -> None:
+            partial = tmp_path / f"past-{version:08d}.partial"
+            partial.write_bytes(b"under way")
+            super()._remove(version)
+            assert partial.exists()
+            partial.unlink()
+
+    past = walked(Forgetful(1, tmp_path), 0, 3)
+    past.write()
+    assert [path.name for path in tmp_path.iterdir()] == ["past-00000003"]
+
+
+def test_two_write_what_is_held_at_the_same_time(tmp_path: Path) -> None:
+    past = PastWeights(8, tmp_path)
+    for number in range(8):
+        past.remember(number, PastVersion(np.full(1 << 18, number, np.float32), None, ahead_is_known=True))
+    with ThreadPoolExecutor(4) as pool:
+        for written in [pool.submit(past.write) for _ in range(8)]:
+            written.result()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"past-{number:08d}" for number in range(8)]
+    for number in range(8):
+        assert np.array_equal(past.get(number).weights, np.full(1 << 18, number, np.float32))

@@ -43,7 +43,7 @@ from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
-from swarm.core.round.contribution import Charge, Departure, Exclusion, Rate, ReducedPart, Share
+from swarm.core.round.contribution import Charge, Departure, Exclusion, Lack, LeftOut, Rate, ReducedPart, Share
 from swarm.core.round.voting import Proof, Reconfiguration
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
@@ -252,6 +252,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
             ticket=Ticket(chain.run_id, coordinator, StageIndex(1), bytes(32), signature=bytes(64)),
         ),
         replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
+        LeftOut(shown.contribution, (Lack(coordinator, bytes(64)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
         ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),)),
         OwedAudit(

@@ -97,7 +97,11 @@ def test_every_call_survives_garbage(tmp_path: Path) -> None:
         message = kinds[method]()
         for field in message.DESCRIPTOR.fields:
             if field.type == field.TYPE_STRING:
-                setattr(message, field.name, rng.choice(["", "newest", "none", "1:2", "9" * 5000, "\0"]))
+                texts = ["", "newest", "none", "1:2", "9" * 5000, "\0", "optimizer.total_steps=x", "=", "soonest"]
+                if field.is_repeated:
+                    getattr(message, field.name).extend(rng.choices(texts, k=rng.randrange(4)))
+                else:
+                    setattr(message, field.name, rng.choice(texts))
             elif field.type == field.TYPE_DOUBLE:
                 setattr(message, field.name, rng.choice([float("nan"), float("inf"), -1.0, 0.0, 1e300]))
             else:
