@@ -123,7 +123,7 @@ class RunFiles:
     async def fetch(self, file: HeldFile, wanted: Collection[int]) -> None:
         """Have these pieces here. Raises TransientError when nobody gives one."""
         folder = file.folder
-        todo = deque(index for index in wanted if index not in folder)
+        todo = deque(index for index in dict.fromkeys(wanted) if index not in folder)
         if not todo:
             return
         async with AsyncExitStack() as opened:

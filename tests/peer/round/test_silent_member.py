@@ -101,13 +101,13 @@ def test_a_peer_of_another_stage_answers_and_is_gone_all_the_same(tmp_path: Path
 
 
 class Idle:
-    """Takes no report of what members have done, and closes no step."""
+    """Takes no report of what members have done, closes no step and asks for no votes."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
         self.peer_id = inner.peer_id
         self.connect, self.addresses, self.traffic = inner.connect, inner.addresses, inner.traffic
-        self.close = inner.close
+        self.close, self.expect = inner.close, inner.expect
 
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         async def refused(sender: PeerId, request: Message) -> Message:
@@ -118,7 +118,7 @@ class Idle:
     async def call(
         self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
     ) -> Message:
-        if method == ROUND and request.meta.get("kind") == "close":
+        if method == ROUND and request.meta.get("kind") in ("close", "ballot"):
             raise UnreachableError("it never gets there")
         return await self._inner.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=max_body_bytes)
 

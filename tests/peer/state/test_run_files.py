@@ -204,20 +204,23 @@ def test_a_late_peer_takes_its_tokens_from_peers_and_gives_them_on(tmp_path: Pat
             asked = Counter[PeerId]()
             for peer in (*(peer.transport for peer in swarm.of_stage(0)), swarm._opened[0]):
                 services = peer._services._services  # type: ignore[attr-defined]
-                services[FILE] = replace(services[FILE], handler=counting(asked, peer.peer_id, services[FILE].handler))
+                counted = counting(asked, peer.peer_id, services[FILE].handler, swarm.run.settings.data.train_digest)
+                services[FILE] = replace(services[FILE], handler=counted)
             late = await swarm.add_peer(0)
             async with asyncio.timeout(60):
-                while not asked:
+                while not asked.total():
                     assert not late.task.done(), late.task.result()
                     await asyncio.sleep(0.02)
-            assert asked[swarm.of_stage(0)[0].peer_id] > 0
+            assert +asked == {swarm.of_stage(0)[0].peer_id: 1}, "of the peer that has it"
 
     asyncio.run(main())
 
 
-def counting(asked: Counter[PeerId], peer: PeerId, handler: Handler) -> Handler:
+def counting(asked: Counter[PeerId], peer: PeerId, handler: Handler, digest: bytes) -> Handler:
+    """Counts who is asked for pieces of the file."""
+
     async def counted(sender: PeerId, request: Message) -> Message:
-        asked[peer] += 1
+        asked[peer] += request.meta["digest"] == digest
         return await handler(sender, request)
 
     return counted
@@ -333,3 +336,13 @@ def test_a_piece_is_put_by_several_at_once(tmp_path: Path) -> None:
     assert folder.held() == [0]
     assert [path.name for path in (tmp_path / "some").iterdir()] == ["0"]
     assert folder.piece(0) == data
+
+
+def test_a_piece_that_is_wanted_twice_is_asked_for_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        honest = scene.donate(scene.network.transport(HONEST))
+        await scene.get(honest, pieces=[0, 0, 3, 0, 3])
+        assert scene.served.total() == 3  # one of them held-out
+
+    asyncio.run(main())
