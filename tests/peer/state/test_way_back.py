@@ -73,6 +73,16 @@ async def come_back(swarm: InProcessSwarm, counting: Counting, version: int) -> 
     return received, sum(array.nbytes for _, array in arrays_of(steps.replica.state))
 
 
+async def joined_early(swarm: InProcessSwarm) -> None:
+    """Nothing goes on until all have joined: who came later would hold no snapshot of before it was away."""
+    await swarm.until_version(1)
+    swarm.of_stage(0)[0].daemon.permit.withhold("for the test")
+    async with asyncio.timeout(30.0):
+        while any(peer.daemon.at is None for peer in swarm.peers):
+            await asyncio.wait({peer.task for peer in swarm.peers}, timeout=0.02)
+    swarm.of_stage(0)[0].daemon.permit.give()
+
+
 async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counter[str], float]:
     transports: dict[tuple[int, int], Counting] = {}
 
@@ -81,8 +91,9 @@ async def scenario(folder: Path, *, steps: int, restarted: bool) -> tuple[Counte
         return transports[stage, index]
 
     async with swarm_in_process(manifest(steps), folder, peers=(1, 2), wrap=counting) as swarm:
-        await swarm.until_version(AWAY_FROM, timeout_s=60.0)
         away = swarm.of_stage(1)[1]
+        await joined_early(swarm)
+        await swarm.until_version(AWAY_FROM, timeout_s=60.0)
         others = [swarm.run.host_key.peer_id, *(peer.peer_id for peer in swarm.peers if peer is not away)]
         async with asyncio.timeout(30.0):
             while SNAPSHOT_EVERY not in away.steps.context.snapshots.versions():  # it is on its way to the disk
