@@ -5,6 +5,8 @@ value, lowest first, set for three eighths of each 4096; then those values in in
 value is right in the mean, and zero stays zero, but in int2 only where its whole block is.
 """
 
+from types import ModuleType
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,67 +16,56 @@ from swarm.core.errors import RemoteError
 from swarm.memory.kept_buffers import BUFFERS, empty_floats
 
 
-class Int4Codec(InSteps):
-    name = "int4"
+class _InBlocks(InSteps):
+    """A bf16 scale for each block of 64 values, then codes, as many to a byte as the kernel packs."""
+
+    name: str
+    kernel: ModuleType
+    """Encodes, decodes and checks; `BLOCK_VALUES` share a scale."""
+    codes_per_byte: int
 
     def encoded_bytes(self, num_values: int) -> int:
-        return 2 * self._num_blocks(num_values) + -(-num_values // 2)
+        return 2 * self._num_blocks(num_values) + -(-num_values // self.codes_per_byte)
 
     def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
         data = BUFFERS.take(self.encoded_bytes(values.size))
         num_blocks = self._num_blocks(values.size)
         scales = np.frombuffer(data, dtype=np.uint16, count=num_blocks)
         packed = np.frombuffer(data, dtype=np.uint8, offset=2 * num_blocks)
-        if not int4_blocks.encode(values, seed_words(seed), scales, packed):
+        if not self.kernel.encode(values, seed_words(seed), scales, packed):
             raise too_large(values)
         return data
 
     def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:
         check_length(data, self.encoded_bytes(out.size))
-        if not int4_blocks.decode(*self._scales_and_codes(data, out.size), out):
-            raise RemoteError("malformed", "int4 vector holds a scale or code that no encoder writes")
+        if not self.kernel.decode(*self._scales_and_codes(data, out.size), out):
+            raise RemoteError("malformed", f"{self.name} vector holds a scale or code that no encoder writes")
 
     def is_valid(self, data: Encoded, num_values: int) -> bool:
         """Whether `decode` takes data of the right length."""
-        return int4_blocks.is_valid(*self._scales_and_codes(data, num_values), num_values)
+        return bool(self.kernel.is_valid(*self._scales_and_codes(data, num_values), num_values))
 
     def _scales_and_codes(self, data: Encoded, num_values: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
         num_blocks = self._num_blocks(num_values)
-        return aligned(data, np.uint16, 0, num_blocks), aligned(data, np.uint8, 2 * num_blocks, -(-num_values // 2))
+        num_bytes = -(-num_values // self.codes_per_byte)
+        return aligned(data, np.uint16, 0, num_blocks), aligned(data, np.uint8, 2 * num_blocks, num_bytes)
 
-    @staticmethod
-    def _num_blocks(num_values: int) -> int:
-        return -(-num_values // int4_blocks.BLOCK_VALUES)
+    def _num_blocks(self, num_values: int) -> int:
+        return -(-num_values // int(self.kernel.BLOCK_VALUES))
 
 
-class Int2Codec(InSteps):
+class Int4Codec(_InBlocks):
+    name = "int4"
+    kernel = int4_blocks
+    codes_per_byte = 2
+
+
+class Int2Codec(_InBlocks):
     """Of windows' pseudo-gradients and first moments, and of their means: none of its codes stands for zero."""
 
     name = "int2"
-
-    def encoded_bytes(self, num_values: int) -> int:
-        return 2 * self._num_blocks(num_values) + -(-num_values // 4)
-
-    def encode(self, values: NDArray[np.float32], *, seed: bytes) -> memoryview:
-        data = BUFFERS.take(self.encoded_bytes(values.size))
-        num_blocks = self._num_blocks(values.size)
-        scales = np.frombuffer(data, dtype=np.uint16, count=num_blocks)
-        packed = np.frombuffer(data, dtype=np.uint8, offset=2 * num_blocks)
-        if not int2_blocks.encode(values, seed_words(seed), scales, packed):
-            raise too_large(values)
-        return data
-
-    def decode(self, data: Encoded, out: NDArray[np.float32]) -> None:
-        check_length(data, self.encoded_bytes(out.size))
-        num_blocks = self._num_blocks(out.size)
-        scales = aligned(data, np.uint16, 0, num_blocks)
-        packed = aligned(data, np.uint8, 2 * num_blocks, -(-out.size // 4))
-        if not int2_blocks.decode(scales, packed, out):
-            raise RemoteError("malformed", "int2 vector holds a scale or code that no encoder writes")
-
-    @staticmethod
-    def _num_blocks(num_values: int) -> int:
-        return -(-num_values // int2_blocks.BLOCK_VALUES)
+    kernel = int2_blocks
+    codes_per_byte = 4
 
 
 class TopkCodec(InSteps):
