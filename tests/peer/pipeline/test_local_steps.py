@@ -11,6 +11,7 @@ from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.checkpoint.state import state_digest
 from swarm.core.ids import PeerId
+from swarm.optim.carried_moments import CARRIED
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
@@ -23,6 +24,7 @@ def windows(**tables: dict[str, Any]) -> str:
     named: dict[str, dict[str, Any]] = {
         "model": {"stages": 1},
         "batch": {"microbatch_size": 2, "target_tokens": 64},
+        "codecs": {"averaging": "int2"},
         "averaging": {"local_steps": LOCAL_STEPS},
         "optimizer": {"total_steps": 4},
         "checkpoint": {"every_steps": 4, "snapshot_every": 4},
@@ -60,7 +62,10 @@ def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path
     assert max(max(of.values()) for of in watched.entries.values()) == 2 * LOCAL_STEPS
     assert report["tokens"] == 32 * sum(sum(of.values()) for of in watched.entries.values())
     state = swarm.of_stage(0)[0].steps.replica.state
-    assert not state.moments, "who joins needs the weights and nothing else"
+    values, encoded = state.weights.size, state.moments[CARRIED]
+    assert len(encoded) < 0.45 * values, "who joins needs the weights, these few bytes of moments, and nothing else"
+    assert encoded.any()
+    assert state.scalars["beta1_power"] == pytest.approx(0.9 ** (4 * LOCAL_STEPS))
 
 
 def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
@@ -85,7 +90,16 @@ def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(t
     assert all(len(digests) == 1 for digests in watched.digests.values())
 
 
-@pytest.mark.parametrize("attack", ["partial_work@2", pytest.param("sign_flip@2", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "small_moments@2",
+        *(
+            pytest.param(f"{kind}@2", marks=pytest.mark.soak)
+            for kind in ("negated_moments", "partial_work", "sign_flip")
+        ),
+    ],
+)
 def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str) -> None:
     tables: dict[str, Any] = {
         "run": {"trust": "public"},

@@ -95,8 +95,6 @@ class Scene:
         replica = SimpleNamespace(
             parts=lambda: PARTS,
             num_parts=len(PARTS),
-            contribution_codec=CODEC,
-            codec=CODEC,
             norm_cap=lambda: CAP,
             threads=Threads(2),
             inputs=ColdBytes(folder, "inputs"),

@@ -19,7 +19,6 @@ from swarm.core.plan import (
     LINK_SHARE,
     RESULT_BYTES,
     ROUND_TRIPS,
-    WITH_RESIDUAL,
     Assumptions,
     activation_bytes_per_token,
     best_cut,
@@ -29,7 +28,7 @@ from swarm.core.plan import (
     stage_memory_bytes,
     total_bytes,
 )
-from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings, leaves_residual
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings
 from swarm.core.verdict import Verdict, verdict_on
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import cuts, hidden_size, stage_num_parameters
@@ -44,12 +43,11 @@ def _settings(text: str = "") -> RunSettings:
     return freeze(manifest, assumed_data(manifest), ())
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int2", "topk"])
 def test_bytes_of_rounds_are_those_of_the_codecs(codec: AveragingCodecName) -> None:
     values = 1 << 18
     assert CONTRIBUTION_BYTES[codec] * values == vector_codec(codec).encoded_bytes(values)
     assert RESULT_BYTES[codec] * values == result_codec(codec).encoded_bytes(values)
-    assert (codec in WITH_RESIDUAL) == leaves_residual(codec)
 
 
 def test_low_bit_codecs_need_less_of_the_uplink_and_a_residual() -> None:
