@@ -20,6 +20,7 @@ from peer.round.step_state import StepParts
 from peer.stage.events import Events
 from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.codecs import vector_codec
+from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -41,7 +42,7 @@ CAP = 2.5
 WEIGHTS = {peer: 10 * number for number, peer in enumerate(FACTS.members, 1)}
 SIZE = 300
 CODEC = vector_codec("int8")
-PARTS = [slice(start, start + SIZE) for start in range(0, 4 * SIZE, SIZE)]
+PARTS = Parts(4 * SIZE, SIZE)
 GOOD = [CODEC.encode(np.full(SIZE, part + 1, dtype=np.float32), seed=bytes(32)) for part in range(4)]
 
 
