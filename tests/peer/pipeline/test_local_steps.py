@@ -96,6 +96,7 @@ def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(t
 
 
 WINDOWS, INNER_STEPS = 16, 10
+SLOW_S = 300.0
 
 
 @pytest.mark.soak
@@ -119,16 +120,16 @@ def test_four_strangers_learn_more_than_one_alone_with_as_many_tokens_each(tmp_p
     async def train_one() -> dict[str, Any]:
         folder = tmp_path / "alone"
         async with swarm_in_process(windows(**alone, checkpoint=rare), folder, peers=(1,)) as swarm:
-            return await swarm.finished()
+            return await swarm.finished(timeout_s=SLOW_S)
 
     async def train() -> dict[str, Any]:
         folder = tmp_path / "together"
         async with swarm_in_process(windows(**together, checkpoint=rare), folder, peers=(4,)) as swarm:
             swarm.on_applied.append(watched.applied)
-            await swarm.until_version(5, timeout_s=300)
+            await swarm.until_version(5, timeout_s=SLOW_S)
             await swarm.kill(swarm.of_stage(0)[1])
             await swarm.add_peer(0)
-            return await swarm.finished()
+            return await swarm.finished(timeout_s=SLOW_S)
 
     one, four = asyncio.run(train_one()), asyncio.run(train())
     assert four["held_out_loss"]["end"] < one["held_out_loss"]["end"] - 0.05, (one["held_out_loss"], four)
