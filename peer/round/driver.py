@@ -91,6 +91,8 @@ class RoundDriver:
         state = await self._steps.step_state(step, with_round=True)
         machine = state.round
         assert machine is not None
+        if sender in machine.facts.members:
+            self._mail.heard(sender)
         now, heard = time.monotonic(), Heard([])
         if kind == "close":
             out = machine.on_close(sender, fields.integer("view", high=1 << 20), now=now)

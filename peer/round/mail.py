@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 
 from peer.round.presence import Presence
@@ -33,6 +34,10 @@ class RoundMail:
         for peer in to:
             self._context.tasks.spawn(self.send(state, peer, meta))
 
+    def heard(self, peer: PeerId) -> None:
+        """A member has sent something of an open step's round."""
+        self._presence.heard_of(peer)
+
     async def send(
         self, state: StepState, peer: PeerId, meta: dict[str, Value], bodies: tuple[Bytes, ...] = ()
     ) -> None:
@@ -40,7 +45,9 @@ class RoundMail:
         context, stage = self._context, self._steps.chain.stage
         what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         await asyncio.shield(state.logged)
+        num_bytes = sum(map(len, bodies))
         while self._steps.is_open(state):
+            asked_at = time.monotonic()
             try:
                 reply = await context.transport.call(
                     peer,
@@ -54,16 +61,20 @@ class RoundMail:
                 if await self._presence.is_gone(peer):
                     self._presence.unreachable(state, peer)
             except UnreachableError as error:
-                log.info("%s: %s", what, error)
+                log.info("%s, %d bytes: %s", what, num_bytes, error)
                 if not await self._presence.is_gone(peer):
                     continue
                 self._presence.unreachable(state, peer)
             except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
-                log.debug("%s: %s", what, error)
+                log.debug("%s, %d bytes: %s", what, num_bytes, error)
                 await asyncio.sleep(RESEND_S)
                 continue
             else:
-                state.sent_bytes += sum(map(len, bodies))
+                state.sent_bytes += num_bytes
+                if num_bytes:
+                    self._presence.heard_of(peer)
+                else:
+                    self._presence.answered(peer, within_s=time.monotonic() - asked_at)
                 if reply.meta.get("status") == "over":
                     context.events.publish(Overtaken(peer))
             return
