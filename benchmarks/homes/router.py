@@ -180,6 +180,13 @@ class Router:
         }
 
 
+def orders_in(data: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """All whole lines of standard input, and what is there of the next. Nothing may read ahead of `select` and keep a
+    line: it would wait there until another comes."""
+    *lines, rest = data.split(b"\n")
+    return [json.loads(line) for line in lines], rest
+
+
 def obey(router: Router, homes: dict[str, Home], order: dict[str, Any]) -> None:
     """One line of standard input."""
     if "cut" in order:
@@ -203,7 +210,6 @@ def main() -> None:
     wait_s: float | None = None
     say_at = 0.0
     unread = b""
-    """Of a line that is not whole yet. Nothing else may read ahead of `select`: of two lines one would wait unseen."""
     while True:
         pause = EVERY_S if wait_s is None else min(wait_s, EVERY_S)
         readable, _, _ = select.select([0, *by_descriptor], [], [], pause)
@@ -213,9 +219,9 @@ def main() -> None:
                 said = os.read(0, 1 << 16)
                 if not said:
                     return
-                *orders, unread = (unread + said).split(b"\n")
+                orders, unread = orders_in(unread + said)
                 for order in orders:
-                    obey(router, homes, json.loads(order))
+                    obey(router, homes, order)
             else:
                 router.receive(by_descriptor[descriptor], now)
         wait_s = router.carry(now)

@@ -20,6 +20,7 @@ from peer.round.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
+from swarm.core.transfers import LEAST_LANES, MOST_LANES, lanes_of
 from verification.round.papers import Bytes
 
 MESSAGE_BYTES = 4352 << 10
@@ -31,11 +32,8 @@ UNDER_WAY_S = 1.6
 UNDER_WAY_BYTES = 4 << 20
 """Of all messages to one peer together, at most: so much as its line carries in `UNDER_WAY_S`. No line is idle for an
 answer that takes 100 ms, and whoever waits for a message sees within seconds that it comes."""
-LEAST_LANES, MOST_LANES = 2, 16
-BUFFER_S = 0.2
-"""Of its rate, an uplink's buffer holds."""
-LEAST_WINDOW_BYTES = 4 * 1448
-"""Of one connection, TCP's congestion control keeps under way however much is lost: four full packets (bbr)."""
+MOST_OF_ALL = 1 << 10
+"""Lanes to all peers together, however fast the line."""
 CUT_BELOW_BYTES = 512 << 10
 """Only shorter messages become shorter still: on lines of more than 42 Mbit/s each costs more than an idle end."""
 LEAST_BYTES = 8 << 10
@@ -76,26 +74,23 @@ LOOK_AFTER_S = 1.0
 """A line that is busy for longer is measured while it is."""
 
 
-def all_lanes(bytes_per_s: float) -> int:
-    """Messages under way to all peers together, by an uplink of that rate."""
-    return max(LEAST_LANES, int(bytes_per_s * BUFFER_S / LEAST_WINDOW_BYTES))
-
-
 @dataclass
-class _Meter:
+class Meter:
     """How much goes at a time, and how fast."""
 
     bytes_per_s: float | None = None
     busy: int = 0
     """Messages under way."""
+    is_known: bool = False
+    """Measured since it is busy."""
     _busy_since: float = 0.0
     _sent_bytes: int = 0
-    """Since it is busy."""
+    """Since it is busy, or was measured."""
 
     def begin(self, now: float) -> None:
         """One message more."""
         if not self.busy:
-            self._busy_since, self._sent_bytes = now, 0
+            self._busy_since, self._sent_bytes, self.is_known = now, 0, False
         self.busy += 1
 
     def gone(self, num_bytes: int, now: float) -> None:
@@ -116,9 +111,10 @@ class _Meter:
         is_long = now >= self._busy_since + LOOK_AFTER_S
         if (self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes)) and now > self._busy_since:
             rate = self._sent_bytes / (now - self._busy_since)
-            self.bytes_per_s = (
-                rate if self.bytes_per_s is None else self.bytes_per_s + SMOOTHING * (rate - self.bytes_per_s)
-            )
+            before = rate if self.bytes_per_s is None else self.bytes_per_s
+            # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
+            self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
+            self.is_known = True
 
 
 @dataclass
@@ -128,11 +124,16 @@ class _Line:
     first_pace: Pace
     waiting: deque["Parcel"] = field(default_factory=deque)
     waiting_bytes: int = 0
-    meter: _Meter = field(default_factory=_Meter)
+    meter: Meter = field(default_factory=Meter)
 
     @property
     def pace(self) -> Pace:
-        return self.first_pace if self.meter.bytes_per_s is None else Pace.of(self.meter.bytes_per_s)
+        """Until it is known that the line still is as fast as it was, nothing goes that would keep a slow one busy for
+        minutes."""
+        if self.meter.bytes_per_s is None:
+            return self.first_pace
+        pace = Pace.of(self.meter.bytes_per_s)
+        return pace if self.meter.is_known or pace.cuts else Pace(CUT_BELOW_BYTES, pace.lanes, cuts=True)
 
     @property
     def has_room(self) -> bool:
@@ -180,7 +181,7 @@ class Outbox:
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
-        self._uplink = _Meter()
+        self._uplink = Meter()
 
     def put(self, peer: PeerId, parcel: Parcel) -> None:
         """Send this once what was put before is sent or under way."""
@@ -209,7 +210,7 @@ class Outbox:
     def _has_room(self, lanes: int) -> bool:
         """Whether the uplink carries so many in all."""
         rate = self._uplink.bytes_per_s
-        return rate is None or lanes <= all_lanes(rate)
+        return rate is None or lanes <= lanes_of(rate, most=MOST_OF_ALL)
 
     def _stays(self, line: _Line) -> bool:
         """Whether a lane of this peer goes on, and none is due to another."""

@@ -192,6 +192,19 @@ class PartExchange:
         state.parts.fragments.drop(sender, part, fragment)
         return heard
 
+    def holds(self, state: StepState, sender: PeerId, fields: Fields) -> bool:
+        """Whether all parts of a message are here, of which the sender does not know whether it came."""
+        kind, heads = fields.text("of"), fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
+        fragment = fields.maybe("fragment", Fragment.from_value)
+        named = bulk_digest(pack([kind, heads[0]])) if fragment is not None and len(heads) == 1 else None
+        if named is not None and fragment is not None and state.parts.fragments.holds(sender, named, fragment):
+            return True
+        read = [Fields("head of a part", head) for head in heads]
+        if kind == "contributed":
+            return all((head.integer("part", high=1 << 20), sender) in state.parts.received for head in read)
+        made = [SignedPart.from_fields(head).reduced for head in read]
+        return all((one.part, one.digest) in state.parts.reduced for one in made)
+
     async def _receive_whole(
         self,
         state: StepState,
