@@ -164,7 +164,7 @@ class RoundDriver:
         """As who leads: what is not shown here need not be proposed."""
         if made.peer_id == sender and sender in machine.facts.members:
             num_members, within_s = len(machine.facts.members), machine.facts.phase_s / 2
-            if not await self._drawn.are_shown(made, num_members=num_members, within_s=within_s):
+            if await self._drawn.lack(made, num_members=num_members, within_s=within_s) is not None:
                 machine.leave_out(sender, now=time.monotonic())
 
     def leave_out(self, state: StepState, peer: PeerId) -> None:
