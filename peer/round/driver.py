@@ -33,7 +33,7 @@ from swarm.core.round.contribution import Charge, Contribution, Result, Roster, 
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
 from swarm.core.state.stage_chain import StageChain
-from swarm.drawn_papers import DrawnPapers
+from swarm.drawn_papers import DrawnPapers, WithheldError
 from swarm.identity.key import verify
 from swarm.network.transport import Message
 from swarm.witness_service import VoteLog, ask_witness, check_joins
@@ -118,7 +118,11 @@ class RoundDriver:
             if not machine.is_past(proposal.view):
                 facts = machine.facts
                 num_members, within_s = len(facts.members), facts.phase_s / 2
-                await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
+                try:
+                    await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
+                except WithheldError:
+                    self.carry_out(state, machine.pass_over(sender, proposal.view, now=time.monotonic()))
+                    raise
             out = machine.on_ballot(sender, proposal, now=time.monotonic())
         elif kind == "vote":
             view, phase, value = (
