@@ -15,9 +15,9 @@ from swarm.manifest.text import field_line
 HEAD = """\
 # The manifest's fields
 
-`swarm init` writes a manifest with all of them. "May be" is what a value is held to; those marked + may be amended while
-the run goes on ([hosting](hosting.md#changing-a-run-that-goes-on)). What a bad value is refused with names its field and
-a remedy. Written by `python -m tests.docs.manifest_page`.
+`swarm init` writes a manifest with all of them. "May be" is what a value is held to; those marked + may be amended
+while the run goes on ([hosting](hosting.md#changing-a-run-that-goes-on)). What a bad value is refused with names its
+field and a remedy. Written by `python -m tests.docs.manifest_page`.
 """
 
 
@@ -70,7 +70,8 @@ def _within(mark: Bounds | Matching) -> str:
 
 def _number(value: float) -> str:
     for less in (0, 1):
-        if value > 1 << 16 and value == (power := 1 << int(value).bit_length() - (1 - less)) - less:
+        power = 1 << (int(value).bit_length() - 1 + less)
+        if value > 1 << 16 and value == power - less:
             return f"2^{power.bit_length() - 1}" + (" - 1" if less else "")
     return f"{value:g}"
 
