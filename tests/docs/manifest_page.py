@@ -70,7 +70,7 @@ def _within(mark: Bounds | Matching) -> str:
 
 def _number(value: float) -> str:
     for less in (0, 1):
-        power = 1 << (int(value).bit_length() - 1 + less)
+        power = 1 << max(0, int(value).bit_length() - 1 + less)
         if value > 1 << 16 and value == power - less:
             return f"2^{power.bit_length() - 1}" + (" - 1" if less else "")
     return f"{value:g}"
