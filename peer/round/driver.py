@@ -34,7 +34,7 @@ from swarm.core.round.contribution import Charge, Contribution, Result, Roster, 
 from swarm.core.round.facts import EquivocationError, RoundFacts
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
 from swarm.core.state.stage_chain import StageChain
-from swarm.drawn_papers import DrawnPapers
+from swarm.drawn_papers import DrawnPapers, WithheldError
 from swarm.identity.key import verify
 from swarm.network.transport import Message
 from swarm.witness_service import VoteLog, ask_witness, check_joins
@@ -121,7 +121,11 @@ class RoundDriver:
             if not machine.is_past(proposal.view):
                 facts = machine.facts
                 num_members, within_s = len(facts.members), self._papers_s(facts)
-                await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
+                try:
+                    await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
+                except WithheldError:
+                    self.carry_out(state, machine.pass_over(sender, proposal.view, now=time.monotonic()))
+                    raise
             out = machine.on_ballot(sender, proposal, now=time.monotonic())
         elif kind == "vote":
             view, phase, value = (
@@ -165,7 +169,7 @@ class RoundDriver:
         """As who leads: what is not shown here need not be proposed."""
         if made.peer_id == sender and sender in machine.facts.members:
             num_members, within_s = len(machine.facts.members), self._papers_s(machine.facts)
-            if not await self._drawn.are_shown(made, num_members=num_members, within_s=within_s):
+            if await self._drawn.lack(made, num_members=num_members, within_s=within_s) is not None:
                 machine.leave_out(sender, now=time.monotonic())
 
     def _papers_s(self, facts: RoundFacts) -> float:

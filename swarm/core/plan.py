@@ -139,6 +139,26 @@ class StagePlan:
     """With what steps leave of the donors' uplinks, shared with all who join meanwhile; until it is a member."""
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a machine's memory and, if it has one, its GPU's."""
+
+    host_bytes: int
+    device_bytes: int = 0
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.device_bytes > 0
+
+    def fits(self, there: "Memory") -> bool:
+        """Whether it is to be had where so much is there."""
+        return self.host_bytes <= there.host_bytes and self.device_bytes <= there.device_bytes
+
+    def __str__(self) -> str:
+        beside = f", {self.device_bytes / 1e9:.1f} of a GPU" if self.has_gpu else ""
+        return f"{self.host_bytes / 1e9:.1f} GB{beside}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """A number of stages for a fleet, and what comes of it."""
@@ -149,13 +169,15 @@ class Cut:
     tokens_per_s: float
     times_alone: float
     """The same over that of one machine alone."""
-    host_bytes: int
-    """Memory that the stage that needs most asks of a peer."""
+    needs: Memory
+    """That the stage that needs most asks of a peer."""
     join_s: float
     month_bytes: float
     """Up and down together, of a peer of the busiest stage that runs all day."""
     problem: str = ""
     """Why it will not do; empty if it will."""
+    lacks: str = ""
+    """In a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,12 +271,24 @@ def stage_memory_bytes(
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
         items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
     if on_device == "device" and (not rounded or stage in (None, 0)):
-        items[f"device.weights, {versions} versions"] = versions * weights
+        embedding = FLOAT_BYTES * _model_vocabulary(settings) * hidden_size
+        items[f"device.weights, {versions} versions"] = versions * (min(weights, embedding) if rounded else weights)
     if stage is None or stage == settings.model.num_stages - 1:
         vocabulary = max(settings.data.vocab_size, _model_vocabulary(settings))
         tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // vocabulary + 1)
         items[f"{on_device}.logits and their gradient"] = 2 * FLOAT_BYTES * tokens * vocabulary
     return items
+
+
+def memory_of(
+    settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, device: str, mode: ComputeMode
+) -> Memory:
+    """What the stage that needs most of either asks of a peer that computes like this."""
+    stages = [
+        stage_memory_bytes(settings, number, hidden_size, device, stage=stage, mode=mode)
+        for stage, number in enumerate(num_parameters)
+    ]
+    return Memory(max(total_bytes(one, "host") for one in stages), max(total_bytes(one, "device") for one in stages))
 
 
 def total_bytes(items: Mapping[str, int], place: str) -> int:
@@ -337,36 +371,40 @@ def plan_cut(
     assumptions: Assumptions,
     *,
     num_peers: int,
-    memory_bytes: int,
+    memory: Memory,
 ) -> Cut:
-    """The run with `settings.model` as it is cut, on so many peers with so much memory each."""
+    """The run with `settings.model` as it is cut, on so many peers, no fewer than stages, with so much memory each.
+
+    As peers do, those that cannot compute a microbatch at once compute it sample by sample, forward twice.
+    """
     num_stages = settings.model.num_stages
-    assumptions = replace(assumptions, peers_per_stage=max(1, num_peers // num_stages))
-    plan = plan_run(settings, num_parameters, hidden_size, assumptions)
-    host_bytes = max(total_bytes(part.memory_bytes, "host") for part in plan.stages)
-    problem = ""
-    if num_peers < num_stages:
-        problem = f"{num_peers} peers are fewer than the stages"
-    elif host_bytes > memory_bytes:
-        problem = f"needs {host_bytes / 1e9:.1f} GB, peers have {memory_bytes / 1e9:.1f}"
+    assumptions = replace(assumptions, peers_per_stage=num_peers // num_stages)
+    for mode in (ComputeMode.of_run(settings), [*modes(settings)][-1]):
+        needs = memory_of(settings, num_parameters, hidden_size, "cuda" if memory.has_gpu else "cpu", mode)
+        if needs.fits(memory):
+            break
+    plan = plan_run(
+        replace(settings, model=replace(settings.model, recompute=mode.recompute)),
+        num_parameters,
+        hidden_size,
+        assumptions,
+    )
+    problem, lacks = "", ""
+    if not needs.fits(memory):
+        problem, lacks = f"needs {needs}, peers have {memory}", "memory"
     elif plan.refusals:
-        problem = "joining takes more than a tenth of a session"
+        problem, lacks = plan.refusals[0].partition(": ")[2].partition(";")[0], "time"
     return Cut(
         num_stages=num_stages,
         peers_per_stage=assumptions.peers_per_stage,
         tokens_per_s=plan.tokens_per_s,
         times_alone=plan.tokens_per_s / tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions),
-        host_bytes=host_bytes,
+        needs=needs,
         join_s=max(part.join_s for part in plan.stages),
         month_bytes=max(plan.month_bytes),
         problem=problem,
+        lacks=lacks,
     )
-
-
-def best_cut(cuts: Sequence[Cut]) -> Cut | None:
-    """The fastest that will do, of equally fast ones that with the fewest stages; None if none will do."""
-    able = [cut for cut in cuts if not cut.problem]
-    return max(able, key=lambda cut: (cut.tokens_per_s, -cut.num_stages), default=None)
 
 
 def _plan_stage(
@@ -456,7 +494,7 @@ def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: 
 
 
 def _state_bytes(settings: RunSettings, part: StagePlan) -> float:
-    return part.num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes)
+    return part.num_parameters * (FLOAT_BYTES + settings.outer.moment_bytes)
 
 
 def _result_bytes(settings: RunSettings, part: StagePlan) -> float:
