@@ -89,7 +89,7 @@ class FalseEncoder(ContributionEncoder):
         return parts.contribution_codec(part).encode(self.mean_part(accumulation, parts[part]), seed=seed)
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
-        said, size = super().mean_part(accumulation, where), self.replica.layout.num_values
+        said, size = super().mean_part(accumulation, where), self.replica.parts().num_values
         if where.start < size:
             return self._adversary.mean(self._step, where, said)
         return self._adversary.moments(self._step, said, is_second=where.start >= 2 * size)
