@@ -1,22 +1,27 @@
 """Every attack of the kit against a whole swarm, and what it came to: `python -m benchmarks.red_team --json`.
 
 Of each attack the worst of all seeds: how many honest peers were shut out, and processes ended; the liar's share of the
-credit, and of what its neighbours saw it do; the held-out loss over that of the run where nobody lies, at its worst
-and at the end; after how many versions the liar was out.
+credit, and of what its neighbours saw it do, and tokens credited to it that they did not see; the held-out loss over
+that of the run where nobody lies, at its worst and at the end; after how many versions the liar was out.
+
+`--keep FILE` keeps each run with the commit it is of, all attacks with one seed before any with the next, and goes on
+from there. Losses are held against a run of the same commit.
 """
 
 import argparse
 import json
 import math
 import random
-import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from benchmarks.kept_pieces import KeptPieces
 from benchmarks.red_team.invariants import shut_out
-from benchmarks.red_team.virtual_swarm import PeerMaker, Setting, VirtualSwarm
+from benchmarks.red_team.virtual_swarm import MICROBATCH_TOKENS, PeerMaker, Setting, VirtualSwarm
+from benchmarks.results.staleness import git
 from peer.adversary.peer import MisbehavingPeer
 from peer.program.daemon import PeerDaemon
 from swarm.attacks import KINDS, Attack
@@ -25,8 +30,19 @@ from swarm.identity.key import Identity
 SEEDS = 5
 FROM_STEP = 2
 FIRST, LAST = Setting((5, 1), ((0, 1),), steps=24), Setting((1, 5), ((1, 1),), steps=24)
+ROOT = Path(__file__).parents[2]
 LASTING = 2
 """Versions over which a ratio of losses is taken: a single one's is chance."""
+FIGURES = (
+    "honest_shut_out",
+    "processes_ended",
+    "credit_share",
+    "receipt_share",
+    "unseen_tokens",
+    "worst_loss_ratio",
+    "loss_ratio",
+)
+"""Of which the largest is the worst."""
 
 
 class KitMaker(PeerMaker):
@@ -67,6 +83,7 @@ def figures(swarm: VirtualSwarm, honest: Mapping[int, float]) -> dict[str, Any]:
         "steps": seen.version,
         "credit_share": credit / max(1, whole),
         "receipt_share": sum(receipts[peer] for peer in liars) / max(1, sum(receipts.values())),
+        "unseen_tokens": max(0, credit - MICROBATCH_TOKENS * sum(receipts[peer] for peer in liars)),
         "worst_loss_ratio": max(smooth, default=math.nan),
         "loss_ratio": seen.held_out / honest[max(honest)],
         "found_after_versions": None if out is None else max(0, out - FROM_STEP),
@@ -87,29 +104,49 @@ def _out_at(events: Sequence[Mapping[str, Any]], liars: Collection[str]) -> int 
 def worst_of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of an attack's runs."""
     after = [one["found_after_versions"] for one in found]
-    made: dict[str, Any] = {name: max(one[name] for one in found) for name in found[0] if name != "steps"}
+    made: dict[str, Any] = {name: max(one[name] for one in found) for name in FIGURES}
     made["steps"] = min(one["steps"] for one in found)
     made["found_after_versions"] = None if None in after else max(after)
+    made["put_out"] = len(after) - after.count(None)
+    made["seeds"] = len(found)
     return made
 
 
-def table(kinds: Sequence[str], *, seeds: int, steps: int, say: Any) -> dict[str, dict[str, Any]]:
+def setting_of(attack: Attack, *, seed: int, steps: int) -> Setting:
+    """The liar is of the first stage and of the last by turns, if the attack does anything in both."""
+    in_first = attack.works_in(0, 2) and (seed % 2 == 0 or not attack.works_in(1, 2))
+    return replace(FIRST if in_first else LAST, seed=seed, steps=steps)
+
+
+def cell(attack: Attack, setting: Setting, honest: Mapping[str, float], commit: str) -> dict[str, Any]:
+    """One run under attack, beside the losses of the one where nobody lies."""
+    losses = {int(version): loss for version, loss in honest.items()}
+    return {**figures(run(setting, KitMaker(attack)), losses), "commit": commit}
+
+
+def honest_losses(setting: Setting) -> dict[str, float]:
+    """By version, as JSON has it."""
+    losses = run(setting.honest(), PeerMaker()).seen.losses
+    return {str(version): loss for version, loss in losses.items()}
+
+
+def table(pieces: KeptPieces, kinds: Sequence[str], *, seeds: int, steps: int) -> dict[str, dict[str, Any]]:
     """By attack."""
-    held: dict[Setting, Mapping[int, float]] = {}
-    made, began = {}, time.time()
-    for number, kind in enumerate(kinds):
-        attack = Attack(kind, FROM_STEP)
-        found = []
-        for seed in range(seeds):
-            setting = FIRST if attack.works_in(0, 2) and (seed % 2 == 0 or not attack.works_in(1, 2)) else LAST
-            setting = replace(setting, seed=seed, steps=steps)
-            if setting not in held:
-                held[setting] = dict(run(setting.honest(), PeerMaker()).seen.losses)
-            found.append(figures(run(setting, KitMaker(attack)), held[setting]))
-        made[kind] = worst_of(found)
-        left_s = (time.time() - began) / (number + 1) * (len(kinds) - number - 1)
-        say(f"{kind}: {made[kind]}; {number + 1} of {len(kinds)}, {left_s:.0f} s left")
-    return made
+    commit = git(ROOT, "describe", "--always", "--dirty") or "unknown"
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for seed in range(seeds):
+        for kind in kinds:
+            attack = Attack(kind, FROM_STEP)
+            setting = setting_of(attack, seed=seed, steps=steps)
+
+            def measured(attack: Attack = attack, setting: Setting = setting) -> dict[str, Any]:
+                peers = "+".join(map(str, setting.peers))
+                name = f"nobody/{peers}/{setting.seed}/{steps}/{commit}"
+                honest = pieces.get(name, partial(honest_losses, setting))
+                return cell(attack, setting, honest, commit)
+
+            found[kind].append(pieces.get(f"{kind}/{seed}/{steps}", measured))
+    return {kind: worst_of(runs) for kind, runs in found.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -118,12 +155,16 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--attacks", nargs="*", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--steps", type=int, default=FIRST.steps)
+    parser.add_argument("--keep", type=Path, help="keep runs here, and go on from them")
+    parser.add_argument("--stop-after", type=float, help="seconds after which no run is begun")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.add_argument("--smoke", action="store_true", help="one attack, one seed, few steps")
     chosen = parser.parse_args(arguments)
     if chosen.smoke:
         chosen.attacks, chosen.seeds, chosen.steps = ["written_result"], 1, 6
-    found = table(chosen.attacks, seeds=chosen.seeds, steps=chosen.steps, say=lambda said: print(said, file=sys.stderr))
+    total = (len(chosen.attacks) + 2) * chosen.seeds  # of each seed at most two runs where nobody lies
+    with KeptPieces(chosen.keep, total=total, stop_after_s=chosen.stop_after) as pieces:
+        found = table(pieces, chosen.attacks, seeds=chosen.seeds, steps=chosen.steps)
     print(json.dumps(found, indent=2) if chosen.json else _rows(found))
     return found
 

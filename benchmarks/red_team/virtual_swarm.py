@@ -55,8 +55,10 @@ IN_MEMORY = Path("/dev/shm")
 """Where runs have their files, if the machine has it."""
 OPENING_S = 0.05
 """The last stage's peers come so much later: the run begins with everybody."""
-MOST_S = 150.0
-"""Of virtual time; a run that takes longer does not go on."""
+MOST_STEP_S = 12.5
+"""Of virtual time, of each step on average; a run that takes longer does not go on."""
+MICROBATCH_TOKENS = 16
+"""Of two samples of eight."""
 HELD_OUT_TOKENS = 512
 MAX_MESSAGE_BYTES = MAX_META_BYTES // SCALE
 """Without its body."""
@@ -308,7 +310,9 @@ class VirtualSwarm:
                 await asyncio.sleep(OPENING_S)
             living = asyncio.ensure_future(self.live(folder))
             lost = asyncio.ensure_future(self._lost.wait())
-            await asyncio.wait({conducting, lost}, timeout=MOST_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {conducting, lost}, timeout=MOST_STEP_S * self.setting.steps, return_when=asyncio.FIRST_COMPLETED
+            )
             lost.cancel()
             living.cancel()
             await asyncio.gather(living, return_exceptions=True)
@@ -495,7 +499,7 @@ def _prepared(setting: Setting, folder: Path) -> PreparedRun:
     host.mkdir()
     for name in ("run", "host"):
         save_identity(host / f"{name}.key", Identity.from_seed(f"{name} key".encode().ljust(32)))
-    text = _MANIFEST.format(steps=setting.steps, target_tokens=setting.microbatches * 16)
+    text = _MANIFEST.format(steps=setting.steps, target_tokens=setting.microbatches * MICROBATCH_TOKENS)
     return prepare_run(parse_manifest(text, folder / "run.toml"), host, lambda what: None)
 
 

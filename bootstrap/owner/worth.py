@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from swarm.core.plan import SUPPOSED, plan_run
+from swarm.core.planning.verdict import Verdict, verdict_on
 from swarm.core.settings import RunSettings
-from swarm.core.verdict import Verdict, verdict_on
 from swarm.manifest.model import hidden_size, stage_num_parameters
 from swarm.question import ask
 

@@ -12,10 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm.core.errors import SettingsError
-from swarm.core.plan import SUPPOSED, Assumptions, Cut, Plan, StagePlan, best_cut, plan_cut, plan_run, total_bytes
-from swarm.core.verdict import Verdict, verdict_on
+from swarm.core.plan import SUPPOSED, Assumptions, Memory, Plan, StagePlan, plan_run, total_bytes
+from swarm.core.planning.modes import Mode, best_of, best_of_each, modes_of
+from swarm.core.planning.verdict import Verdict, verdict_on
+from swarm.core.settings import RunSettings
 
+GIB = 1 << 30
 Cell = Callable[[StagePlan], str]
+WORTH = (
+    "worth: of a token, beside one that a machine alone trains on; of windows as measured on a model of 0.13 M "
+    "parameters with 4 and 8 members (docs/outer_steps.md); of one: tokens/s times that, over one machine's"
+)
 NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, or take a smaller model"
 
 
@@ -61,7 +68,10 @@ NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, o
     help="How long a peer stays, on average.",
 )
 @click.option(
-    "--fleet", type=click.IntRange(min=2), metavar="PEERS", help="Show how to cut the model for so many peers."
+    "--fleet",
+    type=click.IntRange(min=2),
+    metavar="PEERS",
+    help="Show which mode suits so many peers: whole models in windows of local steps, or a pipeline.",
 )
 @click.option(
     "--memory-gib",
@@ -69,6 +79,11 @@ NO_CUT = "ask for more memory (--memory-gib), faster links or longer sessions, o
     default=8.0,
     show_default=True,
     help="Memory of a peer of the fleet.",
+)
+@click.option(
+    "--gpu-memory-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Of its GPU; by default it computes without one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object for scripts.")
 def command(
@@ -82,6 +97,7 @@ def command(
     session_hours: float,
     fleet: int | None,
     memory_gib: float,
+    gpu_memory_gib: float | None,
     as_json: bool,
 ) -> None:
     """Reckon what the run in MANIFEST needs of a peer of each stage.
@@ -103,26 +119,23 @@ def command(
         exact_ns=exact_ns,
     )
     if fleet is not None:
-        found = [
-            plan_cut(
-                replace(settings, model=model),
-                stage_num_parameters(model),
-                hidden_size(model),
-                assumptions,
-                num_peers=fleet,
-                memory_bytes=round(memory_gib * (1 << 30)),
-            )
-            for model in cuts(settings.model)
-            if model.num_stages == 1 or not settings.has_windows
-        ]
-        best = best_cut(found)
+        found = modes_of(
+            settings,
+            cuts(settings.model),
+            lambda model: (stage_num_parameters(model), hidden_size(model)),
+            assumptions,
+            num_peers=fleet,
+            memory=Memory(round(memory_gib * GIB), round((gpu_memory_gib or 0) * GIB)),
+            can_run=_can_run,
+        )
+        best = best_of(found)
         if as_json:
-            cuts_json = [asdict(cut) for cut in found]
-            click.echo(json.dumps({"cuts": cuts_json, "best_stages": best.num_stages if best else None}, indent=2))
+            told = [_told(mode) for mode in found]
+            click.echo(json.dumps({"modes": told, "best": best and _told(best)}, indent=2))
         else:
-            _show_cuts(found, best, fleet)
+            _show_modes(found, best, fleet)
         if best is None:
-            raise SettingsError(f"no cut suits {fleet} peers: {found[-1].problem}; {NO_CUT}")
+            raise SettingsError(f"no mode suits {fleet} peers; {NO_CUT}")
         return
     sizes, width = stage_num_parameters(settings.model), hidden_size(settings.model)
     plan = plan_run(settings, sizes, width, assumptions)
@@ -158,27 +171,71 @@ def _show(plan: Plan, assumptions: Assumptions, verdict: Verdict) -> None:
         console.print(f"warning: {warning}", style="yellow")
 
 
-def _show_cuts(found: list[Cut], best: Cut | None, num_peers: int) -> None:
-    table = Table(
-        title=f"The model cut for {num_peers} peers", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    for title in ("stages", "peers each", "tokens/s", "of one alone", "memory", "join", "traffic a month", ""):
-        table.add_column(title, justify="right" if title else "left")
-    for cut in found:
+def _can_run(settings: RunSettings) -> bool:
+    """Whether a host would take such a run."""
+    from swarm.manifest.value import checked_settings, settings_to_value
+
+    try:
+        checked_settings(settings_to_value(settings))
+    except SettingsError:
+        return False
+    return True
+
+
+def _told(mode: Mode) -> dict[str, object]:
+    return {
+        "mode": mode.name,
+        "local_steps": mode.settings.averaging.local_steps,
+        **asdict(mode.cut),
+        "worth_of_token": mode.worth,
+        "worth_is_measured": mode.is_measured,
+        "times_alone": mode.times_alone,
+        "manifest": mode.lines,
+    }
+
+
+def _show_modes(found: Sequence[Mode], best: Mode | None, num_peers: int) -> None:
+    console = Console(width=None, highlight=False)
+    each = best_of_each(found)
+    for title, shown in ((f"{num_peers} peers, the best of each mode", each), ("All of them", found)):
+        console.print(_modes(shown, best, title))
+    for mode in each:
+        if mode.cut.problem:
+            console.print(f"{_called(mode)}: {mode.cut.problem}")
+    if any(mode.worth < 1 for mode in found):
+        console.print(WORTH)
+    if any(not mode.is_measured for mode in each):
+        console.print("~: so many members, or such windows, were not measured: taken on from those that were")
+    if best is not None:
+        slower = "" if best.times_alone > 1 else f"; it is SLOWER than one such machine alone ({best.times_alone:.2g}x)"
+        console.print(f"recommended: {_called(best)}{slower}", style="bold green" if not slower else "bold red")
+        for line in best.lines:
+            console.print(f"set {line}", markup=False)
+
+
+def _called(mode: Mode) -> str:
+    num_stages, steps = mode.cut.num_stages, mode.settings.averaging.local_steps
+    stages = "whole" if num_stages == 1 else f"{num_stages} stages"
+    return f"{stages}, {f'windows of {steps}' if steps > 1 else 'each step'}"
+
+
+def _modes(shown: Sequence[Mode], best: Mode | None, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("mode", "peers", "tokens/s", "worth", "of one", "memory", "join", "lack"):
+        table.add_column(column, justify="left" if column in ("mode", "lack") else "right", no_wrap=True)
+    for mode in shown:
+        cut = mode.cut
         table.add_row(
-            str(cut.num_stages),
+            _called(mode),
             str(cut.peers_per_stage),
             f"{cut.tokens_per_s:,.0f}",
-            f"{cut.times_alone:.2g}x",
-            _size(cut.host_bytes),
-            f"{cut.join_s / 60:.1f} min",
-            _size(cut.month_bytes),
-            "best" if cut is best else cut.problem,
+            f"{'' if mode.is_measured else '~'}{mode.worth:.2f}",
+            f"{mode.times_alone:.2g}x",
+            f"{cut.needs.host_bytes / 1e9:,.1f} GB",
+            _seconds(cut.join_s),
+            "best" if mode is best else cut.lacks,
         )
-    console = Console(width=None)
-    console.print(table)
-    if best is not None:
-        console.print(f"set model.stages = {best.num_stages}")
+    return table
 
 
 def _stages(alike: Sequence[StagePlan]) -> str:
@@ -241,6 +298,8 @@ def _count(number: int) -> str:
 
 def _seconds(seconds: float) -> str:
     """Of three digits, in the unit that fits."""
+    if seconds >= 360_000:
+        return ">99 h"
     unit, scale = ("h", 3600.0) if seconds >= 7200 else ("min", 60.0) if seconds >= 120 else ("s", 1.0)
     return f"{seconds / scale:.3g} {unit}"
 

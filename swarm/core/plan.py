@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import KEPT_SNAPSHOTS, RunSettings
-from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.core.transfers import MOST_LANES, bytes_per_s, lanes_of, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -24,9 +24,6 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
-LEAST_FREE_SHARE = 0.25
-"""Of a donor's uplink that a joiner has, however busy its rounds keep it: their transfers share the line, and steps
-last so much longer."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -142,6 +139,26 @@ class StagePlan:
     """With what steps leave of the donors' uplinks, shared with all who join meanwhile; until it is a member."""
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a machine's memory and, if it has one, its GPU's."""
+
+    host_bytes: int
+    device_bytes: int = 0
+
+    @property
+    def has_gpu(self) -> bool:
+        return self.device_bytes > 0
+
+    def fits(self, there: "Memory") -> bool:
+        """Whether it is to be had where so much is there."""
+        return self.host_bytes <= there.host_bytes and self.device_bytes <= there.device_bytes
+
+    def __str__(self) -> str:
+        beside = f", {self.device_bytes / 1e9:.1f} of a GPU" if self.has_gpu else ""
+        return f"{self.host_bytes / 1e9:.1f} GB{beside}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """A number of stages for a fleet, and what comes of it."""
@@ -152,13 +169,15 @@ class Cut:
     tokens_per_s: float
     times_alone: float
     """The same over that of one machine alone."""
-    host_bytes: int
-    """Memory that the stage that needs most asks of a peer."""
+    needs: Memory
+    """That the stage that needs most asks of a peer."""
     join_s: float
     month_bytes: float
     """Up and down together, of a peer of the busiest stage that runs all day."""
     problem: str = ""
     """Why it will not do; empty if it will."""
+    lacks: str = ""
+    """In a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,12 +271,24 @@ def stage_memory_bytes(
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
         items[f"{on_device}.weights in bf16, {versions} versions"] = versions * weights // 2
     if on_device == "device" and (not rounded or stage in (None, 0)):
-        items[f"device.weights, {versions} versions"] = versions * weights
+        embedding = FLOAT_BYTES * _model_vocabulary(settings) * hidden_size
+        items[f"device.weights, {versions} versions"] = versions * (min(weights, embedding) if rounded else weights)
     if stage is None or stage == settings.model.num_stages - 1:
         vocabulary = max(settings.data.vocab_size, _model_vocabulary(settings))
         tokens = min(settings.microbatch_tokens, LOSS_CHUNK_TOKENS, LOSS_CHUNK_LOGITS // vocabulary + 1)
         items[f"{on_device}.logits and their gradient"] = 2 * FLOAT_BYTES * tokens * vocabulary
     return items
+
+
+def memory_of(
+    settings: RunSettings, num_parameters: Sequence[int], hidden_size: int, device: str, mode: ComputeMode
+) -> Memory:
+    """What the stage that needs most of either asks of a peer that computes like this."""
+    stages = [
+        stage_memory_bytes(settings, number, hidden_size, device, stage=stage, mode=mode)
+        for stage, number in enumerate(num_parameters)
+    ]
+    return Memory(max(total_bytes(one, "host") for one in stages), max(total_bytes(one, "device") for one in stages))
 
 
 def total_bytes(items: Mapping[str, int], place: str) -> int:
@@ -300,7 +331,8 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
-    beside_s = max(step_s, *(part.uplink_s / (1 - LEAST_FREE_SHARE) for part in stages))
+    share = _joiner_share(assumptions)
+    beside_s = max(step_s, *(part.uplink_s / (1 - share) for part in stages))
     stages = tuple(replace(part, join_s=_join_s(settings, part, beside_s, assumptions)) for part in stages)
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
@@ -339,36 +371,40 @@ def plan_cut(
     assumptions: Assumptions,
     *,
     num_peers: int,
-    memory_bytes: int,
+    memory: Memory,
 ) -> Cut:
-    """The run with `settings.model` as it is cut, on so many peers with so much memory each."""
+    """The run with `settings.model` as it is cut, on so many peers, no fewer than stages, with so much memory each.
+
+    As peers do, those that cannot compute a microbatch at once compute it sample by sample, forward twice.
+    """
     num_stages = settings.model.num_stages
-    assumptions = replace(assumptions, peers_per_stage=max(1, num_peers // num_stages))
-    plan = plan_run(settings, num_parameters, hidden_size, assumptions)
-    host_bytes = max(total_bytes(part.memory_bytes, "host") for part in plan.stages)
-    problem = ""
-    if num_peers < num_stages:
-        problem = f"{num_peers} peers are fewer than the stages"
-    elif host_bytes > memory_bytes:
-        problem = f"needs {host_bytes / 1e9:.1f} GB, peers have {memory_bytes / 1e9:.1f}"
+    assumptions = replace(assumptions, peers_per_stage=num_peers // num_stages)
+    for mode in (ComputeMode.of_run(settings), [*modes(settings)][-1]):
+        needs = memory_of(settings, num_parameters, hidden_size, "cuda" if memory.has_gpu else "cpu", mode)
+        if needs.fits(memory):
+            break
+    plan = plan_run(
+        replace(settings, model=replace(settings.model, recompute=mode.recompute)),
+        num_parameters,
+        hidden_size,
+        assumptions,
+    )
+    problem, lacks = "", ""
+    if not needs.fits(memory):
+        problem, lacks = f"needs {needs}, peers have {memory}", "memory"
     elif plan.refusals:
-        problem = "joining takes more than a tenth of a session"
+        problem, lacks = plan.refusals[0].partition(": ")[2].partition(";")[0], "time"
     return Cut(
         num_stages=num_stages,
         peers_per_stage=assumptions.peers_per_stage,
         tokens_per_s=plan.tokens_per_s,
         times_alone=plan.tokens_per_s / tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions),
-        host_bytes=host_bytes,
+        needs=needs,
         join_s=max(part.join_s for part in plan.stages),
         month_bytes=max(plan.month_bytes),
         problem=problem,
+        lacks=lacks,
     )
-
-
-def best_cut(cuts: Sequence[Cut]) -> Cut | None:
-    """The fastest that will do, of equally fast ones that with the fewest stages; None if none will do."""
-    able = [cut for cut in cuts if not cut.problem]
-    return max(able, key=lambda cut: (cut.tokens_per_s, -cut.num_stages), default=None)
 
 
 def _plan_stage(
@@ -428,27 +464,37 @@ def _plan_stage(
     )
 
 
+def _joiner_share(assumptions: Assumptions) -> float:
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, all
+    alike, and steps last so much longer."""
+    rate, receivers = assumptions.up_bytes_per_s, max(1, assumptions.peers_per_stage - 1)
+    sends = lanes_of(rate, most=MOST_LANES * receivers)
+    joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
+    return joins / (joins + sends)
+
+
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
     """Bytes a second that who joins the stage is sent. As many come as leave, and share what the step leaves of the
     donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a queue whose
     customers are all served at once)."""
     members = assumptions.peers_per_stage
-    free = max(LEAST_FREE_SHARE, 1 - part.uplink_s / step_s)
+    free = max(_joiner_share(assumptions), 1 - part.uplink_s / step_s)
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s * free
     taken = members / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))
 
 
 def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """A snapshot, the results since, those that are made meanwhile, and half of the step that is then waited for."""
+    """A snapshot, the results since, those that are made until it has them all, and half of the step that is then
+    waited for. Of T seconds a share result_s / step_s goes to the results made in them:
+    T = join_bytes / per_s / (1 - result_s / step_s)."""
     per_s = _joiner_per_s(settings, part, step_s, assumptions)
     result_s = _result_bytes(settings, part) / per_s
-    made_meanwhile = _state_bytes(settings, part) / per_s / step_s * result_s
-    return (part.join_bytes / per_s + made_meanwhile) / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
+    return part.join_bytes / per_s / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
 
 
 def _state_bytes(settings: RunSettings, part: StagePlan) -> float:
-    return part.num_parameters * (FLOAT_BYTES + settings.optimizer.moment_bytes)
+    return part.num_parameters * (FLOAT_BYTES + settings.outer.moment_bytes)
 
 
 def _result_bytes(settings: RunSettings, part: StagePlan) -> float:

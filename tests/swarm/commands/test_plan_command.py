@@ -1,5 +1,6 @@
 """The arithmetic of a run, against the numbers of the design and the codecs' own sizes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,21 +22,27 @@ from swarm.core.plan import (
     ROUND_TRIPS,
     WITH_RESIDUAL,
     Assumptions,
+    Cut,
+    Memory,
     activation_bytes_per_token,
-    best_cut,
     plan_cut,
     plan_run,
     round_bytes,
     stage_memory_bytes,
+    tokens_per_s_alone,
     total_bytes,
 )
+from swarm.core.planning.verdict import Verdict, verdict_on
 from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings, leaves_residual
-from swarm.core.verdict import Verdict, verdict_on
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
-from swarm.manifest.model import cuts, hidden_size, stage_num_parameters
+from swarm.manifest.model import hidden_size, stage_num_parameters
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
 
+LLAMA_1B = (
+    '{"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,'
+    '"num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048}'
+)
 LINKS = Assumptions(uplink_mbit=20, downlink_mbit=100, peers_per_stage=8, tflops=1, session_hours=4)
 
 
@@ -254,24 +261,43 @@ def test_a_round_takes_its_messages_with_their_headers_and_its_round_trips() -> 
     assert alone.round_s == alone.exact_s
 
 
-def test_fleet_gets_the_fastest_cut_that_fits_its_memory() -> None:
+def test_a_cut_that_memory_is_too_small_for_is_computed_sample_by_sample_or_not_at_all() -> None:
     settings = _settings()
-    found = {}
-    for model in cuts(settings.model):
-        cut_settings = replace(settings, model=model)
-        numbers, width = stage_num_parameters(model), hidden_size(model)
-        found[model.num_stages] = plan_cut(cut_settings, numbers, width, LINKS, num_peers=8, memory_bytes=1 << 40)
-        exact = plan_run(cut_settings, numbers, width, replace(LINKS, peers_per_stage=8 // model.num_stages))
-        assert found[model.num_stages].tokens_per_s == exact.tokens_per_s
-    best = best_cut(list(found.values()))
-    assert best is not None
-    assert best.tokens_per_s == max(cut.tokens_per_s for cut in found.values() if not cut.problem)
-    least = min(cut.host_bytes for cut in found.values())
-    poor = [replace(cut, problem="" if cut.host_bytes <= least else "too large") for cut in found.values()]
-    chosen = best_cut(poor)
-    assert chosen is not None
-    assert chosen.host_bytes == least
-    assert best_cut([replace(best, problem="too large")]) is None
+    numbers, width = stage_num_parameters(settings.model), hidden_size(settings.model)
+
+    def cut(memory: Memory) -> Cut:
+        return plan_cut(settings, numbers, width, LINKS, num_peers=16, memory=memory)
+
+    plenty = cut(Memory(1 << 40))
+    assert plenty.tokens_per_s == plan_run(settings, numbers, width, LINKS).tokens_per_s
+    less = cut(Memory(plenty.needs.host_bytes - 1))
+    assert less.needs.host_bytes < plenty.needs.host_bytes
+    assert not less.problem
+    poor = cut(Memory(less.needs.host_bytes - 1))
+    assert poor.lacks == "memory"
+    assert poor.problem.startswith("needs ")
+    with_gpu = cut(Memory(1 << 40, 1 << 30))
+    assert with_gpu.needs.host_bytes < plenty.needs.host_bytes
+    assert cut(Memory(1 << 40, with_gpu.needs.device_bytes // 8)).lacks == "memory"
+
+
+def test_fleet_is_shown_modes_side_by_side_and_what_chooses_the_best(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(LLAMA_1B)
+    manifest = tmp_path / "run.toml"
+    manifest.write_text('[model]\nconfig = "config.json"\nstages = 4\n[batch]\ntarget_tokens = 524288\n')
+    fleet = ["--fleet", "16", "--tflops", "60", "--memory-gib", "96", "--gpu-memory-gib", "40", "--session-hours", "12"]
+    shown = CliRunner().invoke(command, [str(manifest), *fleet])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in shown.output
+    assert "recommended: whole, windows of 30" in lines
+    assert lines[-2:] == ["set model.stages = 1", "set averaging.local_steps = 30"]
+    told = json.loads(CliRunner().invoke(command, [str(manifest), *fleet, "--json"]).output)
+    best = told["best"]
+    assert best["times_alone"] == max(mode["times_alone"] for mode in told["modes"] if not mode["problem"])
+    assert best["times_alone"] > 1 > max(mode["times_alone"] for mode in told["modes"] if mode["local_steps"] == 1)
+    assert not [mode for mode in told["modes"] if mode["local_steps"] > 1 and mode["num_stages"] > 1], "no host runs it"
 
 
 def test_run_takes_its_steps_and_moves_its_bytes() -> None:
@@ -298,6 +324,17 @@ def test_sixteen_fast_machines_on_home_lines_are_slower_than_one_and_slow_ones_a
     assert 8 < good.times_alone < 16, "no more than there are machines"
     assert good.told().startswith("faster than one such machine alone by ")
     assert good.told().endswith("bound by computing")
+
+
+def test_the_verdict_on_windows_counts_tokens_by_what_they_are_worth() -> None:
+    settings = _settings("[model]\nstages = 1\n[averaging]\nlocal_steps = 10\n[batch]\ntarget_tokens = 524288")
+    links = replace(LINKS, peers_per_stage=4, tflops=60)
+    plan = plan_run(settings, [10**8], 2048, links)
+    found = verdict_on(settings, [10**8], 2048, links, plan)
+    assert found.worth == pytest.approx(2.05 / 4)
+    alone = tokens_per_s_alone(settings, [10**8], 2048, links)
+    assert found.times_alone == pytest.approx(found.worth * plan.tokens_per_s / alone)
+    assert "a token of a window counted as 0.51" in found.told()
 
 
 def test_what_the_verdict_advises_makes_the_swarm_faster_than_one() -> None:
@@ -327,10 +364,7 @@ def test_where_no_setting_helps_the_verdict_names_the_links_that_would() -> None
 
 
 def test_a_plan_of_sixteen_stages_can_be_read_in_a_narrow_terminal(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,'
-        '"num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048}'
-    )
+    (tmp_path / "config.json").write_text(LLAMA_1B)
     manifest = tmp_path / "run.toml"
     manifest.write_text('[model]\nconfig = "config.json"\nstages = 16\n')
     shown = CliRunner().invoke(command, [str(manifest), "--session-hours", "100"])
@@ -352,6 +386,23 @@ def test_donors_uplinks_are_shared_with_rounds_and_with_all_who_join() -> None:
     assert often.join_s > 1.5 * join_s[0]
     busy = _settings("[batch]\ntarget_tokens = 8192\n")
     assert plan_run(busy, [10**8] * 2, 1024, alone).stages[0].join_s > join_s[0]
+
+
+def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
+    """Results that are made while it catches up are counted once: the plan was three times too dark."""
+    settings = _settings("[batch]\ntarget_tokens = 8192\n")
+    links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
+    plan = plan_run(settings, [10**8] * 2, 1024, links)
+    part, share = plan.stages[0], 1 / 4  # as many transfers as to each of three members
+    step_s = max(plan.step_s, *(one.uplink_s / (1 - share) for one in plan.stages))
+    free = max(share, 1 - part.uplink_s / step_s)
+    per_s = min(links.down_bytes_per_s, 3 * links.up_bytes_per_s * free)
+    now, behind = part.join_bytes / per_s, 0.0
+    behind = now // step_s
+    while behind:
+        begun, now = now, now + RESULT_BYTES["int8"] * part.num_parameters / per_s
+        behind += now // step_s - begun // step_s - 1
+    assert part.join_s == pytest.approx(now + step_s / 2, rel=0.1)
 
 
 def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:

@@ -1,6 +1,7 @@
 """Whether a swarm is worth having: its speed beside that of one of its machines alone, said before anybody joins.
 
-One machine alone is supposed to hold the whole model and to do nothing but compute: no links, no rounds, no waiting.
+One machine alone is supposed to hold the whole model and to do nothing but compute: no links, no rounds, no waiting. In
+windows of local steps tokens count by what they are worth (`swarm.core.planning.token_worth`).
 """
 
 from bisect import bisect_left
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from swarm.core.plan import Assumptions, Plan, plan_run, tokens_per_s_alone
+from swarm.core.planning.token_worth import worth_of_token
 from swarm.core.settings import RunSettings
 
 LARGEST_BATCH = 64
@@ -20,7 +22,9 @@ FASTEST_LINKS = 1024
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     times_alone: float
-    """The swarm's tokens/s over those of one machine alone."""
+    """The swarm's tokens/s over those of one machine alone, each for what it is worth."""
+    worth: float
+    """Of a token, beside one that a machine alone trains on."""
     bound_by: str
     """What most of a step's time goes to."""
     advice: str
@@ -32,11 +36,12 @@ class Verdict:
 
     def told(self) -> str:
         """In a sentence."""
+        counted = "" if self.worth == 1.0 else f", a token of a window counted as {self.worth:.2g}"
         if self.is_good:
-            return f"faster than one such machine alone by {self.times_alone:.2g}x, bound by {self.bound_by}"
+            return f"faster than one such machine alone by {self.times_alone:.2g}x, bound by {self.bound_by}{counted}"
         return (
-            f"SLOWER than one such machine alone, at {self.times_alone:.2g} of its speed, bound by {self.bound_by}; "
-            f"{self.advice}"
+            f"SLOWER than one such machine alone, at {self.times_alone:.2g} of its speed, bound by {self.bound_by}"
+            f"{counted}; {self.advice}"
         )
 
 
@@ -45,12 +50,13 @@ def verdict_on(
 ) -> Verdict:
     """`plan`: `plan_run` of the same."""
     alone = tokens_per_s_alone(settings, num_parameters, hidden_size, assumptions)
+    worth = worth_of_token(assumptions.peers_per_stage, settings.averaging.local_steps)
 
     def times(changed: RunSettings, links: Assumptions) -> float:
-        return plan_run(changed, num_parameters, hidden_size, links).tokens_per_s / alone
+        return worth * plan_run(changed, num_parameters, hidden_size, links).tokens_per_s / alone
 
-    advice = ""
-    if plan.tokens_per_s <= alone:
+    times_alone, advice = worth * plan.tokens_per_s / alone, ""
+    if times_alone <= 1.0:
         reckoned: list[tuple[float, str, RunSettings]] = []
         for said, changed in _changes(settings):
             reckoned.append((times(changed, assumptions), said, changed))
@@ -69,7 +75,9 @@ def verdict_on(
                 advice += f"; it takes links of {enough.uplink_mbit:g} Mbit/s up and {enough.downlink_mbit:g} down"
             else:
                 advice += "; no links make it faster: take more peers a stage, fewer stages or slower machines"
-    return Verdict(times_alone=plan.tokens_per_s / alone, bound_by=_bound(settings, plan), advice=advice)
+            if not settings.has_windows:
+                advice += "; `swarm plan --fleet` sets windows of local steps beside it"
+    return Verdict(times_alone=times_alone, worth=worth, bound_by=_bound(settings, plan), advice=advice)
 
 
 def _bound(settings: RunSettings, plan: Plan) -> str:

@@ -1,0 +1,50 @@
+"""What a token is worth in windows of local steps, beside one that a machine trains on alone.
+
+A step of a pipeline, or of whole models that average after each step, is the step of one process with the same batch: a
+token is worth what it is worth there. Members of a window are apart from one another while it lasts, and what they
+learn is partly the same; how much was measured by `python -m benchmarks.local_steps_loss` (docs/outer_steps.md), on a
+model of 0.13 M parameters with 4 and 8 members. What is said here of larger models is taken from there.
+"""
+
+import math
+from collections.abc import Mapping
+
+MEASURED_MEMBERS = 4
+GAINS: Mapping[int, float] = {5: 2.49, 10: 2.05, 30: 1.89}
+"""How many times as soon as one alone so many members come to a loss, by the inner steps of a window, were computing
+the only cost: docs/outer_steps.md, "4 members, 1200 inner steps each", moments shared in public forms."""
+SYNCHRONOUS_GAIN = 3.74
+"""The same of one inner step, with fp32 averages."""
+GAIN_OF_8, GAIN_OF_4 = 2.50, 2.03
+"""Of 8 and of 4 members, H 10, 600 inner steps each (the same page)."""
+MEASURED_TO = 8
+"""Members: beyond, each doubling is taken to bring what that from 4 to 8 did."""
+
+
+def gain(num_members: int, local_steps: int) -> float:
+    """How many times as soon as one alone so many come to a loss, were computing the only cost.
+
+    Between measured windows it is linear in the logarithm of their steps, and goes on like that beyond; it is a power
+    of the number of members.
+    """
+    of_4 = max(1.0, _of_4(local_steps))
+    if num_members <= MEASURED_MEMBERS:
+        return float(num_members ** math.log(of_4, MEASURED_MEMBERS))
+    return float(of_4 * (num_members / MEASURED_MEMBERS) ** math.log2(GAIN_OF_8 / GAIN_OF_4))
+
+
+def worth_of_token(num_members: int, local_steps: int) -> float:
+    """Beside one that one machine trains on alone; 1 where members average after each step."""
+    return 1.0 if local_steps == 1 else min(1.0, gain(num_members, local_steps) / num_members)
+
+
+def is_measured(num_members: int, local_steps: int) -> bool:
+    """Whether it lies between what was measured."""
+    return local_steps == 1 or (num_members <= MEASURED_TO and min(GAINS) <= local_steps <= max(GAINS))
+
+
+def _of_4(local_steps: int) -> float:
+    points = sorted({1: SYNCHRONOUS_GAIN, **GAINS}.items())
+    after = next((at for at, (steps, _) in enumerate(points) if steps >= local_steps), len(points) - 1)
+    (few, best), (many, least) = points[max(0, after - 1)], points[max(1, after)]
+    return best + (least - best) * math.log(local_steps / few) / math.log(many / few)
