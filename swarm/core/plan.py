@@ -581,19 +581,14 @@ def _lost_joins(
     step_s: float,
     assumptions: Assumptions,
 ) -> list[str]:
-    """A joiner must get a step's result in less time than the stage makes one, and find those since its snapshot."""
+    """A joiner must find the results since its snapshot."""
     kept, found = settings.retained_results, []
     for part, join_s in zip(stages, joins_s, strict=True):
         if join_s > _longest_join_s(assumptions):
             continue  # said already
         per_s = _joiner_per_s(settings, part, step_s, assumptions)
-        result_s, state_s = _result_bytes(settings, part) / per_s, _state_bytes(settings, part) / per_s
-        if result_s > MOST_JOINS_SHARE * step_s:
-            found.append(
-                f"stage {part.stage}: who joins needs {result_s:.0f} s for the result of a step, and one is made every "
-                f"{step_s:.0f} s; raise batch.target_tokens, or ask for faster links"
-            )
-        elif settings.checkpoint.snapshot_every + state_s / step_s > kept:
+        state_s = _state_bytes(settings, part) / per_s
+        if settings.checkpoint.snapshot_every + state_s / step_s > kept:
             found.append(
                 f"stage {part.stage}: while one takes the state, in {state_s:.0f} s, the stage makes "
                 f"{state_s / step_s:.0f} versions, and keeps the results of {kept}; raise checkpoint.snapshot_every"

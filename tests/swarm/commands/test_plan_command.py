@@ -416,9 +416,9 @@ def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
     assert not [warning for warning in enough.warnings if "least_mbit" in warning]
 
 
-@pytest.mark.parametrize(("peers", "delay", "said"), [(6, 0, "keeps the results of 5"), (2, 1, "the result of a step")])
-def test_a_run_that_no_joiner_could_catch_up_with_is_refused(peers: int, delay: int, said: str) -> None:
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_run_that_no_joiner_could_catch_up_with_is_refused(delay: int) -> None:
     tables = f"[checkpoint]\nsnapshot_every = 1\n[batch]\ntarget_tokens = 8192\n[averaging]\ndelay = {delay}\n"
-    links = replace(LINKS, peers_per_stage=peers, session_hours=10_000)
+    links = replace(LINKS, peers_per_stage=6, session_hours=10_000)
     refusals = plan_run(_settings(tables), [10**8] * 2, 1024, links).refusals
-    assert any(said in refusal for refusal in refusals), refusals
+    assert any("keeps the results of 5" in refusal for refusal in refusals), refusals
