@@ -290,7 +290,7 @@ def test_fleet_is_shown_modes_side_by_side_and_what_chooses_the_best(tmp_path: P
     assert max(map(len, lines)) <= 80
     assert "…" not in shown.output
     assert "recommended: whole, windows of 30" in lines
-    assert lines[-2:] == ["set model.stages = 1", "set averaging.local_steps = 30"]
+    assert lines[-3:] == ["set model.stages = 1", "set averaging.local_steps = 30", 'set codecs.averaging = "int2"']
     told = json.loads(CliRunner().invoke(command, [str(manifest), *fleet, "--json"]).output)
     best = told["best"]
     assert best["times_alone"] == max(mode["times_alone"] for mode in told["modes"] if not mode["problem"])
