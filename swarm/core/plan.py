@@ -253,9 +253,10 @@ def stage_memory_bytes(
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
         # A claim, its replay and second moments, all of them decoded: after the replay, whose memory they have.
-        items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
         if window:
             items["host.window of a replay"] = window + weights
+        else:
+            items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if settings.leaves_residual:
         items["host.residual"] = weights

@@ -306,6 +306,18 @@ def test_run_takes_its_steps_and_moves_its_bytes() -> None:
         assert whole == pytest.approx(month * plan.run_s / (30 * 24 * 3600) + part.join_bytes)
 
 
+def test_windows_need_memory_for_themselves_and_in_public_for_their_replays() -> None:
+    window = "[model]\nstages = 1\n[averaging]\nlocal_steps = 10\n[codecs]\naveraging = 'int2'\n"
+
+    def needs(text: str) -> dict[str, int]:
+        return stage_memory_bytes(_settings(text), 10**9, 64, "cpu")
+
+    friends, public = needs(window), needs(f"[run]\ntrust = 'public'\n{window}")
+    assert friends["host.moments"] == pytest.approx(0.28e9, rel=0.01), "of a state, as a result has them"
+    assert total_bytes(friends, "host") == pytest.approx(28.5e9, rel=0.02)
+    assert total_bytes(public, "host") - total_bytes(friends, "host") == pytest.approx(28e9, rel=0.02)
+
+
 def _verdict(settings: RunSettings, num_parameters: list[int], links: Assumptions) -> Verdict:
     return verdict_on(settings, num_parameters, 2048, links, plan_run(settings, num_parameters, 2048, links))
 
