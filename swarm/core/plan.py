@@ -24,6 +24,9 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
+CHUNK_WEIGHT = 1.4
+"""Of a line that both keep full, a chunk's transfer takes so many times what one of a round's messages does: these wait
+for an answer in between (`benchmarks.big_stage` with `--cut-s 0`)."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -472,14 +475,14 @@ def _plan_stage(
 
 
 def _joiner_share(assumptions: Assumptions) -> float:
-    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, all
-    alike, and steps last so much longer."""
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, and
+    steps last so much longer."""
     rate, receivers = assumptions.up_bytes_per_s, assumptions.peers_per_stage - 1
     if not receivers:
         return MOST_JOINS_SHARE
     sends = lanes_of(rate, most=MOST_LANES * receivers)
     joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
-    return joins / (joins + sends)
+    return CHUNK_WEIGHT * joins / (CHUNK_WEIGHT * joins + sends)
 
 
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
