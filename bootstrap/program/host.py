@@ -659,6 +659,7 @@ class Host:
                 "event": "version",
                 "version": version,
                 "total_steps": total,
+                "local_steps": self.run.settings.averaging.local_steps,
                 "loss": self.progress.last_loss(),
                 "tokens_per_s": speed,
                 "peers": num_peers,
