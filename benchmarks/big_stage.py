@@ -33,6 +33,7 @@ from benchmarks.training_throughput import Events, running
 from swarm.checkpoint.results import SIGNED, read_signed
 from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
 from swarm.core.round.contribution import Result
+from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
 CUT_S = 60.0
@@ -41,6 +42,8 @@ ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
 DOWN_TIMES = 5.0
 SOURCE, NEWCOMER = "source", "newcomer"
 HIDDEN_SIZE = 256
+STATE_BYTES = 12
+"""Of a parameter in a state: weight and moments in fp32."""
 
 MANIFEST = """\
 [run]
@@ -76,6 +79,8 @@ class Watched:
     newcomer_s: float | None
     """From its start to the roster that names it; None where none came in time."""
     results: list[Result]
+    fetched_steps: list[int]
+    """Of results that somebody holds who was no member in their rounds: each came to it once, whole."""
     peak_bytes: int
     """Of memory, of the founder that took most."""
     replicas_equal: bool
@@ -164,6 +169,7 @@ def watch(
         ended,
         newcomer_s,
         _results(folder / founders[0]),
+        [step for name in (*founders, NEWCOMER) for step in _fetched_steps(folder / name)],
         max(peaks),
         _are_equal([folder / name for name in (*founders, NEWCOMER)]),
         addresses,
@@ -193,6 +199,14 @@ def _results(folder: Path) -> list[Result]:
     return [read[0] for read in found if read is not None]
 
 
+def _fetched_steps(folder: Path) -> list[int]:
+    """Of the results on this peer's disk, those of rounds in which it was no member."""
+    if not (folder / "identity.key").exists():
+        return []
+    me = load_identity(folder / "identity.key").peer_id
+    return [int(made.roster.step) for made in _results(folder) if me not in made.roster.members]
+
+
 def _are_equal(folders: list[Path]) -> bool:
     """Whether all snapshots of one version are the same bytes, on whichever disks they are."""
     states: dict[str, set[str]] = {}
@@ -217,8 +231,10 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     results = [made for made in watched.results if begun["version"] <= int(made.roster.step) < last["version"]]
     num_members = [len(made.roster.members) for made in results]
     due = sum(size - 1 for size in num_members) * num_parameters * (CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"])
+    is_counted = range(begun["version"], last["version"] + 1)
+    due += sum(step in is_counted for step in watched.fetched_steps) * num_parameters * RESULT_BYTES["int8"]
     if watched.newcomer_s is not None:
-        due += stage_of_more["join_bytes"]
+        due += num_parameters * STATE_BYTES
     at = [line for line in lines if begun["at"] <= line["at"] <= ended["at"]]
     sent = sum(at[-1]["up_bytes"][address] - at[0]["up_bytes"][address] for address in watched.addresses.values())
     dropped = Counter[str]()

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 PAPERS = "papers"
 """{stage, step, of, entries} -> {papers}: of the contribution of the one asked, or, where that is who leads the round,
-of another's."""
+of another's. None for an entry of which it has none."""
 DRAWN = 32
 """Entries that a voter draws of a round's contributions, in equal shares; of each at least one."""
 MOST_REMEMBERED = 1024
@@ -44,6 +44,10 @@ def drawn_entries(made: Contribution, *, num_members: int, rng: random.Random) -
     return tuple(sorted(rng.sample(range(len(made.work)), count)))
 
 
+class WithheldError(TransientError):
+    """A contribution's maker says itself that it has no papers for an entry of it."""
+
+
 class DrawnPapers:
     """One voter's draws, and what was shown for them."""
 
@@ -58,7 +62,8 @@ class DrawnPapers:
         self._withheld: dict[PeerId, int] = {}
 
     async def check(self, proposal: Proposal, leader: PeerId, *, num_members: int, within_s: float) -> None:
-        """Raises TransientError while something that was drawn of a new roster is not shown.
+        """Raises TransientError while something that was drawn of a new roster is not shown; WithheldError if its
+        leader has none for its own contribution: then no roster of this leader's can be voted for.
 
         A roster that is proposed again was certified: whoever voted then has looked.
         """
@@ -67,19 +72,22 @@ class DrawnPapers:
             return
         me = self._transport.peer_id
         others = [made for made in roster.contributions if made.peer_id != me]
-        asked = (self.are_shown(made, num_members=num_members, within_s=within_s) for made in others)
-        for made, is_shown in zip(others, await asyncio.gather(*asked), strict=True):
-            if is_shown:
+        asked = (self.lack(made, num_members=num_members, within_s=within_s) for made in others)
+        for made, lack in zip(others, await asyncio.gather(*asked), strict=True):
+            if lack is None:
                 continue
             if made.peer_id == leader:
-                raise TransientError(f"papers of {leader[-6:]}, who leads, are not shown")
+                kind = WithheldError if isinstance(lack, WithheldError) else TransientError
+                raise kind(f"papers of {leader[-6:]}, who leads, are not shown: {lack}")
             await self.fetch(made, self._drawn(made, num_members), of=leader, within_s=2 * within_s)
             self._remember(made)
 
-    async def are_shown(self, made: Contribution, *, num_members: int, within_s: float) -> bool:
-        """Whether a contribution's maker shows what is drawn of it here."""
+    async def lack(
+        self, made: Contribution, *, num_members: int, within_s: float
+    ) -> RemoteError | TransientError | None:
+        """Why its maker does not show what is drawn of it here; None if it does."""
         if made.digest() in self._shown or not made.work:
-            return True
+            return None
         if int(made.step) - self._withheld.get(made.peer_id, -DISTRUSTED_STEPS - 1) <= DISTRUSTED_STEPS:
             within_s /= 8
         try:
@@ -89,9 +97,9 @@ class DrawnPapers:
             self._withheld[made.peer_id] = int(made.step)
             while len(self._withheld) > MOST_REMEMBERED:
                 del self._withheld[next(iter(self._withheld))]
-            return False
+            return error
         self._remember(made)
-        return True
+        return None
 
     async def fetch(
         self, made: Contribution, entries: Sequence[int], *, of: PeerId, within_s: float
@@ -110,6 +118,8 @@ class DrawnPapers:
         fields.done()
         if len(papers) != len(entries):
             raise RemoteError("malformed", f"{len(papers)} papers for {len(entries)} entries", of)
+        if None in papers:
+            raise WithheldError(f"{of[-6:]} has no papers for {papers.count(None)} of {len(papers)} entries")
         while not all(self._check(made, entry, value) for entry, value in zip(entries, papers, strict=True)):
             if time.monotonic() >= give_up_at:
                 raise TransientError(f"papers of {made.peer_id[-6:]} are signed by peers that are not known here")

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.demo.observed import short
+from bootstrap.demo.outcome import honest_out, of_attacker
 from bootstrap.demo.plot import write_loss_plot
 from bootstrap.demo.report import demo_report, read_host_report, write_report
 from bootstrap.demo.request import CHECKPOINT_EVERY
@@ -76,7 +77,8 @@ async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export:
             "plot": str(kept.plot) if kept.plot is not None else None,
             "checkpoint": str(kept.checkpoint) if kept.checkpoint is not None else None,
             "wall_seconds": wall_s,
-            "attacks": _attacks(demo),
+            "attacks": _attacks(demo, kept.report),
+            "honest_shut_out": honest_out(demo.observed),
             "bans": demo.observed.bans,
             "host_exit": demo.host.exit if demo.host is not None else None,
         },
@@ -143,6 +145,10 @@ def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[st
         )
     for attack in report["attacks"]:
         rows.append(("misbehaved", f"{short(attack['peer_id'])}: {attack['kind']} from step {attack['step']}"))
+        rows.append(("what came of it", attack["outcome"]))
+    if report["attacks"]:
+        wronged = report["honest_shut_out"]
+        rows.append(("the others", Text("; ".join(wronged), style="bold red") if wronged else "nobody was shut out"))
     for ban in report["bans"]:
         rows.append(("banned", f"{short(ban['peer_id'])} for {ban['kind']} at step {ban['step']}: {ban['evidence']}"))
     for stage, digests in report.get("state_digests", {}).items():
@@ -157,9 +163,15 @@ def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[st
     return rows
 
 
-def _attacks(demo: Demo) -> list[dict[str, Any]]:
+def _attacks(demo: Demo, host: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"peer_id": peer_id, "stage": peer.stage, "kind": peer.attack.kind, "step": peer.attack.from_step}
+        {
+            "peer_id": peer_id,
+            "stage": peer.stage,
+            "kind": peer.attack.kind,
+            "step": peer.attack.from_step,
+            "outcome": of_attacker(demo.observed, peer, host),
+        }
         for peer_id, peer in sorted(demo.observed.peers.items())
         if peer.attack is not None
     ]

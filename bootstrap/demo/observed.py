@@ -61,6 +61,17 @@ class News:
     """Only the last of these is worth a line where lines are few."""
 
 
+@dataclass(frozen=True)
+class Out:
+    """A peer is shut out."""
+
+    how: str
+    """banned or quarantined"""
+    kind: str
+    """What for."""
+    step: int
+
+
 @dataclass
 class Observed:
     """A run as its host tells it. Times are those at which events came, on one clock."""
@@ -85,6 +96,8 @@ class Observed:
     """Versions at which the demo killed peers."""
     bans: list[dict[str, Any]] = field(default_factory=list)
     """peer_id, stage, kind, step and evidence of each, in order."""
+    outs: dict[str, Out] = field(default_factory=dict)
+    """Who is shut out, by peer id."""
     last_heard_at: float = 0.0
     finished: bool = False
     _loss_sums: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: (0.0, 0)))
@@ -150,11 +163,15 @@ class Observed:
                 ban = {"peer_id": peer_id, "stage": stage, "kind": kind, "step": step}
                 self.bans.append({**ban, "evidence": event.get("evidence")})
                 self._peer(peer_id, stage).state = "banned"
+                self.outs[peer_id] = Out("banned", kind, step)
                 self.tell(f"banned: {short(peer_id)} of stage {stage} for {kind} at step {step}", now=now, is_bad=True)
             case {"event": "quarantined", "peer_id": peer_id, "stage": stage, "kind": kind, "step": step}:
                 text = f"quarantined: {short(peer_id)} of stage {stage} for {kind} at step {step}"
                 self.tell(text, now=now, is_bad=True)
+                self._peer(peer_id, stage)
+                self.outs.setdefault(peer_id, Out("quarantined", kind, step))
             case {"event": "pardoned" | "promoted" as what, "peer_id": peer_id, "stage": stage}:
+                self.outs.pop(peer_id, None)
                 self.tell(f"{what}: {short(peer_id)} of stage {stage}", now=now)
             case {"event": "finished"}:
                 self.finished = True

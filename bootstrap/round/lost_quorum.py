@@ -83,6 +83,10 @@ class LostQuorum:
         self._quiet_since = time.monotonic()
         self._closing_since: tuple[int, float] | None = None
         """The version whose round was first found under way, and when: its work may have taken any time."""
+        self._answers: dict[PeerId, tuple[float, bool]] = {}
+        """In the present round: when each voter last answered, and whether it votes."""
+        self._answered_in = b""
+        """The version's name that the round starts from."""
         self._changed: Reconfiguration | None = None
         """The last: the round is given time under it."""
 
@@ -106,7 +110,7 @@ class LostQuorum:
         closing_s = time.monotonic() - self._closing_since[1]
         view = _view_of(there, basis)
         weights = electorate(basis.work_of, basis.neighbours, self._host, basis.said.value)
-        votes = await of_each(weights, lambda peer: self._votes(peer, basis))
+        votes = self._lately(basis, await of_each(weights, lambda peer: self._votes(peer, basis)))
         live, present = tuple(sorted(votes)), {*votes, *there} & {*basis.members}
         leaders = basis.leaders(Step(version))
         deciding, voting = tuple(weights), {peer for peer in live if votes[peer]}
@@ -141,6 +145,15 @@ class LostQuorum:
         self._closing_since = version, time.monotonic()
         self._changed = signed
         return signed
+
+    def _lately(self, basis: RoundBasis, votes: Mapping[PeerId, bool]) -> dict[PeerId, bool]:
+        """Who has answered within a lease, now or at an earlier look: on a line that a round keeps full one answer may
+        be late, and its voter is not lost."""
+        now = time.monotonic()
+        if self._answered_in != basis.name:
+            self._answered_in, self._answers = basis.name, {}
+        self._answers.update((peer, (now, vote)) for peer, vote in votes.items())
+        return {peer: vote for peer, (at, vote) in self._answers.items() if now - at <= self._lease_s}
 
     async def _place(self, said: Mapping[PeerId, Standing]) -> Place | None:
         """Where the stage stands, if that is known."""

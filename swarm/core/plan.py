@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import KEPT_SNAPSHOTS, RunSettings
-from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.core.transfers import MOST_LANES, bytes_per_s, lanes_of, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -24,9 +24,6 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
-LEAST_FREE_SHARE = 0.25
-"""Of a donor's uplink that a joiner has, however busy its rounds keep it: their transfers share the line, and steps
-last so much longer."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -334,7 +331,8 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
-    beside_s = max(step_s, *(part.uplink_s / (1 - LEAST_FREE_SHARE) for part in stages))
+    share = _joiner_share(assumptions)
+    beside_s = max(step_s, *(part.uplink_s / (1 - share) for part in stages))
     stages = tuple(replace(part, join_s=_join_s(settings, part, beside_s, assumptions)) for part in stages)
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
@@ -466,23 +464,33 @@ def _plan_stage(
     )
 
 
+def _joiner_share(assumptions: Assumptions) -> float:
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, all
+    alike, and steps last so much longer."""
+    rate, receivers = assumptions.up_bytes_per_s, max(1, assumptions.peers_per_stage - 1)
+    sends = lanes_of(rate, most=MOST_LANES * receivers)
+    joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
+    return joins / (joins + sends)
+
+
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
     """Bytes a second that who joins the stage is sent. As many come as leave, and share what the step leaves of the
     donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a queue whose
     customers are all served at once)."""
     members = assumptions.peers_per_stage
-    free = max(LEAST_FREE_SHARE, 1 - part.uplink_s / step_s)
+    free = max(_joiner_share(assumptions), 1 - part.uplink_s / step_s)
     donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s * free
     taken = members / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))
 
 
 def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """A snapshot, the results since, those that are made meanwhile, and half of the step that is then waited for."""
+    """A snapshot, the results since, those that are made until it has them all, and half of the step that is then
+    waited for. Of T seconds a share result_s / step_s goes to the results made in them:
+    T = join_bytes / per_s / (1 - result_s / step_s)."""
     per_s = _joiner_per_s(settings, part, step_s, assumptions)
     result_s = _result_bytes(settings, part) / per_s
-    made_meanwhile = _state_bytes(settings, part) / per_s / step_s * result_s
-    return (part.join_bytes / per_s + made_meanwhile) / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
+    return part.join_bytes / per_s / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
 
 
 def _state_bytes(settings: RunSettings, part: StagePlan) -> float:

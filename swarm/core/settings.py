@@ -121,7 +121,7 @@ class OptimizerSettings(Table):
         float,
         Bounds(above=0, most=1000),
         Amendable(),
-        "The highest rate of the schedule: linear warm-up, then a cosine.",
+        "The highest rate of the schedule, which begins with a linear warm-up.",
     ] = 1e-3
     beta1: Annotated[Decay, "AdamW's decay of the mean gradient."] = 0.9
     beta2: Annotated[Decay, "AdamW's decay of the mean squared gradient."] = 0.95
@@ -155,11 +155,26 @@ class OptimizerSettings(Table):
     total_steps: Annotated[
         int, Bounds(least=1, most=MOST_STEPS), Amendable(), "The run ends after this many steps."
     ] = 200
+    schedule: Annotated[
+        Literal["cosine", "wsd"],
+        Amendable(),
+        'After the warm-up: "cosine" falls from there to the end; "wsd" stays, and falls in the last decay_steps.',
+    ] = "cosine"
+    decay_steps: Annotated[
+        StepsOrNone, Amendable(), 'With schedule = "wsd": so many steps before the end the rate begins to fall.'
+    ] = 0
     final_learning_rate_share: Annotated[
         float, Bounds(least=0, most=1), Amendable(), "The schedule ends at this share of learning_rate."
     ] = 0.1
 
     def disagreement(self, given: Collection[str]) -> str | None:
+        if self.decay_steps and self.schedule != "wsd":
+            return f'decay_steps = {self.decay_steps} is of schedule = "wsd"; set that, or leave it out'
+        if self.warmup_steps + self.decay_steps > self.total_steps >= self.warmup_steps:
+            return (
+                f"decay_steps = {self.decay_steps} and warmup_steps = {self.warmup_steps} together are more than "
+                f"optimizer.total_steps = {self.total_steps}; lower them"
+            )
         if self.warmup_steps > self.total_steps:
             return (
                 f"warmup_steps = {self.warmup_steps} is more than optimizer.total_steps = {self.total_steps}; lower it"
@@ -396,7 +411,9 @@ class RunSettings(TrainingSettings):
         """Of a window's steps, by their number in the run, version * local_steps + i: the schedule is as long in
         windows as it is in steps of a run without."""
         steps = self.averaging.local_steps
-        stretched = {name: steps * getattr(self.optimizer, name) for name in ("warmup_steps", "total_steps")}
+        stretched = {
+            name: steps * getattr(self.optimizer, name) for name in ("warmup_steps", "decay_steps", "total_steps")
+        }
         return replace(self.optimizer, **stretched)
 
     @property

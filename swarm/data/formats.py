@@ -96,11 +96,16 @@ def _json_lines(file: BinaryIO, name: str, text_field: str, missing: Missing) ->
         if text is None:
             missing()
         elif isinstance(text, str):
-            yield text.replace("\0", "")
+            yield (_whole_characters(text) if b"\\u" in line else text).replace("\0", "")
         else:
             raise SettingsError(
                 f'data.text = "{name}": line {number} has no text in "{text_field}"; set data.text_field'
             )
+
+
+def _whole_characters(text: str) -> str:
+    """With U+FFFD for halves of surrogate pairs, which JSON can say and UTF-8 cannot."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _rows(file: BinaryIO, name: str, text_field: str, missing: Missing) -> Iterator[str]:

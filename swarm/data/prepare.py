@@ -192,9 +192,7 @@ class _Preparing:
                 place.sources.append({"first_token": train.num_tokens})
             source.skipped = self.skipped
             saved_at = place.num_characters
-            for (file, before), text, ids in encoded(
-                _from(source, place.file, place.documents), self.data.tokenizer, self.tokenizer
-            ):
+            for (file, before), text, ids in encoded(_from(source, place.file, place.documents), self.tokenizer):
                 if file != place.file:
                     place.file, place.documents, place.skipped = file, 0, before
                 (held_out if _is_held_out(text, share) else train).write(ids)

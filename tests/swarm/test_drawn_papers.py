@@ -13,7 +13,15 @@ from swarm.core.ids import PeerId
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution
 from swarm.core.round.voting import Certificate, Proof
-from swarm.drawn_papers import DISTRUSTED_STEPS, DRAWN, PAPERS, DrawnPapers, drawn_entries, read_asked
+from swarm.drawn_papers import (
+    DISTRUSTED_STEPS,
+    DRAWN,
+    PAPERS,
+    DrawnPapers,
+    WithheldError,
+    drawn_entries,
+    read_asked,
+)
 from swarm.network.memory import MemoryNetwork
 from swarm.network.transport import Message, Transport
 from tests.swarm.core.round.round_members import certificate_by, roster_of
@@ -40,6 +48,8 @@ class Desk:
     answers: bool = True
     asked: list[tuple[PeerId, PeerId, tuple[int, ...]]] = field(default_factory=list)
     lies: bool = False
+    has_none: bool = False
+    """For its own contribution."""
     drawn: DrawnPapers | None = None
     made: Contribution | None = None
     """Where it leads: what it asks votes for."""
@@ -56,7 +66,7 @@ class Desk:
             assert self.drawn is not None
             assert self.made is not None
             return Message({"papers": await self.drawn.fetch(self.made, entries, of=of, within_s=0.5)})
-        return Message({"papers": [entry + self.lies for entry in entries]})
+        return Message({"papers": [None if self.has_none else entry + self.lies for entry in entries]})
 
 
 class Scene:
@@ -129,6 +139,22 @@ def test_without_papers_there_is_no_vote(lies: bool) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("leader", [MAKER, LEADER])
+def test_a_leader_that_says_it_has_no_papers_is_told_from_one_that_does_not_answer(leader: PeerId) -> None:
+    async def play() -> None:
+        scene = Scene()
+        scene.desks[MAKER].has_none = True
+        with pytest.raises(TransientError) as raised:
+            await scene.papers[VOTER].check(scene.proposal(), leader, num_members=4, within_s=WITHIN_S)
+        assert isinstance(raised.value, WithheldError) == (leader == MAKER)
+        scene.desks[MAKER].answers = False
+        with pytest.raises(TransientError) as raised:
+            await scene.papers[OTHER].check(scene.proposal(), MAKER, num_members=4, within_s=0.2)
+        assert not isinstance(raised.value, WithheldError)
+
+    asyncio.run(play())
+
+
 def test_who_does_not_answer_is_waited_for_and_for_a_while_after_that_less() -> None:
     async def play() -> None:
         scene = Scene()
@@ -137,7 +163,7 @@ def test_who_does_not_answer_is_waited_for_and_for_a_while_after_that_less() -> 
         waits = []
         for _ in range(2):
             before = loop.time()
-            assert not await scene.papers[VOTER].are_shown(scene.made, num_members=4, within_s=0.4)
+            assert await scene.papers[VOTER].lack(scene.made, num_members=4, within_s=0.4) is not None
             waits.append(loop.time() - before)
         assert waits[0] >= 0.4 > 2 * waits[1]
         assert DISTRUSTED_STEPS > 0
@@ -165,9 +191,9 @@ def test_signers_who_are_not_known_yet_are_waited_for() -> None:
             return len(seen) > 20
 
         voter = DrawnPapers(scene.desks[VOTER].transport, known_later, random.Random(0))
-        assert await voter.are_shown(scene.made, num_members=4, within_s=WITHIN_S)
+        assert await voter.lack(scene.made, num_members=4, within_s=WITHIN_S) is None
         stranger = DrawnPapers(scene.desks[VOTER].transport, lambda made, entry, value: False, random.Random(0))
-        assert not await stranger.are_shown(scene.made, num_members=4, within_s=0.2)
+        assert await stranger.lack(scene.made, num_members=4, within_s=0.2) is not None
 
     asyncio.run(play())
 

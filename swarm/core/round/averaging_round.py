@@ -170,7 +170,8 @@ class AveragingRound:
         """When `tick` wants to be called next."""
         if self.finished:
             return None
-        return min((due for due in (self._patience.due, self._reduction.due) if due is not None), default=None)
+        times = (self._patience.due, self._reduction.due, self._lead.relief_due)
+        return min((due for due in times if due is not None), default=None)
 
     # -- close and commit ---------------------------------------------------------------------------------
 
@@ -360,6 +361,13 @@ class AveragingRound:
         if self._lead.committed.get(peer) is not None and not self._lead.has_roster:
             self._lead.committed[peer] = None
         return self._lead.propose(now)
+
+    def pass_over(self, leader: PeerId, view: int, *, now: float) -> Instructions:
+        """Who leads the view says itself that it has nothing to show for its contribution: the next leader is turned
+        to at once, for nobody who looks can vote for what this one proposes."""
+        if self.result is not None or self.leads or (leader, view) != (self.leader, self._promised):
+            return []
+        return self._next_view(now)
 
     def asks_votes_for(self, peer: PeerId) -> Contribution | None:
         """Its contribution, if it is on a new roster that this peer asks votes for."""
@@ -552,7 +560,7 @@ class AveragingRound:
         is_waiting = bool(set(missing) - lacks.keys()) and self._lead.ballots.proposal is None
         if is_waiting and now < self._reduction.arrivals.ends_at:
             self._wait_for_leader(now)
-        if not self._lead.missing(missing, lacks):
+        if not self._lead.missing(sender, missing, lacks, now=now):
             return []
         return self._begin(self._own_view_after(self.view), self._lead.reason, now)
 
@@ -648,6 +656,9 @@ class AveragingRound:
         out: Instructions = []
         if self._reduction.due is not None and now >= self._reduction.due:
             out += self._look(now)
+        relief_due = self._lead.relief_due
+        if relief_due is not None and now >= relief_due:
+            out += self._lead.relieve_slow_reducers(now)
         due = self._patience.due
         if due is None or now < due:
             return out

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from bootstrap.demo.observed import Observed
+from bootstrap.demo.outcome import honest_out, of_attacker
 from bootstrap.demo.plot import smoothed, write_loss_plot
 from bootstrap.demo.report import demo_report, held_out_bigram_loss
 from bootstrap.demo.request import (
@@ -235,6 +236,37 @@ def test_a_fault_is_told_when_it_puts_a_peer_out_and_when_it_comes_back() -> Non
     observed.take({"event": "promoted", "peer_id": "peer", "stage": 1, "step": 9}, now=3.0)
     told = [(item.text.partition(":")[0], item.is_bad) for item in observed.news]
     assert told == [("quarantined", True), ("pardoned", False), ("promoted", False)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "events", "said"),
+    [
+        (
+            "charges",
+            ["quarantined"],
+            "quarantined at step 3, for false_accusation; it has 25% of the credit",
+        ),
+        ("sign_flip", ["quarantined", "banned"], "banned at step 3"),
+        ("claimed_ids", [], "stayed in, without effect: who votes draws entries"),
+        ("zeros", [], "not put out so far"),
+        ("zeros", ["quarantined", "pardoned"], "not put out so far"),
+    ],
+)
+def test_what_came_of_an_attack_is_told_and_whether_others_were_wronged(
+    kind: str, events: list[str], said: str
+) -> None:
+    observed = Observed(5, 2048, started_at=0.0)
+    observed.expect("liar", 1, 0, Attack(kind, 1))
+    observed.expect("honest", 1, 1)
+    for event in events:
+        observed.take(
+            {"event": event, "peer_id": "liar", "stage": 1, "kind": "false_accusation", "step": 3, "evidence": None},
+            now=1.0,
+        )
+    assert said in of_attacker(observed, observed.peers["liar"], {"credit": {"liar": 1, "honest": 3, "elsewhere": 9}})
+    assert honest_out(observed) == []
+    observed.take({"event": "banned", "peer_id": "honest", "stage": 1, "kind": "fault", "step": 4}, now=2.0)
+    assert honest_out(observed) == ["honest was banned at step 4, for fault"]
 
 
 @pytest.mark.parametrize("from_step", [0, 1, 3])

@@ -59,7 +59,7 @@ def test_a_schedule_follows_from_its_seed_and_leaves_a_stage_alone_for_a_while()
 
 
 def test_a_host_that_is_killed_and_started_again_takes_the_run_up(tmp_path: Path) -> None:
-    manifest = manifest_of(optimizer={"total_steps": 40}, limits={"founders_per_stage": 2})
+    manifest = manifest_of(optimizer={"total_steps": 16}, limits={"founders_per_stage": 2})
 
     async def scenario() -> None:
         async with swarm_in_process(manifest, tmp_path, peers=(2, 2)) as swarm:
@@ -68,14 +68,14 @@ def test_a_host_that_is_killed_and_started_again_takes_the_run_up(tmp_path: Path
             await swarm.restart_host()
             await swarm.until(lambda: any(event["event"] == "recovered" for event in swarm.events))
             report = await swarm.finished()
-            assert report["steps"] == 40
+            assert report["steps"] == 16
         assert Branches.read(tmp_path / "host" / "ledger.sqlite").breaches() == []
 
     asyncio.run(scenario())
 
 
 def test_one_of_two_replicas_leaves_and_comes_back(tmp_path: Path) -> None:
-    manifest = manifest_of(optimizer={"total_steps": 40}, limits={"founders_per_stage": 2})
+    manifest = manifest_of(optimizer={"total_steps": 24}, limits={"founders_per_stage": 2})
 
     async def scenario() -> None:
         async with swarm_in_process(manifest, tmp_path, peers=(2, 2)) as swarm:
@@ -85,7 +85,7 @@ def test_one_of_two_replicas_leaves_and_comes_back(tmp_path: Path) -> None:
             assert leaver not in swarm.of_stage(1)
             await swarm.restart(leaver)
             report = await swarm.finished()
-            assert report["steps"] == 40
+            assert report["steps"] == 24
             assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
 
     asyncio.run(scenario())

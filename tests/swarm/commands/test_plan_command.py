@@ -388,6 +388,23 @@ def test_donors_uplinks_are_shared_with_rounds_and_with_all_who_join() -> None:
     assert plan_run(busy, [10**8] * 2, 1024, alone).stages[0].join_s > join_s[0]
 
 
+def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
+    """Results that are made while it catches up are counted once: the plan was three times too dark."""
+    settings = _settings("[batch]\ntarget_tokens = 8192\n")
+    links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
+    plan = plan_run(settings, [10**8] * 2, 1024, links)
+    part, share = plan.stages[0], 1 / 4  # as many transfers as to each of three members
+    step_s = max(plan.step_s, *(one.uplink_s / (1 - share) for one in plan.stages))
+    free = max(share, 1 - part.uplink_s / step_s)
+    per_s = min(links.down_bytes_per_s, 3 * links.up_bytes_per_s * free)
+    now, behind = part.join_bytes / per_s, 0.0
+    behind = now // step_s
+    while behind:
+        begun, now = now, now + RESULT_BYTES["int8"] * part.num_parameters / per_s
+        behind += now // step_s - begun // step_s - 1
+    assert part.join_s == pytest.approx(now + step_s / 2, rel=0.1)
+
+
 def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
     settings, sizes = _settings("[deadlines]\nleast_mbit = 10\n"), [10**8] * 2
     plan = plan_run(settings, sizes, 1024, replace(LINKS, uplink_mbit=2, session_hours=10_000))

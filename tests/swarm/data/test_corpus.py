@@ -92,6 +92,11 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
     assert texts(tmp_path, text_field="body") == ["one", "two"]
 
 
+def test_half_a_surrogate_pair_of_json_becomes_a_replacement_character(tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text(r'{"text": "a\ud800b \ud83d\ude00 \u00e9"}' + "\n")
+    assert [one.text for one in Corpus([str(tmp_path)]).documents()] == ["a\ufffdb \U0001f600 é"]
+
+
 @pytest.mark.parametrize("line", ["{", "[]", "3", '{"content": "x"}', '{"text": 3}'])
 def test_json_line_without_the_field_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "d.jsonl").write_text('{"text": "fine"}\n' + line + "\n")

@@ -90,14 +90,30 @@ def test_cut_texts_have_the_ids_of_whole_ones(kind: str) -> None:
     assert all(ids is None for text, ids in zip(texts, found, strict=True) if "<end>" in text)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("added", [["  ", "    "], ["[[", "(a", "'"], ["\n"], [" ", "._"]])
+def test_added_tokens_are_found_wherever_they_are(kind: str, added: list[str]) -> None:
+    tokenizer = Tokenizer.from_str(json.dumps(_described(kind)))
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
+    cut = CutTexts(tokenizer)
+    texts = [*_random_texts(random.Random(3), 300), *TEXT.split("\n\n"), "x  [[ (a", "b (a [[  c"]
+    found = [ids for at in range(0, len(texts), 100) for ids in cut.encode(texts[at : at + 100])]
+    assert any(ids is not None for ids in found)
+    for text, ids in zip(texts, found, strict=True):
+        assert ids is None or ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids, text
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "MAX_KNOWN", 50)
     tokenizer = Tokenizer.from_str(json.dumps(_described("gpt2")))
     cut = CutTexts(tokenizer)
-    for text in TEXT.split("\n\n"):
+    texts = TEXT.split("\n\n")
+    longest = max(map(len, texts))
+    assert longest < len(set(TEXT.split()))
+    for text in texts:
         (ids,) = cut.encode([text])
         assert ids is None or ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids
-        assert len(cut._known) <= 50 + len(text)
+        assert len(cut._known) <= 50 + longest
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,53 @@
-"""Documents are encoded by processes as by one, in order."""
+"""Documents are encoded by threads as by one, in order."""
 
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from swarm.core.errors import LocalError
-from swarm.data import encoding
+from swarm.data import cutting, encoding
 from swarm.data.encoding import encoded
 from swarm.data.tokenizer import load_tokenizer
 from tests.swarm.data.small_tokenizers import TEXT, small_tokenizer
 
 
-def test_processes_give_the_ids_of_one_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_give_the_ids_of_one_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 5000)
-    monkeypatch.setattr(encoding, "IN_PROCESS_CHARACTERS", 10000)
     name = str(small_tokenizer(tmp_path / "small"))
     documents = list(enumerate([*TEXT.split("\n\n"), "über", "中文", "<end> inside"]))
-    found = list(encoded(iter(documents), name, load_tokenizer(name)))
+    found = list(encoded(iter(documents), load_tokenizer(name)))
     assert [(one.about, one.text) for one in found] == documents
     whole = load_tokenizer(name).encode_documents([text for _, text in documents])
     assert all(map(np.array_equal, [one.ids for one in found], whole))
 
 
-def test_a_process_that_dies_is_told_of(tmp_path: Path) -> None:
-    with encoding._Worker(str(tmp_path / "no tokenizer")) as worker, pytest.raises(LocalError, match="has ended"):
-        worker.encode(["text"] * 100)
+@pytest.mark.parametrize("most", [20, 1 << 21])
+def test_what_threads_learn_and_forget_of_each_other_changes_no_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(cutting, "MAX_KNOWN", most)
+    tokenizer = load_tokenizer(str(small_tokenizer(tmp_path / "small")))
+    texts = TEXT.split("\n")
+    whole = [tokenizer.encode_documents([text])[0].tolist() for text in texts]
+
+    def encode(seed: int) -> bool:
+        order = random.Random(seed).sample(range(len(texts)), len(texts))
+        return all(tokenizer.encode_documents([texts[at]])[0].tolist() == whole[at] for at in order)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(encode, range(4)))
+    plain = load_tokenizer(str(_never_cut(tmp_path)))
+    assert [ids.tolist() for ids in plain.encode_documents(texts)] == whole
+
+
+def _never_cut(folder: Path) -> Path:
+    """The same tokenizer, described so that it encodes texts whole."""
+    file = small_tokenizer(folder / "whole") / "tokenizer.json"
+    described = json.loads(file.read_text())
+    nowhere = {"type": "Split", "pattern": {"String": "\0"}, "behavior": "Isolated", "invert": False}
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [nowhere, described["pre_tokenizer"]]}
+    file.write_text(json.dumps(described))
+    return file.parent

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarm.core.ids import PeerId
-from swarm.core.round.averaging_round import Instruction, SendBallot, SendClose
+from swarm.core.round.averaging_round import Instruction, SendBallot, SendClose, SendCommit
 from swarm.core.round.proposal import left_by
 from tests.swarm.core.round.round_members import facts_and_rounds, has, only
 from tests.swarm.core.round.round_world import Member, World, contribution
@@ -91,3 +91,19 @@ def test_a_leader_that_learns_of_it_late_begins_a_view_of_its_own_and_does_so_on
     assert facts.leader_of(view) == first.me
     assert not has(first.leave_out(third.me, now=0.4), SendClose)
     assert first.leave_out(first.me, now=0.4) == []
+
+
+def test_a_leader_with_nothing_to_show_for_its_own_contribution_is_passed_over_at_once() -> None:
+    facts, (first, second, third) = facts_and_rounds(3)
+    view = facts.first_view
+    for machine in (second, third):
+        assert machine.pass_over(first.me, view, now=0.0) == [], "it has not begun"
+        machine.on_close(first.me, view, now=0.0)
+        machine.contributed(contribution(machine.me), now=0.0)
+    assert has(second.pass_over(first.me, view, now=0.1), SendClose)
+    told = only(third.pass_over(first.me, view, now=0.1), SendCommit)
+    assert (told.to, told.view) == (second.me, view + 1)
+    for machine in (second, third):
+        assert machine.view == view + 1
+        assert machine.pass_over(first.me, view, now=0.2) == [], "what is said of a view that is over"
+    assert second.pass_over(second.me, view + 1, now=0.2) == []

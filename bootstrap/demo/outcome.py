@@ -1,0 +1,44 @@
+"""What came of the peers that a demo made misbehave, in words: who was put out and why, or why the lie did nothing."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from bootstrap.demo.observed import Observed, Peer, short
+
+WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+    {
+        "claimed_ids": "who votes draws entries and asks to see their papers: a list without them is not counted",
+        "framing": "a header that names two birth records is refused by whoever gets it",
+        "written_result": "a result is voted for only as its parts' reducers signed them; the next leader is asked",
+        "grinding": "leaders take turns, and whatever is drawn goes by hash chains that nobody can write",
+        "charges": "a charge puts nobody out until a jury or the host has seen its case, and fewer than 5 have no jury",
+    }
+)
+"""Of attacks that put nobody out by themselves: why they do nothing."""
+
+
+def of_attacker(observed: Observed, peer: Peer, report: Mapping[str, Any]) -> str:
+    """`report` is the host's: its books say what the peer was credited with."""
+    assert peer.attack is not None
+    out = observed.outs.get(peer.peer_id)
+    if out is not None:
+        said = f"{out.how} at step {out.step}, for {out.kind}"
+    elif peer.attack.kind in WITHOUT_EFFECT:
+        said = f"stayed in, without effect: {WITHOUT_EFFECT[peer.attack.kind]}"
+    else:
+        said = "not put out so far: audits are drawn by chance"
+    stage = {one.peer_id for one in observed.peers.values() if one.stage == peer.stage}
+    credit = {name: tokens for name, tokens in report.get("credit", {}).items() if name in stage}
+    if whole := sum(credit.values()):
+        said += f"; it has {credit.get(peer.peer_id, 0) / whole:.0%} of the credit of stage {peer.stage}"
+    return said
+
+
+def honest_out(observed: Observed) -> list[str]:
+    """Peers that were put out and never asked to misbehave, each in words."""
+    found = []
+    for peer_id, out in sorted(observed.outs.items()):
+        if observed.peers[peer_id].attack is None:
+            found.append(f"{short(peer_id)} was {out.how} at step {out.step}, for {out.kind}")
+    return found
