@@ -118,6 +118,9 @@ def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str
         return f"waiting to be put on the roster of stage {stage}: that takes a step or two"
     if 0 <= tally.since_last_s < IDLE_S or (tally.since_last_s < 0 and uptime_s < IDLE_S):
         return ""
+    if live.settings.has_windows:  # one lasts as long as it will
+        is_done = steps.replica.num_done(Step(steps.version)) >= live.settings.microbatches_of_one
+        return "its window is done: it waits for the others, and for the round" if is_done else ""
     for beside in (stage - 1, stage + 1):
         if 0 <= beside <= last and not neighbours.of_stage(beside):
             return f"no peer of stage {beside} answers: the run waits for one"

@@ -57,7 +57,11 @@ def _headline(told: pb.Status) -> Text:
 
 def _verdict(told: pb.Status) -> str:
     """The answer to "is my machine useful?"."""
-    work = told.work
+    work, place = told.work, told.place
+    if place.local_steps:
+        inner = f"inner step {place.inner_steps_taken} of {place.local_steps}"
+        ago = "" if work.since_last_s < 0 else f"; the last one counted {_time(work.since_last_s)} ago"
+        return f"Useful: window {place.version}, {inner}{ago}."
     if work.since_last_s < 0:
         return "Useful from the next certified step on: nothing of its work is certified yet."
     return f"Useful: its neighbours signed for work it did {_time(work.since_last_s)} ago."
