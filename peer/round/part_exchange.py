@@ -16,7 +16,7 @@ from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import Screens
 from peer.round.fragments import Fragment
 from peer.round.mail import RoundMail
-from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel
+from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
@@ -50,6 +50,8 @@ from verification.round.reduction import Reduction
 log = logging.getLogger(__name__)
 
 MAX_PARCELS = 1 << 12
+MOST_FETCHED = 32
+"""Parts of a result that are fetched at a time."""
 
 Taken: TypeAlias = dict[ReducedPart, Reduction]
 """What was signed for a part that came, and for the shares in it."""
@@ -78,6 +80,7 @@ class PartExchange:
         self._screens = screens
         self._reductions = steps.context.reductions
         self._outbox = Outbox(self._context.tasks.spawn, self._send)
+        self._turns = Turns(most=MOST_FETCHED)
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
 
@@ -460,19 +463,26 @@ class PartExchange:
         deadlines = self._context.settings.deadlines
         answer_s = longest_s(self._encoded_bytes(part), bytes_per_s(deadlines.least_mbit), floor_s=deadlines.call_s)
         for holder in holders:
-            try:
-                reply = await self._context.transport.call(
-                    holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
-                )
-            except (TransientError, RemoteError) as error:
-                log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
-                continue
+            async with self._turns.turn() as came:
+                # Meanwhile it may have come from its reducer.
+                if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+                    break
+                try:
+                    reply = await self._context.transport.call(
+                        holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
+                    )
+                except (TransientError, RemoteError) as error:
+                    log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
+                    continue
+                came(len(reply.body))
             kept = await self._fetched(state, asked, holder, reply)
             if kept is not None:
                 state.parts.reduced[part, wanted] = kept
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
         state.parts.fetching.discard((part, wanted))
+        if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+            return []
         log.warning("step %d: nobody has part %d of the result", state.step, part)
         for holder in holders[:1]:
             self._context.events.publish(Overtaken(holder))

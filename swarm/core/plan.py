@@ -331,9 +331,16 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
-    share = _joiner_share(assumptions)
-    beside_s = max(step_s, *(part.uplink_s / (1 - share) for part in stages))
-    stages = tuple(replace(part, join_s=_join_s(settings, part, beside_s, assumptions)) for part in stages)
+    # Who joins is one of the peers of its stage: the others are there.
+    there = replace(assumptions, peers_per_stage=max(1, assumptions.peers_per_stage - 1))
+    before = tuple(
+        _plan_stage(settings, stage, num_parameters[stage], hidden_size, there)
+        for stage in range(settings.model.num_stages)
+    )
+    share = _joiner_share(there)
+    beside_s = max(_step_s(settings, before, there), *(part.uplink_s / (1 - share) for part in before))
+    joins_s = [_join_s(settings, part, beside_s, there) for part in before]
+    stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -351,7 +358,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         refusals=(
             *_slow_joins(stages, assumptions),
             *_endless_rounds(settings, stages, assumptions),
-            *_lost_joins(settings, stages, beside_s, assumptions),
+            *_lost_joins(settings, before, joins_s, beside_s, there),
         ),
     )
 
@@ -467,20 +474,22 @@ def _plan_stage(
 def _joiner_share(assumptions: Assumptions) -> float:
     """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, all
     alike, and steps last so much longer."""
-    rate, receivers = assumptions.up_bytes_per_s, max(1, assumptions.peers_per_stage - 1)
+    rate, receivers = assumptions.up_bytes_per_s, assumptions.peers_per_stage - 1
+    if not receivers:
+        return MOST_JOINS_SHARE
     sends = lanes_of(rate, most=MOST_LANES * receivers)
     joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
     return joins / (joins + sends)
 
 
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """Bytes a second that who joins the stage is sent. As many come as leave, and share what the step leaves of the
-    donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a queue whose
-    customers are all served at once)."""
+    """Bytes a second that who joins these peers of the stage is sent. As many come as leave, and share what the step
+    leaves of the donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a
+    queue whose customers are all served at once)."""
     members = assumptions.peers_per_stage
     free = max(_joiner_share(assumptions), 1 - part.uplink_s / step_s)
-    donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s * free
-    taken = members / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
+    donors_per_s = members * assumptions.up_bytes_per_s * free
+    taken = (members + 1) / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))
 
 
@@ -566,21 +575,20 @@ def _endless_rounds(settings: RunSettings, stages: Sequence[StagePlan], assumpti
 
 
 def _lost_joins(
-    settings: RunSettings, stages: Sequence[StagePlan], step_s: float, assumptions: Assumptions
+    settings: RunSettings,
+    stages: Sequence[StagePlan],
+    joins_s: Sequence[float],
+    step_s: float,
+    assumptions: Assumptions,
 ) -> list[str]:
-    """A joiner must get a step's result in less time than the stage makes one, and find those since its snapshot."""
+    """A joiner must find the results since its snapshot."""
     kept, found = settings.retained_results, []
-    for part in stages:
-        if part.join_s > _longest_join_s(assumptions):
+    for part, join_s in zip(stages, joins_s, strict=True):
+        if join_s > _longest_join_s(assumptions):
             continue  # said already
         per_s = _joiner_per_s(settings, part, step_s, assumptions)
-        result_s, state_s = _result_bytes(settings, part) / per_s, _state_bytes(settings, part) / per_s
-        if result_s > MOST_JOINS_SHARE * step_s:
-            found.append(
-                f"stage {part.stage}: who joins needs {result_s:.0f} s for the result of a step, and one is made every "
-                f"{step_s:.0f} s; raise batch.target_tokens, or ask for faster links"
-            )
-        elif settings.checkpoint.snapshot_every + state_s / step_s > kept:
+        state_s = _state_bytes(settings, part) / per_s
+        if settings.checkpoint.snapshot_every + state_s / step_s > kept:
             found.append(
                 f"stage {part.stage}: while one takes the state, in {state_s:.0f} s, the stage makes "
                 f"{state_s / step_s:.0f} versions, and keeps the results of {kept}; raise checkpoint.snapshot_every"
