@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from peer.fleet.window_scenario import WindowScenario
@@ -23,10 +23,11 @@ from swarm.core.plan import (
     EXACT_NS,
     FLOAT_BYTES,
     HEADERS,
-    LEAST_FREE_SHARE,
     LINK_SHARE,
     RESULT_BYTES,
     ROUND_TRIPS,
+    SUPPOSED,
+    joiner_share,
 )
 from swarm.core.round.cohorts import num_cohorts
 from swarm.core.settings import KEPT_SNAPSHOTS
@@ -161,7 +162,7 @@ class WindowFleet:
         self._is_closed = False
         self._round: dict[_Peer, float] = {}
         """What each brings to the round under way."""
-        self._oracles_period_s = scenario.windows.window_s + self._undisturbed_round_s(part.peers)
+        self._oracles_period_s = scenario.windows.window_s + self._round_s(part.peers)
 
     def run(self) -> WindowOutcome:
         begun = time.process_time()
@@ -223,7 +224,7 @@ class WindowFleet:
 
     def _download_rate(self) -> float:
         """Of each: what a round leaves of the donors' uplinks is shared by all."""
-        free = LEAST_FREE_SHARE if self._is_closed else 1.0
+        free = self._joiner_share(len(self._members)) if self._is_closed else 1.0
         given = free * self._up * max(1, len(self._members))
         return min(self._down, given / len(self._downloads)) if self._downloads else 0.0
 
@@ -358,15 +359,20 @@ class WindowFleet:
                 else:
                     outcome.cut += (could - steps) * each
         joiners = len(self._downloads)
-        round_s = self._undisturbed_round_s(len(self._members), beside_joiners=bool(joiners))
+        round_s = self._round_s(len(self._members), beside_joiners=bool(joiners))
         outcome.round_s.append(round_s)
         self._at(self.now + round_s / 2, self._has_sent)
         self._at(self.now + round_s, self._end_round)
 
-    def _undisturbed_round_s(self, num_members: int, *, beside_joiners: bool = False) -> float:
+    def _joiner_share(self, num_members: int) -> float:
+        """Of a donor's uplink, beside what it sends to its cohort."""
+        cohort = max(2, round(num_members / num_cohorts(num_members)))
+        return joiner_share(replace(SUPPOSED, uplink_mbit=self.scenario.fleet.up_mbit, peers_per_stage=cohort))
+
+    def _round_s(self, num_members: int, *, beside_joiners: bool = False) -> float:
         """A member whose uplink others take a share of keeps all waiting."""
         part = self.scenario.windows
-        rate = self._up * (1 - LEAST_FREE_SHARE if beside_joiners else 1.0)
+        rate = self._up * (1 - self._joiner_share(num_members) if beside_joiners else 1.0)
         exact_s = part.parameters * EXACT_NS[part.averaging] * 1e-9
         round_trips_s = ROUND_TRIPS * self.scenario.fleet.round_trip_ms / 1000
         return round_bytes_of(self.scenario, max(2, num_members)) / rate + round_trips_s + exact_s
