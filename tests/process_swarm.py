@@ -238,7 +238,7 @@ class ProcessSwarm:
         lines = log.read_text().splitlines() if log.exists() else []
         return [json.loads(line) for line in lines if line.startswith('{"event"')]
 
-    def wait_for(self, kind: str, *, timeout_s: float = 60, **facts: Any) -> dict[str, Any]:
+    def wait_for(self, kind: str, *, timeout_s: float = 120, **facts: Any) -> dict[str, Any]:
         """The first event of the kind with these facts since the host was (last) started."""
         give_up_at = time.monotonic() + timeout_s
         pause = threading.Event()
@@ -294,12 +294,12 @@ class ProcessSwarm:
         """The peer is told to leave in good order, as by Ctrl-C; see `has_left`."""
         os.kill(self.peers[name], signal.SIGINT)
 
-    def has_left(self, name: str, *, timeout_s: float = 40.0) -> None:
+    def has_left(self, name: str, *, timeout_s: float = 80.0) -> None:
         """Wait until a peer that was told to leave has gone, and well."""
         code = self.zygote.exit_code(self.peers[name], timeout_s=timeout_s)
         assert code == 0, f"{name} left with {code}"
 
-    def finish(self, *, timeout_s: float = 90) -> dict[str, Any]:
+    def finish(self, *, timeout_s: float = 180) -> dict[str, Any]:
         """The report, once the host has ended well."""
         code = self.zygote.exit_code(self.host, timeout_s=timeout_s)
         assert code == 0, f"the host ended with {code}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.settings import KEPT_SNAPSHOTS, RunSettings
-from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.core.transfers import MOST_LANES, bytes_per_s, lanes_of, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -24,9 +24,6 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
-LEAST_FREE_SHARE = 0.25
-"""Of a donor's uplink that a joiner has, however busy its rounds keep it: their transfers share the line, and steps
-last so much longer."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -334,8 +331,16 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
-    beside_s = max(step_s, *(part.uplink_s / (1 - LEAST_FREE_SHARE) for part in stages))
-    stages = tuple(replace(part, join_s=_join_s(settings, part, beside_s, assumptions)) for part in stages)
+    # Who joins is one of the peers of its stage: the others are there.
+    there = replace(assumptions, peers_per_stage=max(1, assumptions.peers_per_stage - 1))
+    before = tuple(
+        _plan_stage(settings, stage, num_parameters[stage], hidden_size, there)
+        for stage in range(settings.model.num_stages)
+    )
+    share = joiner_share(there)
+    beside_s = max(_step_s(settings, before, there), *(part.uplink_s / (1 - share) for part in before))
+    joins_s = [_join_s(settings, part, beside_s, there) for part in before]
+    stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -353,7 +358,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         refusals=(
             *_slow_joins(stages, assumptions),
             *_endless_rounds(settings, stages, assumptions),
-            *_lost_joins(settings, stages, beside_s, assumptions),
+            *_lost_joins(settings, before, joins_s, beside_s, there),
         ),
     )
 
@@ -466,23 +471,35 @@ def _plan_stage(
     )
 
 
+def joiner_share(assumptions: Assumptions) -> float:
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, all
+    alike, and steps last so much longer."""
+    rate, receivers = assumptions.up_bytes_per_s, assumptions.peers_per_stage - 1
+    if not receivers:
+        return MOST_JOINS_SHARE
+    sends = lanes_of(rate, most=MOST_LANES * receivers)
+    joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
+    return joins / (joins + sends)
+
+
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """Bytes a second that who joins the stage is sent. As many come as leave, and share what the step leaves of the
-    donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a queue whose
-    customers are all served at once)."""
+    """Bytes a second that who joins these peers of the stage is sent. As many come as leave, and share what the step
+    leaves of the donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a
+    queue whose customers are all served at once)."""
     members = assumptions.peers_per_stage
-    free = max(LEAST_FREE_SHARE, 1 - part.uplink_s / step_s)
-    donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s * free
-    taken = members / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
+    free = max(joiner_share(assumptions), 1 - part.uplink_s / step_s)
+    donors_per_s = members * assumptions.up_bytes_per_s * free
+    taken = (members + 1) / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))
 
 
 def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """A snapshot, the results since, those that are made meanwhile, and half of the step that is then waited for."""
+    """A snapshot, the results since, those that are made until it has them all, and half of the step that is then
+    waited for. Of T seconds a share result_s / step_s goes to the results made in them:
+    T = join_bytes / per_s / (1 - result_s / step_s)."""
     per_s = _joiner_per_s(settings, part, step_s, assumptions)
     result_s = _result_bytes(settings, part) / per_s
-    made_meanwhile = _state_bytes(settings, part) / per_s / step_s * result_s
-    return (part.join_bytes / per_s + made_meanwhile) / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
+    return part.join_bytes / per_s / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
 
 
 def _state_bytes(settings: RunSettings, part: StagePlan) -> float:
@@ -558,21 +575,20 @@ def _endless_rounds(settings: RunSettings, stages: Sequence[StagePlan], assumpti
 
 
 def _lost_joins(
-    settings: RunSettings, stages: Sequence[StagePlan], step_s: float, assumptions: Assumptions
+    settings: RunSettings,
+    stages: Sequence[StagePlan],
+    joins_s: Sequence[float],
+    step_s: float,
+    assumptions: Assumptions,
 ) -> list[str]:
-    """A joiner must get a step's result in less time than the stage makes one, and find those since its snapshot."""
+    """A joiner must find the results since its snapshot."""
     kept, found = settings.retained_results, []
-    for part in stages:
-        if part.join_s > _longest_join_s(assumptions):
+    for part, join_s in zip(stages, joins_s, strict=True):
+        if join_s > _longest_join_s(assumptions):
             continue  # said already
         per_s = _joiner_per_s(settings, part, step_s, assumptions)
-        result_s, state_s = _result_bytes(settings, part) / per_s, _state_bytes(settings, part) / per_s
-        if result_s > MOST_JOINS_SHARE * step_s:
-            found.append(
-                f"stage {part.stage}: who joins needs {result_s:.0f} s for the result of a step, and one is made every "
-                f"{step_s:.0f} s; raise batch.target_tokens, or ask for faster links"
-            )
-        elif settings.checkpoint.snapshot_every + state_s / step_s > kept:
+        state_s = _state_bytes(settings, part) / per_s
+        if settings.checkpoint.snapshot_every + state_s / step_s > kept:
             found.append(
                 f"stage {part.stage}: while one takes the state, in {state_s:.0f} s, the stage makes "
                 f"{state_s / step_s:.0f} versions, and keeps the results of {kept}; raise checkpoint.snapshot_every"

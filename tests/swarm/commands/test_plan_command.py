@@ -381,11 +381,28 @@ def test_donors_uplinks_are_shared_with_rounds_and_with_all_who_join() -> None:
     settings = _settings("[batch]\ntarget_tokens = 1048576\n")
     alone = replace(LINKS, session_hours=10_000)
     join_s = [plan_run(settings, [10**8] * 2, 1024, links).stages[0].join_s for links in (alone, LINKS)]
-    assert join_s[0] < join_s[1] < 1.5 * join_s[0]
+    assert join_s[0] < join_s[1] < 2.5 * join_s[0]
     often = plan_run(settings, [10**8] * 2, 1024, replace(LINKS, session_hours=0.5)).stages[0]
     assert often.join_s > 1.5 * join_s[0]
     busy = _settings("[batch]\ntarget_tokens = 8192\n")
     assert plan_run(busy, [10**8] * 2, 1024, alone).stages[0].join_s > join_s[0]
+
+
+def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
+    """Results that are made while it catches up are counted once: the plan was three times too dark."""
+    settings = _settings("[batch]\ntarget_tokens = 8192\n")
+    links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
+    joined = plan_run(settings, [10**8] * 2, 1024, links).stages[0]
+    before = plan_run(settings, [10**8] * 2, 1024, replace(links, peers_per_stage=3))
+    part, share = before.stages[0], 1 / 3  # of each donor, as many transfers as to each of the two others
+    step_s = max(before.step_s, *(one.uplink_s / (1 - share) for one in before.stages))
+    per_s = min(links.down_bytes_per_s, 3 * links.up_bytes_per_s * max(share, 1 - part.uplink_s / step_s))
+    now, behind = part.join_bytes / per_s, 0.0
+    behind = now // step_s
+    while behind:
+        begun, now = now, now + RESULT_BYTES["int8"] * part.num_parameters / per_s
+        behind += now // step_s - begun // step_s - 1
+    assert joined.join_s == pytest.approx(now + step_s / 2, rel=0.1)
 
 
 def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
@@ -399,9 +416,9 @@ def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
     assert not [warning for warning in enough.warnings if "least_mbit" in warning]
 
 
-@pytest.mark.parametrize(("peers", "delay", "said"), [(6, 0, "keeps the results of 5"), (2, 1, "the result of a step")])
-def test_a_run_that_no_joiner_could_catch_up_with_is_refused(peers: int, delay: int, said: str) -> None:
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_run_that_no_joiner_could_catch_up_with_is_refused(delay: int) -> None:
     tables = f"[checkpoint]\nsnapshot_every = 1\n[batch]\ntarget_tokens = 8192\n[averaging]\ndelay = {delay}\n"
-    links = replace(LINKS, peers_per_stage=peers, session_hours=10_000)
+    links = replace(LINKS, peers_per_stage=6, session_hours=10_000)
     refusals = plan_run(_settings(tables), [10**8] * 2, 1024, links).refusals
-    assert any(said in refusal for refusal in refusals), refusals
+    assert any("keeps the results of 5" in refusal for refusal in refusals), refusals
