@@ -80,6 +80,8 @@ log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0
+WINDOWS_SILENT = 3.0
+"""Windows of local steps are silent for too long at this multiple of the longest of the last ones."""
 FAREWELL_S = 600.0
 """Who was heard of in this time is told of the end."""
 FIGURES_AFTER = 2
@@ -397,10 +399,16 @@ class Host:
             self._notice_silence()
 
     def _notice_silence(self) -> None:
-        """Once for each version that the stages do not get beyond."""
+        """Once for each version that the stages do not get beyond.
+
+        Windows of local steps are silent while they last: only much longer than the last ones is too long.
+        """
         done, silent_s = self.progress.done_versions(), time.monotonic() - self._heard_at
         total = self.run.settings.optimizer.total_steps
-        if silent_s < self._silent_after_s or done >= total or self._silent_since == done:
+        longest_s = self._silent_after_s
+        if self.run.settings.has_windows:  # how long one lasts nobody knows before the first has ended
+            longest_s = max(longest_s, WINDOWS_SILENT * self.progress.longest_recent_step_s())
+        if silent_s < longest_s or done >= total or self._silent_since == done:
             return
         self._silent_since = done
         behind = [stage for stage in range(self.progress.num_stages) if stage not in self.progress.steps[done].ids]
@@ -665,6 +673,7 @@ class Host:
                 "event": "version",
                 "version": version,
                 "total_steps": total,
+                "local_steps": self.run.settings.averaging.local_steps,
                 "loss": self.progress.last_loss(),
                 "tokens_per_s": speed,
                 "peers": num_peers,

@@ -76,7 +76,8 @@ class StepTaking:
         if state.closed_at is not None and state.round is not None:
             if result.roster.left_out:
                 self._say_who_is_left_out(result)
-            elif result.roster.view > state.round.facts.first_view or result.roster.leaves:
+            # Also of whom was given up: else a stage whose lines became slow would give up the same ones for ever.
+            if result.roster.view > state.round.facts.first_view or result.roster.leaves:
                 self.phase.missed()
             else:
                 self.phase.observe(seconds)

@@ -225,6 +225,11 @@ class StageReplica:
         held.num_whole = len(held.work)
         held.gradient.zero()
 
+    def inner_steps_taken(self, step: Step) -> int:
+        """Of the window of `step`."""
+        held = self._sums.get(step)
+        return held.num_whole // self.settings.microbatches_per_step if held is not None else 0
+
     def num_done(self, step: Step) -> int:
         held = self._sums.get(step)
         return len(held.work) if held is not None else 0

@@ -173,7 +173,7 @@ async def fetch_parts(
 ) -> list[Bytes]:
     """The bytes of a result's parts, each checked, from several donors at once; those `held` are not fetched again.
 
-    What comes is put there by digest, and stays if the rest does not come. A donor that fails once, or gives other
+    What comes is put there by digest, and stays if the rest does not come. A donor that fails, or gives other
     bytes, is asked no more. Raises the last donor's TransientError or
     RemoteError.
     """
@@ -240,7 +240,7 @@ async def fetch_chunks(
 
     What comes is put into `held` by its hash, stays there if the rest does not come, and is not fetched again.
 
-    A donor that fails once, or gives another chunk, is asked no more. Raises the last one's TransientError or
+    A donor that fails, or gives another chunk, is asked no more. Raises the last one's TransientError or
     RemoteError, or TimeoutError.
     """
     chunk_s, cold = transfer_s(settings, MOST_LANES * CHUNK_BYTES), ColdBytes(folder, "chunks")

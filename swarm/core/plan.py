@@ -24,6 +24,9 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
+CHUNK_WEIGHT = 1.4
+"""Of a line that both keep full, a chunk's transfer takes so many times what one of a round's messages does: these wait
+for an answer in between (`benchmarks.big_stage` with `--cut-s 0`)."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -331,7 +334,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         _plan_stage(settings, stage, num_parameters[stage], hidden_size, there)
         for stage in range(settings.model.num_stages)
     )
-    share = _joiner_share(there)
+    share = joiner_share(there)
     beside_s = max(_step_s(settings, before, there), *(part.uplink_s / (1 - share) for part in before))
     joins_s = [_join_s(settings, part, beside_s, there) for part in before]
     stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
@@ -465,15 +468,15 @@ def _plan_stage(
     )
 
 
-def _joiner_share(assumptions: Assumptions) -> float:
-    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, all
-    alike, and steps last so much longer."""
+def joiner_share(assumptions: Assumptions) -> float:
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, and
+    steps last so much longer."""
     rate, receivers = assumptions.up_bytes_per_s, assumptions.peers_per_stage - 1
     if not receivers:
         return MOST_JOINS_SHARE
     sends = lanes_of(rate, most=MOST_LANES * receivers)
     joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
-    return joins / (joins + sends)
+    return CHUNK_WEIGHT * joins / (CHUNK_WEIGHT * joins + sends)
 
 
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
@@ -481,7 +484,7 @@ def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumpt
     leaves of the donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a
     queue whose customers are all served at once)."""
     members = assumptions.peers_per_stage
-    free = max(_joiner_share(assumptions), 1 - part.uplink_s / step_s)
+    free = max(joiner_share(assumptions), 1 - part.uplink_s / step_s)
     donors_per_s = members * assumptions.up_bytes_per_s * free
     taken = (members + 1) / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))

@@ -11,10 +11,10 @@ from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.state import state_digest
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.model.stack import stage_layout
 from swarm.optim.carried_moments import CARRIED
-from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, prepare, swarm_in_process
+from tests.swarm_in_process import InProcessSwarm, SwarmPeer, identity_of, manifest_of, prepare, swarm_in_process
 from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
@@ -93,6 +93,45 @@ def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(t
 
     asyncio.run(train())
     assert all(len(digests) == 1 for digests in watched.digests.values())
+
+
+def test_a_line_that_breaks_in_a_window_costs_that_window_and_its_owner_comes_back(tmp_path: Path) -> None:
+    watched = Watched()
+    deadlines = {"call_s": 1.0, "hop_s": 5.0, "step_s": 5.0, "straggler_s": 0.3, "lease_s": 1.5}
+
+    async def train() -> tuple[PeerId, int, int]:
+        tables: dict[str, Any] = {"optimizer": {"total_steps": 4000}, "limits": {"founders_per_stage": 3}}
+        tables |= {"checkpoint": {"every_steps": 4000, "snapshot_every": 4}, "deadlines": deadlines}
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            await swarm.until_version(2)
+            victim = swarm.of_stage(0)[1]
+            at = await until_inside_a_window(victim)
+            swarm.network.break_line(victim.peer_id)
+            await swarm.until_version(at + 3)
+            swarm.network.mend_line(victim.peer_id)
+            healed = swarm.host.progress.done_versions()
+            await swarm.until(lambda: any(victim.peer_id in watched.entries[v] for v in watched.entries if v > healed))
+            return victim.peer_id, at, healed
+
+    cut_off, at, healed = asyncio.run(train())
+    lost = [version for version in range(at, healed) if cut_off not in watched.entries[version]]
+    assert len(lost) >= 2, "its line was broken for three windows, of which it may have brought one"
+    full = 2 * LOCAL_STEPS
+    for version in range(at, healed):
+        others = {peer: num for peer, num in watched.entries[version].items() if peer != cut_off}
+        assert set(others.values()) == {full}, f"version {version}: {others}"
+    assert all(len(digests) == 1 for digests in watched.digests.values())
+
+
+async def until_inside_a_window(member: SwarmPeer) -> int:
+    """Until it has taken some of its inner steps, and not all; the version whose window it is."""
+    async with asyncio.timeout(20.0):
+        while True:
+            version = member.steps.version
+            if 2 < member.steps.replica.num_done(Step(version)) < 2 * LOCAL_STEPS - 2:
+                return int(version)
+            await asyncio.sleep(0)
 
 
 WINDOWS, INNER_STEPS = 16, 10

@@ -14,6 +14,7 @@ from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.commands.plan import command
 from swarm.core.pipeline.compute_mode import modes
 from swarm.core.plan import (
+    CHUNK_WEIGHT,
     CONTRIBUTION_BYTES,
     EXACT_NS,
     HEADERS,
@@ -404,7 +405,7 @@ def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
     links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
     joined = plan_run(settings, [10**8] * 2, 1024, links).stages[0]
     before = plan_run(settings, [10**8] * 2, 1024, replace(links, peers_per_stage=3))
-    part, share = before.stages[0], 1 / 3  # of each donor, as many transfers as to each of the two others
+    part, share = before.stages[0], CHUNK_WEIGHT / (CHUNK_WEIGHT + 2)  # two others are sent as many messages each
     step_s = max(before.step_s, *(one.uplink_s / (1 - share) for one in before.stages))
     per_s = min(links.down_bytes_per_s, 3 * links.up_bytes_per_s * max(share, 1 - part.uplink_s / step_s))
     now, behind = part.join_bytes / per_s, 0.0
