@@ -212,7 +212,7 @@ def test_a_ping_waits_as_long_as_small_calls_to_that_member_took() -> None:
 
 
 def test_nobody_turns_to_the_next_leader_sooner_than_its_word_may_take() -> None:
-    """After rounds of a second on fast lines members gave up leader after leader while full lines held their words up."""
+    """After rounds of a second on fast lines members gave up leader after leader, whose words full lines held up."""
     settings = small_settings()
     phase = round_phase(settings, 1000)
     for _ in range(20):
