@@ -21,7 +21,6 @@ from swarm.core.plan import (
     LINK_SHARE,
     RESULT_BYTES,
     ROUND_TRIPS,
-    WITH_RESIDUAL,
     Assumptions,
     Cut,
     Memory,
@@ -34,7 +33,7 @@ from swarm.core.plan import (
     total_bytes,
 )
 from swarm.core.planning.verdict import Verdict, verdict_on
-from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings, leaves_residual
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
 from swarm.model.initial import initial_weights
@@ -52,12 +51,11 @@ def _settings(text: str = "") -> RunSettings:
     return freeze(manifest, assumed_data(manifest), ())
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int2", "topk"])
 def test_bytes_of_rounds_are_those_of_the_codecs(codec: AveragingCodecName) -> None:
     values = 1 << 18
     assert CONTRIBUTION_BYTES[codec] * values == vector_codec(codec).encoded_bytes(values)
     assert RESULT_BYTES[codec] * values == result_codec(codec).encoded_bytes(values)
-    assert (codec in WITH_RESIDUAL) == leaves_residual(codec)
 
 
 def test_low_bit_codecs_need_less_of_the_uplink_and_a_residual() -> None:
@@ -293,7 +291,7 @@ def test_fleet_is_shown_modes_side_by_side_and_what_chooses_the_best(tmp_path: P
     assert max(map(len, lines)) <= 80
     assert "…" not in shown.output
     assert "recommended: whole, windows of 30" in lines
-    assert lines[-2:] == ["set model.stages = 1", "set averaging.local_steps = 30"]
+    assert lines[-3:] == ["set model.stages = 1", "set averaging.local_steps = 30", 'set codecs.averaging = "int2"']
     told = json.loads(CliRunner().invoke(command, [str(manifest), *fleet, "--json"]).output)
     best = told["best"]
     assert best["times_alone"] == max(mode["times_alone"] for mode in told["modes"] if not mode["problem"])
@@ -307,6 +305,18 @@ def test_run_takes_its_steps_and_moves_its_bytes() -> None:
     assert plan.run_s == pytest.approx(plan.step_s * settings.optimizer.total_steps)
     for part, month, whole in zip(plan.stages, plan.month_bytes, plan.run_bytes, strict=True):
         assert whole == pytest.approx(month * plan.run_s / (30 * 24 * 3600) + part.join_bytes)
+
+
+def test_windows_need_memory_for_themselves_and_in_public_for_their_replays() -> None:
+    window = "[model]\nstages = 1\n[averaging]\nlocal_steps = 10\n[codecs]\naveraging = 'int2'\n"
+
+    def needs(text: str) -> dict[str, int]:
+        return stage_memory_bytes(_settings(text), 10**9, 64, "cpu")
+
+    friends, public = needs(window), needs(f"[run]\ntrust = 'public'\n{window}")
+    assert friends["host.moments"] == pytest.approx(0.28e9, rel=0.01), "of a state, as a result has them"
+    assert total_bytes(friends, "host") == pytest.approx(28.5e9, rel=0.02)
+    assert total_bytes(public, "host") - total_bytes(friends, "host") == pytest.approx(28e9, rel=0.02)
 
 
 def _verdict(settings: RunSettings, num_parameters: list[int], links: Assumptions) -> Verdict:
