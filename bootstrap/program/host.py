@@ -37,6 +37,7 @@ from bootstrap.state.lineage import lineage_of
 from bootstrap.state.rolling_back import RollingBack
 from bootstrap.state.run_folder import PreparedRun
 from swarm.averaging.certified_gradient import certified_norm
+from swarm.averaging.parts import Parts
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -65,6 +66,7 @@ from swarm.host_protocol import (
 from swarm.identity.key import verify
 from swarm.manifest.model import stage_num_parameters
 from swarm.manifest.signed_run import Amendment
+from swarm.model.stack import stage_layout
 from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
@@ -610,6 +612,10 @@ class Host:
         members = (peer for followed in self._followed.values() for peer in followed.chain.members)
         self._transport.expect({*members, *coming})
 
+    def _norm(self, result: Result) -> float:
+        settings = self.run.settings
+        return certified_norm(Parts.of(settings, stage_layout(settings.model, result.roster.stage)), result.parts)
+
     def _record(self, certified: Certified) -> None:
         """A certified result: for ever in the ledger, once."""
         result, work, name = certified
@@ -625,7 +631,7 @@ class Host:
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
             "ids": [*sorted({item.microbatch_id for listed in work.values() for item in listed})],
             "credit": [[peer, len(done), sum(item.num_tokens for item in done)] for peer, done in work.items() if done],
-            "norm": None if all(part.is_empty for part in result.parts) else certified_norm(result.parts),
+            "norm": None if all(part.is_empty for part in result.parts) else self._norm(result),
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return

@@ -246,7 +246,8 @@ class PartExchange:
             kept: list[Bytes] = list(bodies)
             for place, ((part, body, _), error) in enumerate(zip(given, wrong, strict=True)):
                 if error is None:
-                    size, codec = self._num_values(part), self._replica.contribution_codec
+                    parts = self._replica.parts()
+                    codec, size = parts.contribution_codec(part), parts.size(part)
                     self._screens.check_part(sender, part, codec, body, num_values=size)
                     # Sent again and again it takes room once.
                     held = state.parts.received.get((part, sender))
@@ -276,7 +277,8 @@ class PartExchange:
         if bulk_digest(body) != expected:
             return RemoteError("digest", "its bytes differ from its commitment")
         try:
-            check_encoded(self._replica.contribution_codec, body, num_values=self._num_values(part))
+            parts = self._replica.parts()
+            check_encoded(parts.contribution_codec(part), body, num_values=parts.size(part))
         except RemoteError as error:
             return error
         return None
@@ -343,19 +345,18 @@ class PartExchange:
 
     def _read(self, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
         """(exact, its threads) The sum of squares of a part; 0 of a cohort's share; or what is wrong with it."""
-        size = self._num_values(reduced.part)
+        parts, part = self._replica.parts(), reduced.part
         try:
             if reduced.cohort is None:
-                return squares_of(self._replica.codec, body, size)
+                return squares_of(parts.result_codec(part), body, parts.size(part))
             if not reduced.is_empty:
-                check_encoded(self._share_codec, body, num_values=size)
+                check_encoded(self._share_codec(part), body, num_values=parts.size(part))
         except RemoteError as error:
             return error
         return 0.0
 
-    @property
-    def _share_codec(self) -> VectorCodec:
-        return read_and_written("cohort", self._context.settings.codecs.averaging)[1]
+    def _share_codec(self, part: int) -> VectorCodec:
+        return read_and_written("cohort", self._replica.parts().codec_name(part))[1]
 
     def _violation(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> ViolationError | None:
         """(exact, its threads) What is wrong with a part that its reducer signed, seen from its bytes alone."""
@@ -530,11 +531,7 @@ class PartExchange:
 
     def _encoded_bytes(self, part: int) -> int:
         """Of the longest a part can be: no contribution is longer than the longest result."""
-        return self._replica.codec.encoded_bytes(self._num_values(part))
-
-    def _num_values(self, part: int) -> int:
-        where = self._replica.parts()[part]
-        return int(where.stop - where.start)
+        return self._replica.parts().result_bytes(part)
 
 
 def _together(stimuli: Iterable[Callable[[], Heard]]) -> Heard:

@@ -1,6 +1,7 @@
 """Many pieces of one thing from several donors: each gives as many as it can, and none is asked for twice at a time."""
 
 import asyncio
+import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -26,10 +27,13 @@ Fetch = Callable[[PeerId, Piece], Awaitable[int]]
 async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: Fetch[Piece]) -> None:
     """Have all pieces here, in about this order, the first donors' first.
 
-    A donor that fails once is asked no more. Raises the last one's error when pieces are left.
+    A donor that fails is asked no more; where another of its pieces came meanwhile, for half as many at a time. Raises
+    the last one's error when pieces are left.
     """
     todo, failed, busy, came = deque(wanted), set[PeerId](), Counter[PeerId](), Counter[PeerId]()
     took_s: defaultdict[PeerId, list[float]] = defaultdict(list)
+    came_at: dict[PeerId, float] = {}
+    most = dict.fromkeys(donors, MOST_LANES)
     began = time.monotonic()
     running: dict[asyncio.Task[None], tuple[PeerId, Piece, float]] = {}
     last: TransientError | RemoteError = TransientError(f"none of {len(donors)} donors is left")
@@ -39,9 +43,13 @@ async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: 
         asked_at = time.monotonic()
         try:
             came[donor] += await fetch(donor, piece)
-            took_s[donor].append(time.monotonic() - asked_at)
+            came_at[donor] = time.monotonic()
+            took_s[donor].append(came_at[donor] - asked_at)
         except (TransientError, RemoteError) as error:
-            failed.add(donor)
+            if isinstance(error, TransientError) and came_at.get(donor, -math.inf) > asked_at and most[donor] > 1:
+                most[donor] = max(1, min(most[donor], busy[donor]) // 2)  # it lives: its line had too much to carry
+            else:
+                failed.add(donor)
             todo.appendleft(piece)
             last = error
         finally:
@@ -52,8 +60,8 @@ async def from_donors(donors: Sequence[PeerId], wanted: Iterable[Piece], fetch: 
         seconds = max(time.monotonic() - began, 1e-3)
         if len(running) >= MOST_OF_ALL:
             return []
-        most = {donor: lanes_of(came[donor] / seconds, most=MOST_LANES) for donor in donors}
-        there = [donor for donor in donors if donor not in failed and busy[donor] < most[donor]]
+        room = {donor: min(most[donor], lanes_of(came[donor] / seconds, most=MOST_LANES)) for donor in donors}
+        there = [donor for donor in donors if donor not in failed and busy[donor] < room[donor]]
         return sorted(there, key=lambda donor: busy[donor])
 
     def late() -> list[asyncio.Task[None]]:

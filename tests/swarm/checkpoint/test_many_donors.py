@@ -72,6 +72,29 @@ def test_the_last_pieces_do_not_wait_for_a_donor_that_gives_none(monkeypatch: py
     assert lines.given[SLOW] == 0
 
 
+def test_a_donor_of_which_one_piece_stalls_while_others_come_is_asked_for_fewer() -> None:
+    """Sixteen chunks at a time came from a full line, one of them too slowly: the donor was asked no more."""
+    under_way, most_after, stalled = 0, 0, False
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        nonlocal under_way, most_after, stalled
+        under_way += 1
+        if stalled:
+            most_after = max(most_after, under_way)
+        try:
+            await asyncio.sleep(0.01 if piece else 0.1)
+            if not piece and not stalled:
+                stalled = True
+                raise TransientError("too little comes")
+        finally:
+            under_way -= 1
+        return PIECE_BYTES
+
+    asyncio.run(from_donors([FAST], range(200), fetch))
+    assert stalled
+    assert most_after < MOST_LANES
+
+
 def test_what_came_before_all_failed_is_not_fetched_again() -> None:
     lines = Lines()
 
