@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from peer.sim import TinyRun
+from swarm.local.rehearsal import rehearse
 from tests.process_swarm import Zygote
 
 PROCESSES = "@processes"
@@ -38,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """One process from which all tests of a session start real `swarm` processes."""
+    rehearse(TinyRun().settings())  # kernels are compiled here once, not by all processes at the same time
     made = Zygote()
     yield made
     made.close()
