@@ -11,6 +11,8 @@ from swarm.local.rehearsal import rehearse
 from tests.process_swarm import Zygote
 
 PROCESSES = "@processes"
+NICE = 10
+"""Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
 
 
 class ProcessesOneAtATime(LoadScopeScheduling):
@@ -35,6 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("processes") is not None:
             item.add_marker(pytest.mark.xdist_group(PROCESSES.removeprefix("@")))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("processes") is None:
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 @pytest.fixture(scope="session")
