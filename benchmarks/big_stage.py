@@ -4,10 +4,11 @@
 
 The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times
 as fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the
-defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for a
-minute; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
-results on the first peer's disk, the router's lines and the host's events. A figure whose name begins with `plan_` is
-what `swarm plan` says; the newcomer's that of a stage with one peer more. Needs root and `ip`.
+defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
+`--cut-s`; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
+results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission to the
+roster that names it. A figure whose name begins with `plan_` is what `swarm plan` says; the newcomer's that of a stage
+with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
 import hashlib
@@ -36,7 +37,6 @@ from swarm.core.round.contribution import Result
 from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
-CUT_S = 60.0
 ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
 """That are counted before the newcomer comes, and after it is a member."""
 DOWN_TIMES = 5.0
@@ -77,7 +77,7 @@ class Watched:
     """The event from which on things count: lines are slow."""
     ended: dict[str, Any]
     newcomer_s: float | None
-    """From its start to the roster that names it; None where none came in time."""
+    """From its admission to the roster that names it; None where none came in time."""
     results: list[Result]
     fetched_steps: list[int]
     """Of results that somebody holds who was no member in their rounds: each came to it once, whole."""
@@ -96,6 +96,7 @@ def watch(
     slow_line: float | None,
     longest_s: float,
     with_newcomer: bool,
+    cut_s: float,
 ) -> Watched:
     """A run from its start until the newcomer has been a member for a while, or `longest_s` is over."""
     founders = tuple(f"peer{number}" for number in range(peers))
@@ -140,20 +141,26 @@ def watch(
         begun = events.wait_for(lambda event: event.get("version", 0) >= now_at + 1, timeout_s=left_s())
         wanted = begun["version"] + ROUNDS_BEFORE
         newcomer_s = None
-        came_at = time.time()
         try:
             ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
             if with_newcomer:
+                came_at = time.time()
                 join(NEWCOMER)
-                per_round_s = (ended["at"] - begun["at"]) / ROUNDS_BEFORE
-                time.sleep(per_round_s / 2)
-                router.cut(addresses[founders[-1]])
-                time.sleep(CUT_S)
-                router.cut()
-                joined = events.wait_for(
-                    lambda event: event["event"] == "joined" and event["at"] > came_at, timeout_s=left_s()
-                )
-                newcomer_s = joined["at"] - came_at
+                if cut_s:
+                    per_round_s = (ended["at"] - begun["at"]) / ROUNDS_BEFORE
+                    time.sleep(per_round_s / 2)
+                    router.cut(addresses[founders[-1]])
+                    time.sleep(cut_s)
+                    router.cut()
+
+                def came(what: str) -> float:
+                    """When the host said so of the newcomer."""
+                    event = events.wait_for(
+                        lambda event: event["event"] == what and event["at"] > came_at, timeout_s=left_s()
+                    )
+                    return float(event["at"])
+
+                newcomer_s = came("joined") - came("admitted")
             versions = [event["version"] for event in events.seen if event["event"] == "version"]
             wanted = max(versions) + ROUNDS_AFTER
             ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
@@ -290,6 +297,9 @@ def planned(manifest: Path, *, peers: int, uplink_mbit: float) -> dict[str, Any]
 @click.option("--peers", type=click.IntRange(min=2), default=3, show_default=True)
 @click.option("--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--slow-line", type=click.FloatRange(0, 1), help="The last founder's share of the others' rate.")
+@click.option(
+    "--cut-s", type=click.FloatRange(min=0), default=60.0, show_default=True, help="How long a founder's line is dead."
+)
 @click.option("--snapshot-every", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--longest-s", type=click.FloatRange(min=1), default=1800.0, show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave logs and disks in this new folder.")
@@ -300,6 +310,7 @@ def main(
     peers: int,
     uplink_mbit: float,
     slow_line: float | None,
+    cut_s: float,
     snapshot_every: int,
     longest_s: float,
     keep: Path | None,
@@ -327,6 +338,7 @@ def main(
             slow_line=slow_line,
             longest_s=longest_s,
             with_newcomer=slow_line is None and not smoke,
+            cut_s=cut_s,
         )
         found = figures(watched, plan["stages"][1], of_more["stages"][1])
         found["plan_refusals"] = plan["refusals"]

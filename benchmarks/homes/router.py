@@ -36,6 +36,8 @@ MTU_BYTES = 1500
 EVERY_S = 0.05
 BURST_S = 0.005
 """A bucket holds this long a rate's worth of tokens: what a late wake-up of this process may catch up."""
+LEAST_QUEUE_BYTES = 15_000
+"""No modem holds less than ten packets, however slow its line."""
 SEED = 1
 """Of which packets are lost."""
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
@@ -73,6 +75,7 @@ class Line:
 
     bytes_per_s: float = float("inf")
     queue_s: float = float("inf")
+    """At least as long as `LEAST_QUEUE_BYTES` take."""
     free_at: float = 0.0
     num_bytes: int = 0
     """Carried since the start."""
@@ -124,7 +127,8 @@ class Router:
     ) -> None:
         for home in [self._homes[address] for address in only or self._homes]:
             for line, mbit in ((home.up, up_mbit), (home.down, down_mbit)):
-                line.bytes_per_s, line.queue_s = mbit * 1e6 / 8, queue_ms / 1000
+                line.bytes_per_s = mbit * 1e6 / 8
+                line.queue_s = max(queue_ms / 1000, LEAST_QUEUE_BYTES / line.bytes_per_s)
         self._delay_s = round_trip_ms / 2000
         self._loss = loss
 

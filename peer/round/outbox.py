@@ -10,9 +10,11 @@ its buffer holds the least that TCP keeps under way of: or they would lose one a
 votes and reports most of all.
 """
 
+import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -70,6 +72,8 @@ class Pace(NamedTuple):
 
 FIRST_PACE = Pace(SHORTEST_BYTES, 2, cuts=True)
 """While nothing has been measured: a line of 1 Mbit/s carries so much to each of four peers in a second."""
+UNKNOWN_BYTES_PER_S = 125_000.0
+"""Of a line by which nothing was fetched yet."""
 LOOK_AFTER_S = 1.0
 """A line that is busy for longer is measured while it is."""
 
@@ -115,6 +119,28 @@ class Meter:
             # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
             self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
             self.is_known = True
+
+
+class Turns:
+    """What one peer fetches at a time, of all others together: as much as its line carries side by side."""
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self._meter = Meter()
+        self._ended = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[Callable[[int], None]]:
+        """Gives what is to be told how many bytes have come."""
+        while self._meter.busy >= lanes_of(self._meter.bytes_per_s or UNKNOWN_BYTES_PER_S, most=self._most):
+            self._ended.clear()
+            await self._ended.wait()
+        self._meter.begin(time.monotonic())
+        try:
+            yield lambda num_bytes: self._meter.gone(num_bytes, time.monotonic())
+        finally:
+            self._meter.end(time.monotonic())
+            self._ended.set()
 
 
 @dataclass

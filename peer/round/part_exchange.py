@@ -16,7 +16,7 @@ from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import Screens
 from peer.round.fragments import Fragment
 from peer.round.mail import RoundMail
-from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel
+from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
@@ -50,6 +50,8 @@ from verification.round.reduction import Reduction
 log = logging.getLogger(__name__)
 
 MAX_PARCELS = 1 << 12
+MOST_FETCHED = 32
+"""Parts of a result that are fetched at a time."""
 
 Taken: TypeAlias = dict[ReducedPart, Reduction]
 """What was signed for a part that came, and for the shares in it."""
@@ -78,6 +80,7 @@ class PartExchange:
         self._screens = screens
         self._reductions = steps.context.reductions
         self._outbox = Outbox(self._context.tasks.spawn, self._send)
+        self._turns = Turns(most=MOST_FETCHED)
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
 
@@ -243,7 +246,8 @@ class PartExchange:
             kept: list[Bytes] = list(bodies)
             for place, ((part, body, _), error) in enumerate(zip(given, wrong, strict=True)):
                 if error is None:
-                    size, codec = self._num_values(part), self._replica.contribution_codec
+                    parts = self._replica.parts()
+                    codec, size = parts.contribution_codec(part), parts.size(part)
                     self._screens.check_part(sender, part, codec, body, num_values=size)
                     # Sent again and again it takes room once.
                     held = state.parts.received.get((part, sender))
@@ -273,7 +277,8 @@ class PartExchange:
         if bulk_digest(body) != expected:
             return RemoteError("digest", "its bytes differ from its commitment")
         try:
-            check_encoded(self._replica.contribution_codec, body, num_values=self._num_values(part))
+            parts = self._replica.parts()
+            check_encoded(parts.contribution_codec(part), body, num_values=parts.size(part))
         except RemoteError as error:
             return error
         return None
@@ -340,19 +345,18 @@ class PartExchange:
 
     def _read(self, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
         """(exact, its threads) The sum of squares of a part; 0 of a cohort's share; or what is wrong with it."""
-        size = self._num_values(reduced.part)
+        parts, part = self._replica.parts(), reduced.part
         try:
             if reduced.cohort is None:
-                return squares_of(self._replica.codec, body, size)
+                return squares_of(parts.result_codec(part), body, parts.size(part))
             if not reduced.is_empty:
-                check_encoded(self._share_codec, body, num_values=size)
+                check_encoded(self._share_codec(part), body, num_values=parts.size(part))
         except RemoteError as error:
             return error
         return 0.0
 
-    @property
-    def _share_codec(self) -> VectorCodec:
-        return read_and_written("cohort", self._context.settings.codecs.averaging)[1]
+    def _share_codec(self, part: int) -> VectorCodec:
+        return read_and_written("cohort", self._replica.parts().codec_name(part))[1]
 
     def _violation(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> ViolationError | None:
         """(exact, its threads) What is wrong with a part that its reducer signed, seen from its bytes alone."""
@@ -460,19 +464,26 @@ class PartExchange:
         deadlines = self._context.settings.deadlines
         answer_s = longest_s(self._encoded_bytes(part), bytes_per_s(deadlines.least_mbit), floor_s=deadlines.call_s)
         for holder in holders:
-            try:
-                reply = await self._context.transport.call(
-                    holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
-                )
-            except (TransientError, RemoteError) as error:
-                log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
-                continue
+            async with self._turns.turn() as came:
+                # Meanwhile it may have come from its reducer.
+                if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+                    break
+                try:
+                    reply = await self._context.transport.call(
+                        holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
+                    )
+                except (TransientError, RemoteError) as error:
+                    log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
+                    continue
+                came(len(reply.body))
             kept = await self._fetched(state, asked, holder, reply)
             if kept is not None:
                 state.parts.reduced[part, wanted] = kept
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
         state.parts.fetching.discard((part, wanted))
+        if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+            return []
         log.warning("step %d: nobody has part %d of the result", state.step, part)
         for holder in holders[:1]:
             self._context.events.publish(Overtaken(holder))
@@ -520,11 +531,7 @@ class PartExchange:
 
     def _encoded_bytes(self, part: int) -> int:
         """Of the longest a part can be: no contribution is longer than the longest result."""
-        return self._replica.codec.encoded_bytes(self._num_values(part))
-
-    def _num_values(self, part: int) -> int:
-        where = self._replica.parts()[part]
-        return int(where.stop - where.start)
+        return self._replica.parts().result_bytes(part)
 
 
 def _together(stimuli: Iterable[Callable[[], Heard]]) -> Heard:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.averaging.codecs import result_codec
+from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.many_donors import from_donors
 from swarm.checkpoint.state import (
@@ -120,7 +120,7 @@ async def fetch_results(
     """The donor's results from step `start` on, a few; it waits so long for the next. Raises TransientError or
     RemoteError.
     """
-    result_bytes = result_codec(settings.codecs.averaging).encoded_bytes(layout.num_values)
+    result_bytes = Parts.of(settings, layout).all_result_bytes
     reply = await transport.call(
         donor,
         RESULTS,
@@ -173,7 +173,7 @@ async def fetch_parts(
 ) -> list[Bytes]:
     """The bytes of a result's parts, each checked, from several donors at once; those `held` are not fetched again.
 
-    What comes is put there by digest, and stays if the rest does not come. A donor that fails once, or gives other
+    What comes is put there by digest, and stays if the rest does not come. A donor that fails, or gives other
     bytes, is asked no more. Raises the last donor's TransientError or
     RemoteError.
     """
@@ -240,7 +240,7 @@ async def fetch_chunks(
 
     What comes is put into `held` by its hash, stays there if the rest does not come, and is not fetched again.
 
-    A donor that fails once, or gives another chunk, is asked no more. Raises the last one's TransientError or
+    A donor that fails, or gives another chunk, is asked no more. Raises the last one's TransientError or
     RemoteError, or TimeoutError.
     """
     chunk_s, cold = transfer_s(settings, MOST_LANES * CHUNK_BYTES), ColdBytes(folder, "chunks")
@@ -274,8 +274,8 @@ def transfer_s(settings: RunSettings, num_bytes: float) -> float:
 
 def states_s(settings: RunSettings, num_values: Iterable[int]) -> float:
     """`transfer_s` of the states of stages with so many values each, with the results until the next snapshots."""
-    result_bytes = RESULT_BYTES[settings.codecs.averaging] * settings.retained_results
-    value_bytes = FLOAT_BYTES + settings.optimizer.moment_bytes + result_bytes
+    result_bytes = RESULT_BYTES[settings.codecs.averaging] * settings.round_values * settings.retained_results
+    value_bytes = FLOAT_BYTES + settings.state_moment_bytes + result_bytes
     return transfer_s(settings, sum(num_values) * value_bytes)
 
 

@@ -97,6 +97,9 @@ class SilentStage:
     def mended_after(self, *, leases: float) -> Reconfiguration | None:
         """What the host does when so much time has passed without a result."""
         self._watched._quiet_since -= leases * LEASE_S
+        if self._watched._closing_since is not None:
+            version, since = self._watched._closing_since
+            self._watched._closing_since = version, since - leases * LEASE_S
         return asyncio.run(self._watched.mend(list(NAMES)))
 
 
@@ -140,6 +143,13 @@ def test_those_who_were_named_are_given_time(tmp_path: Path) -> None:
     again = stage.mended_after(leases=PATIENCE - 1.0)
     assert again is not None
     assert again.voters == first.voters
+
+
+def test_a_stage_that_computes_for_long_and_votes_is_left_alone_until_its_round_takes_long(tmp_path: Path) -> None:
+    stage = SilentStage(tmp_path)
+    assert stage.mended_after(leases=10 * PATIENCE) is None, "a window of local steps may last as long as it will"
+    assert stage.mended_after(leases=PATIENCE - 0.1) is None
+    assert stage.mended_after(leases=0.2) is not None
 
 
 @pytest.mark.parametrize("follow", [certified, not_certified])

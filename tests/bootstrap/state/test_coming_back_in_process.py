@@ -17,6 +17,7 @@ from tests.comings_and_goings import HOST, STAGES, endure, name_of, schedule
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 
 IN_EVERY_TEST_RUN = (0, 1)
+WINDOWS_IN_EVERY_TEST_RUN = 0
 SOAKED = range(500)
 
 
@@ -29,6 +30,16 @@ def test_a_run_endures_comings_and_goings(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", [seed for seed in SOAKED if seed not in IN_EVERY_TEST_RUN])
 def test_runs_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
     endure(seed, tmp_path)
+
+
+def test_a_run_in_windows_endures_comings_and_goings(tmp_path: Path) -> None:
+    endure(WINDOWS_IN_EVERY_TEST_RUN, tmp_path, num_stages=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [seed for seed in SOAKED if seed != WINDOWS_IN_EVERY_TEST_RUN])
+def test_runs_in_windows_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
+    endure(seed, tmp_path, num_stages=1)
 
 
 def test_a_schedule_follows_from_its_seed_and_leaves_a_stage_alone_for_a_while() -> None:

@@ -19,6 +19,7 @@ from peer.round.outbox import (
     Outbox,
     Pace,
     Parcel,
+    Turns,
 )
 from swarm.core.ids import PeerId
 from swarm.core.transfers import LEAST_LANES, MOST_LANES
@@ -246,6 +247,26 @@ def test_a_line_that_has_become_slow_is_known_at_once() -> None:
         meter.end(at + 1.0)
     assert meter.bytes_per_s is not None
     assert meter.bytes_per_s < 2e5
+
+
+def test_what_is_fetched_takes_turns() -> None:
+    """Of a result that a peer lacked all 115 parts were asked for at once, and none came in time."""
+    turns, most, busy = Turns(most=8), 0, 0
+
+    async def fetch() -> None:
+        nonlocal most, busy
+        async with turns.turn() as came:
+            busy += 1
+            most = max(most, busy)
+            await asyncio.sleep(0)
+            came(1)
+            busy -= 1
+
+    async def main() -> None:
+        await asyncio.gather(*(fetch() for _ in range(50)))
+
+    asyncio.run(main())
+    assert LEAST_LANES <= most <= 8
 
 
 def test_fragments_of_one_parcel_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from peer.round.step_state import StepParts
 from peer.stage.events import Events
 from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.codecs import vector_codec
+from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
@@ -43,7 +44,7 @@ CAP = 2.5
 WEIGHTS = {peer: 10 * number for number, peer in enumerate(FACTS.members, 1)}
 SIZE = 300
 CODEC = vector_codec("int8")
-PARTS = [slice(start, start + SIZE) for start in range(0, 4 * SIZE, SIZE)]
+PARTS = Parts(4 * SIZE, SIZE)
 GOOD = [CODEC.encode(np.full(SIZE, part + 1, dtype=np.float32), seed=bytes(32)) for part in range(4)]
 
 
@@ -97,8 +98,6 @@ class Scene:
         replica = SimpleNamespace(
             parts=lambda: PARTS,
             num_parts=len(PARTS),
-            contribution_codec=CODEC,
-            codec=CODEC,
             norm_cap=lambda: CAP,
             threads=Threads(2),
             inputs=ColdBytes(folder, "inputs"),

@@ -15,12 +15,14 @@ import peer.round.presence
 from peer.round.mail import ROUND
 from peer.round.presence import PING_FACTOR, Presence
 from peer.round.step_progress import PROGRESS
+from peer.round.taking import round_phase
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.contribution import Result
 from swarm.network.loop import happened
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
+from tests.verification.exhibits import small_settings
 
 CALL_S, PING_S = 0.5, 0.2
 SOON_S = 15.0
@@ -207,3 +209,13 @@ def test_a_ping_waits_as_long_as_small_calls_to_that_member_took() -> None:
         presence.answered(OTHER, within_s=4.0)
     asyncio.run(presence.is_gone(OTHER))
     assert PING_FACTOR * 4.0 <= silent.waited_s[1] <= LONG_CALL_S
+
+
+def test_nobody_turns_to_the_next_leader_sooner_than_its_word_may_take() -> None:
+    """After rounds of a second on fast lines members gave up leader after leader, whose words full lines held up."""
+    settings = small_settings()
+    phase = round_phase(settings, 1000)
+    for _ in range(20):
+        phase.observe(0.1)
+    assert 4 * phase.seconds >= settings.deadlines.call_s
+    assert phase.seconds < settings.deadlines.call_s
