@@ -45,6 +45,7 @@ total_steps = {steps}
 rule = "centered_clip"
 delay = {delay}
 sync_steps = 2
+local_steps = {local_steps}
 [checkpoint]
 every_steps = {every}
 snapshot_every = 4
@@ -168,6 +169,8 @@ class ProcessSwarm:
     steps: int = 12
     every: int = 4
     delay: int = 0
+    local_steps: int = 1
+    """More, with one stage: windows of so many inner steps, of `target_tokens` each."""
     target_tokens: int = 1024
     in_flight: int = 2
     rebalance_s: float = 0.0
@@ -196,6 +199,7 @@ class ProcessSwarm:
                 target_tokens=self.target_tokens,
                 steps=self.steps,
                 delay=self.delay,
+                local_steps=self.local_steps,
                 every=self.every,
                 founders=self.founders,
                 min_replicas=self.min_replicas,

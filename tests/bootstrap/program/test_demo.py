@@ -33,7 +33,7 @@ from bootstrap.demo.request import (
     prepare,
 )
 from bootstrap.demo.run import Demo, Ending
-from bootstrap.demo.view import LiveView, PlainView, shown_path
+from bootstrap.demo.view import LiveView, PlainView, progress_text, shown_path
 from swarm.attacks import Attack
 from swarm.cli import ExitCode, run
 from swarm.data.bigram import bigram_loss
@@ -160,6 +160,20 @@ def test_manifest_says_what_the_demo_counts_with(tmp_path: Path) -> None:
     assert settings.data.seed == 5
     assert settings.averaging.delay == 1
     assert settings.microbatches_per_step * settings.microbatch_tokens == BATCH_TOKENS
+
+
+def test_a_run_in_windows_is_one(tmp_path: Path) -> None:
+    text = tmp_path / "numbers.txt"
+    text.write_text(NUMBERS)
+    request = check(_request(stages=1, peers=4, steps=12, local_steps=20, text=(text,), out=tmp_path / "out"))
+    manifest = parse_manifest(manifest_text(request), tmp_path / "run.toml")
+    settings = freeze(manifest, assumed_data(manifest), ())
+    assert settings.has_windows
+    assert settings.step_tokens(4) == request.tokens_per_step == 20 * BATCH_TOKENS
+    assert request.shape == "4 peers, the whole model on each, in windows of 20 local steps"
+    observed = Observed(12, request.tokens_per_step, started_at=0.0, local_steps=20)
+    observed.version = 3
+    assert progress_text(observed).startswith("window 3/12")
 
 
 def test_bigram_is_measured_on_the_tokens_the_host_evaluates(tmp_path: Path) -> None:
