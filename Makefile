@@ -32,7 +32,7 @@ proto: install
 # Types are checked beside the tests. TESTS may name some.
 TYPES := $(VENV)/types.txt
 test: install style
-	@$(BIN)/mypy > $(TYPES) 2>&1 & types=$$!; \
+	@nice -n 10 $(BIN)/mypy > $(TYPES) 2>&1 & types=$$!; \
 	$(BIN)/python -m pytest -m 'not soak' --numprocesses auto --dist loadgroup $(TESTS); tests=$$?; \
 	wait $$types; types=$$?; cat $(TYPES); test $$tests -eq 0 -a $$types -eq 0
 

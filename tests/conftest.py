@@ -6,9 +6,13 @@ from collections.abc import Iterator
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from peer.sim import TinyRun
+from swarm.local.rehearsal import rehearse
 from tests.process_swarm import Zygote
 
 PROCESSES = "@processes"
+NICE = 10
+"""Of workers whose tests start no processes: those of others are held to deadlines, and most give way themselves."""
 
 
 class ProcessesOneAtATime(LoadScopeScheduling):
@@ -35,9 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(PROCESSES.removeprefix("@")))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("processes") is None:
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """One process from which all tests of a session start real `swarm` processes."""
+    rehearse(TinyRun().settings())  # kernels are compiled here once, not by all processes at the same time
     made = Zygote()
     yield made
     made.close()

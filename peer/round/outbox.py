@@ -72,6 +72,9 @@ class Pace(NamedTuple):
 
 FIRST_PACE = Pace(SHORTEST_BYTES, 2, cuts=True)
 """While nothing has been measured: a line of 1 Mbit/s carries so much to each of four peers in a second."""
+UNSURE_BYTES = 64 << 10
+"""Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
+that it comes, should the line have become slow."""
 UNKNOWN_BYTES_PER_S = 125_000.0
 """Of a line by which nothing was fetched yet."""
 LOOK_AFTER_S = 1.0
@@ -154,12 +157,21 @@ class _Line:
 
     @property
     def pace(self) -> Pace:
-        """Until it is known that the line still is as fast as it was, nothing goes that would keep a slow one busy for
-        minutes."""
         if self.meter.bytes_per_s is None:
             return self.first_pace
         pace = Pace.of(self.meter.bytes_per_s)
-        return pace if self.meter.is_known or pace.cuts else Pace(CUT_BELOW_BYTES, pace.lanes, cuts=True)
+        return Pace(UNSURE_BYTES, pace.lanes, cuts=True) if self.is_unsure else pace
+
+    @property
+    def is_unsure(self) -> bool:
+        """It was fast, and may be slow by now: nothing goes that would keep a slow one busy for minutes."""
+        rate = self.meter.bytes_per_s
+        return rate is not None and not self.meter.is_known and not Pace.of(rate).cuts
+
+    @property
+    def next_bytes(self) -> int:
+        """Of the next message."""
+        return UNSURE_BYTES if self.is_unsure else self.pace.next_bytes(self.waiting_bytes)
 
     @property
     def has_room(self) -> bool:
@@ -263,7 +275,7 @@ class Outbox:
 def _take(line: _Line) -> list[Parcel]:
     """The next parcels that go together, or a fragment of one that is too long; none if nothing waits."""
     waiting = line.waiting
-    at_most = line.pace.next_bytes(line.waiting_bytes)
+    at_most = line.next_bytes
     if waiting and line.pace.cuts and waiting[0].fragment is None and len(waiting[0].body) > at_most:
         waiting.extendleft(reversed(waiting.popleft().cut(at_most)))
     taken: list[Parcel] = []

@@ -71,13 +71,15 @@ def _pack(value: Value, out: bytearray, depth: int) -> None:
         raise TypeError(f"nested deeper than {MAX_DEPTH}")
     if isinstance(value, str):
         out += _packed_name(value) if len(value) <= _NAME_CHARACTERS else _packed_text(value)
+    elif type(value) is int:
+        _pack_int(value, out)
     elif isinstance(value, bytes):
         if len(value) < len(_SHORT_BIN):
             out += _SHORT_BIN[len(value)]
         else:
             _pack_number(len(value), out, _BIN)
         out += value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         _pack_head(len(value), out, (0x90, 16), _ARRAY)
         for item in value:
             _pack(item, out, depth + 1)
@@ -86,7 +88,7 @@ def _pack(value: Value, out: bytearray, depth: int) -> None:
         for key in sorted(value):
             if not isinstance(key, str):
                 raise TypeError(f"key {key!r} is not a string")
-            _pack(key, out, depth + 1)
+            out += _packed_name(key) if len(key) <= _NAME_CHARACTERS else _packed_text(key)
             _pack(value[key], out, depth + 1)
     else:
         _pack_scalar(value, out)
@@ -97,11 +99,8 @@ def _pack_scalar(value: Value, out: bytearray) -> None:
         out.append(0xC0)
     elif value is True or value is False:
         out.append(0xC3 if value else 0xC2)
-    elif isinstance(value, int):
-        if -32 <= value < 128:
-            out.append(value & 0xFF)
-        else:
-            _pack_number(value, out, _POSITIVE if value > 0 else _NEGATIVE)
+    elif isinstance(value, int):  # an enumeration's
+        _pack_int(value, out)
     elif isinstance(value, float):
         out.append(0xCB)
         out += _FLOAT.pack(value or 0.0)  # also for -0.0
@@ -109,6 +108,13 @@ def _pack_scalar(value: Value, out: bytearray) -> None:
         out += value.data
     else:
         raise TypeError(f"{type(value).__name__} has no canonical form")
+
+
+def _pack_int(value: int, out: bytearray) -> None:
+    if -32 <= value < 128:
+        out.append(value & 0xFF)
+    else:
+        _pack_number(value, out, _POSITIVE if value > 0 else _NEGATIVE)
 
 
 def _packed_text(text: str) -> bytes:

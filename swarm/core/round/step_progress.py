@@ -36,7 +36,7 @@ class Closing:
 RESERVED_S = 0.5
 """How long a step keeps a share for a member that has not reported."""
 MOST_BEHIND = 4
-"""Who has ended nothing is waited for so many times as long as all others took for all of theirs."""
+"""The last members are waited for so many times as long as all others took for all of theirs."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class StepProgress:
     exceed the target. What a lost source had passed on is done without it, and counts in the later stages: the step
     does with so many less at stage 0. What else it held is granted again; where there are no later stages, all of it.
 
-    So is what a member holds that ends none of it while all others are done, after a time that goes by theirs: nobody
+    So is what a member still holds where at least as many others are done, after a time that goes by theirs: nobody
     keeps a step open by what it was granted.
     """
 
@@ -114,7 +114,7 @@ class StepProgress:
         if self.num_done > self._most_done:
             self._most_done, self._grew_at = self.num_done, now
         if self.is_source:
-            self._pass_over_who_ends_nothing(now)
+            self._pass_over_the_last(now)
         if self.is_source and peer_id not in self._passed_over:
             free = self._to_do - sum(self._granted.values())
             if now < self._reserved_until:
@@ -143,7 +143,7 @@ class StepProgress:
         if self.num_done < self._to_do:
             self._full_at = None
 
-    def _pass_over_who_ends_nothing(self, now: float) -> None:
+    def _pass_over_the_last(self, now: float) -> None:
         """Where at least as many others have ended all of theirs."""
         if self._grew_at is None or self._opened_at is None:
             return
@@ -151,9 +151,9 @@ class StepProgress:
             return
         behind = {peer for peer, granted in self._granted.items() if granted > self._reports[peer].num_done}
         num_others = sum(1 for peer, granted in self._granted.items() if granted and peer not in behind)
-        if len(behind) <= num_others and not any(self._reports[peer].num_done for peer in behind):
+        if len(behind) <= num_others:
             self._passed_over |= behind
-            self._granted |= dict.fromkeys(behind, 0)
+            self._granted |= {peer: self._reports[peer].num_done for peer in behind}
 
     def _may_grant(self, now: float) -> bool:
         if self._next_seen_at is not None:

@@ -11,10 +11,10 @@ import pytest
 from peer.round import outbox
 from peer.round.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.outbox import (
-    CUT_BELOW_BYTES,
     LEAST_SHARE,
     MESSAGE_BYTES,
     SHORTEST_BYTES,
+    UNSURE_BYTES,
     Meter,
     Outbox,
     Pace,
@@ -147,7 +147,7 @@ def test_a_line_changes_its_pace_once_it_has_been_measured() -> None:
             wire.outbox.put(ONE, parcel(number, SHORT_BYTES))
         await wire.finished()
         longest = max(sum(len(one.body) for one in parcels) for _, parcels in wire.sent[4:])
-        assert longest == CUT_BELOW_BYTES, "long, but nothing keeps a line busy for minutes that has become slow"
+        assert longest == UNSURE_BYTES, "long, but nothing keeps a line busy for minutes that has become slow"
         before = len(wire.sent)
         wire.outbox.keep(set())
         wire.outbox.put(ONE, parcel(16, SHORT_BYTES))
@@ -233,7 +233,7 @@ def test_a_line_that_was_fast_is_not_given_long_messages_before_it_is_known_to_b
         wire.outbox.put(ONE, parcel(0, MESSAGE_BYTES))
         for _ in range(50):
             await asyncio.sleep(0)
-        assert sum(len(one.body) for _, parcels in wire.sent for one in parcels) <= LEAST_LANES * CUT_BELOW_BYTES
+        assert sum(len(one.body) for _, parcels in wire.sent for one in parcels) <= LEAST_LANES * UNSURE_BYTES
         await wire.finished()
 
     asyncio.run(main())

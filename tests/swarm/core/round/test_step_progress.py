@@ -102,10 +102,11 @@ def test_a_source_that_was_taken_for_lost_is_waited_for_again() -> None:
     assert progress.closing(now=2.0, synchronous=True) is not None
 
 
-def test_who_ends_nothing_of_what_it_was_granted_keeps_no_step_open() -> None:
+@pytest.mark.parametrize("ended", [0, 3])
+def test_who_does_not_end_what_it_was_granted_keeps_no_step_open(ended: int) -> None:
     progress = _progress(8)
     progress.reserve((A, B, C), now=0.0)
-    held = MemberReport(0, 4, num_passed_on=4)
+    held = MemberReport(ended, 4 - ended, num_passed_on=4 - ended)
     assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=1.0) == 4
     assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=1.0) == 4
     progress.report(A, held, now=1.5)
@@ -113,9 +114,9 @@ def test_who_ends_nothing_of_what_it_was_granted_keeps_no_step_open() -> None:
     assert progress.report(B, MemberReport(3, 1, num_wanted=3), now=60.0) == 4, "B still has one to end"
     assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0) == 4
     assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0 + 4 * 60) == 4, "less than four times as long"
-    assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0 + 4 * 61) == 8
-    assert progress.report(A, held, now=306.0) == 0
-    progress.report(B, MemberReport(8, 0), now=307.0)
+    assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0 + 4 * 61) == 8 - ended
+    assert progress.report(A, held, now=306.0) == ended
+    progress.report(B, MemberReport(8 - ended, 0), now=307.0)
     closing = progress.closing(now=307.0, synchronous=True)
     assert closing is not None
     assert "all of 8" in closing.reason
