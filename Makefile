@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Programs that tests and the demo start read compiled files.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test lint proto bench results soak gpu clean
+.PHONY: install demo test style lint proto bench results soak gpu clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
@@ -17,19 +19,22 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/swarm demo $(DEMO)
 
-lint: install
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. swarm/proto/*.proto
 
-# TESTS may name files with tests of one kind only: pytest's 5 says that there were none.
-OR_NONE = || test $$? -eq 5
-test: lint
-	$(BIN)/python -m pytest -m 'not soak and not processes' --numprocesses auto --dist loadfile $(TESTS) $(OR_NONE)
-	$(BIN)/python -m pytest -m 'not soak and processes' $(TESTS) $(OR_NONE)
+# Types are checked beside the tests. TESTS may name some.
+TYPES := $(VENV)/types.txt
+test: install style
+	@nice -n 10 $(BIN)/mypy > $(TYPES) 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -m 'not soak' --numprocesses auto --dist loadgroup $(TESTS); tests=$$?; \
+	wait $$types; types=$$?; cat $(TYPES); test $$tests -eq 0 -a $$types -eq 0
 
 soak: install
 	$(BIN)/python -m pytest -m soak --timeout 3600 $(TESTS)

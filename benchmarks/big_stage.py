@@ -4,10 +4,11 @@
 
 The last stage of two, each of its peers in a network namespace, joined by `benchmarks.homes.router`; down five times
 as fast as up, 40 ms from home to home. The first stage's one peer and the host have fast lines. Deadlines are the
-defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for a
-minute; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
-results on the first peer's disk, the router's lines and the host's events. A figure whose name begins with `plan_` is
-what `swarm plan` says; the newcomer's that of a stage with one peer more. Needs root and `ip`.
+defaults. After two rounds one more peer joins, and in the middle of a round the last founder's line is dead for
+`--cut-s`; with `--slow-line` it has that share of the others' rate instead, from the first. Counted from the certified
+results on the peers' disks, the router's lines and the host's events; the newcomer's time from its admission to the
+roster that names it. A figure whose name begins with `plan_` is what `swarm plan` says; the newcomer's that of a stage
+with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
 import hashlib
@@ -33,14 +34,16 @@ from benchmarks.training_throughput import Events, running
 from swarm.checkpoint.results import SIGNED, read_signed
 from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
 from swarm.core.round.contribution import Result
+from swarm.network.identity_file import load_identity
 
 READY_S = 600.0
-CUT_S = 60.0
 ROUNDS_BEFORE, ROUNDS_AFTER = 2, 2
 """That are counted before the newcomer comes, and after it is a member."""
 DOWN_TIMES = 5.0
 SOURCE, NEWCOMER = "source", "newcomer"
 HIDDEN_SIZE = 256
+STATE_BYTES = 12
+"""Of a parameter in a state: weight and moments in fp32."""
 
 MANIFEST = """\
 [run]
@@ -74,8 +77,10 @@ class Watched:
     """The event from which on things count: lines are slow."""
     ended: dict[str, Any]
     newcomer_s: float | None
-    """From its start to the roster that names it; None where none came in time."""
+    """From its admission to the roster that names it; None where none came in time."""
     results: list[Result]
+    fetched_steps: list[int]
+    """Of results that somebody holds who was no member in their rounds: each came to it once, whole."""
     peak_bytes: int
     """Of memory, of the founder that took most."""
     replicas_equal: bool
@@ -91,6 +96,7 @@ def watch(
     slow_line: float | None,
     longest_s: float,
     with_newcomer: bool,
+    cut_s: float,
 ) -> Watched:
     """A run from its start until the newcomer has been a member for a while, or `longest_s` is over."""
     founders = tuple(f"peer{number}" for number in range(peers))
@@ -135,20 +141,26 @@ def watch(
         begun = events.wait_for(lambda event: event.get("version", 0) >= now_at + 1, timeout_s=left_s())
         wanted = begun["version"] + ROUNDS_BEFORE
         newcomer_s = None
-        came_at = time.time()
         try:
             ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
             if with_newcomer:
+                came_at = time.time()
                 join(NEWCOMER)
-                per_round_s = (ended["at"] - begun["at"]) / ROUNDS_BEFORE
-                time.sleep(per_round_s / 2)
-                router.cut(addresses[founders[-1]])
-                time.sleep(CUT_S)
-                router.cut()
-                joined = events.wait_for(
-                    lambda event: event["event"] == "joined" and event["at"] > came_at, timeout_s=left_s()
-                )
-                newcomer_s = joined["at"] - came_at
+                if cut_s:
+                    per_round_s = (ended["at"] - begun["at"]) / ROUNDS_BEFORE
+                    time.sleep(per_round_s / 2)
+                    router.cut(addresses[founders[-1]])
+                    time.sleep(cut_s)
+                    router.cut()
+
+                def came(what: str) -> float:
+                    """When the host said so of the newcomer."""
+                    event = events.wait_for(
+                        lambda event: event["event"] == what and event["at"] > came_at, timeout_s=left_s()
+                    )
+                    return float(event["at"])
+
+                newcomer_s = came("joined") - came("admitted")
             versions = [event["version"] for event in events.seen if event["event"] == "version"]
             wanted = max(versions) + ROUNDS_AFTER
             ended = events.wait_for(lambda event: event.get("version", 0) >= wanted, timeout_s=left_s())
@@ -164,6 +176,7 @@ def watch(
         ended,
         newcomer_s,
         _results(folder / founders[0]),
+        [step for name in (*founders, NEWCOMER) for step in _fetched_steps(folder / name)],
         max(peaks),
         _are_equal([folder / name for name in (*founders, NEWCOMER)]),
         addresses,
@@ -193,6 +206,14 @@ def _results(folder: Path) -> list[Result]:
     return [read[0] for read in found if read is not None]
 
 
+def _fetched_steps(folder: Path) -> list[int]:
+    """Of the results on this peer's disk, those of rounds in which it was no member."""
+    if not (folder / "identity.key").exists():
+        return []
+    me = load_identity(folder / "identity.key").peer_id
+    return [int(made.roster.step) for made in _results(folder) if me not in made.roster.members]
+
+
 def _are_equal(folders: list[Path]) -> bool:
     """Whether all snapshots of one version are the same bytes, on whichever disks they are."""
     states: dict[str, set[str]] = {}
@@ -217,8 +238,10 @@ def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, An
     results = [made for made in watched.results if begun["version"] <= int(made.roster.step) < last["version"]]
     num_members = [len(made.roster.members) for made in results]
     due = sum(size - 1 for size in num_members) * num_parameters * (CONTRIBUTION_BYTES["int8"] + RESULT_BYTES["int8"])
+    is_counted = range(begun["version"], last["version"] + 1)
+    due += sum(step in is_counted for step in watched.fetched_steps) * num_parameters * RESULT_BYTES["int8"]
     if watched.newcomer_s is not None:
-        due += stage_of_more["join_bytes"]
+        due += num_parameters * STATE_BYTES
     at = [line for line in lines if begun["at"] <= line["at"] <= ended["at"]]
     sent = sum(at[-1]["up_bytes"][address] - at[0]["up_bytes"][address] for address in watched.addresses.values())
     dropped = Counter[str]()
@@ -274,6 +297,9 @@ def planned(manifest: Path, *, peers: int, uplink_mbit: float) -> dict[str, Any]
 @click.option("--peers", type=click.IntRange(min=2), default=3, show_default=True)
 @click.option("--uplink-mbit", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--slow-line", type=click.FloatRange(0, 1), help="The last founder's share of the others' rate.")
+@click.option(
+    "--cut-s", type=click.FloatRange(min=0), default=60.0, show_default=True, help="How long a founder's line is dead."
+)
 @click.option("--snapshot-every", type=click.IntRange(min=1), default=2, show_default=True)
 @click.option("--longest-s", type=click.FloatRange(min=1), default=1800.0, show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path), help="Leave logs and disks in this new folder.")
@@ -284,6 +310,7 @@ def main(
     peers: int,
     uplink_mbit: float,
     slow_line: float | None,
+    cut_s: float,
     snapshot_every: int,
     longest_s: float,
     keep: Path | None,
@@ -311,6 +338,7 @@ def main(
             slow_line=slow_line,
             longest_s=longest_s,
             with_newcomer=slow_line is None and not smoke,
+            cut_s=cut_s,
         )
         found = figures(watched, plan["stages"][1], of_more["stages"][1])
         found["plan_refusals"] = plan["refusals"]

@@ -133,7 +133,7 @@ class Bench:
                 view[:] = 1.0
         settings = _settings(model, case, self.wire)
         self.tensors = TensorPass(settings, self.model)
-        self.parts = Parts.of(settings, self.model.layout.num_values)
+        self.parts = Parts.of(settings, self.model.layout)
         self.weights = self.model.weights(self.flat)
         self.sum = GradientSum(self.model.layout.num_values, self.model.link)
         self.ids = torch.from_numpy(rng.integers(0, case.vocab_size, (case.samples, case.tokens)))

@@ -29,10 +29,9 @@ SYNCHRONOUS = "synchronous"
 DEFAULT_METHODS = (
     ALONE,
     SYNCHRONOUS,
-    "H10-m2_vfac-int2",
-    "H30-m2_vfac-int2",
-    "H10-averaged4-int4",
-    "H30-averaged4-int4",
+    "H10-int2",
+    "H30-int2",
+    "H10-int4",
 )
 TUNED_RATES = {ALONE: 2e-3, SYNCHRONOUS: 4e-3}
 """The best of 1e-3, 2e-3, 4e-3 and 8e-3 that were tried with each at the default steps and batch."""

@@ -1,4 +1,4 @@
-"""What a window did to weights and second moments, and the step that its mean makes: each operation rounded by itself.
+"""What a window did to weights and moments, and what the next one begins with: each operation rounded by itself.
 
 Means of rows and columns are fp64 sums in the order of places, divided and rounded to fp32 once. Whatever is written
 is +0 or at least 2^-126 in magnitude.
@@ -26,21 +26,16 @@ def difference(
     threads.over(out.size, work, grain=_GRAIN)
 
 
-def descend(
-    weights: NDArray[np.float32],
-    direction: NDArray[np.float32],
-    rate: np.float32,
-    out: NDArray[np.float32],
-    *,
-    threads: Threads = ONE_THREAD,
+def shorten(
+    first: NDArray[np.float32], second: NDArray[np.float32], ratio: np.float32, *, threads: Threads = ONE_THREAD
 ) -> None:
-    """out = weights - direction * rate."""
+    """Cut each of `first` to at most `ratio` times the root of its `second`, which is not negative."""
 
-    def work(first: int, stop: int) -> None:
-        within = slice(first, stop)
-        _descend(weights[within], direction[within], rate, out[within])
+    def work(start: int, stop: int) -> None:
+        within = slice(start, stop)
+        _shorten(first[within], second[within], ratio)
 
-    threads.over(out.size, work, grain=_GRAIN)
+    threads.over(first.size, work, grain=_GRAIN)
 
 
 def means(
@@ -76,11 +71,10 @@ def _difference(start: NDArray[np.float32], end: NDArray[np.float32], out: NDArr
 
 
 @compiled
-def _descend(
-    weights: NDArray[np.float32], direction: NDArray[np.float32], rate: np.float32, out: NDArray[np.float32]
-) -> None:
-    for i in range(out.size):
-        out[i] = flushed(weights[i] - direction[i] * rate)
+def _shorten(first: NDArray[np.float32], second: NDArray[np.float32], ratio: np.float32) -> None:
+    for i in range(first.size):
+        most = np.float32(np.sqrt(second[i])) * ratio
+        first[i] = flushed(max(min(first[i], most), -most))
 
 
 @compiled

@@ -22,7 +22,7 @@ UNLISTED = "unlisted_"
 PLEADING = "pleading_"
 """Before a kind: asked to do its work again, the liar does, and pleads a fault."""
 
-Stages = Literal["any", "not the last", "not the first", "the first", "the first or last"]
+Stages = Literal["any", "not the last", "not the first", "the first", "the first or last", "the only"]
 
 KINDS: Mapping[str, Stages] = MappingProxyType(
     {
@@ -34,6 +34,9 @@ KINDS: Mapping[str, Stages] = MappingProxyType(
         "zeros": "any",
         "copied_gradient": "any",
         "partial_work": "any",
+        # Of windows of local steps alone.
+        "negated_moments": "the only",
+        "small_moments": "the only",
         "row_bias": "the first",
         "slow_bias": "any",
         "claimed_ids": "any",
@@ -134,6 +137,7 @@ class Attack:
             or (stages == "not the first" and not is_first)
             or (stages == "the first" and is_first)
             or (stages == "the first or last" and (is_first or is_last))
+            or (stages == "the only" and is_first and is_last)
         )
 
 

@@ -72,7 +72,7 @@ class DrawnPapers:
             return
         me = self._transport.peer_id
         others = [made for made in roster.contributions if made.peer_id != me]
-        asked = (self._lack(made, num_members=num_members, within_s=within_s) for made in others)
+        asked = (self.lack(made, num_members=num_members, within_s=within_s) for made in others)
         for made, lack in zip(others, await asyncio.gather(*asked), strict=True):
             if lack is None:
                 continue
@@ -82,11 +82,7 @@ class DrawnPapers:
             await self.fetch(made, self._drawn(made, num_members), of=leader, within_s=2 * within_s)
             self._remember(made)
 
-    async def are_shown(self, made: Contribution, *, num_members: int, within_s: float) -> bool:
-        """Whether a contribution's maker shows what is drawn of it here."""
-        return await self._lack(made, num_members=num_members, within_s=within_s) is None
-
-    async def _lack(
+    async def lack(
         self, made: Contribution, *, num_members: int, within_s: float
     ) -> RemoteError | TransientError | None:
         """Why its maker does not show what is drawn of it here; None if it does."""

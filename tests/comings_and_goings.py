@@ -1,6 +1,6 @@
 """Everybody of a run in one process leaves, dies and comes back as a seed has it; and the run goes on, one history.
 
-    python -m tests.comings_and_goings --seed 7 [--seeds 20]
+    python -m tests.comings_and_goings --seed 7 [--seeds 20] [--windows]
 
 Peers, whole stages, the host and all of them together, at any moment; each life is begun again from what is on disk,
 as `swarm join` and `swarm host` do. In every schedule there is a time at which nobody of some stage is there. In the
@@ -29,6 +29,8 @@ from tests.swarm_in_process import InProcessSwarm, manifest_of, swarm_in_process
 Kind = Literal["leave", "die", "return"]
 
 STAGES = 2
+LOCAL_STEPS = 6
+"""Of a run of one stage in windows."""
 HOST = "host"
 LEASE_S = 1.0
 GOES_ON_WITHIN_S = 30.0
@@ -55,13 +57,19 @@ class Schedule:
     seed: int
     replicas: int
     acts: tuple[Act, ...]
+    stages: int = STAGES
+
+    @property
+    def has_windows(self) -> bool:
+        return self.stages == 1
 
     @property
     def min_replicas(self) -> int:
         return min(2, self.replicas)
 
     def __str__(self) -> str:
-        return "\n".join([f"seed {self.seed}: {self.replicas} replicas a stage", *map(str, self.acts)])
+        of = "of whole models in windows" if self.has_windows else "a stage"
+        return "\n".join([f"seed {self.seed}: {self.replicas} replicas {of}", *map(str, self.acts)])
 
 
 def name_of(stage: int, index: int) -> str:
@@ -69,11 +77,14 @@ def name_of(stage: int, index: int) -> str:
     return f"p{stage}{'abc'[index]}"
 
 
-def schedule(seed: int) -> Schedule:
-    """Who goes and comes back when. The last act brings everybody back; before it a whole stage was away."""
+def schedule(seed: int, num_stages: int = STAGES) -> Schedule:
+    """Who goes and comes back when. The last act brings everybody back; before it a whole stage was away.
+
+    A run of one stage trains in windows of local steps.
+    """
     rng = random.Random(f"{seed}/comings and goings")
     replicas = rng.choice([1, 2, 2, 3])
-    stages = [[name_of(stage, index) for index in range(replicas)] for stage in range(STAGES)]
+    stages = [[name_of(stage, index) for index in range(replicas)] for stage in range(num_stages)]
     everybody = [HOST, *(name for stage in stages for name in stage)]
     here, leaving = set(everybody), set[str]()
     acts: list[Act] = []
@@ -103,7 +114,7 @@ def schedule(seed: int) -> Schedule:
     for _ in range(rng.randint(0, 2)):
         act(rng.choice(["leave", "die", "return"]), some())
     act("return", everybody)
-    return Schedule(seed, replicas, tuple(acts))
+    return Schedule(seed, replicas, tuple(acts), num_stages)
 
 
 class Threads(ThreadPoolExecutor):
@@ -153,7 +164,7 @@ class ComingsAndGoings:
             await asyncio.gather(tending, acting, *self._leaving.values(), return_exceptions=True)
 
     async def _begin(self) -> None:
-        for stage in range(STAGES):
+        for stage in range(self.plan.stages):
             for index in range(self.plan.replicas):
                 self.numbers[name_of(stage, index)] = len(self.swarm.peers)
                 await self.swarm.add_peer(stage)
@@ -220,7 +231,7 @@ class ComingsAndGoings:
         before = Branches.read(ledger)
         stages = [
             [f"peer{self.numbers[name_of(stage, index)]}" for index in range(self.plan.replicas)]
-            for stage in range(STAGES)
+            for stage in range(self.plan.stages)
         ]
         while True:
             found = Branches.read(ledger)
@@ -248,8 +259,10 @@ class ComingsAndGoings:
 async def come_and_go(plan: Schedule, folder: Path) -> Branches:
     """What the run's ledger says at the end. Raises for whatever is not as it must be."""
     manifest = manifest_of(
+        model={"stages": plan.stages},
         optimizer={"total_steps": 100_000},
-        batch={"target_tokens": 64 * plan.replicas},
+        batch={"target_tokens": 64 * (1 if plan.has_windows else plan.replicas)},
+        averaging={"local_steps": LOCAL_STEPS if plan.has_windows else 1},
         checkpoint={"every_steps": 12, "snapshot_every": 2},
         limits={"founders_per_stage": plan.replicas, "min_replicas": plan.min_replicas},
         deadlines={"lease_s": LEASE_S, "call_s": 2.0, "straggler_s": 0.2, "step_s": 5.0},
@@ -260,9 +273,9 @@ async def come_and_go(plan: Schedule, folder: Path) -> Branches:
         return await ComingsAndGoings(plan, swarm, threads).run()
 
 
-def endure(seed: int, folder: Path) -> Branches:
+def endure(seed: int, folder: Path, *, num_stages: int = STAGES) -> Branches:
     """The seed's run in `folder`. What it does not endure is raised, with the schedule."""
-    plan = schedule(seed)
+    plan = schedule(seed, num_stages)
     try:
         return asyncio.run(come_and_go(plan, folder))
     except Exception as error:
@@ -272,14 +285,15 @@ def endure(seed: int, folder: Path) -> Branches:
 @click.command()
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="So many, from SEED on.")
-def main(seed: int, seeds: int) -> None:
+@click.option("--windows", is_flag=True, help="Whole models on each peer, in windows of local steps.")
+def main(seed: int, seeds: int, windows: bool) -> None:
     """Put runs through the comings and goings of SEED and those after it."""
     failed = []
     for number in range(seed, seed + seeds):
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="hs-comings-", ignore_cleanup_errors=True) as folder:
             try:
-                found = endure(number, Path(folder))
+                found = endure(number, Path(folder), num_stages=1 if windows else STAGES)
                 starts = ", ".join(f"{start.to} as {start.version}" for start in found.starts[1:])
                 verdict = f"version {found.version()}, begun again from {starts or 'nowhere'}"
             except AssertionError as error:

@@ -45,6 +45,7 @@ total_steps = {steps}
 rule = "centered_clip"
 delay = {delay}
 sync_steps = 2
+local_steps = {local_steps}
 [checkpoint]
 every_steps = {every}
 snapshot_every = 4
@@ -168,6 +169,8 @@ class ProcessSwarm:
     steps: int = 12
     every: int = 4
     delay: int = 0
+    local_steps: int = 1
+    """More, with one stage: windows of so many inner steps, of `target_tokens` each."""
     target_tokens: int = 1024
     in_flight: int = 2
     rebalance_s: float = 0.0
@@ -196,6 +199,7 @@ class ProcessSwarm:
                 target_tokens=self.target_tokens,
                 steps=self.steps,
                 delay=self.delay,
+                local_steps=self.local_steps,
                 every=self.every,
                 founders=self.founders,
                 min_replicas=self.min_replicas,
@@ -238,7 +242,7 @@ class ProcessSwarm:
         lines = log.read_text().splitlines() if log.exists() else []
         return [json.loads(line) for line in lines if line.startswith('{"event"')]
 
-    def wait_for(self, kind: str, *, timeout_s: float = 60, **facts: Any) -> dict[str, Any]:
+    def wait_for(self, kind: str, *, timeout_s: float = 120, **facts: Any) -> dict[str, Any]:
         """The first event of the kind with these facts since the host was (last) started."""
         give_up_at = time.monotonic() + timeout_s
         pause = threading.Event()
@@ -294,12 +298,12 @@ class ProcessSwarm:
         """The peer is told to leave in good order, as by Ctrl-C; see `has_left`."""
         os.kill(self.peers[name], signal.SIGINT)
 
-    def has_left(self, name: str, *, timeout_s: float = 40.0) -> None:
+    def has_left(self, name: str, *, timeout_s: float = 80.0) -> None:
         """Wait until a peer that was told to leave has gone, and well."""
         code = self.zygote.exit_code(self.peers[name], timeout_s=timeout_s)
         assert code == 0, f"{name} left with {code}"
 
-    def finish(self, *, timeout_s: float = 90) -> dict[str, Any]:
+    def finish(self, *, timeout_s: float = 180) -> dict[str, Any]:
         """The report, once the host has ended well."""
         code = self.zygote.exit_code(self.host, timeout_s=timeout_s)
         assert code == 0, f"the host ended with {code}"

@@ -108,6 +108,34 @@ def test_a_host_whose_disk_is_full_stands_still_and_takes_the_run_up_again(zygot
     assert zygote.leftovers() == []
 
 
+def test_windows_of_others_go_on_whoever_is_killed_or_stands_still_in_one(zygote: Zygote, tmp_path: Path) -> None:
+    """Windows of a second or more: what befalls a member does so within one."""
+    windows = {"stages": 1, "founders": 4, "local_steps": 10, "target_tokens": 256, "slow_s": 0.05}
+    with ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS, **windows) as swarm:
+        swarm.start_host()
+        swarm.start_founders()
+        swarm.wait_for("version", version=3, timeout_s=240)
+        swarm.kill("p0a")
+        train_on(swarm, 3, timeout_s=120)
+        os.kill(swarm.peers["p0b"], signal.SIGSTOP)
+        try:
+            train_on(swarm, 3, timeout_s=120)
+        finally:
+            os.kill(swarm.peers["p0b"], signal.SIGCONT)
+        wait_until_it_votes(swarm, "p0b", timeout_s=120)
+        os.kill(swarm.host, signal.SIGKILL)
+        swarm.zygote.exit_code(swarm.host, timeout_s=30)
+        begun = len(names_begun(tmp_path, "p0c"))
+        swarm.start_host()
+        swarm.wait_for("recovered", timeout_s=120)
+        train_on(swarm, 2, timeout_s=120)
+        assert len(names_begun(tmp_path, "p0c")) > begun
+        swarm.start_peer("p0a", 0)
+        wait_until_it_votes(swarm, "p0a", timeout_s=120)
+        end_with_one_history(swarm)
+    assert zygote.leftovers() == []
+
+
 @pytest.mark.parametrize("victim", ["p0a", "host"])
 def test_who_stood_still_for_half_a_minute_goes_on_unblamed(zygote: Zygote, tmp_path: Path, victim: str) -> None:
     with ProcessSwarm(zygote, tmp_path, steps=ENDLESS, every=ENDLESS) as swarm:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.fleet.fleet import Fleet
-from peer.fleet.scenario import read_scenario
+from peer.fleet.scenario import Scenario, read_scenario
 
 
 class WatchedFleet(Fleet):
@@ -59,6 +59,7 @@ class WatchedFleet(Fleet):
 def command(scenario: Path, seeds: int, peers: int | None, minutes: float | None) -> None:
     """Simulate SCENARIO with seeds 0, 1, ..."""
     read = read_scenario(scenario)
+    assert isinstance(read, Scenario), "a pipeline's"
     fleet, run = read.fleet, read.run
     if peers is not None:
         fleet = replace(fleet, peers=peers)

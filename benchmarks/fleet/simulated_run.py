@@ -138,8 +138,7 @@ class SimulatedRun:
             seed = digest("reduced-seed", [step, first.stage, part])
             body, found = PartReducer(first).reduce(part, held, norm_cap=first.norm_cap(), seed=seed)
             bodies.append(body)
-            where = first.parts()[part]
-            squares = squares_of(first.codec, body, where.stop - where.start)
+            squares = squares_of(first.parts().result_codec(part), body, first.parts().size(part))
             reduced.append(ReducedPart(part, found, everyone, squares=squares))
         new = first.next_version(first.certified_gradient(reduced, bodies), digest("version", [step]))
         for replica in replicas:

@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.homes.namespaces import enter, ip
 
@@ -35,6 +36,8 @@ MTU_BYTES = 1500
 EVERY_S = 0.05
 BURST_S = 0.005
 """A bucket holds this long a rate's worth of tokens: what a late wake-up of this process may catch up."""
+LEAST_QUEUE_BYTES = 15_000
+"""No modem holds less than ten packets, however slow its line."""
 SEED = 1
 """Of which packets are lost."""
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
@@ -72,6 +75,7 @@ class Line:
 
     bytes_per_s: float = float("inf")
     queue_s: float = float("inf")
+    """At least as long as `LEAST_QUEUE_BYTES` take."""
     free_at: float = 0.0
     num_bytes: int = 0
     """Carried since the start."""
@@ -123,7 +127,8 @@ class Router:
     ) -> None:
         for home in [self._homes[address] for address in only or self._homes]:
             for line, mbit in ((home.up, up_mbit), (home.down, down_mbit)):
-                line.bytes_per_s, line.queue_s = mbit * 1e6 / 8, queue_ms / 1000
+                line.bytes_per_s = mbit * 1e6 / 8
+                line.queue_s = max(queue_ms / 1000, LEAST_QUEUE_BYTES / line.bytes_per_s)
         self._delay_s = round_trip_ms / 2000
         self._loss = loss
 
@@ -179,6 +184,24 @@ class Router:
         }
 
 
+def orders_in(data: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """All whole lines of standard input, and what is there of the next. Nothing may read ahead of `select` and keep a
+    line: it would wait there until another comes."""
+    *lines, rest = data.split(b"\n")
+    return [json.loads(line) for line in lines], rest
+
+
+def obey(router: Router, homes: dict[str, Home], order: dict[str, Any]) -> None:
+    """One line of standard input."""
+    if "cut" in order:
+        router.cut(order["cut"])
+        return
+    if order.get("loss"):
+        for home in homes.values():  # or one loss would take the forty segments of a packet
+            fcntl.ioctl(home.tun, _TUNSETOFFLOAD, _OFFLOAD_CHECKSUM)
+    router.limit(**order)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it closes its standard input
     ctypes.CDLL(None).setpriority(0, 0, -15)  # a router is no program among others: its lateness would be the line's
@@ -190,23 +213,19 @@ def main() -> None:
     by_descriptor = {home.tun: home for home in homes.values()}
     wait_s: float | None = None
     say_at = 0.0
+    unread = b""
     while True:
         pause = EVERY_S if wait_s is None else min(wait_s, EVERY_S)
         readable, _, _ = select.select([0, *by_descriptor], [], [], pause)
         now = time.monotonic()
         for descriptor in readable:
             if descriptor == 0:
-                line = sys.stdin.readline()
-                if not line:
+                said = os.read(0, 1 << 16)
+                if not said:
                     return
-                lines = json.loads(line)
-                if "cut" in lines:
-                    router.cut(lines["cut"])
-                    continue
-                if lines.get("loss"):
-                    for home in homes.values():  # or one loss would take the forty segments of a packet
-                        fcntl.ioctl(home.tun, _TUNSETOFFLOAD, _OFFLOAD_CHECKSUM)
-                router.limit(**lines)
+                orders, unread = orders_in(unread + said)
+                for order in orders:
+                    obey(router, homes, order)
             else:
                 router.receive(by_descriptor[descriptor], now)
         wait_s = router.carry(now)

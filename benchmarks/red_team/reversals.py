@@ -45,7 +45,7 @@ def claimed_ids() -> Iterator[None]:
     """Nobody looks at the papers of what a contribution lists."""
     with (
         mock.patch.object(DrawnPapers, "check", mock.AsyncMock(return_value=None)),
-        mock.patch.object(DrawnPapers, "are_shown", mock.AsyncMock(return_value=True)),
+        mock.patch.object(DrawnPapers, "lack", mock.AsyncMock(return_value=None)),
     ):
         yield
 

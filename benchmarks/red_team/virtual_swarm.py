@@ -469,10 +469,10 @@ def _squares(steps: StageSteps, result: Result, bodies: Sequence[Any]) -> tuple[
     """What each part's bytes come to; nothing where nobody contributed: then there are no parts."""
     if not result.parts:
         return ()
-    replica = steps.replica
+    parts = steps.replica.parts()
     return tuple(
-        0.0 if part.is_empty else squares_of(replica.codec, body, where.stop - where.start)
-        for part, where, body in zip(result.parts, replica.parts(), bodies, strict=True)
+        0.0 if reduced.is_empty else squares_of(parts.result_codec(part), body, parts.size(part))
+        for part, (reduced, body) in enumerate(zip(result.parts, bodies, strict=True))
     )
 
 

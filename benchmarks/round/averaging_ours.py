@@ -317,7 +317,7 @@ class OurPeer:
         parts = replica.parts()
         share = parts[self._number :: peers]
         values = self._own.numpy()
-        contribution, result = replica.contribution_codec, replica.codec
+        contribution, result = parts.contribution_codec(0), parts.result_codec(0)
         seed = bytes(32)
         if piece == "encode":
             began = time.perf_counter()
@@ -349,13 +349,14 @@ class OurPeer:
 
     async def _wire(self) -> float:
         replica, peers = self._replica, len(self._identities)
-        first, second = replica.contribution_codec, replica.codec
+        parts = replica.parts()
+        first, second = parts.contribution_codec(0), parts.result_codec(0)
         began = time.perf_counter()
         for codec, share in ((first, None), (second, self._number)):
             sending = []
             for other in self._others():
                 number = self._number_of(other) if share is None else share
-                sizes = [codec.encoded_bytes(part.stop - part.start) for part in replica.parts()[number::peers]]
+                sizes = [codec.encoded_bytes(part.stop - part.start) for part in parts[number::peers]]
                 sending += [self._send_each(other, sizes[lane::LANES]) for lane in range(LANES)]
             await asyncio.gather(*sending)
         return time.perf_counter() - began

@@ -104,7 +104,8 @@ class RoundWork:
 
     def reduce(self) -> list[tuple[ReducedPart, memoryview]]:
         """Contributions to every part: an eighth of a round of eight peers, eight times."""
-        parts, codec, result_codec = self.replica.parts(), self.replica.contribution_codec, self.replica.codec
+        parts = self.replica.parts()
+        codec, result_codec = parts.contribution_codec(0), parts.result_codec(0)
 
         def reduce_one(part: int) -> tuple[ReducedPart, memoryview]:
             body, num_values = self.contribution[part], parts[part].stop - parts[part].start
@@ -118,7 +119,8 @@ class RoundWork:
 
     def take(self) -> None:
         """Every part of the result that the others reduced, as it comes."""
-        parts, codec = self.replica.parts(), self.replica.codec
+        parts = self.replica.parts()
+        codec = parts.result_codec(0)
 
         def take_one(one: tuple[ReducedPart, memoryview]) -> None:
             reduced, body = one

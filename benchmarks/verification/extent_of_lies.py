@@ -122,7 +122,9 @@ def main(kinds: Sequence[str], seeds: int, steps: int, flips: float | None, plea
     torch.set_num_threads(1)
     if flips is not None:
         strengths.BIT_FLIP_SHARE = flips
-    for kind in kinds or [kind for kind in KINDS if kind not in (*NOT_REPLAYED, "withholding")]:
+    for kind in kinds or [
+        kind for kind in KINDS if kind not in (*NOT_REPLAYED, "withholding") and KINDS[kind] != "the only"
+    ]:
         if pleading:
             what = asdict(pleaded(kind, seeds=seeds, steps=steps))
             click.echo(json.dumps(what) if as_json else ", ".join(f"{name} {value}" for name, value in what.items()))

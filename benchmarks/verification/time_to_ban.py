@@ -423,7 +423,7 @@ def kit_kinds() -> list[str]:
     from swarm.attacks import KINDS
 
     left = (*NOT_REPLAYED, *ATTACKS, "lazy_auditor")  # which does its own work as it should
-    others = [kind for kind in KINDS if kind not in left]
+    others = [kind for kind, stages in KINDS.items() if kind not in left and stages != "the only"]
     return [*ATTACKS, *others]
 
 

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from bootstrap.round.followed_stage import FollowedStage
 from bootstrap.state.run_folder import PreparedRun
-from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
 from swarm.core.audit.chance import REVEALED_AFTER
 from swarm.core.audit.ticket import Ticket
@@ -169,8 +168,7 @@ def _largest_answers(run: PreparedRun) -> tuple[int, int]:
     """Bytes of the largest exhibit and of the largest encoded part that a peer may show."""
     settings = run.settings
     hidden_size = validate_config(settings.model.config_json).hidden_size
-    values = max(state.layout.num_values for state in run.states)
-    parts = Parts.of(settings, values)
-    codec = result_codec(settings.codecs.averaging)
-    largest = max(codec.encoded_bytes(where.stop - where.start) for where in parts)
+    layout = max((state.layout for state in run.states), key=lambda layout: layout.num_values)
+    parts = Parts.of(settings, layout)
+    largest = max(map(parts.result_bytes, range(len(parts))))
     return max_exhibit_bytes(settings, hidden_size), largest

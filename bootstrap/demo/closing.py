@@ -120,23 +120,27 @@ def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[st
         loss = Text(f"{start:.3f} before, ")
         loss.append(f"{end:.3f} after", style="bold green" if bigram is not None and end < bigram else "bold")
         rows.append(("held-out loss", loss.append(f"; byte bigram {bigram:.3f} (nats a byte)")))
+    word = demo.observed.word
+    inner = f" of {demo.observed.local_steps} inner steps" if demo.observed.local_steps > 1 else ""
     if report.get("seconds"):
         speed = f"{report['tokens']:,} tokens in {report['seconds']:.0f} s: {report['tokens_per_s']:,.0f} tokens/s"
-        rows.append(("trained", f"{report['steps']} steps, {speed}"))
+        rows.append(("trained", f"{_count(report['steps'], word)}{inner}, {speed}"))
     rounds = [seconds for _, seconds in report.get("round_seconds", [])]
     if rounds:
         sent = statistics.median(size for _, size in report["round_bytes"])
-        hidden = f"{report['overlap']:.0%} of them behind computing"
-        rows.append(("rounds", f"{statistics.median(rounds):.2f} s and {sent / 1e6:.2f} MB a step (medians), {hidden}"))
+        hidden = "" if inner else f", {report['overlap']:.0%} of them behind computing"
+        each = f"{statistics.median(rounds):.2f} s and {sent / 1e6:.2f} MB a {word}"
+        rows.append(("rounds", f"{each} (medians){hidden}"))
     for peer_id, version in demo.kills.items():
         stage = demo.observed.peers[peer_id].stage
-        rows.append(("killed", f"{short(peer_id)} of stage {stage} at step {version}, by kill -9"))
+        rows.append(("killed", f"{short(peer_id)} of stage {stage} at {word} {version}, by kill -9"))
     if demo.kills and report.get("seconds"):
         rows.append(
             (
                 "what that cost",
                 f"{_count(report['reassigned_microbatches'], 'microbatch', 'es')} sent again, "
-                f"{report['lost_microbatches']} lost; {_count(report['lost_contributions'], 'gradient sum')} lost",
+                f"{report['lost_microbatches']} lost; "
+                f"{_count(report['lost_contributions'], 'window' if inner else 'gradient sum')} lost",
             )
         )
     for attack in report["attacks"]:
@@ -211,7 +215,7 @@ def _no_checkpoint(demo: Demo) -> str:
 
 def _plot_title(demo: Demo) -> str:
     request = demo.prepared.request
-    return f"{request.peers} peers in {request.stages} stages, {demo.observed.tokens_per_step:,} tokens a step"
+    return f"{request.shape}, {demo.observed.tokens_per_step:,} tokens a {demo.observed.word}"
 
 
 def _prompt(demo: Demo) -> str:

@@ -119,8 +119,8 @@ async def conduct(prepared: Any, stop: asyncio.Event, started_at: float) -> Exit
 
     request = prepared.request
     console = Console(highlight=False)
-    demo = Demo(prepared, Observed(request.steps, request.tokens_per_step, started_at))
-    title = f"swarm demo: {request.peers} peers in {request.stages} stages, into {shown_path(request.out)}"
+    demo = Demo(prepared, Observed(request.steps, request.tokens_per_step, started_at, local_steps=request.local_steps))
+    title = f"swarm demo: {request.shape}, into {shown_path(request.out)}"
     with view(console, title, prepared.folder.address) as shown:
         ending = await demo.run(shown, stop)
 

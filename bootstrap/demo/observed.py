@@ -80,6 +80,8 @@ class Observed:
     tokens_per_step: int
     started_at: float
     bigram_loss: float | None = None
+    local_steps: int = 1
+    """More: inner steps of a step, which is then a window."""
     addresses: list[str] = field(default_factory=list)
     phase: str = "starting the host"
     closing: str = ""
@@ -100,6 +102,11 @@ class Observed:
     finished: bool = False
     _loss_sums: dict[int, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: (0.0, 0)))
     _reached: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def word(self) -> str:
+        """What one of the run's steps is called."""
+        return "window" if self.local_steps > 1 else "step"
 
     def expect(self, peer_id: str, stage: int, number: int, attack: Attack | None = None) -> None:
         """One of the demo's own peers, which misbehaves if there is an `attack`."""

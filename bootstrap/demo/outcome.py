@@ -24,6 +24,8 @@ def of_attacker(observed: Observed, peer: Peer, report: Mapping[str, Any]) -> st
     out = observed.outs.get(peer.peer_id)
     if out is not None:
         said = f"{out.how} at step {out.step}, for {out.kind}"
+    elif observed.version <= peer.attack.from_step:
+        said = f"the run ended at step {observed.version}, before it began"
     elif peer.attack.kind in WITHOUT_EFFECT:
         said = f"stayed in, without effect: {WITHOUT_EFFECT[peer.attack.kind]}"
     else:

@@ -82,6 +82,14 @@ class DemoRequest:
         return self.batch_tokens * (self.local_steps * self.peers if self.local_steps > 1 else 1)
 
     @property
+    def shape(self) -> str:
+        """In words."""
+        if self.stages > 1:
+            return f"{self.peers} peers in {self.stages} stages"
+        windows = f", in windows of {self.local_steps} local steps" if self.local_steps > 1 else ""
+        return f"{self.peers} peers, the whole model on each{windows}"
+
+    @property
     def peers_per_stage(self) -> int:
         return self.peers // self.stages
 

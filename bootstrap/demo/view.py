@@ -117,7 +117,7 @@ class LiveView:
 def progress_text(observed: Observed) -> str:
     """One line for a log."""
     loss = observed.recent_loss()
-    parts = [f"step {observed.version}/{observed.num_steps}"]
+    parts = [f"{observed.word} {observed.version}/{observed.num_steps}"]
     if loss is not None:
         parts.append(f"loss {loss:.3f}")
     parts.append(f"{observed.tokens_per_s():,.0f} tokens/s")
@@ -143,13 +143,13 @@ def _progress(observed: Observed) -> RenderableType:
     if observed.closing or observed.version >= observed.num_steps:
         right = observed.closing or observed.phase
     else:
-        right = f"{clock(left_s)} left" if left_s is not None else "first step"
+        right = f"{clock(left_s)} left" if left_s is not None else f"first {observed.word}"
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(no_wrap=True)
     table.add_row(
-        f"step {observed.version:>{len(str(observed.num_steps))}}/{observed.num_steps}",
+        f"{observed.word} {observed.version:>{len(str(observed.num_steps))}}/{observed.num_steps}",
         ProgressBar(total=observed.num_steps, completed=observed.version),
         Text(right, style="cyan"),
     )

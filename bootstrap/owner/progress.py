@@ -1,8 +1,10 @@
 """What peers report, added up by the host: figures for people, decided by nothing and deciding nothing."""
 
+import math
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from swarm.core.errors import TransientError
@@ -156,6 +158,14 @@ class RunProgress:
         if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
             return 0.0
         return sum(tokens for _, tokens in recent[1:]) / (recent[-1][0] - recent[0][0])
+
+    def longest_recent_step_s(self) -> float:
+        """From one's end to the next's, of the last steps; infinite before the first has ended."""
+        last = sorted(number for number, step in self.steps.items() if step.finished_at is not None)[-RECENT_STEPS:]
+        ends = [self.steps[number].finished_at or 0.0 for number in last]
+        if len(ends) < 2 and self.started_at is not None:
+            ends = [self.started_at, *ends]
+        return max((after - before for before, after in pairwise(ends)), default=math.inf)
 
     def last_loss(self) -> float | None:
         """Training loss, nats a token, of the last step that every source has had time to report; None before it."""

@@ -56,10 +56,14 @@ function rows(id, entries, nothing, columns) {
   body.replaceChildren(...(made.length ? made : [make("tr", {}, make("td", { colspan: width }, nothing))]));
 }
 
+function word(state) {
+  return state.local_steps > 1 ? "window" : "step";
+}
+
 function figures(state) {
   const loss = state.loss.at(-1), held = state.held_out.at(-1);
   const shown = {
-    "step": `${count(state.version)} of ${count(state.total_steps)}`,
+    [word(state)]: `${count(state.version)} of ${count(state.total_steps)}${state.local_steps > 1 ? `, of ${count(state.local_steps)} inner steps` : ""}`,
     "training loss": loss ? loss[1].toFixed(3) : "–",
     "held-out loss": held ? held[1].toFixed(3) : "–",
     "tokens": count(state.tokens),
@@ -81,14 +85,14 @@ function noted(notice) {
 }
 
 function show(state) {
-  document.title = `${state.name}: step ${state.version}`;
+  document.title = `${state.name}: ${word(state)} ${state.version}`;
   find("name").textContent = state.name;
   find("run").textContent = state.run_id.slice(0, 16);
   find("key").textContent = state.run_key;
   const share = Math.min(100, (100 * state.version) / state.total_steps);
   const missing = state.stages.filter((stage) => stage.missing).map((stage) => `${stage.missing} for stage ${stage.stage}`);
   find("progress").textContent = state.begun
-    ? [`step ${count(state.version)} of ${count(state.total_steps)}`, state.waits_for].filter(Boolean).join(": ")
+    ? [`${word(state)} ${count(state.version)} of ${count(state.total_steps)}`, state.waits_for].filter(Boolean).join(": ")
     : `waiting for peers: ${missing.join(", ")}`;
   find("amended").textContent = state.amendments.map((one) => `amended at step ${one.version}: ${one.changes.join("; ")}`).join(". ");
   find("bar").setAttribute("aria-valuenow", share.toFixed(0));

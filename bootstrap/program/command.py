@@ -139,7 +139,7 @@ def command(
 
 def _step_line(event: dict[str, Any]) -> str:
     """Where the run is, for a person who looks at it now and then."""
-    said = [f"step {event['version']} of {event['total_steps']}"]
+    said = [f"{'window' if event['local_steps'] > 1 else 'step'} {event['version']} of {event['total_steps']}"]
     if event["loss"] is not None:
         said.append(f"loss {event['loss']:.3f}")
     if event["tokens_per_s"]:

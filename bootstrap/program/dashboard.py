@@ -58,6 +58,7 @@ class Dashboard(Collector):
             "run_key": self._run.run_key.peer_id,
             "version": progress.done_versions(),
             "total_steps": settings.optimizer.total_steps,
+            "local_steps": settings.averaging.local_steps,
             "begun": self._host.has_begun,
             "waits_for": self._host.waits_for,
             "amendments": self._host.amending.history,

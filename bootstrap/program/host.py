@@ -37,6 +37,7 @@ from bootstrap.state.lineage import lineage_of
 from bootstrap.state.rolling_back import RollingBack
 from bootstrap.state.run_folder import PreparedRun
 from swarm.averaging.certified_gradient import certified_norm
+from swarm.averaging.parts import Parts
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields
@@ -65,6 +66,7 @@ from swarm.host_protocol import (
 from swarm.identity.key import verify
 from swarm.manifest.model import stage_num_parameters
 from swarm.manifest.signed_run import Amendment
+from swarm.model.stack import stage_layout
 from swarm.network.loop import happened
 from swarm.network.outcasts import GuardedTransport
 from swarm.network.transport import Message, Transport
@@ -78,6 +80,8 @@ log = logging.getLogger(__name__)
 
 KEPT_CHECKPOINTS = 3
 KEEP_UP_S = 1.0
+WINDOWS_SILENT = 3.0
+"""Windows of local steps are silent for too long at this multiple of the longest of the last ones."""
 FAREWELL_S = 600.0
 """Who was heard of in this time is told of the end."""
 FIGURES_AFTER = 2
@@ -395,10 +399,16 @@ class Host:
             self._notice_silence()
 
     def _notice_silence(self) -> None:
-        """Once for each version that the stages do not get beyond."""
+        """Once for each version that the stages do not get beyond.
+
+        Windows of local steps are silent while they last: only much longer than the last ones is too long.
+        """
         done, silent_s = self.progress.done_versions(), time.monotonic() - self._heard_at
         total = self.run.settings.optimizer.total_steps
-        if silent_s < self._silent_after_s or done >= total or self._silent_since == done:
+        longest_s = self._silent_after_s
+        if self.run.settings.has_windows:  # how long one lasts nobody knows before the first has ended
+            longest_s = max(longest_s, WINDOWS_SILENT * self.progress.longest_recent_step_s())
+        if silent_s < longest_s or done >= total or self._silent_since == done:
             return
         self._silent_since = done
         behind = [stage for stage in range(self.progress.num_stages) if stage not in self.progress.steps[done].ids]
@@ -602,6 +612,10 @@ class Host:
         members = (peer for followed in self._followed.values() for peer in followed.chain.members)
         self._transport.expect({*members, *coming})
 
+    def _norm(self, result: Result) -> float:
+        settings = self.run.settings
+        return certified_norm(Parts.of(settings, stage_layout(settings.model, result.roster.stage)), result.parts)
+
     def _record(self, certified: Certified) -> None:
         """A certified result: for ever in the ledger, once."""
         result, work, name = certified
@@ -617,7 +631,7 @@ class Host:
             "leaves": [[d.peer_id, d.reason] for d in roster.leaves],
             "ids": [*sorted({item.microbatch_id for listed in work.values() for item in listed})],
             "credit": [[peer, len(done), sum(item.num_tokens for item in done)] for peer, done in work.items() if done],
-            "norm": None if all(part.is_empty for part in result.parts) else certified_norm(result.parts),
+            "norm": None if all(part.is_empty for part in result.parts) else self._norm(result),
         }
         if not self._ledger.append("result", facts, once=f"result {self.books.lineages[stage]}/{stage}/{step}"):
             return
@@ -659,6 +673,7 @@ class Host:
                 "event": "version",
                 "version": version,
                 "total_steps": total,
+                "local_steps": self.run.settings.averaging.local_steps,
                 "loss": self.progress.last_loss(),
                 "tokens_per_s": speed,
                 "peers": num_peers,

@@ -29,7 +29,7 @@ from swarm.witness_service import VOTES, VoteLog
 log = logging.getLogger(__name__)
 
 PATIENCE = 3
-"""After so many silent leases those who answer go on, however many say that they vote."""
+"""After so many leases in which a round is under way those who answer go on, however many say that they vote."""
 VIEWS_APART = 64
 """A reconfiguration begins this many views past the last, so that no leader of a lower one is in its way."""
 
@@ -81,6 +81,12 @@ class LostQuorum:
         self._own_log = own_log
         self._follow = follow
         self._quiet_since = time.monotonic()
+        self._closing_since: tuple[int, float] | None = None
+        """The version whose round was first found under way, and when: its work may have taken any time."""
+        self._answers: dict[PeerId, tuple[float, bool]] = {}
+        """In the present round: when each voter last answered, and whether it votes."""
+        self._answered_in = b""
+        """The version's name that the round starts from."""
         self._changed: Reconfiguration | None = None
         """The last: the round is given time under it."""
 
@@ -99,16 +105,19 @@ class LostQuorum:
         if place is None or not any(standing.closing for standing in there.values()):
             return None  # the step is still open: nobody needs votes
         version, basis = place
+        if self._closing_since is None or self._closing_since[0] != version:
+            self._closing_since = version, time.monotonic()
+        closing_s = time.monotonic() - self._closing_since[1]
         view = _view_of(there, basis)
         weights = electorate(basis.work_of, basis.neighbours, self._host, basis.said.value)
-        votes = await of_each(weights, lambda peer: self._votes(peer, basis))
+        votes = self._lately(basis, await of_each(weights, lambda peer: self._votes(peer, basis)))
         live, present = tuple(sorted(votes)), {*votes, *there} & {*basis.members}
         leaders = basis.leaders(Step(version))
         deciding, voting = tuple(weights), {peer for peer in live if votes[peer]}
         if self._changed is not None and self._changed.previous_name == basis.name:
             deciding, voting = self._changed.voters, {*live} & {*self._changed.voters}  # however they began
         enough = weight_of(weights, voting) >= quorum(weight_of(weights, deciding))
-        if (enough and quiet_s < self._patience_s) or not live or not present:
+        if (enough and closing_s < self._patience_s) or not live or not present:
             return None
         # What was signed under an earlier one binds: by its views none is asked again.
         view = max(view, self._own_log.signed_under(basis.name))
@@ -133,8 +142,18 @@ class LostQuorum:
 
         await of_each(sorted(present), tell)
         self.heard()
+        self._closing_since = version, time.monotonic()
         self._changed = signed
         return signed
+
+    def _lately(self, basis: RoundBasis, votes: Mapping[PeerId, bool]) -> dict[PeerId, bool]:
+        """Who has answered within a lease, now or at an earlier look: on a line that a round keeps full one answer may
+        be late, and its voter is not lost."""
+        now = time.monotonic()
+        if self._answered_in != basis.name:
+            self._answered_in, self._answers = basis.name, {}
+        self._answers.update((peer, (now, vote)) for peer, vote in votes.items())
+        return {peer: vote for peer, (at, vote) in self._answers.items() if now - at <= self._lease_s}
 
     async def _place(self, said: Mapping[PeerId, Standing]) -> Place | None:
         """Where the stage stands, if that is known."""

@@ -35,7 +35,7 @@ from swarm.model.initial import initial_weights
 from swarm.model.stack import stage_layout
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.transport import MAX_META_BYTES
-from swarm.optim.exact import ExactOptimizer
+from swarm.optim.stage_step import first_state
 from verification.audit.coverage import warning_of
 
 log = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ def check_stage_sizes(settings: RunSettings) -> None:
     """Raises SettingsError if a round's result of a stage that is full would not fit into a message."""
     wanted = settings.limits.max_peers_per_stage
     for stage in range(settings.model.num_stages):
-        parts = len(Parts.of(settings, stage_layout(settings.model, stage).num_values))
+        parts = len(Parts.of(settings, stage_layout(settings.model, stage)))
         most = most_members(parts, settings.microbatches_of_one, each=settings.has_windows, max_bytes=MAX_META_BYTES)
         if wanted > most:
             raise SettingsError(
@@ -222,16 +222,7 @@ def _initial_states(
     for stage, flat in enumerate(weights):
         say(f"{'reading' if source else 'making'} the weights of stage {stage}")
         layout = stage_layout(settings.model, stage)
-        optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
-        states.append(
-            StageState(
-                version=0,
-                layout=layout,
-                weights=_on_disk(folder.first_weights / f"stage-{stage}", flat),
-                moments=dict(optimizer.state_arrays()),
-                scalars=dict(optimizer.scalars),
-            )
-        )
+        states.append(first_state(settings, layout, _on_disk(folder.first_weights / f"stage-{stage}", flat)))
     return states
 
 

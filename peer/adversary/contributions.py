@@ -94,6 +94,20 @@ class LittleIsEnough(Adversary):
         return np.asarray(mean - np.float32(strengths.ALIE_DEVIATIONS) * found, dtype=np.float32)
 
 
+class NegatedMoments(Adversary):
+    """Of a window only the first moments are false: all others are to begin the next one backwards."""
+
+    def moments(self, step: Step, said: Floats, *, is_second: bool) -> Floats:
+        return said if is_second or not self.acts_in(step) else -said
+
+
+class SmallMoments(Adversary):
+    """Of a window only the second moments are false: all others' next steps are to be ten times as long."""
+
+    def moments(self, step: Step, said: Floats, *, is_second: bool) -> Floats:
+        return said * np.float32(strengths.SMALL_MOMENTS_SHARE) if is_second and self.acts_in(step) else said
+
+
 class RowBias(Adversary):
     """A little of one sign in each value that no token of the work touches: AdamW, which divides by the root of what
     was there before, makes a whole step of it."""

@@ -84,11 +84,15 @@ class FalseEncoder(ContributionEncoder):
         self._step = step
         return super().encode(step, accumulation, seeds)
 
-    def part(self, accumulation: Accumulation, where: slice, seed: bytes) -> memoryview:
-        return self.replica.contribution_codec.encode(self.mean_part(accumulation, where), seed=seed)
+    def part(self, accumulation: Accumulation, part: int, seed: bytes) -> memoryview:
+        parts = self.replica.parts()
+        return parts.contribution_codec(part).encode(self.mean_part(accumulation, parts[part]), seed=seed)
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
-        return self._adversary.mean(self._step, where, super().mean_part(accumulation, where))
+        said, size = super().mean_part(accumulation, where), self.replica.parts().num_values
+        if where.start < size:
+            return self._adversary.mean(self._step, where, said)
+        return self._adversary.moments(self._step, said, is_second=where.start >= 2 * size)
 
 
 class FalseReducer(PartReducer):
@@ -108,9 +112,9 @@ class FalseReducer(PartReducer):
         level: Level = "all",
     ) -> tuple[memoryview, bytes]:
         right = super().reduce(part, bodies, norm_cap=norm_cap, seed=seed, level=level)
-        where, codec = self.replica.parts()[part], read_and_written(level, self.replica.settings.codecs.averaging)[1]
-        step, num_values = Step(self.replica.version), where.stop - where.start
-        return self._adversary.reduced(step, right, codec, num_values=num_values, seed=seed)
+        parts, step = self.replica.parts(), Step(self.replica.version)
+        codec = read_and_written(level, parts.codec_name(part))[1]
+        return self._adversary.reduced(step, right, codec, num_values=parts.size(part), seed=seed)
 
 
 class FalsePartExchange(PartExchange):
@@ -128,14 +132,14 @@ class FalsePartExchange(PartExchange):
         if made.reducer != context.me or reduced.cohort is not None:
             super().send_reduced(state, to, reduced)
             return
-        where, body = replica.parts()[reduced.part], held.reduced[reduced.part, reduced.digest]
+        parts, body = replica.parts(), held.reduced[reduced.part, reduced.digest]
+        codec, num_values = parts.result_codec(reduced.part), parts.size(reduced.part)
         for place, peer in enumerate(to):
-            num_values = where.stop - where.start
-            said = self._adversary.reduced_for(state.step, place, body, replica.codec, num_values=num_values)
+            said = self._adversary.reduced_for(state.step, place, body, codec, num_values=num_values)
             if said is body:
                 super().send_reduced(state, (peer,), reduced)
                 continue
-            squares = squares_of(replica.codec, said, num_values)
+            squares = squares_of(codec, said, num_values)
             other = replace(reduced, digest=bulk_digest(said), squares=squares)
             held.reduced[other.part, other.digest] = said
             held.reductions[other] = replace(made, digest=other.digest, squares=squares).signed_by(context.identity)

@@ -103,6 +103,10 @@ class Adversary:
         """That part of this peer's mean gradient."""
         return mean
 
+    def moments(self, step: Step, said: Floats, *, is_second: bool) -> Floats:
+        """Of this peer's window, a part of its first moments or of its second moments' means."""
+        return said
+
     def listed(self, step: Step, work: tuple[Work, ...], *, most: int) -> tuple[tuple[Work, MicrobatchId | None], ...]:
         """What it says is in its contribution, of which `most` are allowed, each with the microbatch whose papers it
         shows for it, if any."""

@@ -31,6 +31,8 @@ ADVERSARIES: dict[str, Make] = {
     "zeros": contributions.Zeros,
     "copied_gradient": contributions.CopiedGradient,
     "partial_work": contributions.PartialWork,
+    "negated_moments": contributions.NegatedMoments,
+    "small_moments": contributions.SmallMoments,
     "row_bias": contributions.RowBias,
     "slow_bias": contributions.SlowBias,
     "claimed_ids": contributions.ClaimedIds,

@@ -35,6 +35,8 @@ BIT_FLIP_SHARE = 0.1
 FLIPPED_BITS = (*range(30), 31)
 """Bits of an fp32 value that may flip. Not the exponent's highest: what it makes is not finite, and the peer's own
 codecs leave it out before anybody else sees it."""
+SMALL_MOMENTS_SHARE = 0.01
+"""Second moments are said to be so much of what they are."""
 LONG_FACTOR = 1000.0
 """A fault that makes the own mean gradient so many times as long."""
 REDUCED_FACTOR = -1.0

@@ -15,7 +15,6 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.ids import Step, Version
 from swarm.core.round.contribution import Contribution, Work
-from swarm.core.settings import leaves_residual
 from swarm.host_protocol import EXHIBIT, PART, max_exhibit_bytes
 from swarm.network.transport import Message
 from swarm.optim.second_moments import second_moments
@@ -67,7 +66,7 @@ class ContributionAudits:
 
     def drawn(self, applied: Applied, reveal: bytes) -> Iterable[ContributionDue]:
         """Contributions with work in them, where a replay can give such sums."""
-        if leaves_residual(self._steps.context.settings.codecs.averaging):
+        if self._steps.context.settings.leaves_residual:
             return
         roster, me = applied.result.roster, self._steps.context.me
         for made in roster.contributions:
@@ -177,8 +176,7 @@ class ContributionAudits:
     async def _part(self, due: ContributionDue, index: int) -> Bytes:
         """As the target shows it, or whoever reduced it."""
         made, replica = due.contribution, self._steps.replica
-        where = replica.parts()[index]
-        largest = replica.codec.encoded_bytes(where.stop - where.start)
+        largest = replica.parts().result_bytes(index)
         meta: dict[str, Value] = {"part": index, "of": made.peer_id}
 
         def read(reply: Message) -> Bytes:

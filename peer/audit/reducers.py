@@ -73,8 +73,8 @@ class ReducerAudits:
         made, inquiry, steps = due.reduction, self._inquiry, self._steps
         inquiry.check_not_accused(made.reducer)
         bodies = [await self._input(due, one) for one in made.inputs]
-        size = self._num_values(made)
-        again = await inquiry.exact(lambda: digest_again(made, bodies, steps.context.settings, num_values=size))
+        settings, parts = steps.context.settings, steps.replica.parts()
+        again = await inquiry.exact(lambda: digest_again(made, bodies, settings, parts))
         inquiry.counters.parts += 1
         if again == made.digest:
             return
@@ -99,13 +99,10 @@ class ReducerAudits:
     async def _fetch(self, due: PartDue, one: ReductionInput, holder: PeerId) -> Bytes:
         made = due.reduction
         asked: dict[str, Value] = {"part": made.part, "cohort": due.cohort, "digest": one.digest}
-        read, _ = read_and_written(made.level, self._steps.context.settings.codecs.averaging)
-        largest = read.encoded_bytes(self._num_values(made))
+        parts = self._steps.replica.parts()
+        read, _ = read_and_written(made.level, parts.codec_name(made.part))
+        largest = read.encoded_bytes(parts.size(made.part))
         reply = await self._inquiry.ask(holder, INPUT, due, asked, max_body_bytes=largest)
         if await self._inquiry.exact(partial(bulk_digest, reply.body)) != one.digest:
             raise RemoteError("digest", f"part {made.part} of {one.peer_id} differs from its commitment", holder)
         return reply.body
-
-    def _num_values(self, made: Reduction) -> int:
-        where = self._steps.replica.parts()[made.part]
-        return int(where.stop - where.start)

@@ -142,7 +142,8 @@ class Neighbours:
         try:
             await self._transport.connect(peer, addresses)
             meta: dict[str, Value] = {"stage": int(stage), "waits": False}
-            await self._transport.call(peer, WATCH, Message(meta), timeout_s=5.0, max_body_bytes=0)
+            call_s = self._settings.deadlines.call_s
+            await self._transport.call(peer, WATCH, Message(meta), timeout_s=call_s, max_body_bytes=0)
             meta["waits"] = True
             live.add(peer)
             self.addresses[peer] = addresses

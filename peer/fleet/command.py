@@ -20,8 +20,19 @@ def command(scenario: Path, seed: int | None, as_json: bool, plot: Path | None) 
     from peer.fleet.figures import figures, plot_png, summary
     from peer.fleet.fleet import simulate
     from peer.fleet.scenario import read_scenario
+    from peer.fleet.window_fleet import simulate_windows, window_figures, window_summary
+    from peer.fleet.window_scenario import WindowScenario
+    from swarm.core.errors import SettingsError
 
     read = read_scenario(scenario)
+    if isinstance(read, WindowScenario):
+        if plot is not None:
+            raise SettingsError(f"--plot {plot}: windows are not drawn; leave it out")
+        if seed is not None:
+            read = replace(read, run=replace(read.run, seed=seed))
+        of_windows = window_figures(simulate_windows(read))
+        click.echo(json.dumps(of_windows, indent=2) if as_json else window_summary(of_windows))
+        return
     if seed is not None:
         read = replace(read, run=replace(read.run, seed=seed))
     outcome = simulate(read)

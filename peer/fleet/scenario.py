@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from peer.fleet.sessions import Law, Sessions
+from peer.fleet.window_scenario import WindowScenario
 from swarm.core.directory.rebalancing import RebalancingSettings
 from swarm.core.errors import SettingsError
 from swarm.core.tables import Bounds, Table, read_table
@@ -193,8 +194,11 @@ class Scenario(Table):
         return RebalancingSettings(min_replicas=run.min_replicas, power_noise=run.power_noise, payback_s=run.payback_s)
 
 
-def read_scenario(path: Path) -> Scenario:
-    """Raises SettingsError that names the field, its value and the remedy."""
+def read_scenario(path: Path) -> Scenario | WindowScenario:
+    """One with a table [windows] is of whole models.
+
+    Raises SettingsError that names the field, its value and the remedy.
+    """
     try:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -202,6 +206,6 @@ def read_scenario(path: Path) -> Scenario:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
     try:
-        return read_table(Scenario, value)
+        return read_table(WindowScenario, value) if "windows" in value else read_table(Scenario, value)
     except SettingsError as error:
         raise SettingsError(f"{path}:\n{error}") from error

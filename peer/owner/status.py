@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarm.core.ids import PeerId
+from swarm.core.ids import PeerId, Step
 from swarm.core.owner.guest import GIB, Conduct, Decision, Reading
 from swarm.core.owner.limits import LIMITS, OwnerLimits, clock
 from swarm.manifest.amendment import told, unpacked_changes
@@ -118,6 +118,9 @@ def idle_reason(live: "PeerAtStage", tally: "WorkTally", uptime_s: float) -> str
         return f"waiting to be put on the roster of stage {stage}: that takes a step or two"
     if 0 <= tally.since_last_s < IDLE_S or (tally.since_last_s < 0 and uptime_s < IDLE_S):
         return ""
+    if live.settings.has_windows:  # one lasts as long as it will
+        is_done = steps.replica.num_done(Step(steps.version)) >= live.settings.microbatches_of_one
+        return "its window is done: it waits for the others, and for the round" if is_done else ""
     for beside in (stage - 1, stage + 1):
         if 0 <= beside <= last and not neighbours.of_stage(beside):
             return f"no peer of stage {beside} answers: the run waits for one"
@@ -143,6 +146,8 @@ def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "PeerAtStage") -> 
             else daemon.standing.table.standing(daemon.identity.peer_id, steps.version).value,
         )
     )
+    if settings.has_windows:
+        _add_window(message.place, live)
     credit = daemon.reports.credit
     if credit is not None:
         message.credit.CopyFrom(
@@ -181,6 +186,15 @@ def _add_live(message: pb.Status, daemon: "PeerDaemon", live: "PeerAtStage") -> 
     )
     sides = range(max(0, stage - 1), min(settings.model.num_stages, stage + 2))
     message.num_neighbours = sum(len(live.neighbours.of_stage(beside)) for beside in sides)
+
+
+def _add_window(place: pb.Place, live: "PeerAtStage") -> None:
+    steps, settings = live.steps, live.settings
+    step = Step(steps.version)
+    place.local_steps = settings.averaging.local_steps
+    place.inner_steps_taken = steps.replica.inner_steps_taken(step)
+    each_s = steps.context.compute.busy_s / live.counters.microbatches if live.counters.microbatches else -1.0
+    place.window_left_s = each_s * max(0, settings.microbatches_of_one - steps.replica.num_done(step))
 
 
 def limits_message(

@@ -57,7 +57,11 @@ def _headline(told: pb.Status) -> Text:
 
 def _verdict(told: pb.Status) -> str:
     """The answer to "is my machine useful?"."""
-    work = told.work
+    work, place = told.work, told.place
+    if place.local_steps:
+        inner = f"inner step {place.inner_steps_taken} of {place.local_steps}"
+        ago = "" if work.since_last_s < 0 else f"; the last one counted {_time(work.since_last_s)} ago"
+        return f"Useful: window {place.version}, {inner}{ago}."
     if work.since_last_s < 0:
         return "Useful from the next certified step on: nothing of its work is certified yet."
     return f"Useful: its neighbours signed for work it did {_time(work.since_last_s)} ago."
@@ -68,19 +72,31 @@ def _place(told: pb.Status) -> list[tuple[str, RenderableType]]:
     members = f"one of {place.num_members} members" if place.is_member else f"{place.num_members} members, not yet one"
     return [
         ("stage", Text(f"{place.stage} of {place.num_stages} (counted from 0), {members}")),
-        ("step", _bar(place.version, place.total_steps, f"{place.version} of {place.total_steps}")),
+        *_progress(place),
         ("standing", Text(place.standing)),
     ]
 
 
+def _progress(place: pb.Place) -> list[tuple[str, RenderableType]]:
+    done = _bar(place.version, place.total_steps, f"{place.version} of {place.total_steps}")
+    if not place.local_steps:
+        return [("step", done)]
+    left = (
+        "" if place.window_left_s < 0 else f"; next round in {_time(place.window_left_s)}, or when others are through"
+    )
+    inner = f"{place.inner_steps_taken} of {place.local_steps}{left}"
+    return [("window", done), ("inner step", _bar(place.inner_steps_taken, place.local_steps, inner))]
+
+
 def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
     work, audits = told.work, told.audits
+    step = "window" if told.place.local_steps else "step"
     share = f"{100 * work.last_step_tokens / work.last_step_all_tokens:.0f} %" if work.last_step_all_tokens else "-"
     certified = f"{work.certified_microbatches:,} microbatches, {_count(work.certified_tokens)} tokens"
     rank = f"{_ordinal(work.rank)} of {work.num_ranked} in its stage" if work.rank else "none yet"
     rows: list[tuple[str, RenderableType]] = [
         ("certified work", Text(f"{certified}, {_count(work.tokens_per_s)} tokens/s")),
-        ("last step", _bar(work.last_step_tokens, work.last_step_all_tokens, f"{share} of step {work.last_step}")),
+        (f"last {step}", _bar(work.last_step_tokens, work.last_step_all_tokens, f"{share} of {step} {work.last_step}")),
         ("rank", Text(f"{rank}, since it was started")),
         ("audits", Text(f"{audits.passed} of its work passed; {audits.made} made, {audits.frauds_found} frauds found")),
     ]

@@ -95,8 +95,7 @@ class LeasedTokens:
 
     def _due(self) -> Iterable[list[int]]:
         """Pieces to fetch, a few at a time, the most urgent first."""
-        due = dict.fromkeys(self._leased() + self._ahead())
-        missing = [index for index in due if index not in self._train.folder]
+        missing = [index for index in self._leased() + self._ahead() if index not in self._train.folder]
         return (missing[at : at + AT_ONCE] for at in range(0, len(missing), AT_ONCE))
 
     def _leased(self) -> list[int]:

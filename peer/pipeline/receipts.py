@@ -8,13 +8,21 @@ from peer.round.step_state import StepState
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import value_or_none
 from swarm.core.ids import PeerId, Step
+from swarm.core.round.facts import RoundFacts
 from swarm.drawn_papers import PAPERS, DrawnPapers, read_asked
 from swarm.network.transport import Message, Transport
 from verification.round.papers import Papers
 
 MOST_ASKED = 64
 """Times that one voter may ask in a step, for papers of all members."""
+PAPERS_SHARE = 4
+"""Papers are waited for a fourth of a call's time: who votes asks their maker, and then the leader twice as long."""
 LeaveOut = Callable[[StepState, PeerId], None]
+
+
+def papers_s(call_s: float, facts: RoundFacts) -> float:
+    """How long a voter waits for one contribution's papers, in a round of these facts."""
+    return max(facts.phase_s / 2, call_s / PAPERS_SHARE)
 
 
 class PapersDesk:
@@ -49,7 +57,8 @@ class PapersDesk:
         if made is None or entries[-1] >= len(made.work):
             raise TransientError(f"no contribution of {of[-6:]} to step {step} is voted on here")
         try:
-            return Message({"papers": await self._drawn.fetch(made, entries, of=of, within_s=facts.phase_s / 2)})
+            within_s = papers_s(self._steps.context.settings.deadlines.call_s, facts)
+            return Message({"papers": await self._drawn.fetch(made, entries, of=of, within_s=within_s)})
         except (RemoteError, TransientError) as error:
             self._leave_out(state, of)
             raise TransientError(f"{of[-6:]} shows no papers here either: {error}") from error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from peer.pipeline.compute import Urgency
+from peer.pipeline.receipts import papers_s
 from peer.round.mail import RESEND_S, ROUND, RoundMail
 from peer.round.part_exchange import Heard, PartExchange
 from peer.round.signing_log import SigningLog
@@ -30,7 +31,7 @@ from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
 from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
-from swarm.core.round.facts import EquivocationError
+from swarm.core.round.facts import EquivocationError, RoundFacts
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers, WithheldError
@@ -91,6 +92,8 @@ class RoundDriver:
         state = await self._steps.step_state(step, with_round=True)
         machine = state.round
         assert machine is not None
+        if sender in machine.facts.members:
+            self._mail.heard(sender)
         now, heard = time.monotonic(), Heard([])
         if kind == "close":
             out = machine.on_close(sender, fields.integer("view", high=1 << 20), now=now)
@@ -117,7 +120,7 @@ class RoundDriver:
             machine.facts.check_view(sender, proposal.view)
             if not machine.is_past(proposal.view):
                 facts = machine.facts
-                num_members, within_s = len(facts.members), facts.phase_s / 2
+                num_members, within_s = len(facts.members), self._papers_s(facts)
                 try:
                     await self._drawn.check(proposal, sender, num_members=num_members, within_s=within_s)
                 except WithheldError:
@@ -139,6 +142,8 @@ class RoundDriver:
         elif kind == "parts":
             heard = await self._parts.receive(state, machine, sender, fields, memoryview(request.body))
             out = heard.instructions
+        elif kind == "held":
+            return Message({"status": "held" if self._parts.holds(state, sender, fields) else "lacked"})
         elif kind == "missing":
             view = fields.integer("view", high=1 << 20)
             missing = fields.items("missing", peer_item, max_items=MAX_MEMBERS)
@@ -163,9 +168,13 @@ class RoundDriver:
     async def _look_at(self, machine: AveragingRound, made: Contribution, sender: PeerId) -> None:
         """As who leads: what is not shown here need not be proposed."""
         if made.peer_id == sender and sender in machine.facts.members:
-            num_members, within_s = len(machine.facts.members), machine.facts.phase_s / 2
-            if not await self._drawn.are_shown(made, num_members=num_members, within_s=within_s):
+            num_members, within_s = len(machine.facts.members), self._papers_s(machine.facts)
+            if await self._drawn.lack(made, num_members=num_members, within_s=within_s) is not None:
                 machine.leave_out(sender, now=time.monotonic())
+
+    def _papers_s(self, facts: RoundFacts) -> float:
+        """How long papers are waited for: on a line that a round keeps full, longer than a short phase."""
+        return papers_s(self._context.settings.deadlines.call_s, facts)
 
     def leave_out(self, state: StepState, peer: PeerId) -> None:
         """A voter lacks a member's papers, and this peer, who leads, gets none either."""

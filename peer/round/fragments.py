@@ -66,6 +66,11 @@ class Fragments:
             at += len(held[number])
         return whole
 
+    def holds(self, sender: PeerId, part: bytes, fragment: Fragment) -> bool:
+        """Whether the fragment is here, and others are still to come: where none is, the last one is wanted again."""
+        held = self._begun[sender].get((part, fragment.count), {})
+        return fragment.number in held and len(held) < fragment.count
+
     def drop(self, sender: PeerId, part: bytes, fragment: Fragment) -> None:
         """Forget the fragments of a part that was cut like this."""
         self._begun[sender].pop((part, fragment.count), None)

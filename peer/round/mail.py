@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 
 from peer.round.presence import Presence
@@ -33,37 +34,54 @@ class RoundMail:
         for peer in to:
             self._context.tasks.spawn(self.send(state, peer, meta))
 
+    def heard(self, peer: PeerId) -> None:
+        """A member has sent something of an open step's round."""
+        self._presence.heard_of(peer)
+
     async def send(
         self, state: StepState, peer: PeerId, meta: dict[str, Value], bodies: tuple[Bytes, ...] = ()
     ) -> None:
-        """Bring a member a message of the open step, however often it takes, or find it gone."""
+        """Bring a member a message of the open step, however often it takes, or find it gone.
+
+        Bodies of which it is not known whether they came are asked after before they are sent again.
+        """
         context, stage = self._context, self._steps.chain.stage
         what = f"stage {stage} step {state.step}: {meta.get('kind')!s} to {peer[-6:]}"
         await asyncio.shield(state.logged)
+        num_bytes, may_be_there = sum(map(len, bodies)), False
         while self._steps.is_open(state):
+            asked_at = time.monotonic()
             try:
-                reply = await context.transport.call(
-                    peer,
-                    ROUND,
-                    Message({**meta, "stage": stage, "step": state.step}, more=bodies),
-                    timeout_s=context.settings.deadlines.call_s,
-                    max_body_bytes=0,
-                )
+                asked: dict[str, Value] = {**meta, "stage": stage, "step": state.step}
+                call_s = context.settings.deadlines.call_s
+                reply = Message()
+                if may_be_there:
+                    doubt = Message({**asked, "kind": "held", "sizes": []})
+                    reply = await context.transport.call(peer, ROUND, doubt, timeout_s=call_s, max_body_bytes=0)
+                may_be_there = False
+                if reply.meta.get("status") not in ("held", "over"):
+                    whole = Message(asked, more=bodies)
+                    reply = await context.transport.call(peer, ROUND, whole, timeout_s=call_s, max_body_bytes=0)
             except RemoteError as error:
                 log.warning("%s: refused: %s", what, error)
                 if await self._presence.is_gone(peer):
                     self._presence.unreachable(state, peer)
             except UnreachableError as error:
-                log.info("%s: %s", what, error)
+                log.info("%s, %d bytes: %s", what, num_bytes, error)
+                may_be_there = bool(bodies)
                 if not await self._presence.is_gone(peer):
                     continue
                 self._presence.unreachable(state, peer)
             except TransientError as error:  # alive, but not there yet: the round's own deadlines end this
-                log.debug("%s: %s", what, error)
+                log.debug("%s, %d bytes: %s", what, num_bytes, error)
                 await asyncio.sleep(RESEND_S)
                 continue
             else:
-                state.sent_bytes += sum(map(len, bodies))
+                state.sent_bytes += num_bytes
+                if num_bytes:
+                    self._presence.heard_of(peer)
+                else:
+                    self._presence.answered(peer, within_s=time.monotonic() - asked_at)
                 if reply.meta.get("status") == "over":
                     context.events.publish(Overtaken(peer))
             return

@@ -4,11 +4,17 @@ What waits for one peer together goes together. On a fast line messages are long
 100 KB; on a slow one short and many, so that the line is never idle while one is acknowledged. There they become
 shorter the less is left, and parcels are cut into fragments: so those under way end at about the same time (guided
 self-scheduling, Polychronopoulos and Kuck 1987), and no line stands nearly empty behind the last of them.
+
+Each message under way has a connection of its own, and all share this machine's uplink. Together they are no more than
+its buffer holds the least that TCP keeps under way of: or they would lose one another's packets, and the packets of
+votes and reports most of all.
 """
 
+import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,6 +22,7 @@ from peer.round.fragments import MOST_FRAGMENTS, Fragment
 from peer.round.step_state import StepState
 from swarm.core.canonical import Value
 from swarm.core.ids import PeerId
+from swarm.core.transfers import LEAST_LANES, MOST_LANES, lanes_of
 from verification.round.papers import Bytes
 
 MESSAGE_BYTES = 4352 << 10
@@ -27,7 +34,8 @@ UNDER_WAY_S = 1.6
 UNDER_WAY_BYTES = 4 << 20
 """Of all messages to one peer together, at most: so much as its line carries in `UNDER_WAY_S`. No line is idle for an
 answer that takes 100 ms, and whoever waits for a message sees within seconds that it comes."""
-LEAST_LANES, MOST_LANES = 2, 16
+MOST_OF_ALL = 1 << 10
+"""Lanes to all peers together, however fast the line."""
 CUT_BELOW_BYTES = 512 << 10
 """Only shorter messages become shorter still: on lines of more than 42 Mbit/s each costs more than an idle end."""
 LEAST_BYTES = 8 << 10
@@ -62,40 +70,113 @@ class Pace(NamedTuple):
         return min(self.message_bytes, max(least, waiting_bytes // (2 * self.lanes)))
 
 
-FIRST_PACE = Pace(32 << 10, 4, cuts=True)
-"""While nothing has been measured: a line of 1 Mbit/s carries so much in a second."""
+FIRST_PACE = Pace(SHORTEST_BYTES, 2, cuts=True)
+"""While nothing has been measured: a line of 1 Mbit/s carries so much to each of four peers in a second."""
+UNSURE_BYTES = 64 << 10
+"""Of a message on a line that was fast, until it was measured in this round: whoever waits for it sees within seconds
+that it comes, should the line have become slow."""
+UNKNOWN_BYTES_PER_S = 125_000.0
+"""Of a line by which nothing was fetched yet."""
 LOOK_AFTER_S = 1.0
 """A line that is busy for longer is measured while it is."""
+
+
+@dataclass
+class Meter:
+    """How much goes at a time, and how fast."""
+
+    bytes_per_s: float | None = None
+    busy: int = 0
+    """Messages under way."""
+    is_known: bool = False
+    """Measured since it is busy."""
+    _busy_since: float = 0.0
+    _sent_bytes: int = 0
+    """Since it is busy, or was measured."""
+
+    def begin(self, now: float) -> None:
+        """One message more."""
+        if not self.busy:
+            self._busy_since, self._sent_bytes, self.is_known = now, 0, False
+        self.busy += 1
+
+    def gone(self, num_bytes: int, now: float) -> None:
+        """Something has gone: a slow line is known long before it is idle, and a fast one soon is."""
+        self._sent_bytes += num_bytes
+        if now >= self._busy_since + LOOK_AFTER_S or self._sent_bytes >= 4 * MIN_MEASURED_BYTES:
+            self._measure(now)
+            self._busy_since, self._sent_bytes = now, 0
+
+    def end(self, now: float) -> None:
+        """One message less."""
+        self.busy -= 1
+        if not self.busy:
+            self._measure(now)
+
+    def _measure(self, now: float) -> None:
+        """It has nothing to send any more, or has sent for long."""
+        is_long = now >= self._busy_since + LOOK_AFTER_S
+        if (self._sent_bytes >= MIN_MEASURED_BYTES or (is_long and self._sent_bytes)) and now > self._busy_since:
+            rate = self._sent_bytes / (now - self._busy_since)
+            before = rate if self.bytes_per_s is None else self.bytes_per_s
+            # Of seconds a byte: a line that has become slow is known at once, one that is fast again soon enough.
+            self.bytes_per_s = 1 / (SMOOTHING / rate + (1 - SMOOTHING) / before)
+            self.is_known = True
+
+
+class Turns:
+    """What one peer fetches at a time, of all others together: as much as its line carries side by side."""
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self._meter = Meter()
+        self._ended = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[Callable[[int], None]]:
+        """Gives what is to be told how many bytes have come."""
+        while self._meter.busy >= lanes_of(self._meter.bytes_per_s or UNKNOWN_BYTES_PER_S, most=self._most):
+            self._ended.clear()
+            await self._ended.wait()
+        self._meter.begin(time.monotonic())
+        try:
+            yield lambda num_bytes: self._meter.gone(num_bytes, time.monotonic())
+        finally:
+            self._meter.end(time.monotonic())
+            self._ended.set()
 
 
 @dataclass
 class _Line:
     """To one peer."""
 
-    pace: Pace
+    first_pace: Pace
     waiting: deque["Parcel"] = field(default_factory=deque)
     waiting_bytes: int = 0
-    bytes_per_s: float | None = None
-    busy: int = 0
-    busy_since: float = 0.0
-    sent_bytes: int = 0
-    """Since it is busy."""
+    meter: Meter = field(default_factory=Meter)
 
-    def look(self, now: float) -> None:
-        """Something has gone: a slow line is known long before it is idle, and a fast one soon is."""
-        if now >= self.busy_since + LOOK_AFTER_S or self.sent_bytes >= 4 * MIN_MEASURED_BYTES:
-            self.measure(now)
-            self.busy_since, self.sent_bytes = now, 0
+    @property
+    def pace(self) -> Pace:
+        if self.meter.bytes_per_s is None:
+            return self.first_pace
+        pace = Pace.of(self.meter.bytes_per_s)
+        return Pace(UNSURE_BYTES, pace.lanes, cuts=True) if self.is_unsure else pace
 
-    def measure(self, now: float) -> None:
-        """It has nothing to send any more, or has sent for long."""
-        is_long = now >= self.busy_since + LOOK_AFTER_S
-        if (self.sent_bytes >= MIN_MEASURED_BYTES or (is_long and self.sent_bytes)) and now > self.busy_since:
-            rate = self.sent_bytes / (now - self.busy_since)
-            self.bytes_per_s = (
-                rate if self.bytes_per_s is None else self.bytes_per_s + SMOOTHING * (rate - self.bytes_per_s)
-            )
-            self.pace = Pace.of(self.bytes_per_s)
+    @property
+    def is_unsure(self) -> bool:
+        """It was fast, and may be slow by now: nothing goes that would keep a slow one busy for minutes."""
+        rate = self.meter.bytes_per_s
+        return rate is not None and not self.meter.is_known and not Pace.of(rate).cuts
+
+    @property
+    def next_bytes(self) -> int:
+        """Of the next message."""
+        return UNSURE_BYTES if self.is_unsure else self.pace.next_bytes(self.waiting_bytes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether something waits that may go, as far as this peer's line goes."""
+        return bool(self.waiting) and self.meter.busy < self.pace.lanes
 
 
 @dataclass(frozen=True)
@@ -106,6 +187,8 @@ class Parcel:
     kind: str
     head: dict[str, Value]
     body: Bytes
+    part: int = 0
+    """The part's number."""
     fragment: Fragment | None = None
     """Which fragment of it the body is; None: it is whole."""
 
@@ -136,45 +219,63 @@ class Outbox:
         self._spawn = spawn
         self._send = send
         self._lines: dict[PeerId, _Line] = {}
+        self._uplink = Meter()
 
     def put(self, peer: PeerId, parcel: Parcel) -> None:
         """Send this once what was put before is sent or under way."""
-        line = self._lines.setdefault(peer, _Line(pace=self._first_pace))
+        line = self._lines.setdefault(peer, _Line(self._first_pace))
         line.waiting.append(parcel)
         line.waiting_bytes += len(parcel.body)
-        self._begin(peer, line)
+        self._begin()
 
     def keep(self, peers: Container[PeerId]) -> None:
         """Forget the lines to anyone else that have nothing to carry."""
-        for peer in [peer for peer, line in self._lines.items() if peer not in peers and not line.busy]:
+        for peer in [peer for peer, line in self._lines.items() if peer not in peers and not line.meter.busy]:
             del self._lines[peer]
 
-    def _begin(self, peer: PeerId, line: _Line) -> None:
-        """One lane more, if there is one left and something for it."""
-        if line.waiting and line.busy < line.pace.lanes:
-            if not line.busy:
-                line.busy_since, line.sent_bytes = time.monotonic(), 0
-            line.busy += 1
+    def _begin(self) -> None:
+        """One lane more, if there is room for it: to the peer that has the fewest."""
+        if not self._has_room(self._uplink.busy + 1):
+            return
+        able = [(line.meter.busy, peer) for peer, line in self._lines.items() if line.has_room]
+        if able:
+            _, peer = min(able)
+            line, now = self._lines[peer], time.monotonic()
+            line.meter.begin(now)
+            self._uplink.begin(now)
             self._spawn(self._send_waiting(peer, line))
+
+    def _has_room(self, lanes: int) -> bool:
+        """Whether the uplink carries so many in all."""
+        rate = self._uplink.bytes_per_s
+        return rate is None or lanes <= lanes_of(rate, most=MOST_OF_ALL)
+
+    def _stays(self, line: _Line) -> bool:
+        """Whether a lane of this peer goes on, and none is due to another."""
+        fewest = min((other.meter.busy for other in self._lines.values() if other.has_room), default=line.meter.busy)
+        return line.meter.busy <= min(line.pace.lanes, fewest + 1) and self._has_room(self._uplink.busy)
 
     async def _send_waiting(self, peer: PeerId, line: _Line) -> None:
         try:
-            while line.busy <= line.pace.lanes and (together := _take(line)):
-                self._begin(peer, line)  # of what was cut, the other fragments go beside the first
+            while together := _take(line):
+                self._begin()  # of what was cut, the other fragments go beside the first
                 await self._send(peer, together)
-                line.sent_bytes += sum(len(parcel.body) for parcel in together)
-                line.look(time.monotonic())
-                self._begin(peer, line)
+                now, num_bytes = time.monotonic(), sum(len(parcel.body) for parcel in together)
+                line.meter.gone(num_bytes, now)
+                self._uplink.gone(num_bytes, now)
+                if not self._stays(line):
+                    break
+                self._begin()
         finally:
-            line.busy -= 1
-            if not line.busy:
-                line.measure(time.monotonic())
+            line.meter.end(time.monotonic())
+            self._uplink.end(time.monotonic())
+            self._begin()
 
 
 def _take(line: _Line) -> list[Parcel]:
     """The next parcels that go together, or a fragment of one that is too long; none if nothing waits."""
     waiting = line.waiting
-    at_most = line.pace.next_bytes(line.waiting_bytes)
+    at_most = line.next_bytes
     if waiting and line.pace.cuts and waiting[0].fragment is None and len(waiting[0].body) > at_most:
         waiting.extendleft(reversed(waiting.popleft().cut(at_most)))
     taken: list[Parcel] = []

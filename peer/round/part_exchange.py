@@ -16,7 +16,7 @@ from peer.pipeline.compute import Urgency
 from peer.pipeline.screens import Screens
 from peer.round.fragments import Fragment
 from peer.round.mail import RoundMail
-from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel
+from peer.round.outbox import MESSAGE_BYTES, Outbox, Parcel, Turns
 from peer.round.receive_rates import ReceiveRates
 from peer.round.reductions import SignedPart
 from peer.round.stage_steps import StageSteps
@@ -50,6 +50,8 @@ from verification.round.reduction import Reduction
 log = logging.getLogger(__name__)
 
 MAX_PARCELS = 1 << 12
+MOST_FETCHED = 32
+"""Parts of a result that are fetched at a time."""
 
 Taken: TypeAlias = dict[ReducedPart, Reduction]
 """What was signed for a part that came, and for the shares in it."""
@@ -78,6 +80,7 @@ class PartExchange:
         self._screens = screens
         self._reductions = steps.context.reductions
         self._outbox = Outbox(self._context.tasks.spawn, self._send)
+        self._turns = Turns(most=MOST_FETCHED)
         self._counted: tuple[Roster, dict[PeerId, int]] | None = None
         self.rates = ReceiveRates()
 
@@ -121,7 +124,7 @@ class PartExchange:
     def send_part(self, state: StepState, reducer: PeerId, part: int, view: int) -> None:
         """The own contribution's part."""
         head: dict[str, Value] = {"part": part, "view": view}
-        self._outbox.put(reducer, Parcel(state, "contributed", head, state.parts.own[part]))
+        self._outbox.put(reducer, Parcel(state, "contributed", head, state.parts.own[part], part))
 
     def send_reduced(self, state: StepState, to: Sequence[PeerId], reduced: ReducedPart) -> None:
         """A part or share that was aggregated here, or that is handed on."""
@@ -129,8 +132,9 @@ class PartExchange:
         roster = state.round.roster_of(reduced)
         assert roster is not None, f"part {reduced.part} of step {state.step} is of no roster"
         head = SignedPart.of(reduced, roster, state.parts.reductions).to_value()
+        body = state.parts.reduced[reduced.part, reduced.digest]
         for peer in to:
-            self._outbox.put(peer, Parcel(state, "reduced", head, state.parts.reduced[reduced.part, reduced.digest]))
+            self._outbox.put(peer, Parcel(state, "reduced", head, body, reduced.part))
 
     async def _send(self, peer: PeerId, parcels: list[Parcel]) -> None:
         parcels = [parcel for parcel in parcels if self._is_wanted(peer, parcel)]
@@ -149,14 +153,15 @@ class PartExchange:
             state.round.moved(peer, now=time.monotonic())
 
     def _is_wanted(self, peer: PeerId, parcel: Parcel) -> bool:
-        """Whether the peer reduces the part by the roster that is followed now, and the contribution is in it."""
-        machine = parcel.state.round
+        """By the roster that is followed now: whether the peer reduces the contribution's part, and the contribution is
+        in it; and whether this peer still is the reducer of a reduced part, before the outcome names it."""
+        machine, me = parcel.state.round, self._context.me
         roster = machine.roster if machine is not None else None
-        if parcel.kind != "contributed" or roster is None:
+        if machine is None or roster is None:
             return True
-        cohort, part = roster.cohort_of[self._context.me], parcel.head["part"]
-        assert isinstance(part, int)
-        return roster.contribution_of(self._context.me) is not None and roster.reducer_of(part, cohort) == peer
+        if parcel.kind != "contributed":
+            return machine.result is not None or me in roster.reducers_of(parcel.part)
+        return roster.contribution_of(me) is not None and roster.reducer_of(parcel.part, roster.cohort_of[me]) == peer
 
     # -- in -----------------------------------------------------------------------------------------------
 
@@ -189,6 +194,19 @@ class PartExchange:
             raise
         state.parts.fragments.drop(sender, part, fragment)
         return heard
+
+    def holds(self, state: StepState, sender: PeerId, fields: Fields) -> bool:
+        """Whether all parts of a message are here, of which the sender does not know whether it came."""
+        kind, heads = fields.text("of"), fields.items("heads", lambda head: head, max_items=MAX_PARCELS)
+        fragment = fields.maybe("fragment", Fragment.from_value)
+        named = bulk_digest(pack([kind, heads[0]])) if fragment is not None and len(heads) == 1 else None
+        if named is not None and fragment is not None and state.parts.fragments.holds(sender, named, fragment):
+            return True
+        read = [Fields("head of a part", head) for head in heads]
+        if kind == "contributed":
+            return all((head.integer("part", high=1 << 20), sender) in state.parts.received for head in read)
+        made = [SignedPart.from_fields(head).reduced for head in read]
+        return all((one.part, one.digest) in state.parts.reduced for one in made)
 
     async def _receive_whole(
         self,
@@ -228,7 +246,8 @@ class PartExchange:
             kept: list[Bytes] = list(bodies)
             for place, ((part, body, _), error) in enumerate(zip(given, wrong, strict=True)):
                 if error is None:
-                    size, codec = self._num_values(part), self._replica.contribution_codec
+                    parts = self._replica.parts()
+                    codec, size = parts.contribution_codec(part), parts.size(part)
                     self._screens.check_part(sender, part, codec, body, num_values=size)
                     # Sent again and again it takes room once.
                     held = state.parts.received.get((part, sender))
@@ -258,7 +277,8 @@ class PartExchange:
         if bulk_digest(body) != expected:
             return RemoteError("digest", "its bytes differ from its commitment")
         try:
-            check_encoded(self._replica.contribution_codec, body, num_values=self._num_values(part))
+            parts = self._replica.parts()
+            check_encoded(parts.contribution_codec(part), body, num_values=parts.size(part))
         except RemoteError as error:
             return error
         return None
@@ -325,19 +345,18 @@ class PartExchange:
 
     def _read(self, reduced: ReducedPart, body: Bytes) -> float | RemoteError:
         """(exact, its threads) The sum of squares of a part; 0 of a cohort's share; or what is wrong with it."""
-        size = self._num_values(reduced.part)
+        parts, part = self._replica.parts(), reduced.part
         try:
             if reduced.cohort is None:
-                return squares_of(self._replica.codec, body, size)
+                return squares_of(parts.result_codec(part), body, parts.size(part))
             if not reduced.is_empty:
-                check_encoded(self._share_codec, body, num_values=size)
+                check_encoded(self._share_codec(part), body, num_values=parts.size(part))
         except RemoteError as error:
             return error
         return 0.0
 
-    @property
-    def _share_codec(self) -> VectorCodec:
-        return read_and_written("cohort", self._context.settings.codecs.averaging)[1]
+    def _share_codec(self, part: int) -> VectorCodec:
+        return read_and_written("cohort", self._replica.parts().codec_name(part))[1]
 
     def _violation(self, made: Reduction, squares: float | RemoteError, body: Bytes) -> ViolationError | None:
         """(exact, its threads) What is wrong with a part that its reducer signed, seen from its bytes alone."""
@@ -445,19 +464,26 @@ class PartExchange:
         deadlines = self._context.settings.deadlines
         answer_s = longest_s(self._encoded_bytes(part), bytes_per_s(deadlines.least_mbit), floor_s=deadlines.call_s)
         for holder in holders:
-            try:
-                reply = await self._context.transport.call(
-                    holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
-                )
-            except (TransientError, RemoteError) as error:
-                log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
-                continue
+            async with self._turns.turn() as came:
+                # Meanwhile it may have come from its reducer.
+                if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+                    break
+                try:
+                    reply = await self._context.transport.call(
+                        holder, PART_BYTES, Message(meta), timeout_s=answer_s, max_body_bytes=self._encoded_bytes(part)
+                    )
+                except (TransientError, RemoteError) as error:
+                    log.info("step %d part %d from %s: %s", state.step, part, holder[-6:], error)
+                    continue
+                came(len(reply.body))
             kept = await self._fetched(state, asked, holder, reply)
             if kept is not None:
                 state.parts.reduced[part, wanted] = kept
                 assert state.round is not None
                 return state.round.part_fetched(asked.reduced, now=time.monotonic())
         state.parts.fetching.discard((part, wanted))
+        if (part, wanted) in state.parts.reduced or not self._steps.is_open(state):
+            return []
         log.warning("step %d: nobody has part %d of the result", state.step, part)
         for holder in holders[:1]:
             self._context.events.publish(Overtaken(holder))
@@ -505,11 +531,7 @@ class PartExchange:
 
     def _encoded_bytes(self, part: int) -> int:
         """Of the longest a part can be: no contribution is longer than the longest result."""
-        return self._replica.codec.encoded_bytes(self._num_values(part))
-
-    def _num_values(self, part: int) -> int:
-        where = self._replica.parts()[part]
-        return int(where.stop - where.start)
+        return self._replica.parts().result_bytes(part)
 
 
 def _together(stimuli: Iterable[Callable[[], Heard]]) -> Heard:

@@ -1,18 +1,22 @@
 """Which members of the stage are there: who does not answer is left out, or its leading passed on."""
 
+import math
 import time
 from collections import Counter, deque
 
 from peer.round.stage_steps import StageSteps
 from peer.round.step_state import StepState
 from peer.stage.events import MemberGone, PeerLost
+from swarm.core.deadlines import AdaptiveDeadline
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Result
 from swarm.network.transport import Message
 
-PING_S = 2.0
+PING_S, PING_FACTOR = 2.0, 4.0
+"""A ping is waited for so many times as long as small calls to that member lately took, and at least so many seconds:
+on a full line they wait behind what is under way, and its member is not gone."""
 ROUNDS_LOOKED_AT, IN_VAIN = 8, 2
 """Whoever was waited for in vain in so many of the last rounds is not waited for."""
 
@@ -25,6 +29,9 @@ class Presence:
         self._context = steps.context
         self._gone: dict[PeerId, Version] = {}
         """Members that did not answer, with the version at that time, until they are left out or heard of."""
+        self._heard_at: dict[PeerId, float] = {}
+        """When something of the round last came from a member, or was answered by it."""
+        self._ping_s: dict[PeerId, AdaptiveDeadline] = {}
         self._waited_in_vain: deque[frozenset[PeerId]] = deque(maxlen=ROUNDS_LOOKED_AT)
         """Of the last rounds, whose parts were waited for and left out all the same."""
 
@@ -37,18 +44,35 @@ class Presence:
         Probation is one, to rounds."""
         if not self._steps.may_join(peer):
             return True
+        asked_at, patience = time.monotonic(), self._patience_with(peer)
         try:
-            reply = await self._context.transport.call(peer, "ping", Message(), timeout_s=PING_S, max_body_bytes=0)
+            reply = await self._context.transport.call(
+                peer, "ping", Message(), timeout_s=patience.seconds, max_body_bytes=0
+            )
+            patience.observe(time.monotonic() - asked_at)
             fields = Fields("ping answer", reply.meta)
             return fields.optional("stage") and fields.integer("stage") != self._steps.chain.stage
         except UnreachableError:
-            return True
+            patience.missed()
+            return self._heard_at.get(peer, -math.inf) < asked_at
         except (TransientError, RemoteError):
             return False
 
     def heard_of(self, peer: PeerId) -> None:
-        """It reports: it is not gone."""
+        """Something of the round has come from it, or was answered: it is not gone."""
+        self._heard_at[peer] = time.monotonic()
         self._gone.pop(peer, None)
+
+    def answered(self, peer: PeerId, *, within_s: float) -> None:
+        """A small call to it took so long."""
+        self.heard_of(peer)
+        self._patience_with(peer).observe(within_s)
+
+    def _patience_with(self, peer: PeerId) -> AdaptiveDeadline:
+        if peer not in self._ping_s:
+            limit_s = max(PING_S, self._context.settings.deadlines.call_s)
+            self._ping_s[peer] = AdaptiveDeadline(limit_s=limit_s, floor_s=PING_S, factor=PING_FACTOR)
+        return self._ping_s[peer]
 
     def lost(self, event: PeerLost) -> None:
         """A peer's open call broke: unless it answers a ping, every open step is told at once."""
@@ -91,6 +115,9 @@ class Presence:
         self._waited_in_vain.append((left_out & given_up) - self.not_waited_for())
         heard = {contribution.peer_id for contribution in result.roster.committed}
         step: Step = result.roster.step
+        members = self._steps.chain.members
+        self._heard_at = {peer: at for peer, at in self._heard_at.items() if peer in members}
+        self._ping_s = {peer: patience for peer, patience in self._ping_s.items() if peer in members}
         for peer, version in list(self._gone.items()):
             if peer not in self._steps.chain.members or (peer in heard and int(step) > version):
                 del self._gone[peer]

@@ -14,6 +14,7 @@ from peer.pipeline.screens import Screens
 from peer.pipeline.turns import Turns
 from peer.round.driver import RoundDriver
 from peer.round.mail import RoundMail
+from peer.round.outbox import SHORTEST_BYTES
 from peer.round.part_exchange import PartExchange
 from peer.round.presence import Presence
 from peer.round.signing_log import SigningLog
@@ -33,7 +34,7 @@ from swarm.core.round.contribution import Charge, Result
 from swarm.core.round.patience import Waits
 from swarm.core.round.voting import Reconfiguration
 from swarm.core.state.stage_chain import StageChain
-from swarm.core.transfers import work_s
+from swarm.core.transfers import SHARED_BY, bytes_per_s, expected_s, work_s
 from swarm.drawn_papers import DrawnPapers
 from swarm.host_protocol import RECONFIGURE, STANDING
 from swarm.identity.key import verify
@@ -172,6 +173,8 @@ class StageRounds:
         return Waits(
             opened_at=time.monotonic(),
             straggler_share=settings.averaging.straggler_share,
+            silence_s=settings.deadlines.call_s
+            + expected_s(SHORTEST_BYTES, bytes_per_s(settings.deadlines.least_mbit) / SHARED_BY),
             longest_s=longest_round_s(settings, steps.replica.layout.num_values, len(steps.chain.members)),
             not_waited_for=self.presence.not_waited_for(),
         )

@@ -96,10 +96,12 @@ class ProgressCalls:
                 "saw_next": report.saw_next,
                 "joins": [*sorted(steps.joining)[:MAX_JOINS_TOLD]],
             }
+            asked_at = time.monotonic()
             try:
                 reply = await context.transport.call(
                     leader, PROGRESS, Message(meta), timeout_s=context.settings.deadlines.call_s, max_body_bytes=0
                 )
+                self._presence.answered(leader, within_s=time.monotonic() - asked_at)
                 fields = Fields("progress answer", reply.meta)
                 granted, exhausted = fields.integer("granted"), fields.boolean("exhausted")
                 if fields.boolean("over"):

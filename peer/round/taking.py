@@ -24,7 +24,9 @@ from verification.round.papers import Bytes
 log = logging.getLogger(__name__)
 
 SHORTEST_PHASE_S, PHASE_FACTOR, PHASE_WINDOW = 1.0, 2.0, 16
-"""A phase of a round is waited for twice as long as whole rounds lately took: a second at least."""
+"""A phase of a round is waited for twice as long as whole rounds lately took: a second at least, and so long that the
+four after which members turn to the next leader are no less than a small call may take. Lines that were fast in the
+last round may be full in this one."""
 
 
 class StepTaking:
@@ -35,7 +37,7 @@ class StepTaking:
         self._context = steps.context
         self._presence = presence
         self._turns = turns
-        self.phase = _phase(self._context.settings, steps.replica.layout.num_values)
+        self.phase = round_phase(self._context.settings, steps.replica.layout.num_values)
         """How long a phase of a round is waited for."""
         self._stands_until = 0.0
         """No step is taken before."""
@@ -76,7 +78,8 @@ class StepTaking:
         if state.closed_at is not None and state.round is not None:
             if result.roster.left_out:
                 self._say_who_is_left_out(result)
-            elif result.roster.view > state.round.facts.first_view or result.roster.leaves:
+            # Also of whom was given up: else a stage whose lines became slow would give up the same ones for ever.
+            if result.roster.view > state.round.facts.first_view or result.roster.leaves:
                 self.phase.missed()
             else:
                 self.phase.observe(seconds)
@@ -160,7 +163,7 @@ class StepTaking:
             return self._steps.version
 
 
-def _phase(settings: RunSettings, num_values: int) -> AdaptiveDeadline:
+def round_phase(settings: RunSettings, num_values: int) -> AdaptiveDeadline:
     limit_s = settings.deadlines.call_s + work_s(num_values)
-    floor_s = min(limit_s, SHORTEST_PHASE_S)
+    floor_s = min(limit_s, max(SHORTEST_PHASE_S, settings.deadlines.call_s / 4))
     return AdaptiveDeadline(limit_s=limit_s, floor_s=floor_s, factor=PHASE_FACTOR, window=PHASE_WINDOW)

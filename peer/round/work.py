@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.state.replica import Accumulation, StageReplica
+from swarm.averaging.codecs import vector_codec
 from swarm.averaging.reduce import reduce_part as reduction
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import LocalError
@@ -38,10 +39,10 @@ class ContributionEncoder:
         if not accumulation.work:
             return [], []
         replica = self.replica
-        parts, codec, residual = replica.parts(), replica.contribution_codec, replica.residual
+        parts, residual = replica.parts(), replica.residual
 
         def encode(index: int) -> tuple[memoryview, bytes]:
-            encoded = self.part(accumulation, parts[index], seeds[index])
+            encoded = self.part(accumulation, index, seeds[index])
             return replica.inputs.put(encoded), bulk_digest(encoded)
 
         try:
@@ -50,6 +51,7 @@ class ContributionEncoder:
                 return [encoded for encoded, _ in made], [found for _, found in made]
             mean = partial(self.mean_part, accumulation)
             keep = replica.inputs.put
+            codec = vector_codec(replica.settings.codecs.averaging)
             whole = residual.encode(mean, codec, parts=parts, seeds=seeds, threads=replica.threads, keep=keep)
             return whole, replica.threads.map(bulk_digest, whole)
         except LocalError as error:
@@ -57,9 +59,10 @@ class ContributionEncoder:
             accumulation.not_finite.update(accumulation.work)
             return [], []
 
-    def part(self, accumulation: Accumulation, where: slice, seed: bytes) -> memoryview:
+    def part(self, accumulation: Accumulation, part: int, seed: bytes) -> memoryview:
         """One part, encoded."""
-        return self.replica.contribution_codec.encode_quotients(*accumulation.quotient_of(where), seed=seed)
+        parts = self.replica.parts()
+        return parts.contribution_codec(part).encode_quotients(*accumulation.quotient_of(parts[part]), seed=seed)
 
     def mean_part(self, accumulation: Accumulation, where: slice) -> NDArray[np.float32]:
         """One part, for a codec that leaves a residual."""
@@ -83,14 +86,14 @@ class PartReducer:
     ) -> tuple[memoryview, bytes]:
         """The aggregate of (tokens, encoded part) in the order of peers or cohorts, encoded once, and its BLAKE3."""
         replica = self.replica
-        where, settings = replica.parts()[part], replica.settings
+        parts = replica.parts()
         made = reduction(
             level,
-            settings.codecs.averaging,
-            where.stop - where.start,
+            parts.codec_name(part),
+            parts.size(part),
             bodies,
-            rule=settings.averaging.reduction,
-            norm_cap=norm_cap,
+            rule=replica.settings.averaging.reduction,
+            norm_cap=parts.norm_cap(part, norm_cap),
             seed=seed,
             threads=replica.threads,
         )

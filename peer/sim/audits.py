@@ -19,6 +19,7 @@ from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Step, Version
 from swarm.core.round.contribution import Contribution, Work
 from swarm.model.stage import StageModel
+from swarm.optim.carried_moments import Carried
 from swarm.optim.second_moments import second_moments
 from verification.audit.amplified import Amplified, moved_bounds_for
 from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate, reducer_rate
@@ -273,7 +274,8 @@ class StageAudits:
             replay = self._replays[model] = StageReplay(self.stage.settings, self.stage.stage, model=model)
         if not replay.holds(held.chain.version):
             replay.release()
-            replay.hold(held.chain.version, held.state.weights, None, ahead_is_known=True)
+            carried = Carried.of(held.state)
+            replay.hold(held.chain.version, held.state.weights, None, ahead_is_known=True, carried=carried)
         return replay
 
     # -- accused ------------------------------------------------------------------------------------------
@@ -342,9 +344,8 @@ class StageAudits:
             if not drawn.hits_part(made.part, reducer_rate(replicas, self._budget, factor=factor)):
                 continue
             self.counts.parts += 1
-            where = auditor.replica.parts()[made.part]
             bodies = [held.outcome.inputs[made.part, one.peer_id] for one in made.inputs]
-            again = digest_again(made, bodies, self.stage.settings, num_values=where.stop - where.start)
+            again = digest_again(made, bodies, self.stage.settings, auditor.replica.parts())
             if again != made.digest:
                 case = ReducerFraud(reduction=made, bodies=tuple(bodies))
                 table, found = self.justice.accuse(table, case, by=auditor.peer_id, step=held.roster.step, whole=True)

@@ -348,17 +348,17 @@ class SimulatedRound:
         self._do(member, member.machine.aggregated(reduced, now=self._now))
 
     def _squares(self, member: Member, part: int, body: Bytes) -> float:
-        where = member.peer.replica.parts()[part]
-        return squares_of(member.peer.replica.codec, body, where.stop - where.start)
+        parts = member.peer.replica.parts()
+        return squares_of(parts.result_codec(part), body, parts.size(part))
 
     def _said_to(self, member: Member, place: int, reduced: ReducedPart) -> tuple[ReducedPart, Bytes, Reduction]:
         """A reduced part for the member at this place; of a liar's own making perhaps another."""
         body, made = member.reduced[reduced.part, reduced.digest], member.reductions[reduced]
-        peer, where = member.peer, member.peer.replica.parts()[reduced.part]
+        peer, parts, part = member.peer, member.peer.replica.parts(), reduced.part
         if made.reducer != peer.peer_id or reduced.is_empty:
             return reduced, body, made
         said = peer.adversary.reduced_for(
-            self._facts.step, place, memoryview(body), peer.replica.codec, num_values=where.stop - where.start
+            self._facts.step, place, memoryview(body), parts.result_codec(part), num_values=parts.size(part)
         )
         if said is body:
             return reduced, body, made

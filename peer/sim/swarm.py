@@ -33,8 +33,7 @@ from swarm.manifest.signed_run import SignedRun
 from swarm.manifest.value import run_id, settings_bytes
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
-from swarm.optim.exact import ExactOptimizer
-from swarm.optim.stage_step import stage_clip_norm
+from swarm.optim.stage_step import first_state, stage_clip_norm
 from verification.audit.standing import StandingTable
 
 EVALUATED_EVERY = 10
@@ -242,8 +241,7 @@ def _first_states(settings: RunSettings, seed: int) -> list[StageState]:
     states = []
     for stage, flat in enumerate(initial_weights(settings.model, seed, None)):
         layout = _stage_model(settings.model, stage).layout
-        optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
-        states.append(StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars)))
+        states.append(first_state(settings, layout, flat))
     return states
 
 

@@ -266,7 +266,7 @@ class CatchUp:
         others = [peer for peer in self._others() if peer != donor]
         self._rng.shuffle(others)
         others.sort(key=lambda peer: peer not in steps.chain.members)  # anybody can be in the directory
-        largest = max(replica.codec.encoded_bytes(part.stop - part.start) for part in replica.parts())
+        largest = max(map(replica.parts().result_bytes, range(replica.num_parts)))
         donors = [donor, *others[: MOST_DONORS - 1]]
         return await fetch_parts(self._transport, donors, result, settings, self._parts, largest_bytes=largest)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,11 @@ from swarm.core.errors import LocalError
 from swarm.core.ids import Version
 from swarm.core.settings import RunSettings
 from swarm.disk.whole_file import whole_file
+from swarm.optim.carried_moments import Carried
 from verification.replay.stage_replay import StageReplay
 
 Floats = NDArray[np.float32]
+Value = TypeVar("Value", np.float32, np.uint8)
 
 PAST = "past-"
 """What their files' names begin with."""
@@ -35,6 +38,8 @@ class PastVersion:
     """What the step after the version's was computed on, if that was not `weights`."""
     ahead_is_known: bool
     """Not if the state was loaded in an extrapolating run: it also needs the version before."""
+    carried: Carried | None = None
+    """What windows from it begin with besides the weights."""
 
 
 @contextmanager
@@ -42,7 +47,7 @@ def standing_on(replay: StageReplay, kept: Mapping[Version, PastVersion]) -> Ite
     """The replay holds these versions, and lets go of them in the end: it keeps no weights between audits."""
     try:
         for version, past in kept.items():
-            replay.hold(version, past.weights, past.ahead, ahead_is_known=past.ahead_is_known)
+            replay.hold(version, past.weights, past.ahead, ahead_is_known=past.ahead_is_known, carried=past.carried)
         yield
     finally:
         replay.release()
@@ -94,24 +99,25 @@ class PastWeights:
             for version, past in unwritten:
                 if self._held.get(version) is not past:
                     continue
-                paths = _paths(self._folder, version)
-                weights, ahead = (
-                    None if values is None else self._mapped(path, values)
-                    for path, values in zip(paths, (past.weights, past.ahead), strict=True)
+                there, carried = _paths(self._folder, version), past.carried
+                mapped = replace(
+                    past,
+                    weights=self._mapped(there.weights, past.weights),
+                    ahead=None if past.ahead is None else self._mapped(there.ahead, past.ahead),
+                    carried=carried and replace(carried, encoded=self._mapped(there.carried, carried.encoded)),
                 )
-                assert weights is not None
                 with self._changing:
                     if self._held.get(version) is past:
-                        self._held[version] = replace(past, weights=weights, ahead=ahead)
+                        self._held[version] = mapped
                     else:
                         self._remove(version)
 
     @staticmethod
-    def _mapped(path: Path, values: Floats) -> Floats:
+    def _mapped(path: Path, values: NDArray[Value]) -> NDArray[Value]:
         """Mapped before it is in place: from then on it may be removed."""
         with whole_file(path) as partial:
             partial.write_bytes(values.data)
-            return np.memmap(partial, dtype=np.float32, mode="r")
+            return np.memmap(partial, dtype=values.dtype, mode="r")
 
     def _remove(self, version: int) -> None:
         """Its files, but not one that is being written. What reads them goes on."""
@@ -147,7 +153,14 @@ class PastWeights:
                     self._remove(version)
 
 
-def _paths(folder: Path, version: int) -> tuple[Path, Path]:
-    """Of its weights, and of what lies ahead of them."""
-    weights = folder / f"{PAST}{version:08d}"
-    return weights, weights.with_name(f"{weights.name}-ahead")
+class _Paths(NamedTuple):
+    """Of a version's arrays."""
+
+    weights: Path
+    ahead: Path
+    carried: Path
+
+
+def _paths(folder: Path, version: int) -> _Paths:
+    name = f"{PAST}{version:08d}"
+    return _Paths(folder / name, folder / f"{name}-ahead", folder / f"{name}-carried")

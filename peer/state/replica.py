@@ -15,8 +15,7 @@ from kernels import optimizers
 from kernels.threads import ONE_THREAD, Threads
 from peer.state.past_weights import PastVersion, PastWeights
 from swarm.averaging.certified_gradient import CertifiedGradient
-from swarm.averaging.codecs import result_codec, vector_codec
-from swarm.averaging.encoded import Encoded, VectorCodec
+from swarm.averaging.encoded import Encoded
 from swarm.averaging.error_feedback import Residual
 from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import norm_cap
@@ -24,10 +23,11 @@ from swarm.checkpoint.state import StageState
 from swarm.core.errors import LocalError
 from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
 from swarm.core.round.contribution import ReducedPart, Work
-from swarm.core.settings import RunSettings, leaves_residual
+from swarm.core.settings import RunSettings
 from swarm.disk.cold_bytes import ColdBytes
 from swarm.memory.kept_buffers import empty_floats
 from swarm.model.stage import StageModel, Weights
+from swarm.optim.carried_moments import Carried
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.local_window import LocalWindow
 from swarm.optim.stage_step import Gradient, StageStep, Stepped, extrapolates, weights_ahead
@@ -64,7 +64,7 @@ class Accumulation:
         work."""
         if self.window is None:
             return self.gradient.quotient_of(where)
-        return self.window.way_back(where), np.float32(1.0)
+        return self.window.values(where), np.float32(1.0)
 
     def leave_out_the_rest(self) -> None:
         """Of a window that is cut short: what is in no inner step that was taken."""
@@ -113,18 +113,15 @@ class StageReplica:
         self.stage = StageIndex(model.stage)
         self.model = model
         self.layout = model.layout
-        self.contribution_codec: VectorCodec = vector_codec(settings.codecs.averaging)
-        self.codec: VectorCodec = result_codec(settings.codecs.averaging)
-        """Of results; no contribution is longer than a result."""
-        self._parts = Parts.of(settings, self.layout.num_values)
+        self._parts = Parts.of(settings, self.layout)
         self.num_parts = len(self._parts)
         self.stale_share: dict[Step, tuple[int, int]] = {}
         self._sums: dict[Step, Accumulation] = {}
         self._spare: list[GradientSum] = []
         # Where steps wait for their rounds, backward passes can have that memory between two of them.
         keeps = settings.averaging.delay > 0
-        self._step = StageStep(
-            settings.outer, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
+        self._step = StageStep.of_run(
+            settings, self.layout, clip_norm=clip_norm, threads=threads, keeps_old_weights=keeps
         )
         self._window = LocalWindow(settings, self.layout, threads=threads) if settings.has_windows else None
         self.past = PastWeights.of_run(settings, folder)
@@ -150,10 +147,7 @@ class StageReplica:
         self._extrapolated: Weights | None = None
         self._stepped: Stepped | None = None
         self._sums.clear()
-        if self._window is not None:
-            self._window.forget()
-        feeds_back = leaves_residual(self.settings.codecs.averaging)
-        self.residual = Residual(self.layout.num_values) if feeds_back else None
+        self.residual = Residual(self.layout.num_values) if self.settings.leaves_residual else None
         """What this peer's contributions left unsaid; no other replica has it. None if the codec leaves nothing."""
 
     def model_of_replays(self) -> StageModel:
@@ -202,7 +196,9 @@ class StageReplica:
             gradient.zero()
             held = self._sums[step] = Accumulation(gradient, self._window)
             if self._window is not None:
-                self._window.begin(self.state.weights, self.version)
+                carried = Carried.of(self.state)
+                assert carried is not None
+                self._window.begin(self.state.weights, self.version, carried)
         return held
 
     def record(self, step: Step, work: Work) -> None:
@@ -229,6 +225,11 @@ class StageReplica:
         held.num_whole = len(held.work)
         held.gradient.zero()
 
+    def inner_steps_taken(self, step: Step) -> int:
+        """Of the window of `step`."""
+        held = self._sums.get(step)
+        return held.num_whole // self.settings.microbatches_per_step if held is not None else 0
+
     def num_done(self, step: Step) -> int:
         held = self._sums.get(step)
         return len(held.work) if held is not None else 0
@@ -241,6 +242,7 @@ class StageReplica:
         held.closed = True
         if held.window is not None:
             held.leave_out_the_rest()
+            held.window.end()
         held.gradient.close()
         self.stale_share[step] = (held.stale, len(held.work))
         return held
@@ -253,7 +255,7 @@ class StageReplica:
 
     def certified_gradient(self, reduced: Sequence[ReducedPart], bodies: Sequence[Encoded]) -> CertifiedGradient | None:
         """What a certified result stands for; None if there was no work in it."""
-        return CertifiedGradient.of(self.codec, self.parts(), reduced, bodies)
+        return CertifiedGradient.of(self.parts(), reduced, bodies)
 
     def next_version(self, gradient: Gradient | None, name: bytes) -> NewVersion:
         """(exact) The version that this certified gradient makes: moments move on, until `swap` the version does not.
@@ -279,7 +281,7 @@ class StageReplica:
         if new.state.version != self.state.version + 1:
             raise LocalError(f"version {new.state.version} does not follow {self.state.version}")
         left, known = self.state, self.can_compute(Step(self.version + 1))
-        self.past.remember(left.version, PastVersion(left.weights, self._ahead, ahead_is_known=known))
+        self.past.remember(left.version, PastVersion(left.weights, self._ahead, known, Carried.of(left)))
         self.state, self._weights = new.state, new.weights
         self._ahead, self._extrapolated, self._stepped = new.ahead, new.extrapolated, None
         self.inputs.begin_anew()
@@ -306,5 +308,5 @@ class StageReplica:
         return norm_cap(self.state.certified_norms)
 
     def parts(self) -> Parts:
-        """Where each part lies among the stage's values."""
+        """Where each part lies in the vector that a round averages."""
         return self._parts

@@ -6,6 +6,7 @@ digest that the run's settings name by the list of all, whoever gave it.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
@@ -36,6 +37,10 @@ PIECE_TRIES = 3
 """Of the host, for one piece; whoever needs it asks again."""
 MAX_DONORS = 4
 """Asked at once, beside the host."""
+SAID_SOON_S = 1.0
+"""Donors say by then what they have, or others begin without them."""
+DONORS_KNOWN_S = 30.0
+"""The directory is not asked again for who they are, unless a piece was to be had of nobody."""
 MAX_URL_CHARACTERS = 500
 
 Source = Callable[[int], Awaitable[bytes | bytearray | memoryview]]
@@ -64,6 +69,8 @@ class RunFiles:
     folder: Path
     donors: Donors
     mirrors: MirrorClient = field(default_factory=MirrorClient)
+    known: list[tuple[float, tuple[PeerId, ...]]] = field(default_factory=list)
+    """The donors that the directory named last, and when; empty before."""
 
     async def open(self) -> tuple[HeldFile, HeldFile]:
         """Training and held-out tokens, of which others are given from now on what is here.
@@ -127,38 +134,37 @@ class RunFiles:
         if not todo:
             return
         async with AsyncExitStack() as opened:
-            sources: dict[str, tuple[Source, set[int]]] = {}
-            for donor, held in await self._holders(folder, set(todo)):
-                sources[donor] = (partial(self._by_peer, donor, folder), held)
+            fetching, asked = _Fetching(folder, todo), dict[PeerId, asyncio.Future[set[int]]]()
+            for donor in await self._known_donors():
+                asked[donor] = asyncio.ensure_future(self._held_by(donor, folder))
+                opened.callback(asked[donor].cancel)
+            if asked:  # the host is for what nobody else gives, but it waits for nobody who is silent
+                await asyncio.wait(asked.values(), timeout=SAID_SOON_S)
+            for donor, said in asked.items():
+                fetching.begin(donor, partial(self._by_peer, donor, folder), said)
             if file.mirrors:
                 client = await opened.enter_async_context(self.mirrors)
                 for url in file.mirrors:
-                    sources[url] = (partial(self._by_mirror, client, url, folder), set(todo))
-            sources["the host"] = (partial(self._by_host, folder), set(todo))
-            log.debug("%s: %d pieces from %d sources", folder.name, len(todo), len(sources))
-            while todo:
-                able = {name: one for name, one in sources.items() if not one[1].isdisjoint(todo)}
-                if not able:
-                    raise TransientError(f"nobody gives the last {len(todo)} of {len(wanted)} pieces of {folder.name}")
-                work = (_take_from(name, source, held, todo, folder) for name, (source, held) in able.items())
-                for name, is_good in zip(list(able), await asyncio.gather(*work), strict=True):
-                    if not is_good:
-                        del sources[name]
-
-    async def _holders(self, folder: PieceFolder, wanted: set[int]) -> list[tuple[PeerId, set[int]]]:
-        """Peers that say they have some of the pieces, and which."""
-        meta = dict[str, Value](digest=folder.pieces.digest)
-
-        async def ask(donor: PeerId) -> tuple[PeerId, set[int]]:
+                    fetching.begin(url, partial(self._by_mirror, client, url, folder))
+            fetching.begin("the host", partial(self._by_host, folder))
             try:
-                reply = await self.transport.call(donor, HELD, Message(meta), timeout_s=ASK_S, max_body_bytes=0)
-                return donor, _held(reply) & wanted
-            except (TransientError, RemoteError) as error:
-                log.debug("%s does not say what it holds: %s", donor[-6:], error)
-                return donor, set()
+                await fetching.all_here()
+            except TransientError:
+                self.known.clear()
+                raise
 
-        found = await asyncio.gather(*(ask(donor) for donor in (await self.donors())[:MAX_DONORS]))
-        return [(donor, held) for donor, held in found if held]
+    async def _known_donors(self) -> Sequence[PeerId]:
+        """Some peers of the first stage; the directory is asked for them now and then."""
+        now = time.monotonic()
+        if not self.known or now > self.known[0][0] + DONORS_KNOWN_S:
+            self.known[:] = [(now, tuple(await self.donors())[:MAX_DONORS])]
+        return self.known[0][1]
+
+    async def _held_by(self, donor: PeerId, folder: PieceFolder) -> set[int]:
+        """The pieces that it says it has. Raises TransientError or RemoteError."""
+        meta = dict[str, Value](digest=folder.pieces.digest)
+        reply = await self.transport.call(donor, HELD, Message(meta), timeout_s=ASK_S, max_body_bytes=0)
+        return _held(reply)
 
     async def _by_peer(self, donor: PeerId, folder: PieceFolder, index: int) -> memoryview:
         meta: dict[str, Value] = {"digest": folder.pieces.digest, "piece": index}
@@ -176,28 +182,70 @@ class RunFiles:
         return data
 
 
-async def _take_from(name: str, source: Source, held: set[int], todo: deque[int], folder: PieceFolder) -> bool:
-    """Keep what the source gives of the pieces to do that it has; False, and the piece is still to do, once it gives a
-    wrong one or none.
+class _Fetching:
+    """Some pieces on their way from several sources at once. Nobody waits for a source that has nothing in hand."""
 
-    A source that has failed is asked no more: there are others.
-    """
-    for index in [index for index in todo if index in held]:
-        if index not in todo:
-            continue
-        todo.remove(index)
+    def __init__(self, folder: PieceFolder, todo: deque[int]) -> None:
+        self._folder = folder
+        self._todo = todo
+        self._num_wanted = len(todo)
+        self._in_hand: dict[str, int] = {}
+        """The piece that each source is giving."""
+        self._running: dict[asyncio.Task[None], str] = {}
+        self._again = asyncio.Event()
+        """A piece is to do that was in a source's hand."""
+
+    def begin(self, name: str, source: Source, said: Awaitable[set[int]] | None = None) -> None:
+        """Have the source give what it has: all, unless it is `said` which."""
+        self._running[asyncio.ensure_future(self._take_from(name, source, said))] = name
+
+    async def all_here(self) -> None:
+        """Raises TransientError when nobody gives what is left."""
+        try:
+            while self._todo or self._in_hand:
+                if not self._running:
+                    raise TransientError(
+                        f"nobody gives the last {len(self._todo)} of {self._num_wanted} pieces of {self._folder.name}"
+                    )
+                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del self._running[task]
+                    task.result()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _take_from(self, name: str, source: Source, said: Awaitable[set[int]] | None) -> None:
+        """Keep what the source gives of the pieces to do that it has, until there are none. A source that gives a wrong
+        one or none is asked no more: there are others."""
+        try:
+            held = await said if said is not None else None
+            while True:
+                self._again.clear()
+                index = next((index for index in self._todo if held is None or index in held), None)
+                if index is not None:
+                    await self._take(name, source, index)
+                elif any(one != name for one in self._in_hand):
+                    await self._again.wait()  # who has it may fail
+                else:
+                    return
+        except (TransientError, RemoteError) as error:
+            log.info("%s gives no piece any more: %s", name, error)
+
+    async def _take(self, name: str, source: Source, index: int) -> None:
+        self._todo.remove(index)
+        self._in_hand[name] = index
         is_good = False
         try:
             data = await source(index)
-            await asyncio.to_thread(folder.put, index, data)
+            await asyncio.to_thread(self._folder.put, index, data)
             is_good = True
-        except (TransientError, RemoteError) as error:
-            log.warning("%s gives no piece any more: %s", name, error)
-            return False
         finally:
+            del self._in_hand[name]
             if not is_good:
-                todo.append(index)
-    return True
+                self._todo.append(index)
+            self._again.set()
 
 
 def _held(reply: Message) -> set[int]:

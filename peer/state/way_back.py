@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from peer.state.joining_state import MOST_DONORS
-from swarm.averaging.codecs import result_codec
+from swarm.averaging.parts import Parts
 from swarm.checkpoint.kept_past import KeptPast
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import RemoteError, TransientError
@@ -38,8 +38,8 @@ async def state_to_go_on_from(
     if max(standings, default=-1) < 0:
         return None
     behind = max(0, max(standings) - newest)
-    result_bytes = result_codec(settings.codecs.averaging).encoded_bytes(layout.num_values)
-    state_bytes = (FLOAT_BYTES + settings.outer.moment_bytes) * layout.num_values
+    result_bytes = Parts.of(settings, layout).all_result_bytes
+    state_bytes = (FLOAT_BYTES + settings.state_moment_bytes) * layout.num_values
     is_worth_it = behind <= settings.retained_results and behind * result_bytes < state_bytes
     log.info(
         "stage %d: version %d is on disk here, %d versions ago, %.1f MB of results; a state is %.1f MB: %s",

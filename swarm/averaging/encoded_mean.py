@@ -15,7 +15,7 @@ from kernels.codecs import formats
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.codecs import Int8Codec
 from swarm.averaging.encoded import Encoded, VectorCodec, aligned, check_length
-from swarm.averaging.low_bit import Int4Codec, TopkCodec
+from swarm.averaging.low_bit import Int2Codec, Int4Codec, TopkCodec
 from swarm.core.errors import RemoteError
 from swarm.memory.kept_buffers import empty_floats
 
@@ -140,7 +140,7 @@ class _Int8Reader(_Reader):
 
 
 class _LowBitReader(_Reader):
-    codec: Int4Codec | TopkCodec
+    codec: Int4Codec | Int2Codec | TopkCodec
 
     def check(self, data: Encoded) -> None:
         self._check(data, lambda: self.codec.is_valid(data, self.num_values))
@@ -151,5 +151,6 @@ _READERS: dict[str, type[_Reader]] = {
     "bf16": _Bf16Reader,
     "int8": _Int8Reader,
     "int4": _LowBitReader,
+    "int2": _LowBitReader,
     "topk": _LowBitReader,
 }

@@ -139,7 +139,7 @@ def _write_weights(info: CheckpointInfo, out: Path, max_shard_bytes: int) -> Non
     for stage, layout in enumerate(layouts):
         for name, tensor in layout.views(load_weights(info, stage, layout)).items():
             for piece in pieces_of(family, name, tensor.shape):
-                part = torch.from_numpy(np.ascontiguousarray(tensor[piece.where])).to(dtype)
+                part = torch.from_numpy(np.require(tensor[piece.where], requirements=("C", "W"))).to(dtype)
                 if not bool(part.isfinite().all()):
                     raise SettingsError(f"{piece.name} has values that {_dtype(info)} cannot hold: nothing is written")
                 pending[piece.name] = part

@@ -25,6 +25,8 @@ UNNAMED = bytes(32)
 """The name of a state at which a stage is to begin: its genesis gives it one."""
 HEADER_ALIGNMENT_BYTES = 4096
 MAX_MOMENTS = 8
+MOST_MOMENT_BYTES = 8
+"""A value, of one moment."""
 
 MOMENT_DTYPES = ("float32", "float64", "int8", "uint8")
 
@@ -257,7 +259,7 @@ def _state_of_header(layout: ParameterLayout, value: Value) -> StageState:
             case [str(moment), str(dtype), int(length)] if (
                 type(length) is int
                 and dtype in MOMENT_DTYPES
-                and 0 <= length <= layout.num_values
+                and 0 <= length * np.dtype(dtype).itemsize <= MOST_MOMENT_BYTES * layout.num_values
                 and moment not in state.moments
             ):
                 state.moments[moment] = np.empty(length, dtype)

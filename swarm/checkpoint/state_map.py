@@ -2,7 +2,8 @@
 
 Whatever a step does to a value depends on that value of the weights, the moments and the gradient, and where moments
 are in int8 on the block of values that share a scale. So what a chunk becomes follows from a *window*: a run of values,
-whole blocks of them.
+whole blocks of them. Moments that windows of local steps carry are bytes of results: what becomes of these depends on
+the results alone.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import numpy as np
 
 from swarm.checkpoint.state import CHUNK_BYTES, Array, Bytes, StageState, arrays_of, header_bytes, num_chunks_of
 from swarm.core.errors import RemoteError
+from swarm.optim.carried_moments import CARRIED
 from swarm.optim.exact import WINDOW_GRAIN
 
 HEADER = "header"
@@ -34,7 +36,7 @@ class _Place:
     num_bytes: int
     dtype: np.dtype[np.generic]
     values_each: int
-    """How many of the stage's values one element of the array is for."""
+    """How many of the stage's values one element of the array is for; 0: it is not of values."""
 
 
 class StateMap:
@@ -47,7 +49,7 @@ class StateMap:
         self._places: dict[str, _Place] = {}
         at = len(self.header)
         for name, array in arrays_of(state):
-            each = 1 if array.size == self.num_values else WINDOW_GRAIN
+            each = 0 if name == CARRIED else 1 if array.size == self.num_values else WINDOW_GRAIN
             self._places[name] = _Place(at, array.nbytes, array.dtype, each)
             at += array.nbytes
         self.total_bytes = at
@@ -74,14 +76,19 @@ class StateMap:
     def chunks_of(self, window: slice) -> set[int]:
         """The chunks that hold anything of the window."""
         found: set[int] = set()
-        for name in self._places:
+        for name in self._of_values():
             start, stop = self._bytes_of(name, window)
             found |= set(range(start // CHUNK_BYTES, num_chunks_of(stop)))
         return found
 
     def arrays(self, chunks: Mapping[int, Bytes], window: slice) -> dict[str, Array]:
         """The window's part of each array, copied from `chunks`, which are those of `chunks_of`. Raises RemoteError."""
-        return {name: self._array(name, chunks, window) for name in self._places}
+        return {name: self._array(name, chunks, *self._bytes_of(name, window)) for name in self._of_values()}
+
+    def piece(self, piece: Piece, chunks: Mapping[int, Bytes]) -> Array:
+        """What of one array lies in the piece, copied from its chunk. Raises RemoteError."""
+        start = self._places[piece.name].start
+        return self._array(piece.name, chunks, start + piece.start, start + piece.stop)
 
     def cut(self, piece: Piece, arrays: Mapping[str, Array], window: slice) -> bytes:
         """The piece's bytes, where `arrays` are the window's part of each."""
@@ -89,14 +96,16 @@ class StateMap:
         offset = self._places[piece.name].start - start
         return arrays[piece.name].tobytes()[piece.start + offset : piece.stop + offset]
 
+    def _of_values(self) -> list[str]:
+        return [name for name, place in self._places.items() if place.values_each]
+
     def _bytes_of(self, name: str, window: slice) -> tuple[int, int]:
         """From where to where the window's part of an array lies in the state's bytes."""
         place = self._places[name]
         item, each = place.dtype.itemsize, place.values_each
         return place.start + item * (window.start // each), place.start + item * -(-window.stop // each)
 
-    def _array(self, name: str, chunks: Mapping[int, Bytes], window: slice) -> Array:
-        start, stop = self._bytes_of(name, window)
+    def _array(self, name: str, chunks: Mapping[int, Bytes], start: int, stop: int) -> Array:
         found = bytearray()
         while start < stop:
             chunk = start // CHUNK_BYTES

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.averaging.codecs import result_codec
+from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
+from swarm.checkpoint.many_donors import from_donors
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
     Bytes,
@@ -29,7 +30,7 @@ from swarm.core.plan import FLOAT_BYTES, RESULT_BYTES
 from swarm.core.round.contribution import Result
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
-from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.core.transfers import MOST_LANES, bytes_per_s, longest_s
 from swarm.disk.cold_bytes import ColdBytes
 from swarm.host_protocol import MAX_BARE_RESULTS_PER_CALL, MAX_RESULTS_PER_CALL, RESULTS
 from swarm.model.layout import ParameterLayout
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 SNAPSHOT, CHUNK = "snapshot", "snapshot_chunk"
 PART_BYTES = "part_bytes"
 """{step, part, digest} -> that part of a step's result, of a step that is open or whose result is kept."""
-PARALLEL_CHUNKS = 4
 MAX_HASH_BYTES = 32 << 20
 MAX_STATE_BYTES_PER_VALUE = 32
 
@@ -120,7 +120,7 @@ async def fetch_results(
     """The donor's results from step `start` on, a few; it waits so long for the next. Raises TransientError or
     RemoteError.
     """
-    result_bytes = result_codec(settings.codecs.averaging).encoded_bytes(layout.num_values)
+    result_bytes = Parts.of(settings, layout).all_result_bytes
     reply = await transport.call(
         donor,
         RESULTS,
@@ -171,43 +171,32 @@ async def fetch_parts(
     *,
     largest_bytes: int,
 ) -> list[Bytes]:
-    """The bytes of a result's parts, each checked, from several donors in turn; those `held` are not fetched again.
+    """The bytes of a result's parts, each checked, from several donors at once; those `held` are not fetched again.
 
-    What comes is put there by digest, and stays if the rest does not come. A donor that fails once, or gives other
+    What comes is put there by digest, and stays if the rest does not come. A donor that fails, or gives other
     bytes, is asked no more. Raises the last donor's TransientError or
     RemoteError.
     """
-    step, places, failed = int(result.roster.step), asyncio.Semaphore(PARALLEL_CHUNKS), set[PeerId]()
-    part_s = transfer_s(settings, PARALLEL_CHUNKS * largest_bytes)
+    step = int(result.roster.step)
+    part_s = transfer_s(settings, MOST_LANES * largest_bytes)
 
-    async def fetch(index: int, wanted: bytes) -> None:
+    async def fetch(donor: PeerId, piece: tuple[int, bytes]) -> int:
+        index, wanted = piece
         meta: dict[str, Value] = {"step": step, "part": index, "digest": wanted}
-        last: TransientError | RemoteError = TransientError(f"part {index} of step {step}: nobody to ask")
-        async with places:
-            for turn in range(len(donors)):
-                donor = donors[(index + turn) % len(donors)]
-                if donor in failed:
-                    continue
-                try:
-                    reply = await transport.call(
-                        donor, PART_BYTES, Message(meta), timeout_s=part_s, max_body_bytes=largest_bytes
-                    )
-                    if await asyncio.to_thread(bulk_digest, reply.body) != wanted:
-                        raise RemoteError("digest", f"part {index} of step {step} differs from its digest", donor)
-                except (TransientError, RemoteError) as error:
-                    log.info("part %d of step %d from %s: %s", index, step, donor[-6:], error)
-                    failed.add(donor)
-                    last = error
-                    continue
-                held[wanted] = reply.body
-                return
-        raise last
+        try:
+            reply = await transport.call(
+                donor, PART_BYTES, Message(meta), timeout_s=part_s, max_body_bytes=largest_bytes
+            )
+            if await asyncio.to_thread(bulk_digest, reply.body) != wanted:
+                raise RemoteError("digest", f"part {index} of step {step} differs from its digest", donor)
+        except (TransientError, RemoteError) as error:
+            log.info("part %d of step %d from %s: %s", index, step, donor[-6:], error)
+            raise
+        held[wanted] = reply.body
+        return len(reply.body)
 
-    missing = [(part.part, part.digest) for part in result.parts if not part.is_empty and part.digest not in held]
-    found = await asyncio.gather(*(fetch(*one) for one in missing), return_exceptions=True)
-    for error in found:
-        if error is not None:
-            raise error
+    named = {part.digest: part.part for part in result.parts if not part.is_empty and part.digest not in held}
+    await from_donors(donors, [(index, wanted) for wanted, index in named.items()], fetch)
     return [b"" if part.is_empty else held[part.digest] for part in result.parts]
 
 
@@ -246,50 +235,36 @@ async def fetch_chunks(
     folder: Path,
     held: dict[bytes, memoryview] | None = None,
 ) -> list[memoryview]:
-    """All chunks of the offered state, from whichever donors give them, in turn; each has its hash in the offer, and
+    """All chunks of the offered state, from all donors that give them; each has its hash in the offer, and
     lies in `folder` for as long as somebody holds it.
 
     What comes is put into `held` by its hash, stays there if the rest does not come, and is not fetched again.
 
-    A donor that fails once, or gives another chunk, is asked no more. Raises the last one's TransientError or
+    A donor that fails, or gives another chunk, is asked no more. Raises the last one's TransientError or
     RemoteError, or TimeoutError.
     """
-    chunk_s, places = transfer_s(settings, PARALLEL_CHUNKS * CHUNK_BYTES), asyncio.Semaphore(PARALLEL_CHUNKS)
-    failed: set[PeerId] = set()
-    cold = ColdBytes(folder, "chunks")
+    chunk_s, cold = transfer_s(settings, MOST_LANES * CHUNK_BYTES), ColdBytes(folder, "chunks")
+    here: dict[bytes, memoryview] = held if held is not None else {}
 
     def taken(index: int, data: memoryview) -> memoryview:
         verify_chunk(offer.hashes, index, data)
         return cold.put(data)
 
-    async def from_donor(donor: PeerId, index: int) -> memoryview:
+    async def fetch(donor: PeerId, index: int) -> int:
         meta: dict[str, Value] = {"stage": offer.stage, "version": offer.version, "index": index}
-        answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=chunk_s, max_body_bytes=CHUNK_BYTES)
-        return await asyncio.to_thread(taken, index, memoryview(answer.body))
+        try:
+            answer = await transport.call(donor, CHUNK, Message(meta), timeout_s=chunk_s, max_body_bytes=CHUNK_BYTES)
+            here[offer.hashes[index]] = await asyncio.to_thread(taken, index, memoryview(answer.body))
+        except (TransientError, RemoteError) as error:
+            log.warning("chunk %d of version %d from %s: %s", index, offer.version, donor, error)
+            raise
+        return len(answer.body)
 
-    async def chunk(index: int) -> memoryview:
-        here = held.get(offer.hashes[index]) if held is not None else None
-        if here is not None:
-            return here
-        last: TransientError | RemoteError = TransientError(f"chunk {index}: no donor of {len(donors)} is left")
-        async with places:
-            for turn in range(len(donors)):
-                donor = donors[(index + turn) % len(donors)]
-                if donor in failed:
-                    continue
-                try:
-                    data = await from_donor(donor, index)
-                    if held is not None:
-                        held[offer.hashes[index]] = data
-                    return data
-                except (TransientError, RemoteError) as error:
-                    log.warning("chunk %d of version %d from %s: %s", index, offer.version, donor, error)
-                    failed.add(donor)
-                    last = error
-        raise last
-
+    num_chunks = num_chunks_of(offer.total_bytes)
+    places = {offer.hashes[index]: index for index in range(num_chunks) if offer.hashes[index] not in here}
     async with asyncio.timeout(transfer_s(settings, offer.total_bytes)):
-        return await asyncio.gather(*(chunk(index) for index in range(num_chunks_of(offer.total_bytes))))
+        await from_donors(donors, places.values(), fetch)
+    return [here[offer.hashes[index]] for index in range(num_chunks)]
 
 
 def transfer_s(settings: RunSettings, num_bytes: float) -> float:
@@ -299,8 +274,8 @@ def transfer_s(settings: RunSettings, num_bytes: float) -> float:
 
 def states_s(settings: RunSettings, num_values: Iterable[int]) -> float:
     """`transfer_s` of the states of stages with so many values each, with the results until the next snapshots."""
-    result_bytes = RESULT_BYTES[settings.codecs.averaging] * settings.retained_results
-    value_bytes = FLOAT_BYTES + settings.optimizer.moment_bytes + result_bytes
+    result_bytes = RESULT_BYTES[settings.codecs.averaging] * settings.round_values * settings.retained_results
+    value_bytes = FLOAT_BYTES + settings.state_moment_bytes + result_bytes
     return transfer_s(settings, sum(num_values) * value_bytes)
 
 

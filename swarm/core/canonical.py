@@ -70,7 +70,7 @@ def _packed(value: Value, depth: int) -> bytes:
     scalar = _SCALARS.get(type(value))
     if scalar is not None:
         return scalar(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return _packed_list(value, depth)
     if isinstance(value, dict):
         return _packed_map(value, depth)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.core.settings import KEPT_SNAPSHOTS, RunSettings
-from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings
+from swarm.core.transfers import MOST_LANES, bytes_per_s, lanes_of, longest_s
 
 PIECE_BYTES = 1 << 20
 """As `swarm.data.pieces` has it."""
@@ -24,9 +24,9 @@ MONTH_S = 30 * 24 * 3600.0
 MAX_JOIN_SHARE = 0.1
 """Of the mean session: a peer that takes longer to join is gone again before it has been of use."""
 
-LEAST_FREE_SHARE = 0.25
-"""Of a donor's uplink that a joiner has, however busy its rounds keep it: their transfers share the line, and steps
-last so much longer."""
+CHUNK_WEIGHT = 1.4
+"""Of a line that both keep full, a chunk's transfer takes so many times what one of a round's messages does: these wait
+for an answer in between (`benchmarks.big_stage` with `--cut-s 0`)."""
 MOST_JOINS_SHARE = 0.95
 """Of the donors' uplinks: where joins would take up more, each is reckoned to last twenty times as long as alone."""
 
@@ -39,26 +39,15 @@ LINK_SHARE = 0.87
 ROUND_TRIPS = 5
 """In a round that no bytes fill: close and commitments, three votes, the outcome and the next step's first report."""
 
-EXACT_NS: Mapping[str, float] = {"fp32": 32.0, "bf16": 32.0, "int8": 32.0, "int4": 32.0, "topk": 42.0}
+EXACT_NS: Mapping[str, float] = {"fp32": 32.0, "bf16": 32.0, "int8": 32.0, "int4": 32.0, "int2": 32.0, "topk": 42.0}
 """For each parameter in a step, on a core that two peers share: encoding, checking, adding and decoding its values, and
 the optimizer. As `benchmarks.homes.links` counts it for int8, int4 and topk; the others are taken to be as
 int8."""
 
-_INT4_BYTES = 0.5 + 2 / 64
-CONTRIBUTION_BYTES: Mapping[str, float] = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "int8": 1.0 + 2 / 128,
-    "int4": _INT4_BYTES,
-    "topk": 1 / 8 + _INT4_BYTES * 3 / 8,
-}
-"""Wire bytes of a gradient value in a contribution: int8 has a bf16 scale for each 128 values, int4 for each 64; topk
-has a bit for each value and three eighths of them in int4."""
-RESULT_BYTES: Mapping[str, float] = {**CONTRIBUTION_BYTES, "topk": _INT4_BYTES}
-"""Wire bytes of a gradient value in a round's result."""
-WITH_RESIDUAL = ("int4", "topk")
-"""Codecs whose rest a peer keeps for its next contribution."""
-
+RESULT_BYTES: Mapping[str, float] = dict(BYTES_A_VALUE.items())
+"""Wire bytes of a value in a round's result."""
+CONTRIBUTION_BYTES: Mapping[str, float] = {**RESULT_BYTES, "topk": 1 / 8 + BYTES_A_VALUE["int4"] * 3 / 8}
+"""Wire bytes of a value in a contribution: topk has a bit for each value and three eighths of them in int4."""
 KEPT_FOR_MESSAGES_BYTES = 128 << 20
 """Memory of messages on their way and what they leave for later ones (`swarm.memory.kept_buffers`): what is to stay of
 them goes to disk at once."""
@@ -229,15 +218,15 @@ def stage_memory_bytes(
     """
     mode = mode or ComputeMode.of_run(settings)
     on_device = "host" if device == "cpu" else "device"
-    moments = round(settings.outer.moment_bytes * num_parameters)
+    moments = round(settings.state_moment_bytes * num_parameters)
     versions = 3 if settings.optimizer.correction == "extrapolate" else 2
     weights = FLOAT_BYTES * num_parameters
     rounded = settings.model.compute_dtype == "bf16"
     codec = settings.codecs.averaging
     kept = settings.audits.retained_versions + 1
     # A step's own contribution, and what the others sent to this peer to reduce.
-    inputs = 2 * CONTRIBUTION_BYTES[codec] * num_parameters
-    outputs = RESULT_BYTES[codec] * num_parameters
+    inputs = 2 * CONTRIBUTION_BYTES[codec] * settings.round_values * num_parameters
+    outputs = RESULT_BYTES[codec] * settings.round_values * num_parameters
     items = {
         f"host.weights, {versions} versions": versions * weights,
         "host.moments": moments,
@@ -255,8 +244,10 @@ def stage_memory_bytes(
     # has for the next version.
     if on_device == "device" or settings.averaging.delay or settings.replays or versions > 2:
         items[f"{on_device}.gradient of a microbatch"] = weights
-    if settings.has_windows:  # twice the weights, and moments
-        items["host.window"] = 2 * weights + round(settings.inner.moment_bytes * num_parameters)
+    # Twice the weights, and moments; a step's mean has the memory of the version that the round is to make.
+    window = 2 * weights + round(settings.inner.moment_bytes * num_parameters) if settings.has_windows else 0
+    if window:
+        items["host.window"] = window
     if settings.replays:
         ways = settings.codecs.activations, settings.codecs.activation_gradients
         token_bytes = sum(2 * activation_bytes_per_token(way, hidden_size) for way in ways) + FLOAT_BYTES
@@ -265,9 +256,12 @@ def stage_memory_bytes(
         items["disk.weights kept for audits"] = (kept + 1) * weights  # with the version before the oldest step's
         items[f"{on_device}.sums of a replay"] = weights
         # A claim, its replay and second moments, all of them decoded: after the replay, whose memory they have.
-        items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
+        if window:
+            items["host.window of a replay"] = window + weights
+        else:
+            items["host.contribution beside its replay"] = (1 if on_device == "host" else 3) * weights
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
-    if codec in WITH_RESIDUAL:
+    if settings.leaves_residual:
         items["host.residual"] = weights
     if on_device == "device" and settings.replays:
         items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
@@ -312,18 +306,18 @@ def activation_bytes_per_token(codec: str, hidden_size: int) -> float:
     return hidden_size * {"fp32": 4.0, "bf16": 2.0}[codec]
 
 
-def round_bytes(codec: str, num_parameters: int, num_members: int) -> float:
+def round_bytes(codec: str, num_values: int, num_members: int) -> float:
     """Bytes one member of a round uploads, and as many it downloads.
 
     Contributions to the others' parts, and the results of its own parts to the others: each (R - 1) / R of a vector.
     """
-    vector_bytes = (CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_parameters
+    vector_bytes = (CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_values
     return (num_members - 1) / num_members * vector_bytes
 
 
 def longest_round_s(settings: RunSettings, num_parameters: int, num_members: int) -> float:
     """Seconds after which the bytes of a round of a stage are not waited for however they come."""
-    num_bytes = round_bytes(settings.codecs.averaging, num_parameters, num_members)
+    num_bytes = round_bytes(settings.codecs.averaging, settings.round_values * num_parameters, num_members)
     return longest_s(num_bytes, bytes_per_s(settings.deadlines.least_mbit), floor_s=0.0)
 
 
@@ -334,8 +328,16 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         for stage in range(settings.model.num_stages)
     )
     step_s = _step_s(settings, stages, assumptions)
-    beside_s = max(step_s, *(part.uplink_s / (1 - LEAST_FREE_SHARE) for part in stages))
-    stages = tuple(replace(part, join_s=_join_s(settings, part, beside_s, assumptions)) for part in stages)
+    # Who joins is one of the peers of its stage: the others are there.
+    there = replace(assumptions, peers_per_stage=max(1, assumptions.peers_per_stage - 1))
+    before = tuple(
+        _plan_stage(settings, stage, num_parameters[stage], hidden_size, there)
+        for stage in range(settings.model.num_stages)
+    )
+    share = joiner_share(there)
+    beside_s = max(_step_s(settings, before, there), *(part.uplink_s / (1 - share) for part in before))
+    joins_s = [_join_s(settings, part, beside_s, there) for part in before]
+    stages = tuple(replace(part, join_s=join_s) for part, join_s in zip(stages, joins_s, strict=True))
     run_s = step_s * settings.optimizer.total_steps
     month = tuple(
         (part.round_up_bytes + part.round_down_bytes + part.activation_up_bytes + part.activation_down_bytes)
@@ -353,7 +355,7 @@ def plan_run(settings: RunSettings, num_parameters: Sequence[int], hidden_size: 
         refusals=(
             *_slow_joins(stages, assumptions),
             *_endless_rounds(settings, stages, assumptions),
-            *_lost_joins(settings, stages, beside_s, assumptions),
+            *_lost_joins(settings, before, joins_s, beside_s, there),
         ),
     )
 
@@ -420,7 +422,7 @@ def _plan_stage(
     is_first, is_last = stage == 0, stage == settings.model.num_stages - 1
     activation_up = (0 if is_last else forward) + (0 if is_first else backward)
     activation_down = (0 if is_first else forward) + (0 if is_last else backward)
-    round_each_way = round_bytes(settings.codecs.averaging, num_parameters, members)
+    round_each_way = round_bytes(settings.codecs.averaging, settings.round_values * num_parameters, members)
 
     compute_s = _flops(settings, stage, num_parameters, hidden_size) * tokens / (assumptions.tflops * 1e12)
     activation_s = max(
@@ -428,12 +430,12 @@ def _plan_stage(
         activation_down / assumptions.down_bytes_per_s,
     )
     # A snapshot, and on average the results of half the steps between two.
-    results = settings.checkpoint.snapshot_every / 2 * RESULT_BYTES[settings.codecs.averaging]
-    join_bytes = num_parameters * (FLOAT_BYTES + settings.outer.moment_bytes + results)
+    results = settings.checkpoint.snapshot_every / 2 * settings.round_values * RESULT_BYTES[settings.codecs.averaging]
+    join_bytes = num_parameters * (FLOAT_BYTES + settings.state_moment_bytes + results)
     round_trip_s = assumptions.round_trip_ms / 1000
     round_trips_s = ROUND_TRIPS * round_trip_s if members > 1 else 0.0
     exact_ns = EXACT_NS[settings.codecs.averaging] if assumptions.exact_ns is None else assumptions.exact_ns
-    exact_s = num_parameters * exact_ns * 1e-9
+    exact_s = settings.round_values * num_parameters * exact_ns * 1e-9
     work_s = max(compute_s, activation_s)
     each_s = work_s / max(1.0, tokens / settings.microbatch_tokens)
     *_, least = modes(settings)
@@ -466,31 +468,43 @@ def _plan_stage(
     )
 
 
+def joiner_share(assumptions: Assumptions) -> float:
+    """Of a donor's uplink that a joiner has, however busy its rounds keep it: the transfers of both share the line, and
+    steps last so much longer."""
+    rate, receivers = assumptions.up_bytes_per_s, assumptions.peers_per_stage - 1
+    if not receivers:
+        return MOST_JOINS_SHARE
+    sends = lanes_of(rate, most=MOST_LANES * receivers)
+    joins = lanes_of(rate / (receivers + 1), most=MOST_LANES)
+    return CHUNK_WEIGHT * joins / (CHUNK_WEIGHT * joins + sends)
+
+
 def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """Bytes a second that who joins the stage is sent. As many come as leave, and share what the step leaves of the
-    donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a queue whose
-    customers are all served at once)."""
+    """Bytes a second that who joins these peers of the stage is sent. As many come as leave, and share what the step
+    leaves of the donors' uplinks: with u of that taken up by joins, one takes 1 / (1 - u) times as long as alone (a
+    queue whose customers are all served at once)."""
     members = assumptions.peers_per_stage
-    free = max(LEAST_FREE_SHARE, 1 - part.uplink_s / step_s)
-    donors_per_s = max(1, members - 1) * assumptions.up_bytes_per_s * free
-    taken = members / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
+    free = max(joiner_share(assumptions), 1 - part.uplink_s / step_s)
+    donors_per_s = members * assumptions.up_bytes_per_s * free
+    taken = (members + 1) / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))
 
 
 def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: Assumptions) -> float:
-    """A snapshot, the results since, those that are made meanwhile, and half of the step that is then waited for."""
+    """A snapshot, the results since, those that are made until it has them all, and half of the step that is then
+    waited for. Of T seconds a share result_s / step_s goes to the results made in them:
+    T = join_bytes / per_s / (1 - result_s / step_s)."""
     per_s = _joiner_per_s(settings, part, step_s, assumptions)
     result_s = _result_bytes(settings, part) / per_s
-    made_meanwhile = _state_bytes(settings, part) / per_s / step_s * result_s
-    return (part.join_bytes / per_s + made_meanwhile) / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
+    return part.join_bytes / per_s / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
 
 
 def _state_bytes(settings: RunSettings, part: StagePlan) -> float:
-    return part.num_parameters * (FLOAT_BYTES + settings.outer.moment_bytes)
+    return part.num_parameters * (FLOAT_BYTES + settings.state_moment_bytes)
 
 
 def _result_bytes(settings: RunSettings, part: StagePlan) -> float:
-    return part.num_parameters * RESULT_BYTES[settings.codecs.averaging]
+    return part.num_parameters * settings.round_values * RESULT_BYTES[settings.codecs.averaging]
 
 
 def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> float:
@@ -558,21 +572,20 @@ def _endless_rounds(settings: RunSettings, stages: Sequence[StagePlan], assumpti
 
 
 def _lost_joins(
-    settings: RunSettings, stages: Sequence[StagePlan], step_s: float, assumptions: Assumptions
+    settings: RunSettings,
+    stages: Sequence[StagePlan],
+    joins_s: Sequence[float],
+    step_s: float,
+    assumptions: Assumptions,
 ) -> list[str]:
-    """A joiner must get a step's result in less time than the stage makes one, and find those since its snapshot."""
+    """A joiner must find the results since its snapshot."""
     kept, found = settings.retained_results, []
-    for part in stages:
-        if part.join_s > _longest_join_s(assumptions):
+    for part, join_s in zip(stages, joins_s, strict=True):
+        if join_s > _longest_join_s(assumptions):
             continue  # said already
         per_s = _joiner_per_s(settings, part, step_s, assumptions)
-        result_s, state_s = _result_bytes(settings, part) / per_s, _state_bytes(settings, part) / per_s
-        if result_s > MOST_JOINS_SHARE * step_s:
-            found.append(
-                f"stage {part.stage}: who joins needs {result_s:.0f} s for the result of a step, and one is made every "
-                f"{step_s:.0f} s; raise batch.target_tokens, or ask for faster links"
-            )
-        elif settings.checkpoint.snapshot_every + state_s / step_s > kept:
+        state_s = _state_bytes(settings, part) / per_s
+        if settings.checkpoint.snapshot_every + state_s / step_s > kept:
             found.append(
                 f"stage {part.stage}: while one takes the state, in {state_s:.0f} s, the stage makes "
                 f"{state_s / step_s:.0f} versions, and keeps the results of {kept}; raise checkpoint.snapshot_every"

@@ -7,7 +7,7 @@ sentence above it in the file that `swarm init` writes. `swarm.manifest.file` re
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -16,13 +16,18 @@ from swarm.core.tables import Amendable, Bounds, Matching, Table
 from swarm.core.transfers import LEAST_MBIT
 
 ActivationCodecName = Literal["fp32", "bf16", "int8", "int4"]
-AveragingCodecName = Literal["fp32", "bf16", "int8", "int4", "topk"]
+AveragingCodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk"]
 
-
-def leaves_residual(name: AveragingCodecName) -> bool:
-    """Whether contributions under that name come with error feedback (`swarm.averaging.error_feedback`)."""
-    return name in ("int4", "topk")
-
+_INT4_BYTES = 0.5 + 2 / 64
+BYTES_A_VALUE: Mapping[AveragingCodecName, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "int8": 1.0 + 2 / 128,
+    "int4": _INT4_BYTES,
+    "int2": 0.25 + 2 / 64,
+    "topk": _INT4_BYTES,
+}
+"""Of a round's result: int8 has a bf16 scale for each 128 values, int4 and int2 for each 64."""
 
 PART_VALUES = 1 << 18
 """A part is at least this many consecutive values of a stage's flattened parameters, whatever the codec; see
@@ -205,7 +210,8 @@ class CodecSettings(Table):
         AveragingCodecName,
         'How gradients travel in averaging rounds: "fp32", "bf16", "int8", "int4" or "topk" '
         "(4, 2, 1, 0.5 bytes a value; topk sends the largest three in eight in 0.32, results in 0.5). "
-        "What int4 and topk leave unsaid a peer says in its next gradient.",
+        "What int4 and topk leave unsaid a peer says in its next gradient. With averaging.local_steps above 1 also "
+        '"int2" (0.28), but not "topk"; each window then says its first moments in the same.',
     ] = "int8"
 
 
@@ -226,7 +232,8 @@ class AveragingSettings(Table):
         int,
         Bounds(least=1, most=1024),
         "With model.stages = 1: inner steps, of batch.target_tokens each, that every peer takes by itself between two "
-        "rounds. A step of the run is then such a window.",
+        "rounds. A step of the run is then such a window; its round averages AdamW's moments too. 10 was best with "
+        'codecs.averaging = "int2" (see docs/outer_steps.md).',
     ] = 1
     straggler_share: Annotated[
         float,
@@ -390,6 +397,12 @@ class RunSettings(TrainingSettings):
         return self.averaging.local_steps > 1
 
     @property
+    def leaves_residual(self) -> bool:
+        """Whether contributions come with error feedback (`swarm.averaging.error_feedback`). Windows' do not: what is
+        left out of one way of the weights is no part of the next."""
+        return self.codecs.averaging in ("int4", "topk") and not self.has_windows
+
+    @property
     def outer(self) -> OptimizerSettings:
         """What a certified result does to the weights: the optimizer's step; of windows, which bring the way that each
         has gone, exactly weights - mean."""
@@ -405,6 +418,16 @@ class RunSettings(TrainingSettings):
             warmup_steps=0,
             final_learning_rate_share=1.0,
         )
+
+    @property
+    def round_values(self) -> int:
+        """Values that a round averages for each parameter: with windows also its first moment, and a few more."""
+        return 2 if self.has_windows else 1
+
+    @property
+    def state_moment_bytes(self) -> float:
+        """Bytes a parameter that the moments in a stage's state take."""
+        return BYTES_A_VALUE[self.codecs.averaging] if self.has_windows else self.optimizer.moment_bytes
 
     @property
     def inner(self) -> OptimizerSettings:

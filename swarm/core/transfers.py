@@ -17,6 +17,13 @@ LOOKS = 20
 MOST_TIMES = 4.0
 SHARED_BY = 16
 """Transfers that may share one line at a time: what a line is assumed to carry is divided among them."""
+BUFFER_S = 0.2
+"""Of its rate, an uplink's buffer holds."""
+LEAST_WINDOW_BYTES = 4 * 1448
+"""Of one connection, TCP's congestion control keeps under way however much is lost: four full packets (bbr)."""
+LEAST_LANES, MOST_LANES = 2, 16
+"""Transfers to one peer side by side. Who joins is sent as many by a donor as a member is: it has a member's share of
+the donor's line."""
 PIECE_BYTES = 1 << 20
 """What is longer goes in pieces of this length, each checked when it is there: what came is not fetched again."""
 EXACT_S_PER_VALUE = 32e-9
@@ -49,6 +56,12 @@ def shared_longest_s(num_bytes: float, *, floor_s: float, least_mbit: float = LE
 def longest_way_s(hop_bytes: float, num_hops: int, *, floor_s: float, least_mbit: float) -> float:
     """Seconds after which a microbatch that still passes so many hops, there and back, has surely come back."""
     return longest_s(hop_bytes * num_hops, bytes_per_s(least_mbit), floor_s=floor_s)
+
+
+def lanes_of(rate: float, *, most: int) -> int:
+    """Transfers side by side on a line of `rate` bytes a second: no more than its buffer holds the least of that TCP
+    keeps under way of each, or they would lose one another's packets."""
+    return max(LEAST_LANES, min(most, int(rate * BUFFER_S / LEAST_WINDOW_BYTES)))
 
 
 def work_s(num_values: int) -> float:

@@ -12,9 +12,12 @@ from swarm.averaging.aggregate import aggregate
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.encoded import SEED_BYTES
 from swarm.averaging.error_feedback import Residual
-from swarm.core.settings import RunSettings, leaves_residual
+from swarm.core.settings import RunSettings
+from swarm.model.layout import ParameterLayout
+from swarm.optim.carried_moments import CarriedMoments
 from swarm.optim.exact import ExactOptimizer, extrapolated
 from swarm.optim.gradient_sum import GradientSum
+from swarm.optim.local_window import LocalWindow
 
 NUM_VALUES = 256
 
@@ -32,13 +35,28 @@ def rehearse(settings: RunSettings) -> None:
     averaging = settings.codecs.averaging
     for codec in (vector_codec(averaging), result_codec(averaging)):
         codec.decode(codec.encode(values, seed=bytes(SEED_BYTES)), np.empty_like(values))
-    if leaves_residual(averaging):
+    if settings.leaves_residual:
         whole, seed = slice(0, values.size), bytes(SEED_BYTES)
         Residual(values.size).encode(values.__getitem__, vector_codec(averaging), parts=[whole], seeds=[seed])
     hostile = values * np.float32(-9.0)
     for contributions in ([values, values], [values, values * np.float32(0.5), hostile]):
         aggregate(contributions, [1] * len(contributions), rule=settings.averaging.reduction, norm_cap=1.0)
     _rehearse_steps(settings, values)
+    if settings.has_windows:
+        _rehearse_window(settings, values)
+
+
+def _rehearse_window(settings: RunSettings, gradient: NDArray[np.float32]) -> None:
+    layout = ParameterLayout.of({"matrix": (2, NUM_VALUES // 2)})
+    carried, window = CarriedMoments(settings, layout), LocalWindow(settings, layout)
+    window.begin(np.ones_like(gradient), 0, carried.at_first())
+    window.take(gradient)
+    window.end()
+    said = []
+    for part, where in enumerate(carried.parts):
+        said.append(carried.parts.contribution_codec(part).encode(window.values(where), seed=bytes(SEED_BYTES)))
+    after = carried.after(carried.at_first(), [said[part] for part in carried.parts.moments])
+    window.begin(np.ones_like(gradient), 1, after)
 
 
 def _rehearse_steps(settings: RunSettings, gradient: NDArray[np.float32]) -> None:

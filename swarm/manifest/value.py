@@ -13,7 +13,7 @@ from swarm.core.errors import RemoteError, SettingsError
 from swarm.core.ids import PeerId, RunId
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.round.contribution import MAX_WORK
-from swarm.core.settings import MOST_STEPS, RunSettings, leaves_residual
+from swarm.core.settings import MOST_STEPS, RunSettings
 from swarm.core.tables import read_table
 from swarm.manifest.model import check_model
 
@@ -88,6 +88,11 @@ def _check_agreement(settings: RunSettings) -> None:
         )
     if settings.has_windows:
         _check_windows(settings)
+    elif settings.codecs.averaging == "int2":
+        raise SettingsError(
+            'codecs.averaging = "int2" is for windows of local steps: one step\'s gradient is too noisy for it; set '
+            'codecs.averaging = "int4", or averaging.local_steps above 1'
+        )
     if any(first + count > data.num_train_tokens for first, count, _ in data.mixture):
         raise SettingsError(f"data.mixture: a source lies past the {data.num_train_tokens} tokens to train on")
     try:
@@ -127,9 +132,9 @@ def _check_windows(settings: RunSettings) -> None:
         (optimizer.correction != "none", f'optimizer.correction = "{optimizer.correction}"', 'correction = "none"'),
         (optimizer.moments != "fp32", f'optimizer.moments = "{optimizer.moments}"', 'optimizer.moments = "fp32"'),
         (
-            leaves_residual(settings.codecs.averaging),
-            f'codecs.averaging = "{settings.codecs.averaging}"',
-            'codecs.averaging = "int8"',
+            settings.codecs.averaging == "topk",
+            'codecs.averaging = "topk"',
+            'codecs.averaging = "int2"',
         ),
         (
             averaging.local_steps * optimizer.total_steps > MOST_STEPS,

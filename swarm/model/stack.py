@@ -130,6 +130,7 @@ def global_name(model: ModelSettings, stage: int, name: str) -> str:
     return family.decoder_prefix + ".".join([getattr(family, first), *rest])
 
 
+@lru_cache(maxsize=64)
 def stage_layout(model: ModelSettings, stage: int) -> ParameterLayout:
     """Layout of a stage without building it in memory. Raises SettingsError as `validate_stage_layers`."""
     validate_stage_layers(model)

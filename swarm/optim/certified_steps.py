@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from kernels.threads import ONE_THREAD, Threads
 from swarm.averaging.certified_gradient import CertifiedGradient
-from swarm.averaging.codecs import result_codec
 from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import Bytes, StageState
@@ -26,9 +25,9 @@ class CertifiedSteps:
         self._threads = threads
         self.chain = chain
         self._settings = settings
-        self._parts = Parts.of(settings, state.layout.num_values)
+        self._parts = Parts.of(settings, state.layout)
         clip_norm = stage_clip_norm(settings, chain.stage)
-        self._step = StageStep(settings.outer, state.layout, clip_norm=clip_norm, threads=threads)
+        self._step = StageStep.of_run(settings, state.layout, clip_norm=clip_norm, threads=threads)
         try:
             self.state = self._step.restore(state)
             """Its moments are changed by the next `advance`, its weights never."""
@@ -48,8 +47,7 @@ class CertifiedSteps:
         facts.check_result(result, verify, certified=True)
         check_bodies(result, bodies, threads=self._threads)
         chain = self.chain.advance(result, self._settings)
-        codec = result_codec(self._settings.codecs.averaging)
-        gradient = CertifiedGradient.of(codec, self._parts, result.parts, bodies)
+        gradient = CertifiedGradient.of(self._parts, result.parts, bodies)
         self.state = self._step.next(self.state, gradient, chain.name).state
         self.chain = chain
 

@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 _MOMENTUM_DECAY = 0.9998367253526753
 """0.96 ** 0.004: NAdam's momentum at step t is beta1 * (1 - 0.5 * 0.96 ** (0.004 * t))."""
 _LARGEST_RATIO = 8.0
-"""Of the first moment to the root of the second in int8, where the betas bound it by more or not at all."""
+"""Of the first moment to the root of the second, where the betas bound it by more or not at all."""
 
 
 WINDOW_GRAIN = int8_moments.BLOCK_VALUES
@@ -126,7 +126,7 @@ class ExactOptimizer:
         else:
             scalars = [clip, *self._adamw_scalars(rate)]
             if "second_scale" in self.moments:
-                scalars.append(_ratio_limit(self.settings))
+                scalars.append(longest_first_moment(self.settings))
         report = StepReport(gradient_norm=norm, clipped=clip != 1.0, learning_rate=rate)
         return BegunStep(report, step, keep, np.array(scalars, dtype=np.float32))
 
@@ -224,8 +224,9 @@ def _no_moments(settings: OptimizerSettings, num_values: int) -> dict[str, NDArr
     return {name: zeros_on_lines(num_values, np.float32) for name in names}
 
 
-def _ratio_limit(settings: OptimizerSettings) -> float:
-    """How long the first moment can be, in roots of the second: by Cauchy and Schwarz, over any gradients."""
+def longest_first_moment(settings: OptimizerSettings) -> float:
+    """How long the first moment can be, in roots of the second: by Cauchy and Schwarz, over any gradients. 8 if it can
+    be longer."""
     share = settings.beta1**2 / settings.beta2 if settings.beta2 > 0 else math.inf
     if share >= 1.0:
         return _LARGEST_RATIO

@@ -32,15 +32,13 @@ def means_of(second: Floats, layout: ParameterLayout, *, threads: Threads = ONE_
     return out
 
 
-def from_means(means: Floats, layout: ParameterLayout, *, threads: Threads = ONE_THREAD) -> Floats:
-    """Second moments that have these means; they are not negative where no mean is."""
-    second = np.empty(layout.num_values, dtype=np.float32)
-    for view, of_view in _tensors(second, means, layout):
+def from_means(means: Floats, layout: ParameterLayout, out: Floats, *, threads: Threads = ONE_THREAD) -> None:
+    """Write second moments that have these means to `out`; they are not negative where no mean is."""
+    for view, of_view in _tensors(out, means, layout):
         if view.ndim == 2:
             windows.product_of_means(of_view[: len(view)], of_view[len(view) :], view, threads=threads)
         else:
             view.reshape(-1)[:] = of_view
-    return second
 
 
 def _tensors(second: Floats, means: Floats, layout: ParameterLayout) -> Iterator[tuple[Floats, Floats]]:

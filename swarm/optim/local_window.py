@@ -1,9 +1,9 @@
-"""A member's window: inner steps of AdamW by itself, from a version that everybody has to where it goes from there.
+"""A window: the inner steps that a member takes by itself between two rounds, from a version of its stage.
 
-Among friends each member's moments go on from its window before, and whoever joins begins with none (Douillard et
-al., "DiLoCo", 2023). Where replicas replay each other's work nothing may be private: there moments begin anew at each
-window, the first as zero without correction of its bias, the second with it. Neither costs a byte; docs/outer_steps.md
-says what forms that cost some are worth. The learning rate goes by the inner step's number in the run.
+Each is a step of AdamW on the mean gradient of one batch, from weights and moments that everybody has. What the window
+contributes is where it went, start - end, and the moments at its end (Douillard et al., "DiLoCo", 2023, with SGD as
+outer optimizer; moments there are private). docs/outer_steps.md says what other forms are worth. The learning rate goes
+by the inner step's number in the run.
 """
 
 from typing import TypeAlias
@@ -11,10 +11,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels import windows
 from kernels.threads import ONE_THREAD, Threads
 from swarm.core.settings import RunSettings
 from swarm.model.layout import ParameterLayout
+from swarm.optim.carried_moments import Carried, CarriedMoments
 from swarm.optim.exact import ExactOptimizer, StepReport
+from swarm.optim.factored_moments import means_of
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -22,33 +25,30 @@ Floats: TypeAlias = NDArray[np.float32]
 class LocalWindow:
     """One window after another, in the same memory: 20 bytes a parameter.
 
-    Equal gradients, and equal windows before where moments go on, give equal bits on every machine.
+    Equal starts and gradients give equal bits on every machine.
     """
 
     def __init__(self, settings: RunSettings, layout: ParameterLayout, *, threads: Threads = ONE_THREAD) -> None:
         """`threads` share the work and change none of its bits."""
         self._num_steps = settings.averaging.local_steps
-        self._is_public = settings.replays
         self._clip_norm = settings.inner.max_norm
+        self._layout = layout
+        self._threads = threads
+        self._carried = CarriedMoments(settings, layout)
         self._optimizer = ExactOptimizer(
             settings.inner, num_values=layout.num_values, decay_ranges=layout.decay_ranges, threads=threads
         )
         self._buffers = [np.empty(layout.num_values, dtype=np.float32) for _ in range(2)]
         self._start: Floats | None = None
+        self._means: Floats | None = None
         self._version = 0
         self.steps_taken = 0
 
-    def begin(self, start: Floats, version: int) -> None:
-        """From the weights of this version, which do not change while the window lasts."""
-        if self._is_public:
-            self.forget()
-        self._start, self._version, self.steps_taken = start, version, 0
-
-    def forget(self) -> None:
-        """What is known of earlier windows."""
-        for moments in self._optimizer.moments.values():
-            moments.fill(0)
-        self._optimizer.scalars |= {"beta1_power": 0.0 if self._is_public else 1.0, "beta2_power": 1.0}
+    def begin(self, start: Floats, version: int, carried: Carried) -> None:
+        """From weights and moments of this version, which do not change while the window lasts. Raises RemoteError for
+        moments that no result holds."""
+        self._carried.load(carried, self._optimizer, threads=self._threads)
+        self._start, self._means, self._version, self.steps_taken = start, None, version, 0
 
     @property
     def is_full(self) -> bool:
@@ -69,8 +69,20 @@ class LocalWindow:
         self.steps_taken += 1
         return report
 
-    def way_back(self, where: slice) -> Floats:
-        """Start - end of these values: what the window contributes, its pseudo-gradient."""
+    def end(self) -> None:
+        """No step is taken any more: `values` can be said."""
         assert self._start is not None, "no window has begun"
-        found: Floats = np.subtract(self._start[where], self.weights[where], dtype=np.float32)
-        return found
+        self._means = means_of(self._optimizer.moments["second"], self._layout, threads=self._threads)
+
+    def values(self, where: slice) -> Floats:
+        """(any thread) What the window contributes to a part of the round's vector, as `Parts` lays it out."""
+        assert self._start is not None, "no window has begun"
+        assert self._means is not None, "the window has not ended"
+        size = self._layout.num_values
+        if where.start < size:
+            found = np.empty(where.stop - where.start, dtype=np.float32)
+            windows.difference(self._start[where], self.weights[where], found)
+            return found
+        if where.start < 2 * size:
+            return self._optimizer.moments["first"][where.start - size : where.stop - size]
+        return self._means[where.start - 2 * size : where.stop - 2 * size]

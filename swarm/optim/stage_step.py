@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.threads import ONE_THREAD, Threads
-from swarm.checkpoint.state import StageState
+from swarm.averaging.encoded import Encoded
+from swarm.checkpoint.state import Array, StageState
 from swarm.core.errors import LocalError
 from swarm.core.plan import FLOAT_BYTES
 from swarm.core.settings import OptimizerSettings, RunSettings
@@ -19,6 +20,7 @@ from swarm.core.state.step_rule import norms_after, why_skipped
 from swarm.memory.kept_buffers import UNIT_BYTES, KeptBuffers, empty_floats
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
+from swarm.optim.carried_moments import CARRIED, Carried, CarriedMoments
 from swarm.optim.exact import BegunStep, ExactOptimizer, extrapolated
 
 Floats = NDArray[np.float32]
@@ -38,6 +40,9 @@ class Gradient(Protocol):
     def values(self, piece: int) -> Floats:
         """(any thread) Of one piece."""
 
+    def moments(self) -> Sequence[Encoded | None]:
+        """Of a round of windows: what it says of moments, as `CertifiedGradient.moments`."""
+
 
 @dataclass(frozen=True)
 class FlatGradient:
@@ -52,6 +57,9 @@ class FlatGradient:
 
     def values(self, piece: int) -> Floats:
         return self.flat
+
+    def moments(self) -> Sequence[Encoded | None]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -88,15 +96,18 @@ class StageStep:
         *,
         clip_norm: float,
         window: slice | None = None,
+        carried: CarriedMoments | None = None,
         threads: Threads = ONE_THREAD,
         keeps_old_weights: bool = True,
     ) -> None:
-        """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits.
+        """`clip_norm` is `stage_clip_norm`; `threads` share the work and change none of its bits. `settings` are the
+        run's `outer`, and `carried` is what its windows carry, if it has any.
 
         `keeps_old_weights`: the memory of weights that nobody uses any more, for the next step's: new memory takes a
         quarter of a step. `window` as in `ExactOptimizer`: states and gradients are then of its values alone.
         """
         self._layout = layout
+        self._carried = carried
         self._clip_norm = clip_norm
         self._skip_norm_factor = settings.skip_norm_factor
         self._threads = threads
@@ -108,12 +119,36 @@ class StageStep:
             settings, num_values=layout.num_values, decay_ranges=layout.decay_ranges, window=window, threads=threads
         )
 
+    @classmethod
+    def of_run(
+        cls,
+        settings: RunSettings,
+        layout: ParameterLayout,
+        *,
+        clip_norm: float,
+        threads: Threads = ONE_THREAD,
+        keeps_old_weights: bool = True,
+    ) -> "StageStep":
+        """That of all values of a stage in the run."""
+        return cls(
+            settings.outer,
+            layout,
+            clip_norm=clip_norm,
+            carried=CarriedMoments(settings, layout) if settings.has_windows else None,
+            threads=threads,
+            keeps_old_weights=keeps_old_weights,
+        )
+
     def restore(self, state: StageState) -> StageState:
         """Take over (a copy of) the state's moments, if it has any; the state with that copy in place of its own.
 
-        Raises LocalError if they are of another kind.
+        Moments that windows carry are not copied: no step writes to them. Raises LocalError if they are of another
+        kind.
         """
         self._taking = None
+        if self._carried is not None:
+            self._check_carried(state)
+            return state
         if not state.moments:
             return state
         self._optimizer.load_state(state.moments, state.scalars)
@@ -133,13 +168,14 @@ class StageStep:
             weights[:] = old.weights
         else:
             weights = self._taken(old, gradient, name)
+        moments, scalars = self._moments(old, gradient if skipped is None else None)
         weights.setflags(write=False)
         state = StageState(
             version=old.version + 1,
             layout=self._layout,
             weights=weights,
-            moments=dict(self._optimizer.state_arrays()),
-            scalars=dict(self._optimizer.scalars),
+            moments=moments,
+            scalars=scalars,
             certified_norms=norms_after(norm, old.certified_norms),
             name=name,
         )
@@ -165,9 +201,43 @@ class StageStep:
         self._taking = None
         return weights
 
+    def _moments(self, old: StageState, taken: Gradient | None) -> tuple[dict[str, Array], dict[str, float]]:
+        """The next version's, and its scalars; of a round without a step None is taken."""
+        if self._carried is None:
+            return dict(self._optimizer.state_arrays()), dict(self._optimizer.scalars)
+        if taken is None:
+            return dict(old.moments), dict(old.scalars)
+        before = Carried.of(old)
+        if before is None:  # a window of the values, in which no moments lie
+            return {}, self._carried.powers_after(old.scalars)
+        after = self._carried.after(before, taken.moments())
+        return {CARRIED: after.encoded}, dict(after.scalars)
+
+    def _check_carried(self, state: StageState) -> None:
+        assert self._carried is not None
+        wanted, found = self._carried.at_first(), Carried.of(state)
+        if (
+            found is None
+            or found.encoded.size != wanted.encoded.size
+            or sorted(found.scalars) != sorted(wanted.scalars)
+        ):
+            raise LocalError(
+                f"state holds {sorted(state.moments)} and {sorted(state.scalars)}; windows in such codecs begin with "
+                f"{wanted.encoded.size} bytes of {CARRIED} moments and {sorted(wanted.scalars)}"
+            )
+
     def _check_whole(self) -> None:
         if self._taking is not None:
             raise LocalError(f"step {self._taking.version} ended half way: the moments are of no version")
+
+
+def first_state(settings: RunSettings, layout: ParameterLayout, weights: Floats) -> StageState:
+    """Version 0 of a stage, without a name."""
+    if settings.has_windows:
+        carried = CarriedMoments(settings, layout).at_first()
+        return StageState(0, layout, weights, {CARRIED: carried.encoded}, dict(carried.scalars))
+    optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
+    return StageState(0, layout, weights, dict(optimizer.state_arrays()), dict(optimizer.scalars))
 
 
 def stage_clip_norm(settings: RunSettings, stage: int) -> float:

@@ -137,7 +137,7 @@ class Reach(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Place(_message.Message):
-    __slots__ = ("stage", "num_stages", "version", "total_steps", "num_members", "is_member", "standing")
+    __slots__ = ("stage", "num_stages", "version", "total_steps", "num_members", "is_member", "standing", "local_steps", "inner_steps_taken", "window_left_s")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,9 @@ class Place(_message.Message):
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     IS_MEMBER_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_LEFT_S_FIELD_NUMBER: _ClassVar[int]
     stage: int
     num_stages: int
     version: int
@@ -152,7 +155,10 @@ class Place(_message.Message):
     num_members: int
     is_member: bool
     standing: str
-    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., version: _Optional[int] = ..., total_steps: _Optional[int] = ..., num_members: _Optional[int] = ..., is_member: _Optional[bool] = ..., standing: _Optional[str] = ...) -> None: ...
+    local_steps: int
+    inner_steps_taken: int
+    window_left_s: float
+    def __init__(self, stage: _Optional[int] = ..., num_stages: _Optional[int] = ..., version: _Optional[int] = ..., total_steps: _Optional[int] = ..., num_members: _Optional[int] = ..., is_member: _Optional[bool] = ..., standing: _Optional[str] = ..., local_steps: _Optional[int] = ..., inner_steps_taken: _Optional[int] = ..., window_left_s: _Optional[float] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("computed", "certified_microbatches", "certified_tokens", "last_step", "last_step_tokens", "last_step_all_tokens", "rank", "num_ranked", "since_last_s", "tokens_per_s")

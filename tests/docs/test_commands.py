@@ -62,6 +62,11 @@ BY_A_TEST = {
     "swarm init --checkpoint MODEL run.toml": "tests/swarm/commands/test_init.py",
     "swarm init --stages 1 --checkpoint MODEL run.toml": "tests/swarm/commands/test_init.py",
     "swarm init --stages 1 run.toml": "tests/swarm/commands/test_init.py",
+    "swarm demo --stages 1 --local-steps 20": "tests/bootstrap/program/test_demo.py::test_a_run_in_windows_is_one",
+    "swarm plan run.toml --fleet 16 --tflops 60 --memory-gib 64 --gpu-memory-gib 24 --session-hours 8": (
+        "tests/swarm/commands/test_plan_command.py"
+    ),
+    "swarm plan run.toml --fleet PEERS": "tests/swarm/commands/test_plan_command.py",
     "swarm rollback FOLDER --to newest": "tests/bootstrap/state/test_coming_back.py",
     "swarm rollback FOLDER --to newest --yes": "tests/bootstrap/state/test_coming_back.py",
 }

@@ -17,7 +17,7 @@ from swarm.cli import ExitCode
 from swarm.manifest.file import read_manifest
 from tests.process_swarm import ProcessSwarm, Zygote
 
-COMMAND_S, WATCH_S = 60.0, 3.0
+COMMAND_S, WATCH_S = 120.0, 3.0
 
 BEFORE = (
     "swarm init run.toml",

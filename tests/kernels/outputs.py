@@ -178,11 +178,12 @@ def _optimizers(threads: Threads) -> Named:
 
 
 def _windows(threads: Threads) -> Named:
-    out, factor = np.empty(SIZE, np.float32), np.float32(0.7)
+    out = np.empty(SIZE, np.float32)
     windows.difference(plain(50), wide(51), out, threads=threads)
     yield "window's difference", [out]
-    windows.descend(plain(50), wide(51), factor, out, threads=threads)
-    yield "outer step", [out]
+    first = plain(50).copy()
+    windows.shorten(first, np.abs(wide(51)), np.float32(0.7), threads=threads)
+    yield "shortened moments", [first]
     matrix_RC = np.abs(wide(52, 700 * 515)).reshape(700, 515)
     rows, columns, product_RC = np.empty(700, np.float32), np.empty(515, np.float32), np.empty_like(matrix_RC)
     windows.means(matrix_RC, rows, columns, threads=threads)

@@ -1,4 +1,4 @@
-"""A window's difference, outer step and means have the bits of plain numpy, whoever shares the work."""
+"""A window's difference, means and shortened moments have the bits of plain numpy, whoever shares the work."""
 
 from functools import reduce
 
@@ -14,15 +14,16 @@ SIZE = 2 * SMALLEST_RANGE_VALUES + 77
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_difference_and_descent_equal_numpy_when_values_are_of_every_magnitude(count: int) -> None:
+def test_difference_and_shortened_moments_equal_numpy_when_values_are_of_every_magnitude(count: int) -> None:
     threads = Threads(count)
     one = exact_floats("one", SIZE) * exact_scales("one", SIZE)
     other = exact_floats("other", SIZE) * exact_scales("two", SIZE)
     out = np.empty_like(one)
     windows.difference(one, other, out, threads=threads)
     assert out.tobytes() == reference.flushed(one - other).tobytes()
-    windows.descend(one, other, np.float32(0.7), out, threads=threads)
-    assert out.tobytes() == reference.flushed(one - other * np.float32(0.7)).tobytes()
+    out[:], most = one, np.sqrt(np.abs(other)) * np.float32(0.7)
+    windows.shorten(out, np.abs(other), np.float32(0.7), threads=threads)
+    assert out.tobytes() == reference.flushed(np.clip(one, -most, most)).tobytes()
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -163,7 +163,7 @@ def test_who_does_not_answer_is_waited_for_and_for_a_while_after_that_less() -> 
         waits = []
         for _ in range(2):
             before = loop.time()
-            assert not await scene.papers[VOTER].are_shown(scene.made, num_members=4, within_s=0.4)
+            assert await scene.papers[VOTER].lack(scene.made, num_members=4, within_s=0.4) is not None
             waits.append(loop.time() - before)
         assert waits[0] >= 0.4 > 2 * waits[1]
         assert DISTRUSTED_STEPS > 0
@@ -191,9 +191,9 @@ def test_signers_who_are_not_known_yet_are_waited_for() -> None:
             return len(seen) > 20
 
         voter = DrawnPapers(scene.desks[VOTER].transport, known_later, random.Random(0))
-        assert await voter.are_shown(scene.made, num_members=4, within_s=WITHIN_S)
+        assert await voter.lack(scene.made, num_members=4, within_s=WITHIN_S) is None
         stranger = DrawnPapers(scene.desks[VOTER].transport, lambda made, entry, value: False, random.Random(0))
-        assert not await stranger.are_shown(scene.made, num_members=4, within_s=0.2)
+        assert await stranger.lack(scene.made, num_members=4, within_s=0.2) is not None
 
     asyncio.run(play())
 

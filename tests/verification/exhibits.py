@@ -41,8 +41,7 @@ from swarm.core.state.stage_chain import Genesis, StageChain
 from swarm.identity.key import Identity, verify
 from swarm.model.initial import initial_weights
 from swarm.model.stage import Saved, StageModel
-from swarm.optim.exact import ExactOptimizer
-from swarm.optim.stage_step import stage_clip_norm
+from swarm.optim.stage_step import first_state, stage_clip_norm
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, ticket_of
 from tests.swarm.core.round.round_members import certified, result_of, roster_of
 from tests.swarm.core.round.round_world import identities, run_key, witness_identities
@@ -231,8 +230,8 @@ class SmallRun:
                 seed=reduced_seed(chain.run_id, chain.stage, chain.version, part),
             )
             bodies.append(body)
-            where = replicas[0].parts()[part]
-            squares = squares_of(replicas[0].codec, body, where.stop - where.start)
+            cut = replicas[0].parts()
+            squares = squares_of(cut.result_codec(part), body, cut.size(part))
             reduced.append(ReducedPart(part, found, contributors, squares=squares))
         result = certified(facts, result_of(facts, roster, parts=tuple(reduced)))
         facts.check_result(result, verify, certified=True)
@@ -375,8 +374,7 @@ def _first_states(settings: RunSettings) -> list[StageState]:
     states = []
     for stage, flat in enumerate(_first_weights(settings.model)):
         layout = _stage_model(settings.model, stage).layout
-        optimizer = ExactOptimizer(settings.outer, num_values=layout.num_values, decay_ranges=layout.decay_ranges)
-        states.append(StageState(0, layout, flat, dict(optimizer.state_arrays()), dict(optimizer.scalars)))
+        states.append(first_state(settings, layout, flat))
     return states
 
 

@@ -1,6 +1,6 @@
 """What a run's audits can prove: whoever joins, and whoever starts it, is told before, in words."""
 
-from swarm.core.settings import RunSettings, leaves_residual
+from swarm.core.settings import RunSettings
 from verification.audit.tolerance import bounds_for
 
 
@@ -13,7 +13,7 @@ def unproved(settings: RunSettings) -> tuple[str, ...]:
         (
             "contributions",
             # What is left unsaid nobody commits to: such a contribution cannot be made again.
-            leaves_residual(codecs.averaging) or bounds_for(computed, codecs.averaging, "gradient").report_only,
+            settings.leaves_residual or bounds_for(computed, codecs.averaging, "gradient").report_only,
         ),
     )
     return tuple(name for name, is_open in rows if is_open or not settings.replays)

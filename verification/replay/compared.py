@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from swarm.averaging.activations import activation_codec
+from swarm.averaging.parts import CODEC_OF_MEANS
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import RunSettings
@@ -50,9 +51,9 @@ def compared_contribution(
     claimed = [part if len(part) else other for part, other in zip(claimed, replayed, strict=True)]
     arithmetic, codec = settings.model.arithmetic, settings.codecs.averaging
     said, again = replay.decoded_contribution(claimed), replay.decoded_contribution(replayed)
-    found = compare(said, again, bounds_for(arithmetic, codec, "gradient"))
     if settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
-        return ComparedContribution(found, Amplified(0.0, 0.0, 0.0))
+        return ComparedContribution(_compared_window(replay, said, again), Amplified(0.0, 0.0, 0.0))
+    found = compare(said, again, bounds_for(arithmetic, codec, "gradient"))
     moved = amplified(said, again, second, epsilon=settings.optimizer.epsilon, seed=seed)
     bounds = moved_bounds_for(arithmetic, codec)
     found = replace(found, moved=moved.measured, moved_fraud=bounds.fraud)
@@ -64,6 +65,26 @@ def compared_contribution(
         reason = f"moves weights by {moved.measured:.2e} of a learning rate a step: fraud past {bounds.fraud:.2e}"
         found = _worse(found, Grade.SUSPICIOUS if bounds.report_only else Grade.FRAUD, reason, moved.off)
     return ComparedContribution(found, moved)
+
+
+def _compared_window(replay: StageReplay, said: Floats, again: Floats) -> Comparison:
+    """The worst of what a window says: where it went, its first moments, and the roots of its second ones, for a step
+    is divided by these; a mean below zero counts as one, as in the state."""
+    arithmetic, size = replay.settings.model.arithmetic, replay.layout.num_values
+    codec = replay.settings.codecs.averaging
+    ranges = (
+        ("way", slice(0, size), codec),
+        ("first moments", slice(size, 2 * size), codec),
+        ("second moments", slice(2 * size, None), CODEC_OF_MEANS),
+    )
+    found = []
+    for name, where, sent_in in ranges:
+        one, other = said[where], again[where]
+        if name == "second moments":
+            one, other = (np.sqrt(np.maximum(values, np.float32(0.0))) for values in (one, other))
+        compared = compare(one, other, bounds_for(arithmetic, sent_in, "gradient"))
+        found.append(replace(compared, reason=f"{name}: {compared.reason}"))
+    return worst(found)
 
 
 def _worse(found: Comparison, grade: Grade, reason: str, extent: float) -> Comparison:

@@ -45,7 +45,7 @@ def largest_evidence_bytes(settings: RunSettings) -> int:
     from, and a step's activations."""
     stages = [StageIndex(stage) for stage in range(settings.model.num_stages)]
     num_values = max(stage_layout(settings.model, stage).num_values for stage in stages)
-    vectors = (settings.retained_results + 1) * MAX_BYTES_PER_VALUE
+    vectors = (settings.retained_results + 1) * MAX_BYTES_PER_VALUE * settings.round_values
     inputs = settings.limits.max_peers_per_stage * MAX_BYTES_PER_VALUE * min(num_values, LARGEST_PART_VALUES)
     hidden_size = validate_config(settings.model.config_json).hidden_size
     exhibits = 2 * settings.microbatches_of_one * max_exhibit_bytes(settings, hidden_size)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.certified_gradient import squares_of
-from swarm.averaging.codecs import vector_codec
 from swarm.averaging.encoded_mean import check_encoded
 from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import read_and_written
@@ -103,20 +102,20 @@ def _judge_violation(evidence: Evidence) -> Verdict:
 def _wrong_bytes(case: ProtocolViolation, evidence: Evidence) -> str | None:
     """What is wrong with the bytes, seen from themselves; None if nothing is."""
     message, codecs = case.message, evidence.settings.codecs
-    part = message.part if isinstance(message, Reduction) else case.part
-    num_values = 0 if isinstance(message, HopHeader) else _part_values(evidence, part)
     try:
         if isinstance(message, HopHeader):
             forward = message.direction == "forward"
             codec = activation_codec(codecs.activations if forward else codecs.activation_gradients)
             codec.decode(case.body, _hop_shape(evidence))
         elif isinstance(message, Reduction):
-            _, written = read_and_written(message.level, codecs.averaging)
-            squares = squares_of(written, case.body, num_values)
+            parts = _parts_with(evidence, message.part)
+            _, written = read_and_written(message.level, parts.codec_name(message.part))
+            squares = squares_of(written, case.body, parts.size(message.part))
             if message.level != "cohort" and squares != message.squares:
                 return f"squares sum to {squares}, not {message.squares}"
         else:
-            check_encoded(vector_codec(codecs.averaging), case.body, num_values=num_values)
+            parts = _parts_with(evidence, case.part)
+            check_encoded(parts.contribution_codec(case.part), case.body, num_values=parts.size(case.part))
     except RemoteError as error:
         return str(error)
     return None
@@ -143,7 +142,7 @@ def _judge_reducer(evidence: Evidence) -> Verdict:
     if made.run_id != evidence.run_id:
         raise RemoteError("evidence", f"reduction of run {made.run_id[:12]}, not {evidence.run_id[:12]}")
     made.check()
-    again = digest_again(made, case.bodies, settings, num_values=_part_values(evidence, made.part))
+    again = digest_again(made, case.bodies, settings, _parts_with(evidence, made.part))
     what = f"part {made.part} of step {made.step} from {len(made.inputs)} inputs"
     if again == made.digest:
         return Verdict.of(evidence, False, f"{what} is reduced as it should be")
@@ -310,14 +309,12 @@ def _judge_data(evidence: Evidence, data: Path | None) -> Verdict:
     return Verdict.of(evidence, True, f"{what} was born with other {' and '.join(wrong)} than the data order says")
 
 
-def _part_values(evidence: Evidence, part: int) -> int:
-    """How many values a part of the stage has. Raises RemoteError if the stage has no such part."""
-    num_values = stage_layout(evidence.settings.model, evidence.stage).num_values
-    parts = Parts.of(evidence.settings, num_values)
+def _parts_with(evidence: Evidence, part: int) -> Parts:
+    """The stage's. Raises RemoteError if it has no such part."""
+    parts = Parts.of(evidence.settings, stage_layout(evidence.settings.model, evidence.stage))
     if part >= len(parts):
         raise RemoteError("evidence", f"part {part} of {len(parts)}")
-    size: int = parts[part].stop - parts[part].start
-    return size
+    return parts
 
 
 def _hop_shape(evidence: Evidence) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.codecs import vector_codec
-from swarm.core.settings import ActivationCodecName, AveragingCodecName, ModelSettings, leaves_residual
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, ModelSettings
 from swarm.model.families import canonical_config_json
 from swarm.model.initial import initial_weights
 from swarm.model.stage import StageModel
@@ -32,7 +32,8 @@ Scene = Literal["fresh", "memorised", "outliers"]
 SCENES: tuple[Scene, ...] = get_args(Scene)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 ACTIVATION_CODECS: tuple[ActivationCodecName, ...] = get_args(ActivationCodecName)
-CONTRIBUTION_CODECS = tuple(name for name in get_args(AveragingCodecName) if not leaves_residual(name))
+CONTRIBUTION_CODECS: tuple[AveragingCodecName, ...] = ("fp32", "bf16", "int8")
+"""Of a step's contribution that can be made again."""
 """Of those that can be replayed."""
 THREADS = (1, 2, 4)
 SPLITS = (1, 2)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from swarm.averaging.codecs import vector_codec
 from swarm.averaging.parts import Parts
 from swarm.averaging.seeds import part_seeds
 from swarm.checkpoint.state import StageState
@@ -20,11 +19,12 @@ from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.round.contribution import Result
-from swarm.core.settings import RunSettings, leaves_residual
+from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.model.families import family_of, is_tied
 from swarm.model.stage import StageModel, Weights
 from swarm.model.tensor_pass import TensorPass
+from swarm.optim.carried_moments import Carried
 from swarm.optim.certified_steps import CertifiedSteps
 from swarm.optim.gradient_sum import GradientSum
 from swarm.optim.local_window import LocalWindow
@@ -61,6 +61,8 @@ class _Held:
     """What the step after the version's is computed on, if that is not `plain`."""
     ahead_is_known: bool
     """Not where an extrapolating run is entered: `ahead` also needs the version before."""
+    carried: Carried | None
+    """What windows begin with besides."""
 
 
 class StageReplay:
@@ -87,10 +89,9 @@ class StageReplay:
         self.stage = StageIndex(stage)
         self.model = model or StageModel(settings.model, stage, device=device).computing(mode)
         self.layout = self.model.layout
-        self._parts = Parts.of(settings, self.layout.num_values)
-        self.num_parts = len(self._parts)
+        self.parts = Parts.of(settings, self.layout)
+        self.num_parts = len(self.parts)
         self._tensors = TensorPass(settings, self.model)
-        self._contribution_codec = vector_codec(settings.codecs.averaging)
         self._steps: CertifiedSteps | None = None
         self._held: dict[int, _Held] = {}
 
@@ -118,12 +119,13 @@ class StageReplay:
             raise RemoteError("state", f"snapshot of another stage or model, chain of stage {chain.stage}")
         if (chain.version, chain.name) != (state.version, state.name):
             raise RemoteError("state", f"state of version {state.version} is not the one named at {chain.version}")
-        if not state.moments and self.settings.outer.moment_bytes:
+        if not state.moments and self.settings.state_moment_bytes:
             raise RemoteError("state", f"state of version {state.version} has no moments")
         steps = CertifiedSteps(self.settings, state, chain)
         # Where a stage begins (again), all of its peers do, and none of them has the version before.
         known = chain.name == chain.lineage or not extrapolates(self.settings, state.version)
-        self._held = {state.version: _Held(state.weights, self.model.weights(state.weights), None, known)}
+        plain = self.model.weights(state.weights)
+        self._held = {state.version: _Held(state.weights, plain, None, known, Carried.of(state))}
         self._steps = steps
 
     def advance(self, result: Result, bodies: Sequence[Bytes]) -> None:
@@ -137,18 +139,27 @@ class StageReplay:
         new = steps.state
         ahead = weights_ahead(self.settings, state, new)
         weights_ahead_of_it = self.model.weights(ahead) if ahead is not None else None
-        held = _Held(new.weights, self.model.weights(new.weights), weights_ahead_of_it, True)
+        held = _Held(new.weights, self.model.weights(new.weights), weights_ahead_of_it, True, Carried.of(new))
         self._held = {**self._held, new.version: held}
         for old in sorted(self._held)[:-HELD_VERSIONS]:
             del self._held[old]
 
-    def hold(self, version: Version, plain: Floats, ahead: Floats | None, *, ahead_is_known: bool) -> None:
+    def hold(
+        self,
+        version: Version,
+        plain: Floats,
+        ahead: Floats | None,
+        *,
+        ahead_is_known: bool,
+        carried: Carried | None = None,
+    ) -> None:
         """Compute on these weights, which do not change, where work says that it was computed on `version`.
 
-        `ahead` is what the step after the version's is computed on, if that is not `plain`.
+        `ahead` is what the step after the version's is computed on, if that is not `plain`; `carried` what windows
+        from it begin with.
         """
         weights_ahead = self.model.weights(ahead) if ahead is not None else None
-        self._held[version] = _Held(plain, self.model.weights(plain), weights_ahead, ahead_is_known)
+        self._held[version] = _Held(plain, self.model.weights(plain), weights_ahead, ahead_is_known, carried)
 
     def holds(self, version: Version) -> bool:
         return version in self._held
@@ -226,7 +237,8 @@ class StageReplay:
     # -- contributions ------------------------------------------------------------------------------------
 
     def contribution(self, exhibits: Sequence[Exhibit], step: Step) -> Floats:
-        """What the exhibits' peer must have contributed to `step`: its mean gradient, encoded and decoded, flat.
+        """What the exhibits' peer must have contributed to `step`: its mean gradient, or all that its window says,
+        encoded and decoded, flat.
 
         Raises as `encoded_contribution`.
         """
@@ -239,9 +251,9 @@ class StageReplay:
         `exhibits` are of every entry of the contribution, and have passed `check` and `check_work`. Raises as
         `microbatch`, and LocalError for codecs whose contributions also hold what their maker owed from before.
         """
-        codec = self._contribution_codec
-        if leaves_residual(self.settings.codecs.averaging):
-            raise LocalError(f"a contribution in {codec.name} cannot be replayed without the residual of its maker")
+        if self.settings.leaves_residual:
+            name = self.settings.codecs.averaging
+            raise LocalError(f"a contribution in {name} cannot be replayed without the residual of its maker")
         makers = sorted({_maker(exhibit) for exhibit in exhibits})
         if len(makers) != 1:
             raise LocalError(f"{len(exhibits)} exhibits of {len(makers)} peers: a contribution is of one")
@@ -254,10 +266,11 @@ class StageReplay:
         run_id = exhibits[0].papers.birth.run_id
         seeds = part_seeds(run_id, self.stage, Version(int(step)), makers[0], num_parts=self.num_parts)
         parts = []
-        for where, seed in zip(self._parts, seeds, strict=True):
+        for part, (where, seed) in enumerate(zip(self.parts, seeds, strict=True)):
+            codec = self.parts.contribution_codec(part)
             try:
                 if window is not None:
-                    parts.append(codec.encode(window.way_back(where), seed=seed))
+                    parts.append(codec.encode(window.values(where), seed=seed))
                 else:
                     parts.append(codec.encode_quotients(*gradient.quotient_of(where), seed=seed))
             except LocalError as error:
@@ -271,7 +284,9 @@ class StageReplay:
         if len(exhibits) % each or len(exhibits) > self.settings.microbatches_of_one:
             raise RemoteError("papers", f"a window of {len(exhibits)} microbatches, {each} an inner step")
         held = self._held_at(Version(int(step)))
-        window.begin(held.flat, int(step))
+        if held.carried is None:
+            raise LocalError(f"version {step} is held without the moments that windows begin with")
+        window.begin(held.flat, int(step), held.carried)
         for start in range(0, len(exhibits), each):
             weights = self.model.weights(window.weights) if window.steps_taken else held.plain
             for exhibit in exhibits[start : start + each]:
@@ -281,6 +296,7 @@ class StageReplay:
             with suppress(LocalError):  # of what is not finite its maker takes no step either
                 window.take(gradient.take_mean())
             gradient.zero()
+        window.end()
         return window
 
     def untouched_values(self, exhibits: Sequence[Exhibit], contribution: Floats) -> tuple[int, int]:
@@ -302,12 +318,12 @@ class StageReplay:
         return second_moments(self.settings.optimizer, self.state.moments)
 
     def decoded_contribution(self, bodies: Sequence[Bytes]) -> Floats:
-        """What a contribution's encoded parts say, flat. Raises RemoteError("malformed")."""
+        """What a contribution's encoded parts say, flat as `parts` has it. Raises RemoteError("malformed")."""
         if len(bodies) != self.num_parts:
             raise RemoteError("malformed", f"contribution of {len(bodies)} parts, not {self.num_parts}")
-        values = np.empty(self.layout.num_values, dtype=np.float32)
-        for where, body in zip(self._parts, bodies, strict=True):
-            self._contribution_codec.decode(body, values[where])
+        values = np.empty(self.parts[-1].stop, dtype=np.float32)
+        for part, (where, body) in enumerate(zip(self.parts, bodies, strict=True)):
+            self.parts.contribution_codec(part).decode(body, values[where])
         return values
 
     # -- within -------------------------------------------------------------------------------------------

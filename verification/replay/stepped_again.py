@@ -1,13 +1,13 @@
 """One chunk of a stage's state computed again: from a few of an older one's, and certified results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.averaging.certified_gradient import certified_norm
-from swarm.averaging.codecs import result_codec
+from swarm.averaging.certified_gradient import certified_norm, said_of_moments
+from swarm.averaging.encoded import Encoded
 from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import (
@@ -19,15 +19,17 @@ from swarm.checkpoint.state import (
     read_header,
     root_by_path,
 )
-from swarm.checkpoint.state_map import HEADER, StateMap
+from swarm.checkpoint.state_map import HEADER, Piece, StateMap
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.round.contribution import Result
 from swarm.core.settings import OptimizerSettings, RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.core.state.step_rule import norms_after, why_skipped
 from swarm.identity.key import verify
 from swarm.manifest.signed_run import SignedRun
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
+from swarm.optim.carried_moments import CARRIED, CarriedMoments, places_of_moments
 from swarm.optim.stage_step import FlatGradient, StageStep, stage_clip_norm
 from verification.kinds.step_fraud import OldChunk, StepFraud
 from verification.state.past import Past
@@ -41,6 +43,12 @@ class Needs:
 
     old_chunks: tuple[int, ...]
     parts: tuple[int, ...]
+
+
+def _parts_of(piece: Piece, cut: Parts) -> dict[int, slice]:
+    """Parts of moments that lie in a piece of those that are carried, and where they lie in them all."""
+    places = zip(cut.moments, places_of_moments(cut), strict=True)
+    return {part: place for part, place in places if place.start < piece.stop and piece.start < place.stop}
 
 
 @dataclass(frozen=True)
@@ -58,9 +66,11 @@ def needs_of(first_chunk: Bytes, chunk: int, *, layout: ParameterLayout, cut: Pa
     From version to version nothing in a state changes its place: its header is padded to one size.
     """
     where = StateMap(read_header(layout, first_chunk))
-    windows = [where.window_of(piece) for piece in where.pieces(chunk) if piece.name != HEADER]
-    chunks = {0}.union(*(where.chunks_of(window) for window in windows))
+    carried = [piece for piece in where.pieces(chunk) if piece.name == CARRIED]
+    windows = [where.window_of(piece) for piece in where.pieces(chunk) if piece.name not in (HEADER, CARRIED)]
+    chunks = {0, *(chunk for _ in carried)}.union(*(where.chunks_of(window) for window in windows))
     parts = {part for one in windows for part in cut.touching(one)}
+    parts |= {part for piece in carried for part in _parts_of(piece, cut)}
     return Needs(tuple(sorted(chunks)), tuple(sorted(parts)))
 
 
@@ -75,13 +85,13 @@ def chunk_again(case: StepFraud, run: SignedRun) -> ChunkAgain:
     if first.stage != said.stage:
         raise RemoteError("evidence", f"a past of stage {first.stage}, a state of stage {said.stage}")
     layout = stage_layout(settings.model, said.stage)
-    cut = Parts.of(settings, layout.num_values)
+    cut = Parts.of(settings, layout)
     names = _names(past, first, settings, len(cut))
     if (int(first.version) + len(past.results), names[-1]) != (int(said.version), said.name):
         raise RemoteError("fork", f"the past leads to another version than {said.version} that is stated")
     chunks = _checked_chunks(case.old_chunks, layout, past.beginning.state_digest)
     begun = replace(read_header(layout, chunks[0]), name=first.name)
-    if begun.version != first.version or (settings.outer.moment_bytes and not begun.moments):
+    if begun.version != first.version or (settings.state_moment_bytes and not begun.moments):
         raise RemoteError("evidence", f"a state of version {begun.version} where the past begins at {first.version}")
     if case.chunk * CHUNK_BYTES >= StateMap(begun).total_bytes:
         raise RemoteError("evidence", f"the state has no chunk {case.chunk}")
@@ -90,13 +100,15 @@ def chunk_again(case: StepFraud, run: SignedRun) -> ChunkAgain:
     steps = [
         CertifiedStep(
             name=name,
-            norm=certified_norm(result.parts),
-            gradient=_gradient(result, dict(zip(case.parts, bodies, strict=True)), settings, cut),
+            norm=certified_norm(cut, result.parts),
+            gradient=_gradient(result, dict(zip(case.parts, bodies, strict=True)), cut),
+            moments=_moments(result, dict(zip(case.parts, bodies, strict=True)), cut),
         )
         for result, bodies, name in zip(past.results, case.bodies, names[1:], strict=True)
     ]
     clip_norm = stage_clip_norm(settings, said.stage)
-    return StepsAgain(settings.outer, clip_norm, begun, chunks, steps, cut).chunk(case.chunk)
+    carried = CarriedMoments(settings, layout) if settings.has_windows else None
+    return StepsAgain(settings.outer, clip_norm, begun, chunks, steps, cut, carried).chunk(case.chunk)
 
 
 def _names(past: Past, chain: StageChain, settings: RunSettings, parts: int) -> list[bytes]:
@@ -125,25 +137,36 @@ def _checked_chunks(shown: Sequence[OldChunk], layout: ParameterLayout, root: by
     return {old.index: old.body for old in shown}
 
 
-def _gradient(
-    result: Result, bodies: Mapping[int, Bytes], settings: RunSettings, cut: Parts
-) -> dict[int, Floats] | None:
-    """The result's values in these parts; None if the round had no work. Raises RemoteError for other bytes."""
-    codec, found = result_codec(settings.codecs.averaging), dict[int, Floats]()
+def _gradient(result: Result, bodies: Mapping[int, Bytes], cut: Parts) -> dict[int, Floats] | None:
+    """The result's values in these parts, as far as they are of the gradient; None if the round had no work. Raises
+    RemoteError for other bytes."""
+    found = dict[int, Floats]()
     for part, body in bodies.items():
-        where = cut[part]
-        values = found[part] = np.zeros(where.stop - where.start, dtype=np.float32)
-        if not result.parts or result.parts[part].is_empty:
-            if len(body):
-                raise RemoteError("malformed", f"part {part} is empty, but comes with {len(body)} bytes")
+        _check_body(result, part, body)
+        if part in cut.moments:
             continue
-        if bulk_digest(body) != result.parts[part].digest:
-            raise RemoteError("digest", f"part {part} of step {result.roster.step} differs from its digest")
+        values = found[part] = np.zeros(cut.size(part), dtype=np.float32)
+        if not len(body):
+            continue
         try:
-            codec.decode(body, values)
+            cut.result_codec(part).decode(body, values)
         except RemoteError:  # certified all the same: zeros for everybody
             values[:] = 0.0
     return None if all(part.is_empty for part in result.parts) else found
+
+
+def _moments(result: Result, bodies: Mapping[int, Bytes], cut: Parts) -> dict[int, Encoded | None]:
+    """What the result says in these parts, as far as they are of moments."""
+    named = {part: body for part, body in bodies.items() if part in cut.moments and result.parts}
+    return {part: said_of_moments(cut, part, result.parts[part], body) for part, body in named.items()}
+
+
+def _check_body(result: Result, part: int, body: Bytes) -> None:
+    if not result.parts or result.parts[part].is_empty:
+        if len(body):
+            raise RemoteError("malformed", f"part {part} is empty, but comes with {len(body)} bytes")
+    elif bulk_digest(body) != result.parts[part].digest:
+        raise RemoteError("digest", f"part {part} of step {result.roster.step} differs from its digest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +179,8 @@ class CertifiedStep:
     """Of the whole gradient."""
     gradient: Mapping[int, Floats] | None
     """Its values in some parts; None: the round had no work."""
+    moments: Mapping[int, Encoded | None] = field(default_factory=dict)
+    """What some parts say of moments; None: they stay what they were."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +196,8 @@ class StepsAgain:
     steps: Sequence[CertifiedStep]
     cut: Parts
     """Of the stage's values, in the steps' gradients."""
+    carried: CarriedMoments | None = None
+    """What the run's windows carry."""
 
     def chunk(self, index: int) -> ChunkAgain:
         """A chunk after the steps. Raises RemoteError if chunks are missing, or of another optimizer."""
@@ -188,6 +215,9 @@ class StepsAgain:
             if piece.name == HEADER:
                 found += new.header[piece.start : piece.stop]
                 continue
+            if piece.name == CARRIED:
+                found += self._carried_moments(old, piece)
+                continue
             window = new.window_of(piece)
             state = self._stepped(old, window)
             found += new.cut(piece, dict(arrays_of(state)), window)
@@ -198,8 +228,9 @@ class StepsAgain:
         weights = arrays.pop("weights").astype(np.float32)
         state = replace(self.begun, weights=weights, moments=arrays)
         try:
-            step = StageStep(self.optimizer, layout, clip_norm=self.clip_norm, window=window)
-            step.restore(state)
+            step = StageStep(self.optimizer, layout, clip_norm=self.clip_norm, window=window, carried=self.carried)
+            if self.carried is None:
+                step.restore(state)
         except LocalError as error:
             raise RemoteError("state", str(error)) from error
         for taken in self.steps:
@@ -207,6 +238,22 @@ class StepsAgain:
             gradient = FlatGradient(values, taken.norm) if values is not None else None
             state = step.next(state, gradient, taken.name).state
         return state
+
+    def _carried_moments(self, old: StateMap, piece: Piece) -> bytes:
+        """What of them lies in the piece."""
+        found, norms = old.piece(piece, self.chunks).astype(np.uint8), self.begun.certified_norms
+        for taken in self.steps:
+            norm = taken.norm if taken.gradient is not None else None
+            skipped = why_skipped(norm, norms, factor=self.optimizer.skip_norm_factor)
+            norms = norms_after(norm, norms)
+            for part, place in _parts_of(piece, self.cut).items():
+                body = taken.moments.get(part)
+                if skipped is not None or body is None:
+                    continue
+                start, stop = max(place.start, piece.start), min(place.stop, piece.stop)
+                said = np.frombuffer(body, dtype=np.uint8)[start - place.start : stop - place.start]
+                found[start - piece.start : stop - piece.start] = said
+        return found.tobytes()
 
     def _within(self, gradient: Mapping[int, Floats], window: slice) -> Floats:
         values = np.empty(window.stop - window.start, dtype=np.float32)

@@ -6,7 +6,7 @@ from typing import Any
 
 from swarm.core.plan import Assumptions, Cut, Memory, plan_cut
 from swarm.core.planning.token_worth import GAINS, is_measured, worth_of_token
-from swarm.core.settings import ModelSettings, RunSettings, leaves_residual
+from swarm.core.settings import ModelSettings, RunSettings
 
 WINDOW_STEPS = tuple(sorted(GAINS))
 """Inner steps of the windows that are reckoned: of what was measured."""
@@ -94,8 +94,12 @@ def _candidates(settings: RunSettings) -> Iterator[RunSettings]:
     """In steps, and in windows of each length."""
     averaging, codecs = settings.averaging, settings.codecs
     asked = averaging.local_steps
-    yield replace(settings, averaging=replace(averaging, local_steps=1))
-    plain = replace(codecs, averaging="int8") if leaves_residual(codecs.averaging) else codecs
+    yield replace(
+        settings,
+        averaging=replace(averaging, local_steps=1),
+        codecs=replace(codecs, averaging="int8") if codecs.averaging == "int2" else codecs,
+    )
+    plain = replace(codecs, averaging="int2")  # as the worth was measured
     optimizer = replace(settings.optimizer, correction="none", moments="fp32")
     for steps in sorted({*WINDOW_STEPS, *([asked] if asked > 1 else [])}):
         averaging = replace(averaging, local_steps=steps, delay=0)

@@ -170,7 +170,8 @@ class AveragingRound:
         """When `tick` wants to be called next."""
         if self.finished:
             return None
-        return min((due for due in (self._patience.due, self._reduction.due) if due is not None), default=None)
+        times = (self._patience.due, self._reduction.due, self._lead.relief_due)
+        return min((due for due in times if due is not None), default=None)
 
     # -- close and commit ---------------------------------------------------------------------------------
 
@@ -559,7 +560,7 @@ class AveragingRound:
         is_waiting = bool(set(missing) - lacks.keys()) and self._lead.ballots.proposal is None
         if is_waiting and now < self._reduction.arrivals.ends_at:
             self._wait_for_leader(now)
-        if not self._lead.missing(missing, lacks):
+        if not self._lead.missing(sender, missing, lacks, now=now):
             return []
         return self._begin(self._own_view_after(self.view), self._lead.reason, now)
 
@@ -655,6 +656,9 @@ class AveragingRound:
         out: Instructions = []
         if self._reduction.due is not None and now >= self._reduction.due:
             out += self._look(now)
+        relief_due = self._lead.relief_due
+        if relief_due is not None and now >= relief_due:
+            out += self._lead.relieve_slow_reducers(now)
         due = self._patience.due
         if due is None or now < due:
             return out

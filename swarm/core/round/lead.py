@@ -3,7 +3,8 @@
 What a quorum makes certain is handed back to the member's own side of the round, `swarm.core.round.averaging_round`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from swarm.core.ids import PeerId
@@ -59,6 +60,10 @@ class RoundLead:
     """Contributors of whom some reducer lacks parts."""
     _lacks: dict[PeerId, dict[PeerId, Lack]] = field(default_factory=dict)
     """By contributor, what reducers say who wait for its parts no longer."""
+    _awaits: dict[PeerId, tuple[float, int]] = field(default_factory=dict)
+    """Of each reducer, when it last said that it lacks parts, and of how many contributors."""
+    _most_reduced_at: float | None = None
+    """Since when all parts of more than half of the roster's reducers are here."""
 
     def __post_init__(self) -> None:
         self.ballots = Ballots(self.facts.election, self.voter.verify, self.view)
@@ -84,7 +89,9 @@ class RoundLead:
         self.late.clear()
         self._missed.clear()
         self._lacks.clear()
+        self._awaits.clear()
         self._num_reliefs = 0
+        self._most_reduced_at = None
 
     def _ask_promises(self) -> Instructions:
         if self.view == self.facts.first_view:
@@ -220,7 +227,9 @@ class RoundLead:
 
     # -- who is left out ----------------------------------------------------------------------------------
 
-    def missing(self, missing: Iterable[PeerId], lacks: Mapping[PeerId, Lack]) -> bool:
+    def missing(
+        self, reducer: PeerId, missing: Collection[PeerId], lacks: Mapping[PeerId, Lack], *, now: float
+    ) -> bool:
         """A reducer says whose parts it lacks, and whose it waits for no longer: whether one is to be left out by now.
 
         One is if some reducer lacks its parts and enough say that they wait no longer. Otherwise the reducer is
@@ -230,6 +239,7 @@ class RoundLead:
         if roster is None or not self.has_roster or self.ballots.proposal is not None:
             return False
         self._missed.update(missing)
+        self._awaits[reducer] = now, len(missing)
         for peer, lack in lacks.items():
             self._lacks.setdefault(peer, {})[lack.reducer] = lack
         found = {
@@ -247,11 +257,37 @@ class RoundLead:
         roster, parts = self.reduction.roster, self.reduction.parts
         if roster is None or not self.has_roster or self.reduction.is_over:
             return []
-        if self.ballots.proposal is not None or parts.unreduced(roster):
+        if self.ballots.proposal is not None:
+            return []
+        if unreduced := parts.unreduced(roster):
+            behind = {roster.combiner_of(part) for part in unreduced}
+            if self._most_reduced_at is None and 2 * len(behind) < len({*roster.reducers}):
+                self._most_reduced_at = now
             return []
         unsigned = Result(roster, tuple(parts.reduced[part] for part in range(roster.num_parts)), self.me)
         proof = Proof((), roster.certificate)
         return self._ask(Proposal.of_result(self._signed_result(unsigned), self.view, proof), now)
+
+    @property
+    def relief_due(self) -> float | None:
+        """When the last reducers are waited for no longer, however their parts come: as the last contributors are."""
+        at = self._most_reduced_at
+        is_waiting = self.has_roster and self.ballots.proposal is None and not self.reduction.is_over
+        return at + self.reduction.arrivals.allowed_s(now=at) if at is not None and is_waiting else None
+
+    def relieve_slow_reducers(self, now: float) -> Instructions:
+        """Those alone who do not wait themselves for the parts of a few."""
+        roster, at = self.reduction.roster, self._most_reduced_at
+        assert roster is not None
+        assert at is not None
+        self._most_reduced_at = None
+        for part in self.reduction.parts.unreduced(roster):
+            reducer = roster.combiner_of(part)
+            said_at, num_lacked = self._awaits.get(reducer, (-math.inf, 0))
+            waits = now <= said_at + 2 * self.facts.phase_s and 0 < 2 * num_lacked < len(roster.contributions)
+            if reducer != self.me and not waits:
+                self.late[reducer] = f"part {part} not reduced {now - at:.1f} s after most others' parts"
+        return self.reassign(now)
 
     def reassign(self, now: float) -> Instructions:
         """Give parts whose reducer is away to others."""

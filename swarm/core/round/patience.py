@@ -53,6 +53,9 @@ class Waits:
     """Of the step's time so far: how long a round waits for the last members (`averaging.straggler_share`)."""
     longest_s: float = math.inf
     """After which parts are not waited for however they come: their bytes at the least rate, four times over."""
+    silence_s: float = 0.0
+    """Of a member that lives: how long nothing need come of it, between two messages on the slowest line; where a phase
+    was measured on faster ones, it says nothing of that."""
     not_waited_for: frozenset[PeerId] = frozenset()
     """Who was waited for in vain lately."""
 
@@ -91,7 +94,7 @@ class Arrivals:
 
     def until(self, peer: PeerId) -> float:
         """Until when the member's parts are waited for, unless more comes of them."""
-        window_s = min(WINDOW_S, 2 * self.phase_s)  # before others turn to the next leader
+        window_s = max(self.waits.silence_s, min(WINDOW_S, 2 * self.phase_s))
         alive_until = max(self._began + self.phase_s, max(self._began, self._heard.get(peer, -math.inf)) + window_s)
         limits = [alive_until, self.ends_at]
         if self._most_at is not None:

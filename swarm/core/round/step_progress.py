@@ -35,6 +35,8 @@ class Closing:
 
 RESERVED_S = 0.5
 """How long a step keeps a share for a member that has not reported."""
+MOST_BEHIND = 4
+"""The last members are waited for so many times as long as all others took for all of theirs."""
 
 
 @dataclass
@@ -44,6 +46,9 @@ class StepProgress:
     Grants are absolute (how many in all) and only grow, so a lost or repeated answer does no harm. Together they never
     exceed the target. What a lost source had passed on is done without it, and counts in the later stages: the step
     does with so many less at stage 0. What else it held is granted again; where there are no later stages, all of it.
+
+    So is what a member still holds where at least as many others are done, after a time that goes by theirs: nobody
+    keeps a step open by what it was granted.
     """
 
     step: Step
@@ -60,6 +65,9 @@ class StepProgress:
     _void: dict[PeerId, int] = field(default_factory=dict)
     """Stage 0: of lost members, what others do not begin again."""
     _awaited: set[PeerId] = field(default_factory=set)
+    _passed_over: set[PeerId] = field(default_factory=set)
+    """Stage 0: whose grants went to others; what they bring all the same counts."""
+    _opened_at: float | None = None
     _grants_from: float | None = None
     _reserved: set[PeerId] = field(default_factory=set)
     _reserved_each: int = 0
@@ -77,6 +85,7 @@ class StepProgress:
         self._reserved = set(members)
         self._reserved_each = self.target_microbatches // max(1, len(self._reserved))
         self._reserved_until = now + RESERVED_S
+        self._opened_at = now
 
     def expect(self, members: Iterable[PeerId], *, now: float) -> None:
         """This peer leads from now on, after another: it grants nothing before all have reported what they hold.
@@ -84,6 +93,7 @@ class StepProgress:
         Whoever has not within `straggler_s` is not waited for.
         """
         self._awaited = set(members) - set(self._reports)
+        self._opened_at = now
         self._grants_from = now + self.straggler_s
 
     def report(self, peer_id: PeerId, report: MemberReport, *, now: float) -> int:
@@ -96,10 +106,16 @@ class StepProgress:
         if report.saw_next and self._next_seen_at is None:
             self._next_seen_at = now
         granted = max(started, self._granted.get(peer_id, 0))
-        if not report.num_in_flight and not report.num_wanted:
+        if peer_id in self._passed_over:
+            self._granted[peer_id] = granted = report.num_done
+        elif not report.num_in_flight and not report.num_wanted:
             granted = started  # it has room and wants nothing: it is pausing, and what it left is for others
         self._granted[peer_id] = granted
+        if self.num_done > self._most_done:
+            self._most_done, self._grew_at = self.num_done, now
         if self.is_source:
+            self._pass_over_the_last(now)
+        if self.is_source and peer_id not in self._passed_over:
             free = self._to_do - sum(self._granted.values())
             if now < self._reserved_until:
                 free -= self._reserved_each * len(self._reserved)
@@ -108,8 +124,6 @@ class StepProgress:
                 if self.most_of is not None:
                     wanted = min(wanted, self.most_of(peer_id))
                 self._granted[peer_id] += min(free, max(0, wanted - granted))
-        if self.num_done > self._most_done:
-            self._most_done, self._grew_at = self.num_done, now
         if self.num_done < self._to_do:
             self._full_at = None
         elif self._full_at is None:
@@ -128,6 +142,18 @@ class StepProgress:
                 self._void[peer_id] = void
         if self.num_done < self._to_do:
             self._full_at = None
+
+    def _pass_over_the_last(self, now: float) -> None:
+        """Where at least as many others have ended all of theirs."""
+        if self._grew_at is None or self._opened_at is None:
+            return
+        if now < self._grew_at + max(self.straggler_s, MOST_BEHIND * (self._grew_at - self._opened_at)):
+            return
+        behind = {peer for peer, granted in self._granted.items() if granted > self._reports[peer].num_done}
+        num_others = sum(1 for peer, granted in self._granted.items() if granted and peer not in behind)
+        if len(behind) <= num_others:
+            self._passed_over |= behind
+            self._granted |= {peer: self._reports[peer].num_done for peer in behind}
 
     def _may_grant(self, now: float) -> bool:
         if self._next_seen_at is not None:

@@ -19,7 +19,7 @@ from swarm.network.p2pd.settings import check_address, is_tcp
 MAX_PLACES = 128
 MAX_CONNECTIONS_OF_A_PEER = 64
 CONNECTION_S = 24 * 3600
-_START_S = 15.0
+_START_S = 60.0
 _STARTS = 20
 """About one in five leaves p2pd with limits of its own: two parts of it each set up a relay, and the last one wins."""
 _ASK_S = 5.0

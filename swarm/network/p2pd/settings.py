@@ -29,7 +29,7 @@ class P2PSettings:
     """Ask the router to forward the port (UPnP, NAT-PMP)."""
     threads: int = 1
     """Cores p2pd may use. One carries some Gbit/s; with more, the same bytes take up to twice the CPU time."""
-    start_s: float = 15.0
+    start_s: float = 60.0
     """p2pd must listen by then. Nothing is dialled before."""
     connect_s: float = 10.0
     """One attempt to dial a peer at all its addresses."""

@@ -23,14 +23,14 @@ def watched(results: list[Result], up_bytes: int) -> Watched:
     steps = [{"event": "step", "stage": 1, "step": FIRST, "round_s": 3.0}]
     lines: list[dict[str, Any]] = [{"at": at, "up_bytes": {"one": up}} for at, up in ((0.0, 5), (20.0, 5 + up_bytes))]
     ended = {**versions[-1], "at": 50.0}
-    return Watched([*versions, *steps], lines, versions[0], ended, None, results, 9000, True, {"peer0": "one"})
+    return Watched([*versions, *steps], lines, versions[0], ended, None, results, [FIRST], 9000, True, {"peer0": "one"})
 
 
 def test_who_is_left_out_whole_is_no_dropped_part_and_bytes_beyond_the_round_s_were_sent_twice() -> None:
     roster = roster_of(FACTS)
     slow, *others = FACTS.members
     smaller = roster.without({slow: lacks(roster, slow, others)})
-    due = 3 * 1000 * 2 * (1 + 2 / 128)
+    due = (3 * 2 + 1) * 1000 * (1 + 2 / 128)  # one fetched the result of a round that it was no member of
     found = figures(watched([result_of(FACTS, smaller)], round(1.25 * due * HEADERS)), STAGE, STAGE)
     assert found["left_out_whole"] == {slow[-6:]: 1}
     assert (found["contributions_dropped"], found["part_contributions"]) == (0, 9)

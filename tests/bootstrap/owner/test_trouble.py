@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bootstrap.audit.justice import Justice
-from bootstrap.owner.progress import PeerFigures
+from bootstrap.owner.progress import PeerFigures, RunProgress
 from bootstrap.owner.trouble import LOSSES, Notice, Trouble
 from bootstrap.program.ledger import Ledger
 from swarm.core.errors import LocalError
@@ -75,6 +76,16 @@ def test_silence_is_told_once_for_each_version_that_is_not_left(tmp_path: Path) 
             assert host.events[-1]["kind"] == "stalled"
 
     asyncio.run(scenario())
+
+
+def test_how_long_the_last_windows_took_is_known_once_one_has_ended() -> None:
+    progress = RunProgress(1, 0)
+    assert progress.longest_recent_step_s() == math.inf
+    progress.started_at = 100.0
+    progress.steps[0].finished_at = 1900.0
+    assert progress.longest_recent_step_s() == 1800.0
+    progress.steps[1].finished_at, progress.steps[2].finished_at = 2900.0, 4100.0
+    assert progress.longest_recent_step_s() == 1200.0
 
 
 def notices_of(swarm: InProcessSwarm, kind: str) -> list[dict[str, Any]]:

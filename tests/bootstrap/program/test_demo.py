@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from bootstrap.demo.observed import Observed
-from bootstrap.demo.outcome import honest_out, of_attacker
+from bootstrap.demo.outcome import WITHOUT_EFFECT, honest_out, of_attacker
 from bootstrap.demo.plot import smoothed, write_loss_plot
 from bootstrap.demo.report import demo_report, held_out_bigram_loss
 from bootstrap.demo.request import (
@@ -33,7 +33,7 @@ from bootstrap.demo.request import (
     prepare,
 )
 from bootstrap.demo.run import Demo, Ending
-from bootstrap.demo.view import LiveView, PlainView, shown_path
+from bootstrap.demo.view import LiveView, PlainView, progress_text, shown_path
 from swarm.attacks import Attack
 from swarm.cli import ExitCode, run
 from swarm.data.bigram import bigram_loss
@@ -162,6 +162,20 @@ def test_manifest_says_what_the_demo_counts_with(tmp_path: Path) -> None:
     assert settings.microbatches_per_step * settings.microbatch_tokens == BATCH_TOKENS
 
 
+def test_a_run_in_windows_is_one(tmp_path: Path) -> None:
+    text = tmp_path / "numbers.txt"
+    text.write_text(NUMBERS)
+    request = check(_request(stages=1, peers=4, steps=12, local_steps=20, text=(text,), out=tmp_path / "out"))
+    manifest = parse_manifest(manifest_text(request), tmp_path / "run.toml")
+    settings = freeze(manifest, assumed_data(manifest), ())
+    assert settings.has_windows
+    assert settings.step_tokens(4) == request.tokens_per_step == 20 * BATCH_TOKENS
+    assert request.shape == "4 peers, the whole model on each, in windows of 20 local steps"
+    observed = Observed(12, request.tokens_per_step, started_at=0.0, local_steps=20)
+    observed.version = 3
+    assert progress_text(observed).startswith("window 3/12")
+
+
 def test_bigram_is_measured_on_the_tokens_the_host_evaluates(tmp_path: Path) -> None:
     text = tmp_path / "numbers.txt"
     text.write_text(NUMBERS)
@@ -258,6 +272,8 @@ def test_what_came_of_an_attack_is_told_and_whether_others_were_wronged(
     observed = Observed(5, 2048, started_at=0.0)
     observed.expect("liar", 1, 0, Attack(kind, 1))
     observed.expect("honest", 1, 1)
+    assert "before it began" in of_attacker(observed, observed.peers["liar"], {})
+    observed.take({"event": "version", "version": 2}, now=0.5)
     for event in events:
         observed.take(
             {"event": event, "peer_id": "liar", "stage": 1, "kind": "false_accusation", "step": 3, "evidence": None},
@@ -415,6 +431,26 @@ def test_short_demo_survives_a_kill_and_reports(tmp_path: Path) -> None:
     assert (out / "loss.png").is_file()
     assert "byte bigram" in done.stdout
     assert f"swarm generate {shown_path(out / 'model')}" in done.stdout
+    assert _left_behind(out) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", sorted(WITHOUT_EFFECT))
+def test_demo_of_a_lie_in_the_protocols_own_fields_ends_and_says_what_came_of_it(kind: str, tmp_path: Path) -> None:
+    text, out = tmp_path / "numbers.txt", tmp_path / "out"
+    text.write_text(NUMBERS)
+    arguments = ["demo", "--steps", "24", "--attack", f"{kind}:1@6", "--text", str(text), "--out", str(out)]
+    done = subprocess.run([*SWARM, *arguments], capture_output=True, text=True, timeout=880, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert report["steps"] == 24
+    assert report["honest_shut_out"] == []
+    (attack,) = report["attacks"]
+    assert attack["kind"] == kind
+    assert "what came of it" in done.stdout
+    assert "nobody was shut out" in done.stdout
+    assert report["held_out_loss"]["end"] < report["held_out_loss"]["start"]
     assert _left_behind(out) == []
 
 

@@ -17,6 +17,7 @@ from tests.comings_and_goings import HOST, STAGES, endure, name_of, schedule
 from tests.swarm_in_process import identity_of, manifest_of, swarm_in_process
 
 IN_EVERY_TEST_RUN = (0, 1)
+WINDOWS_IN_EVERY_TEST_RUN = 0
 SOAKED = range(500)
 
 
@@ -29,6 +30,16 @@ def test_a_run_endures_comings_and_goings(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", [seed for seed in SOAKED if seed not in IN_EVERY_TEST_RUN])
 def test_runs_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
     endure(seed, tmp_path)
+
+
+def test_a_run_in_windows_endures_comings_and_goings(tmp_path: Path) -> None:
+    endure(WINDOWS_IN_EVERY_TEST_RUN, tmp_path, num_stages=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [seed for seed in SOAKED if seed != WINDOWS_IN_EVERY_TEST_RUN])
+def test_runs_in_windows_endure_comings_and_goings(tmp_path: Path, seed: int) -> None:
+    endure(seed, tmp_path, num_stages=1)
 
 
 def test_a_schedule_follows_from_its_seed_and_leaves_a_stage_alone_for_a_while() -> None:
@@ -48,7 +59,7 @@ def test_a_schedule_follows_from_its_seed_and_leaves_a_stage_alone_for_a_while()
 
 
 def test_a_host_that_is_killed_and_started_again_takes_the_run_up(tmp_path: Path) -> None:
-    manifest = manifest_of(optimizer={"total_steps": 40}, limits={"founders_per_stage": 2})
+    manifest = manifest_of(optimizer={"total_steps": 16}, limits={"founders_per_stage": 2})
 
     async def scenario() -> None:
         async with swarm_in_process(manifest, tmp_path, peers=(2, 2)) as swarm:
@@ -57,14 +68,14 @@ def test_a_host_that_is_killed_and_started_again_takes_the_run_up(tmp_path: Path
             await swarm.restart_host()
             await swarm.until(lambda: any(event["event"] == "recovered" for event in swarm.events))
             report = await swarm.finished()
-            assert report["steps"] == 40
+            assert report["steps"] == 16
         assert Branches.read(tmp_path / "host" / "ledger.sqlite").breaches() == []
 
     asyncio.run(scenario())
 
 
 def test_one_of_two_replicas_leaves_and_comes_back(tmp_path: Path) -> None:
-    manifest = manifest_of(optimizer={"total_steps": 40}, limits={"founders_per_stage": 2})
+    manifest = manifest_of(optimizer={"total_steps": 24}, limits={"founders_per_stage": 2})
 
     async def scenario() -> None:
         async with swarm_in_process(manifest, tmp_path, peers=(2, 2)) as swarm:
@@ -74,7 +85,7 @@ def test_one_of_two_replicas_leaves_and_comes_back(tmp_path: Path) -> None:
             assert leaver not in swarm.of_stage(1)
             await swarm.restart(leaver)
             report = await swarm.finished()
-            assert report["steps"] == 40
+            assert report["steps"] == 24
             assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
 
     asyncio.run(scenario())

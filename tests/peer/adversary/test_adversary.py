@@ -129,8 +129,8 @@ def test_honest_contribution_has_the_same_bits_and_a_flipped_one_the_opposite_va
     flipped = made(parse("sign_flip"))
     first = replica.parts()[0]
     values = np.empty((2, first.stop - first.start), dtype=np.float32)
-    replica.contribution_codec.decode(honest[0], values[0])
-    replica.contribution_codec.decode(flipped[0], values[1])
+    replica.parts().contribution_codec(0).decode(honest[0], values[0])
+    replica.parts().contribution_codec(0).decode(flipped[0], values[1])
     assert np.dot(values[0].astype(float), values[1]) < -0.5 * np.dot(values[0].astype(float), values[0])
 
 

@@ -17,7 +17,7 @@ from tests.process_swarm import ProcessSwarm, Zygote
 pytestmark = pytest.mark.processes
 
 IN_FLIGHT = 2  # limits.max_in_flight of the manifest
-UP_S = 5.0
+UP_S = 60.0
 FOUND_S = 30.0
 BACK_S = 90.0
 

@@ -10,9 +10,9 @@ if sys.argv[1] == "with others":
     left = subprocess.Popen(["sh", "-c", "cat <&0 >/dev/null 2>&1 &"], stdin=subprocess.PIPE)
     left.wait()  # cat waits on, nobody's child
 before = session_nice()
-with giving_way(7):
+with giving_way(17):
     print(os.getpriority(os.PRIO_PROCESS, 0), session_nice())
-with giving_way(3):
+with giving_way(13):
     print(os.getpriority(os.PRIO_PROCESS, 0))
 print(before, session_nice(), flush=True)
 """
@@ -33,12 +33,12 @@ def said(case: str) -> list[str]:
 
 def test_a_daemon_and_its_own_session_give_way_until_it_ends() -> None:
     nice, session, lesser, before, after = said("alone")
-    assert (nice, lesser) == ("7", "7")
-    assert session == ("None" if before == "None" else "7")
+    assert (nice, lesser) == ("17", "17")
+    assert session == ("None" if before == "None" else "17")
     assert after == before
 
 
 def test_a_session_that_others_work_in_is_left_as_it_is() -> None:
     nice, session, lesser, before, after = said("with others")
-    assert (nice, lesser) == ("7", "7")
+    assert (nice, lesser) == ("17", "17")
     assert session == after == before

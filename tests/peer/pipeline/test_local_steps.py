@@ -9,9 +9,12 @@ import pytest
 
 from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
+from swarm.averaging.parts import Parts
 from swarm.checkpoint.state import state_digest
-from swarm.core.ids import PeerId
-from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
+from swarm.core.ids import PeerId, Step
+from swarm.model.stack import stage_layout
+from swarm.optim.carried_moments import CARRIED
+from tests.swarm_in_process import InProcessSwarm, SwarmPeer, identity_of, manifest_of, prepare, swarm_in_process
 from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
 
@@ -23,6 +26,7 @@ def windows(**tables: dict[str, Any]) -> str:
     named: dict[str, dict[str, Any]] = {
         "model": {"stages": 1},
         "batch": {"microbatch_size": 2, "target_tokens": 64},
+        "codecs": {"averaging": "int2"},
         "averaging": {"local_steps": LOCAL_STEPS},
         "optimizer": {"total_steps": 4},
         "checkpoint": {"every_steps": 4, "snapshot_every": 4},
@@ -36,6 +40,8 @@ class Watched:
     def __init__(self) -> None:
         self.digests: dict[int, set[bytes]] = defaultdict(set)
         self.entries: dict[int, dict[PeerId, int]] = {}
+        self.sent: dict[int, list[int]] = defaultdict(list)
+        """Bytes that members sent in a round, by the version that it started from."""
 
     def applied(self, steps: StageSteps, applied: Applied) -> None:
         version = int(applied.chain.version)
@@ -43,6 +49,7 @@ class Watched:
         self.digests[state.version].add(state_digest(state))
         made = applied.result.roster.contributions
         self.entries[version - 1] = {one.peer_id: len(one.work) for one in made}
+        self.sent[version - 1].append(applied.sent_bytes)
 
 
 def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path) -> None:
@@ -60,7 +67,10 @@ def test_replicas_are_equal_after_each_round_and_the_model_learns(tmp_path: Path
     assert max(max(of.values()) for of in watched.entries.values()) == 2 * LOCAL_STEPS
     assert report["tokens"] == 32 * sum(sum(of.values()) for of in watched.entries.values())
     state = swarm.of_stage(0)[0].steps.replica.state
-    assert not state.moments, "who joins needs the weights and nothing else"
+    values, encoded = state.weights.size, state.moments[CARRIED]
+    assert len(encoded) < 0.45 * values, "who joins needs the weights, these few bytes of moments, and nothing else"
+    assert encoded.any()
+    assert state.scalars["beta1_power"] == pytest.approx(0.9 ** (4 * LOCAL_STEPS))
 
 
 def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(tmp_path: Path) -> None:
@@ -85,7 +95,100 @@ def test_who_dies_in_a_window_costs_its_own_and_who_comes_begins_with_the_next(t
     assert all(len(digests) == 1 for digests in watched.digests.values())
 
 
-@pytest.mark.parametrize("attack", ["partial_work@2", pytest.param("sign_flip@2", marks=pytest.mark.soak)])
+def test_a_line_that_breaks_in_a_window_costs_that_window_and_its_owner_comes_back(tmp_path: Path) -> None:
+    watched = Watched()
+    deadlines = {"call_s": 1.0, "hop_s": 5.0, "step_s": 5.0, "straggler_s": 0.3, "lease_s": 1.5}
+
+    async def train() -> tuple[PeerId, int, int]:
+        tables: dict[str, Any] = {"optimizer": {"total_steps": 4000}, "limits": {"founders_per_stage": 3}}
+        tables |= {"checkpoint": {"every_steps": 4000, "snapshot_every": 4}, "deadlines": deadlines}
+        async with swarm_in_process(windows(**tables), tmp_path, peers=(3,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            await swarm.until_version(2)
+            victim = swarm.of_stage(0)[1]
+            at = await until_inside_a_window(victim)
+            swarm.network.break_line(victim.peer_id)
+            await swarm.until_version(at + 3)
+            swarm.network.mend_line(victim.peer_id)
+            healed = swarm.host.progress.done_versions()
+            await swarm.until(lambda: any(victim.peer_id in watched.entries[v] for v in watched.entries if v > healed))
+            return victim.peer_id, at, healed
+
+    cut_off, at, healed = asyncio.run(train())
+    lost = [version for version in range(at, healed) if cut_off not in watched.entries[version]]
+    assert len(lost) >= 2, "its line was broken for three windows, of which it may have brought one"
+    full = 2 * LOCAL_STEPS
+    for version in range(at, healed):
+        others = {peer: num for peer, num in watched.entries[version].items() if peer != cut_off}
+        assert set(others.values()) == {full}, f"version {version}: {others}"
+    assert all(len(digests) == 1 for digests in watched.digests.values())
+
+
+async def until_inside_a_window(member: SwarmPeer) -> int:
+    """Until it has taken some of its inner steps, and not all; the version whose window it is."""
+    async with asyncio.timeout(20.0):
+        while True:
+            version = member.steps.version
+            if 2 < member.steps.replica.num_done(Step(version)) < 2 * LOCAL_STEPS - 2:
+                return int(version)
+            await asyncio.sleep(0)
+
+
+WINDOWS, INNER_STEPS = 16, 10
+SLOW_S = 300.0
+
+
+@pytest.mark.soak
+def test_four_strangers_learn_more_than_one_alone_with_as_many_tokens_each(tmp_path: Path) -> None:
+    """Though one of them dies in a window and another comes; alone is plain AdamW."""
+    watched = Watched()
+    alone: dict[str, Any] = {
+        "averaging": {"local_steps": 1},
+        "codecs": {"averaging": "fp32"},
+        "optimizer": {"total_steps": WINDOWS * INNER_STEPS},
+    }
+    together: dict[str, Any] = {
+        "run": {"trust": "public"},
+        "averaging": {"local_steps": INNER_STEPS},
+        "optimizer": {"total_steps": WINDOWS},
+        "audits": {"agreements_to_promote": 0},
+        "limits": {"founders_per_stage": 4},
+    }
+    rare = {"every_steps": 160, "snapshot_every": 4}
+
+    async def train_one() -> dict[str, Any]:
+        folder = tmp_path / "alone"
+        async with swarm_in_process(windows(**alone, checkpoint=rare), folder, peers=(1,)) as swarm:
+            return await swarm.finished(timeout_s=SLOW_S)
+
+    async def train() -> dict[str, Any]:
+        folder = tmp_path / "together"
+        async with swarm_in_process(windows(**together, checkpoint=rare), folder, peers=(4,)) as swarm:
+            swarm.on_applied.append(watched.applied)
+            await swarm.until_version(5, timeout_s=SLOW_S)
+            await swarm.kill(swarm.of_stage(0)[1])
+            await swarm.add_peer(0)
+            return await swarm.finished(timeout_s=SLOW_S)
+
+    one, four = asyncio.run(train_one()), asyncio.run(train())
+    assert four["held_out_loss"]["end"] < one["held_out_loss"]["end"] - 0.05, (one["held_out_loss"], four)
+    assert all(len(digests) == 1 for digests in watched.digests.values())
+    settings = prepare(windows(**together), tmp_path / "layout").settings
+    layout = stage_layout(settings.model, 0)
+    each = sum(watched.sent[1]) / 4  # three quarters of a contribution and of a result
+    assert each == pytest.approx(1.5 * Parts.of(settings, layout).all_result_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "small_moments@2",
+        *(
+            pytest.param(f"{kind}@2", marks=pytest.mark.soak)
+            for kind in ("negated_moments", "partial_work", "sign_flip")
+        ),
+    ],
+)
 def test_a_liar_whose_window_is_replayed_is_put_out(tmp_path: Path, attack: str) -> None:
     tables: dict[str, Any] = {
         "run": {"trust": "public"},

@@ -151,7 +151,7 @@ def certified_gradient_sums(swarm: InProcessSwarm, stage: int) -> dict[str, torc
     replica = steps.replica
     mean: NDArray[np.float32] = np.empty(replica.layout.num_values, dtype=np.float32)
     for part, body in zip(replica.parts(), bodies, strict=True):
-        replica.codec.decode(body, mean[part])
+        replica.parts().result_codec(0).decode(body, mean[part])
     tokens = sum(contribution.num_tokens for contribution in result.roster.contributions)
     return {name: torch.from_numpy(view * np.float32(tokens)) for name, view in replica.layout.views(mean).items()}
 

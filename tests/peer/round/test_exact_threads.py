@@ -94,7 +94,7 @@ def test_result_and_step_are_the_same_on_any_number_of_threads(moments: Any, par
         check_bodies(result, bodies, threads=threads)
         with pytest.raises(RemoteError, match="part 0 of step 3"):
             check_bodies(result, [b"other", *bodies[1:]], threads=threads)
-        decoded = CertifiedGradient.of(codec, parts, reduced, bodies)
+        decoded = CertifiedGradient.of(parts, reduced, bodies)
         assert decoded is not None
         step = StageStep(OptimizerSettings(total_steps=8, moments=moments), LAYOUT, clip_norm=1.0, threads=threads)
         state = StageState(0, LAYOUT, weights)

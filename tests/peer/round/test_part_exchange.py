@@ -13,15 +13,18 @@ import pytest
 
 from kernels.threads import Threads
 from peer.pipeline.compute import WorkThread
-from peer.round.fragments import MOST_BEGUN, Fragment
+from peer.round.fragments import MOST_BEGUN, Fragment, Fragments
+from peer.round.mail import RoundMail
 from peer.round.part_exchange import PartExchange
 from peer.round.reductions import ReductionStore, SignedPart
 from peer.round.step_state import StepParts
 from peer.stage.events import Events
 from swarm.averaging.certified_gradient import squares_of
 from swarm.averaging.codecs import vector_codec
+from swarm.averaging.parts import Parts
 from swarm.bulk_digest import bulk_digest
-from swarm.core.errors import RemoteError, TransientError
+from swarm.core.canonical import Value
+from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
@@ -41,7 +44,7 @@ CAP = 2.5
 WEIGHTS = {peer: 10 * number for number, peer in enumerate(FACTS.members, 1)}
 SIZE = 300
 CODEC = vector_codec("int8")
-PARTS = [slice(start, start + SIZE) for start in range(0, 4 * SIZE, SIZE)]
+PARTS = Parts(4 * SIZE, SIZE)
 GOOD = [CODEC.encode(np.full(SIZE, part + 1, dtype=np.float32), seed=bytes(32)) for part in range(4)]
 
 
@@ -95,8 +98,6 @@ class Scene:
         replica = SimpleNamespace(
             parts=lambda: PARTS,
             num_parts=len(PARTS),
-            contribution_codec=CODEC,
-            codec=CODEC,
             norm_cap=lambda: CAP,
             threads=Threads(2),
             inputs=ColdBytes(folder, "inputs"),
@@ -463,3 +464,61 @@ def test_fragments_that_are_too_long_of_too_many_parts_or_of_a_stranger_are_not_
     scene.machine.facts.check_member = refuse
     with pytest.raises(RemoteError, match="no member"):
         scene.receive(**one)
+
+
+BODY = bytes(1000)
+
+
+class Forgetful:
+    """A transport that takes messages whose answers are lost; asked whether they came, it says `status`."""
+
+    def __init__(self, status: str) -> None:
+        self.kinds: list[Value] = []
+        self.carried = 0
+        self._status = status
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        self.kinds.append(request.meta["kind"])
+        self.carried += request.num_bytes
+        if request.meta["kind"] == "held":
+            return Message({"status": self._status})
+        if self.kinds.count("parts") < 2:
+            raise UnreachableError("no answer")
+        return Message({"status": "ok"})
+
+
+async def sent(transport: Forgetful) -> int:
+    """How many bytes count as sent."""
+    deadlines = SimpleNamespace(call_s=1.0)
+    context = SimpleNamespace(transport=transport, settings=SimpleNamespace(deadlines=deadlines))
+    steps: Any = SimpleNamespace(context=context, chain=SimpleNamespace(stage=0), is_open=lambda state: True)
+
+    async def is_gone(peer: PeerId) -> bool:
+        return False
+
+    presence: Any = SimpleNamespace(is_gone=is_gone, heard_of=lambda peer: None, answered=lambda peer, within_s: None)
+    logged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    logged.set_result(None)
+    state: Any = SimpleNamespace(step=3, logged=logged, sent_bytes=0)
+    await RoundMail(steps, presence).send(state, OTHER, {"kind": "parts"}, (BODY,))
+    return int(state.sent_bytes)
+
+
+@pytest.mark.parametrize(("status", "kinds"), [("held", ["parts", "held"]), ("lacked", ["parts", "held", "parts"])])
+def test_bytes_that_came_are_not_sent_again(status: str, kinds: list[str]) -> None:
+    transport = Forgetful(status)
+    assert asyncio.run(sent(transport)) == len(BODY)
+    assert transport.kinds == kinds
+    assert transport.carried == kinds.count("parts") * len(BODY)
+
+
+def test_the_last_fragment_of_a_part_that_was_not_taken_is_wanted_again() -> None:
+    fragments, part, body = Fragments(), b"part", memoryview(bytes(5))
+    first, last = Fragment(0, 2), Fragment(1, 2)
+    assert fragments.put(OTHER, part, first, body, max_bytes=10) is None
+    assert fragments.holds(OTHER, part, first)
+    assert not fragments.holds(OTHER, part, last)
+    assert fragments.put(OTHER, part, last, body, max_bytes=10) is not None
+    assert not fragments.holds(OTHER, part, last), "whoever was to take the whole did not say that it has"

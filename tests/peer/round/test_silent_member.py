@@ -4,20 +4,25 @@ A leader that answers every ping and begins no round: the others go on without i
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import peer.round.presence
 from peer.round.mail import ROUND
+from peer.round.presence import PING_FACTOR, Presence
 from peer.round.step_progress import PROGRESS
+from peer.round.taking import round_phase
 from swarm.core.errors import RemoteError, UnreachableError
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.contribution import Result
 from swarm.network.loop import happened
 from swarm.network.transport import Handler, Message, Transport
 from tests.swarm_in_process import InProcessSwarm, SwarmPeer, manifest_of, swarm_in_process
+from tests.verification.exhibits import small_settings
 
 CALL_S, PING_S = 0.5, 0.2
 SOON_S = 15.0
@@ -152,3 +157,65 @@ def test_a_stage_goes_on_when_its_leader_lives_and_begins_no_round(tmp_path: Pat
             assert all(len(set(digests.values())) == 1 for digests in report["state_digests"].values())
 
     asyncio.run(main())
+
+
+OTHER = PeerId("other")
+LONG_CALL_S = 100.0
+
+
+class Silent:
+    """A transport on which nobody answers."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.waited_s: list[float] = []
+        self._meanwhile = meanwhile
+
+    async def call(
+        self, peer_id: PeerId, method: str, request: Message, *, timeout_s: float, max_body_bytes: int
+    ) -> Message:
+        self.waited_s.append(timeout_s)
+        self._meanwhile()
+        raise UnreachableError("no answer")
+
+
+def presence_on(transport: Silent) -> Presence:
+    settings = SimpleNamespace(deadlines=SimpleNamespace(call_s=LONG_CALL_S))
+    steps: Any = SimpleNamespace(
+        context=SimpleNamespace(transport=transport, settings=settings), may_join=lambda peer: True
+    )
+    return Presence(steps)
+
+
+def test_a_member_of_which_something_comes_while_it_is_pinged_is_not_gone() -> None:
+    """On a full line of 1 Mbit/s pings took longer than 2 s, and members were taken for lost while their parts came."""
+    silent = Silent()
+    alone = presence_on(silent)
+    alone.heard_of(OTHER)
+    assert asyncio.run(alone.is_gone(OTHER)), "that was before"
+    heard: list[Presence] = []
+    moving = presence_on(Silent(lambda: heard[0].heard_of(OTHER)))
+    heard.append(moving)
+    assert not asyncio.run(moving.is_gone(OTHER))
+
+
+def test_a_ping_waits_as_long_as_small_calls_to_that_member_took() -> None:
+    silent = Silent()
+    presence = presence_on(silent)
+    for _ in range(4):
+        presence.answered(OTHER, within_s=0.01)
+    asyncio.run(presence.is_gone(OTHER))
+    assert silent.waited_s == [peer.round.presence.PING_S]
+    for _ in range(60):
+        presence.answered(OTHER, within_s=4.0)
+    asyncio.run(presence.is_gone(OTHER))
+    assert PING_FACTOR * 4.0 <= silent.waited_s[1] <= LONG_CALL_S
+
+
+def test_nobody_turns_to_the_next_leader_sooner_than_its_word_may_take() -> None:
+    """After rounds of a second on fast lines members gave up leader after leader, whose words full lines held up."""
+    settings = small_settings()
+    phase = round_phase(settings, 1000)
+    for _ in range(20):
+        phase.observe(0.1)
+    assert 4 * phase.seconds >= settings.deadlines.call_s
+    assert phase.seconds < settings.deadlines.call_s

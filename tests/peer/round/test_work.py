@@ -1,5 +1,6 @@
 """A round's heavy work held to plain steps over whole vectors, whatever the threads and the order."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,14 @@ class Replica:
 
     def __init__(self, name: AveragingCodecName, threads: int) -> None:
         self.stage = 0
-        self.contribution_codec = vector_codec(name)
+        self.settings = SimpleNamespace(codecs=SimpleNamespace(averaging=name))
+        self._parts = Parts(NUM_VALUES, PART_VALUES, name)
         self.inputs = ColdBytes(None, "inputs")
         self.threads = Threads(threads)
         self.residual = Residual(NUM_VALUES) if name in ("int4", "topk") else None
 
-    def parts(self) -> list[slice]:
-        return PARTS
+    def parts(self) -> Parts:
+        return self._parts
 
     mean_part = StageReplica.mean_part
 
@@ -105,7 +107,7 @@ def result_of(bodies: list[bytes | bytearray]) -> list[ReducedPart]:
 
 def decoded(reduced: list[ReducedPart], bodies: list[bytes | bytearray]) -> tuple[NDArray[np.float32], float]:
     """Values and norm."""
-    found = CertifiedGradient.of(vector_codec("int8"), PARTS, reduced, bodies)
+    found = CertifiedGradient.of(PARTS, reduced, bodies)
     assert found is not None
     return np.concatenate([found.values(piece) for piece in range(len(PARTS))]), found.norm
 
@@ -137,7 +139,7 @@ def test_part_that_nobody_reached_is_zeros() -> None:
     assert gradient.tobytes() == whole(bodies).tobytes()
     assert not gradient[PARTS[1]].any()
     nothing = [b"", b"", b"", b""]
-    assert CertifiedGradient.of(vector_codec("int8"), PARTS, result_of([*nothing]), nothing) is None
+    assert CertifiedGradient.of(PARTS, result_of([*nothing]), nothing) is None
 
 
 def test_a_part_that_was_certified_but_is_malformed_is_zeros_and_the_norm_is_what_was_certified() -> None:

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+import peer.state.run_files
 from peer.directory.host import Host
 from peer.directory.limited_transport import LimitedTransport
 from peer.state.run_files import HeldFile, RunFiles
@@ -74,6 +75,7 @@ class Scene:
         self.own = self.network.transport(ME)
         self.limited = LimitedTransport(self.own, upload_mbit=None, download_mbit=download_mbit)
         self.donors: tuple[PeerId, ...] = ()
+        self.num_lookups = 0
         self.run_files = RunFiles(
             settings=self.settings,
             host=Host(self.limited, HOST.peer_id),
@@ -84,6 +86,7 @@ class Scene:
         )
 
     async def _donors(self) -> Sequence[PeerId]:
+        self.num_lookups += 1
         return self.donors
 
     def donate(self, transport: MemoryTransport, *, lies: bool = False, files: Any = None) -> PeerId:
@@ -344,5 +347,26 @@ def test_a_piece_that_is_wanted_twice_is_asked_for_once(tmp_path: Path) -> None:
         honest = scene.donate(scene.network.transport(HONEST))
         await scene.get(honest, pieces=[0, 0, 3, 0, 3])
         assert scene.served.total() == 3  # one of them held-out
+
+    asyncio.run(main())
+
+
+def test_a_donor_that_says_nothing_holds_nobody_up_and_the_directory_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fetch looked its donors up anew, and waited 10 s for one that had stopped."""
+    monkeypatch.setattr(peer.state.run_files, "SAID_SOON_S", 0.05)
+
+    async def main() -> None:
+        scene = Scene(tmp_path)
+        honest, silent = (scene.donate(scene.network.transport(one)) for one in (HONEST, LIAR))
+        scene.donors = (silent, honest)
+        train, _ = await scene.run_files.open()
+        scene.network.break_line(silent)
+        async with asyncio.timeout(5.0):
+            for index in range(NUM_PIECES):
+                await scene.run_files.fetch(train, [index])
+        assert scene.served[silent] == 0
+        assert scene.num_lookups == 1
 
     asyncio.run(main())

@@ -11,6 +11,7 @@ from swarm.averaging.parts import Parts
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.settings import PART_VALUES, LimitSettings
 from swarm.memory.kept_buffers import BUFFERS, UNIT_BYTES
+from swarm.model.layout import ParameterLayout
 from tests.kernels.test_golden import exact_floats, exact_scales
 from tests.verification.exhibits import small_settings
 
@@ -184,7 +185,7 @@ def test_parts_touching_a_range_are_those_that_hold_some_of_it() -> None:
 def test_parts_are_larger_in_a_stage_where_every_peer_keeps_eight_of_them() -> None:
     def values_of(num_values: int, most_peers: int) -> int:
         settings = small_settings(limits=LimitSettings(max_peers_per_stage=most_peers))
-        return Parts.of(settings, num_values).part_values
+        return Parts.of(settings, ParameterLayout.of({"flat": (num_values,)})).part_values
 
     assert values_of(1000, 1) == PART_VALUES
     assert [values_of(25_000_000, peers) for peers in (2, 3, 5, 12, 64)] == [

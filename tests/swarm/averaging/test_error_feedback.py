@@ -1,6 +1,8 @@
 """Error feedback: what is sent follows what was meant, and what is owed stays bounded."""
 
 import hashlib
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from swarm.averaging.encoded import Encoded
 from swarm.averaging.error_feedback import MOST_OF_SENT, Residual
 from swarm.averaging.parts import Parts
 from swarm.core.errors import LocalError
-from swarm.core.settings import PART_VALUES, AveragingCodecName, leaves_residual
+from swarm.core.settings import PART_VALUES, AveragingCodecName, AveragingSettings, CodecSettings
 from tests.kernels.test_golden import exact_floats
+from tests.verification.exhibits import small_settings
 
 Floats = NDArray[np.float32]
 LOW_BIT: tuple[AveragingCodecName, ...] = ("int4", "topk")
@@ -30,8 +33,11 @@ def said(name: AveragingCodecName, residual: Residual, mean: Floats, step: int) 
 
 
 def test_only_codecs_of_less_than_a_byte_leave_a_residual() -> None:
-    names: tuple[AveragingCodecName, ...] = ("fp32", "bf16", "int8", "int4", "topk")
-    assert [name for name in names if leaves_residual(name)] == ["int4", "topk"]
+    names: tuple[AveragingCodecName, ...] = get_args(AveragingCodecName)
+    runs = {name: small_settings(1, codecs=CodecSettings(averaging=name)) for name in names}
+    assert [name for name, run in runs.items() if run.leaves_residual] == ["int4", "topk"]
+    windows = AveragingSettings(local_steps=2)
+    assert not any(replace(run, averaging=windows).leaves_residual for run in runs.values())
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "topk"])

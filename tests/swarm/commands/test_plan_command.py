@@ -14,13 +14,13 @@ from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.commands.plan import command
 from swarm.core.pipeline.compute_mode import modes
 from swarm.core.plan import (
+    CHUNK_WEIGHT,
     CONTRIBUTION_BYTES,
     EXACT_NS,
     HEADERS,
     LINK_SHARE,
     RESULT_BYTES,
     ROUND_TRIPS,
-    WITH_RESIDUAL,
     Assumptions,
     Cut,
     Memory,
@@ -33,7 +33,7 @@ from swarm.core.plan import (
     total_bytes,
 )
 from swarm.core.planning.verdict import Verdict, verdict_on
-from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings, leaves_residual
+from swarm.core.settings import ActivationCodecName, AveragingCodecName, RunSettings
 from swarm.manifest.file import assumed_data, freeze, parse_manifest
 from swarm.manifest.model import hidden_size, stage_num_parameters
 from swarm.model.initial import initial_weights
@@ -51,12 +51,11 @@ def _settings(text: str = "") -> RunSettings:
     return freeze(manifest, assumed_data(manifest), ())
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "topk"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int2", "topk"])
 def test_bytes_of_rounds_are_those_of_the_codecs(codec: AveragingCodecName) -> None:
     values = 1 << 18
     assert CONTRIBUTION_BYTES[codec] * values == vector_codec(codec).encoded_bytes(values)
     assert RESULT_BYTES[codec] * values == result_codec(codec).encoded_bytes(values)
-    assert (codec in WITH_RESIDUAL) == leaves_residual(codec)
 
 
 def test_low_bit_codecs_need_less_of_the_uplink_and_a_residual() -> None:
@@ -292,7 +291,7 @@ def test_fleet_is_shown_modes_side_by_side_and_what_chooses_the_best(tmp_path: P
     assert max(map(len, lines)) <= 80
     assert "…" not in shown.output
     assert "recommended: whole, windows of 30" in lines
-    assert lines[-2:] == ["set model.stages = 1", "set averaging.local_steps = 30"]
+    assert lines[-3:] == ["set model.stages = 1", "set averaging.local_steps = 30", 'set codecs.averaging = "int2"']
     told = json.loads(CliRunner().invoke(command, [str(manifest), *fleet, "--json"]).output)
     best = told["best"]
     assert best["times_alone"] == max(mode["times_alone"] for mode in told["modes"] if not mode["problem"])
@@ -306,6 +305,18 @@ def test_run_takes_its_steps_and_moves_its_bytes() -> None:
     assert plan.run_s == pytest.approx(plan.step_s * settings.optimizer.total_steps)
     for part, month, whole in zip(plan.stages, plan.month_bytes, plan.run_bytes, strict=True):
         assert whole == pytest.approx(month * plan.run_s / (30 * 24 * 3600) + part.join_bytes)
+
+
+def test_windows_need_memory_for_themselves_and_in_public_for_their_replays() -> None:
+    window = "[model]\nstages = 1\n[averaging]\nlocal_steps = 10\n[codecs]\naveraging = 'int2'\n"
+
+    def needs(text: str) -> dict[str, int]:
+        return stage_memory_bytes(_settings(text), 10**9, 64, "cpu")
+
+    friends, public = needs(window), needs(f"[run]\ntrust = 'public'\n{window}")
+    assert friends["host.moments"] == pytest.approx(0.28e9, rel=0.01), "of a state, as a result has them"
+    assert total_bytes(friends, "host") == pytest.approx(28.5e9, rel=0.02)
+    assert total_bytes(public, "host") - total_bytes(friends, "host") == pytest.approx(28e9, rel=0.02)
 
 
 def _verdict(settings: RunSettings, num_parameters: list[int], links: Assumptions) -> Verdict:
@@ -381,11 +392,28 @@ def test_donors_uplinks_are_shared_with_rounds_and_with_all_who_join() -> None:
     settings = _settings("[batch]\ntarget_tokens = 1048576\n")
     alone = replace(LINKS, session_hours=10_000)
     join_s = [plan_run(settings, [10**8] * 2, 1024, links).stages[0].join_s for links in (alone, LINKS)]
-    assert join_s[0] < join_s[1] < 1.5 * join_s[0]
+    assert join_s[0] < join_s[1] < 2.5 * join_s[0]
     often = plan_run(settings, [10**8] * 2, 1024, replace(LINKS, session_hours=0.5)).stages[0]
     assert often.join_s > 1.5 * join_s[0]
     busy = _settings("[batch]\ntarget_tokens = 8192\n")
     assert plan_run(busy, [10**8] * 2, 1024, alone).stages[0].join_s > join_s[0]
+
+
+def test_who_joins_has_all_results_by_the_time_that_the_plan_says() -> None:
+    """Results that are made while it catches up are counted once: the plan was three times too dark."""
+    settings = _settings("[batch]\ntarget_tokens = 8192\n")
+    links = replace(LINKS, peers_per_stage=4, session_hours=10_000)
+    joined = plan_run(settings, [10**8] * 2, 1024, links).stages[0]
+    before = plan_run(settings, [10**8] * 2, 1024, replace(links, peers_per_stage=3))
+    part, share = before.stages[0], CHUNK_WEIGHT / (CHUNK_WEIGHT + 2)  # two others are sent as many messages each
+    step_s = max(before.step_s, *(one.uplink_s / (1 - share) for one in before.stages))
+    per_s = min(links.down_bytes_per_s, 3 * links.up_bytes_per_s * max(share, 1 - part.uplink_s / step_s))
+    now, behind = part.join_bytes / per_s, 0.0
+    behind = now // step_s
+    while behind:
+        begun, now = now, now + RESULT_BYTES["int8"] * part.num_parameters / per_s
+        behind += now // step_s - begun // step_s - 1
+    assert joined.join_s == pytest.approx(now + step_s / 2, rel=0.1)
 
 
 def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
@@ -399,9 +427,9 @@ def test_what_peers_would_give_up_is_refused_before_it_begins() -> None:
     assert not [warning for warning in enough.warnings if "least_mbit" in warning]
 
 
-@pytest.mark.parametrize(("peers", "delay", "said"), [(6, 0, "keeps the results of 5"), (2, 1, "the result of a step")])
-def test_a_run_that_no_joiner_could_catch_up_with_is_refused(peers: int, delay: int, said: str) -> None:
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_run_that_no_joiner_could_catch_up_with_is_refused(delay: int) -> None:
     tables = f"[checkpoint]\nsnapshot_every = 1\n[batch]\ntarget_tokens = 8192\n[averaging]\ndelay = {delay}\n"
-    links = replace(LINKS, peers_per_stage=peers, session_hours=10_000)
+    links = replace(LINKS, peers_per_stage=6, session_hours=10_000)
     refusals = plan_run(_settings(tables), [10**8] * 2, 1024, links).refusals
-    assert any(said in refusal for refusal in refusals), refusals
+    assert any("keeps the results of 5" in refusal for refusal in refusals), refusals

@@ -124,8 +124,12 @@ def test_whole_number_is_taken_where_a_float_is_meant(tmp_path: Path) -> None:
         ("[batch]\nmicrobatch_size = 0", ["batch.microbatch_size = 0", "greater than or equal to 1"]),
         ("batch = 3", ["batch = 3 is an integer; give a table"]),
         (
+            "[codecs]\naveraging = 'int3'",
+            ['codecs.averaging = "int3" cannot be used; give', "'int2' or 'topk'", 'the default is "int8"'],
+        ),
+        (
             "[codecs]\naveraging = 'int2'",
-            ['codecs.averaging = "int2" cannot be used; give', "'int4' or 'topk'", 'the default is "int8"'],
+            ['codecs.averaging = "int2" is for windows', 'set codecs.averaging = "int4", or averaging.local_steps'],
         ),
         (
             "[codecs]\nactivations = 'topk'",
@@ -252,7 +256,7 @@ def test_what_is_asked_for_stands_in_the_written_manifest(tmp_path: Path) -> Non
         ('[model]\nstages = 1\n[optimizer]\nname = "sgd"', 'optimizer.name = "sgd"'),
         ('[model]\nstages = 1\n[optimizer]\nmoments = "int8"', 'optimizer.moments = "int8"'),
         ('[model]\nstages = 1\n[optimizer]\ncorrection = "nadamw"', 'optimizer.correction = "nadamw"'),
-        ('[model]\nstages = 1\n[codecs]\naveraging = "int4"', 'codecs.averaging = "int4"'),
+        ('[model]\nstages = 1\n[codecs]\naveraging = "topk"', 'codecs.averaging = "topk"'),
         ("[model]\nstages = 1\n[optimizer]\ntotal_steps = 1000000", "optimizer.total_steps = 1000000"),
     ],
 )

@@ -1,53 +1,92 @@
-"""A window of inner steps against the same formulas in double precision; it starts anew from each version."""
+"""A window of inner steps against the same formulas in double precision; what it says, and what others begin with."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from swarm.averaging.encoded import Encoded
 from swarm.core.errors import LocalError
-from swarm.core.settings import AveragingSettings, OptimizerSettings, RunSettings, Trust
+from swarm.core.settings import AveragingCodecName, AveragingSettings, CodecSettings, OptimizerSettings, RunSettings
 from swarm.core.state.schedule import learning_rate
 from swarm.model.layout import ParameterLayout
-from swarm.optim.exact import ExactOptimizer
+from swarm.optim.carried_moments import Carried, CarriedMoments
+from swarm.optim.exact import ExactOptimizer, longest_first_moment
+from swarm.optim.factored_moments import from_means, means_of
 from swarm.optim.local_window import LocalWindow
 from tests.verification.exhibits import small_settings
 
 STEPS = 4
 LAYOUT = ParameterLayout.of({"matrix": (8, 16), "norm": (16,)})
+SIZE = LAYOUT.num_values
 
 
-def settings(trust: Trust = "public") -> RunSettings:
+def settings(codec: AveragingCodecName = "fp32") -> RunSettings:
     return replace(
         small_settings(1),
-        trust=trust,
         averaging=AveragingSettings(local_steps=STEPS),
+        codecs=CodecSettings(averaging=codec),
         optimizer=OptimizerSettings(learning_rate=0.01, warmup_steps=2, total_steps=10, max_norm=1e6),
     )
 
 
 def gradients(seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    return [rng.standard_normal(LAYOUT.num_values).astype(np.float32) for _ in range(STEPS)]
+    return [rng.standard_normal(SIZE).astype(np.float32) for _ in range(STEPS)]
 
 
-def test_inner_steps_are_adamws_whose_first_moment_begins_at_zero_and_is_not_corrected() -> None:
-    run, start = settings(), np.random.default_rng(0).standard_normal(LAYOUT.num_values).astype(np.float32)
-    window, version = LocalWindow(run, LAYOUT), 3
-    window.begin(start, version)
-    weights, first, second = start.astype(np.float64), np.zeros(LAYOUT.num_values), np.zeros(LAYOUT.num_values)
-    optimizer = run.optimizer
+def taken(run: RunSettings, start: np.ndarray, version: int, carried: Carried, seed: int) -> LocalWindow:
+    window = LocalWindow(run, LAYOUT)
+    window.begin(start, version, carried)
+    for gradient in gradients(seed):
+        window.take(gradient)
+    window.end()
+    return window
+
+
+def said(carried: CarriedMoments, window: LocalWindow) -> list[Encoded | None]:
+    """What a round of this member alone would say of moments."""
+    parts = carried.parts
+    return [parts.result_codec(part).encode(window.values(parts[part]), seed=bytes(32)) for part in parts.moments]
+
+
+def test_inner_steps_are_adamws_from_moments_that_go_on() -> None:
+    run, start, version = settings(), np.ones(SIZE, dtype=np.float32), 1
+    carried = CarriedMoments(run, LAYOUT)
+    before = taken(run, start, 0, carried.at_first(), 7)
+    begun = carried.after(carried.at_first(), said(carried, before))
+    window = LocalWindow(run, LAYOUT)
+    window.begin(start, version, begun)
+
+    first = before.values(slice(SIZE, 2 * SIZE)).astype(np.float64)
+    second = np.empty(SIZE, dtype=np.float32)
+    from_means(means_in_bf16(before.values(carried.parts[-1])), LAYOUT, second)
+    optimizer, weights, second = run.optimizer, start.astype(np.float64), second.astype(np.float64)
+    first = np.clip(first, -longest_first_moment(optimizer) * np.sqrt(second), None)
+    first = np.minimum(first, longest_first_moment(optimizer) * np.sqrt(second))
     for number, gradient in enumerate(gradients(1)):
-        assert window.take(gradient).learning_rate == learning_rate(run.inner, version * STEPS + number)
         rate = learning_rate(run.inner, version * STEPS + number)
+        assert window.take(gradient).learning_rate == rate
         first = optimizer.beta1 * first + (1 - optimizer.beta1) * gradient
         second = optimizer.beta2 * second + (1 - optimizer.beta2) * gradient.astype(np.float64) ** 2
-        unbiased = np.sqrt(second / (1 - optimizer.beta2 ** (number + 1)))
-        decay = np.where(np.arange(LAYOUT.num_values) < 128, optimizer.weight_decay, 0.0)
-        weights = weights * (1 - rate * decay) - rate * first / (unbiased + optimizer.epsilon)
+        unbiased = np.sqrt(second / (1 - optimizer.beta2 ** (STEPS + number + 1)))
+        decay = np.where(np.arange(SIZE) < 128, optimizer.weight_decay, 0.0)
+        moved = rate * first / (1 - optimizer.beta1 ** (STEPS + number + 1)) / (unbiased + optimizer.epsilon)
+        weights = weights * (1 - rate * decay) - moved
     assert window.is_full
+    window.end()
     np.testing.assert_allclose(window.weights, weights, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(window.way_back(slice(5, 40)), start[5:40] - window.weights[5:40])
+    np.testing.assert_array_equal(window.values(slice(5, 40)), start[5:40] - window.weights[5:40])
+    np.testing.assert_allclose(window.values(slice(SIZE, 2 * SIZE)), first, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(window.values(carried.parts[-1]), means_of(second.astype(np.float32), LAYOUT), rtol=1e-5)
+
+
+def means_in_bf16(means: np.ndarray) -> np.ndarray:
+    """As a result has them: rounded to the nearest."""
+    bits = means.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    found: np.ndarray = rounded.astype(np.uint32).view(np.float32)
+    return found
 
 
 def test_the_schedule_goes_by_inner_steps_and_is_as_long_as_the_run() -> None:
@@ -58,54 +97,71 @@ def test_the_schedule_goes_by_inner_steps_and_is_as_long_as_the_run() -> None:
     assert learning_rate(run.inner, peak) == run.optimizer.learning_rate
 
 
-def test_among_friends_windows_are_one_run_of_adamw_from_a_new_start_each() -> None:
-    run, start = settings("friends"), np.ones(LAYOUT.num_values, dtype=np.float32)
-    window = LocalWindow(run, LAYOUT)
-    whole = ExactOptimizer(run.inner, num_values=LAYOUT.num_values, decay_ranges=LAYOUT.decay_ranges)
-    weights, version = start, 0
-    for version in range(2):
-        window.begin(weights, version)
-        for number, gradient in enumerate(gradients(version)):
-            out = np.empty_like(weights)
-            whole.step(weights, gradient, step=version * STEPS + number, clip_norm=1e6, out=out)
-            weights = out
-            window.take(gradient)
-        np.testing.assert_array_equal(window.weights, weights)
-        weights = window.weights.copy()
-    window.forget()
-    window.begin(start, 0)
-    fresh = LocalWindow(run, LAYOUT)
-    fresh.begin(start, 0)
-    assert window.take(gradients(5)[0]) == fresh.take(gradients(5)[0])
-    np.testing.assert_array_equal(window.weights, fresh.weights)
-
-
-def test_where_windows_are_replayed_one_knows_nothing_of_the_one_before() -> None:
-    start = np.ones(LAYOUT.num_values, dtype=np.float32)
-    fresh, used = LocalWindow(settings(), LAYOUT), LocalWindow(settings(), LAYOUT)
-    used.begin(start * 2, 1)
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "int2"])
+def test_a_window_knows_nothing_but_what_is_carried(codec: AveragingCodecName) -> None:
+    run, start = settings(codec), np.ones(SIZE, dtype=np.float32)
+    carried = CarriedMoments(run, LAYOUT)
+    first = taken(run, start, 0, carried.at_first(), 2)
+    begun = carried.after(carried.at_first(), said(carried, first))
+    assert begun.scalars == {"beta1_power": 0.9 * 0.9 * 0.9 * 0.9, "beta2_power": 0.95 * 0.95 * 0.95 * 0.95}
+    used = LocalWindow(run, LAYOUT)
+    used.begin(start * 2, 1, begun)
     for gradient in gradients(2):
         used.take(gradient)
-    for window in (fresh, used):
-        window.begin(start, 5)
-        for gradient in gradients(3)[:3]:
-            window.take(gradient)
-    np.testing.assert_array_equal(fresh.weights, used.weights)
-    assert fresh.steps_taken == used.steps_taken == 3
+    fresh = taken(run, start, 5, begun, 3)
+    used.begin(start, 5, begun)
+    for gradient in gradients(3):
+        used.take(gradient)
+    used.end()
+    for part in carried.parts:
+        np.testing.assert_array_equal(fresh.values(part), used.values(part))
+    other = taken(run, start, 5, carried.at_first(), 3)
+    assert not np.array_equal(other.weights, fresh.weights)
+
+
+def test_parts_that_say_nothing_leave_their_moments_as_they_were() -> None:
+    run = settings("int2")
+    carried = CarriedMoments(run, LAYOUT)
+    window = taken(run, np.ones(SIZE, dtype=np.float32), 0, carried.at_first(), 2)
+    both = said(carried, window)
+    one = carried.after(carried.at_first(), [both[0], None])
+    first, second = carried.places()
+    assert one.encoded[first].tobytes() == bytes(both[0] or b"")
+    assert not one.encoded[second].any()
+
+
+def test_no_step_is_long_whatever_is_said_of_moments() -> None:
+    """Where second moments are said to be nearly nothing, or less, a step is no longer than AdamW's longest."""
+    run, start = settings(), np.zeros(SIZE, dtype=np.float32)
+    carried = CarriedMoments(run, LAYOUT)
+    honest = taken(run, start, 0, carried.at_first(), 2)
+    for share in (1e-12, 0.0, -1.0):
+        first, second = (honest.values(carried.parts[part]).copy() for part in carried.parts.moments)
+        lie = [carried.parts.result_codec(1).encode(first, seed=bytes(32))]
+        lie.append(carried.parts.result_codec(2).encode(second * np.float32(share), seed=bytes(32)))
+        window = LocalWindow(run, LAYOUT)
+        window.begin(start, 1, carried.after(carried.at_first(), [*lie]))
+        rate = window.take(gradients(4)[0] * np.float32(1e-3)).learning_rate
+        beta1, beta2 = run.optimizer.beta1, run.optimizer.beta2
+        corrected = np.sqrt(1 - beta2 ** (STEPS + 1)) / (1 - beta1 ** (STEPS + 1))
+        most = rate * longest_first_moment(run.optimizer) * corrected
+        assert np.abs(window.weights).max() <= most * 1.0001
 
 
 def test_a_gradient_that_is_not_finite_takes_no_step() -> None:
-    window, start = LocalWindow(settings(), LAYOUT), np.ones(LAYOUT.num_values, dtype=np.float32)
-    window.begin(start, 0)
+    run, start = settings(), np.ones(SIZE, dtype=np.float32)
+    window = LocalWindow(run, LAYOUT)
+    window.begin(start, 0, CarriedMoments(run, LAYOUT).at_first())
     with pytest.raises(LocalError, match="nothing was changed"):
-        window.take(np.full(LAYOUT.num_values, np.nan, dtype=np.float32))
+        window.take(np.full(SIZE, np.nan, dtype=np.float32))
+    window.end()
     assert window.steps_taken == 0
-    assert not window.way_back(slice(None)).any()
+    assert not window.values(slice(0, SIZE)).any()
 
 
 def test_the_outer_step_is_exactly_the_weights_less_the_mean() -> None:
     run, weights, mean = settings(), *gradients(4)[:2]
-    optimizer = ExactOptimizer(run.outer, num_values=LAYOUT.num_values, decay_ranges=LAYOUT.decay_ranges)
+    optimizer = ExactOptimizer(run.outer, num_values=SIZE, decay_ranges=LAYOUT.decay_ranges)
     assert not optimizer.moments
     for version in (0, 9):
         out = np.empty_like(weights)

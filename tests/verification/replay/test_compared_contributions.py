@@ -41,7 +41,8 @@ class Work:
         self.mean = self.replay.decoded_contribution(self.replayed)
 
     def encoded(self, mean: Floats) -> list[memoryview]:
-        codec, parts = vector_codec(self.run.settings.codecs.averaging), Parts.of(self.run.settings, mean.size)
+        codec = vector_codec(self.run.settings.codecs.averaging)
+        parts = Parts.of(self.run.settings, self.replay.layout)
         peer, count = self.run.peers[0][0].peer_id, self.replay.num_parts
         seeds = part_seeds(RUN_ID, StageIndex(0), Version(1), peer, num_parts=count)
         return [codec.encode(mean[where], seed=seed) for where, seed in zip(parts, seeds, strict=True)]

@@ -1,12 +1,13 @@
 """Steps on a few chunks of a state are the steps of the whole, to the bit, whatever the optimizer and the chunk."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kernels.norms import norm_of_parts
+from swarm.averaging.encoded import Encoded
 from swarm.averaging.parts import Parts
 from swarm.checkpoint.state import (
     CHUNK_BYTES,
@@ -18,10 +19,12 @@ from swarm.checkpoint.state import (
     state_chunks,
 )
 from swarm.core.errors import RemoteError
-from swarm.core.settings import PART_VALUES, OptimizerSettings
+from swarm.core.settings import PART_VALUES, AveragingSettings, CodecSettings, OptimizerSettings
 from swarm.core.state.step_rule import NUM_CERTIFIED_NORMS
 from swarm.model.layout import ParameterLayout
-from swarm.optim.stage_step import FlatGradient, StageStep
+from swarm.optim.carried_moments import CarriedMoments
+from swarm.optim.stage_step import FlatGradient, StageStep, first_state
+from tests.verification.exhibits import small_settings
 from verification.replay.stepped_again import CertifiedStep, StepsAgain, needs_of
 
 LAYOUT = ParameterLayout.of({"a": (3, 100_001), "b": (77,), "c": (450_000,)})
@@ -81,6 +84,60 @@ def test_every_chunk_of_the_state_follows_from_the_few_that_it_needs(name: str) 
                 continue  # the header: it is read before
             with pytest.raises(RemoteError):
                 StepsAgain(optimizer, CLIP_NORM, old, fewer, few, CUT).chunk(index)
+
+
+@dataclass(frozen=True)
+class WindowsSaid(FlatGradient):
+    """A round of windows."""
+
+    said: list[Encoded | None]
+
+    def moments(self) -> list[Encoded | None]:
+        return self.said
+
+
+def test_every_chunk_of_a_state_with_carried_moments_follows_from_the_few_that_it_needs() -> None:
+    """Of four rounds one has no work, one is skipped, and in each a part of moments is empty."""
+    settings = small_settings(1, codecs=CodecSettings(averaging="int8"), averaging=AveragingSettings(local_steps=3))
+    carried, rng = CarriedMoments(settings, LAYOUT), np.random.default_rng(6)
+    cut, step = carried.parts, StageStep.of_run(settings, LAYOUT, clip_norm=1e9)
+    old = first_state(settings, LAYOUT, rng.standard_normal(LAYOUT.num_values, dtype=np.float32))
+    old = state = replace(old, certified_norms=[1.0] * NUM_CERTIFIED_NORMS, name=bytes(32))
+    steps = list[CertifiedStep]()
+    for number in range(4):
+        gradient = rng.standard_normal(LAYOUT.num_values, dtype=np.float32)
+        norm = 1e3 if number == 2 else 1.0
+        bodies: dict[int, Encoded | None] = dict.fromkeys(cut.moments)
+        for part in cut.moments:
+            if part % 4 != number:
+                values = np.square(rng.standard_normal(cut.size(part), dtype=np.float32))
+                bodies[part] = cut.result_codec(part).encode(values, seed=bytes(32))
+        parts = {part: gradient[where] for part, where in enumerate(cut.gradient)}
+        taken = CertifiedStep(
+            name=bytes([number]) * 32, norm=norm, gradient=None if number == 1 else parts, moments=bodies
+        )
+        whole = None if number == 1 else WindowsSaid(gradient, norm, list(bodies.values()))
+        stepped = step.next(state, whole, taken.name)
+        assert (stepped.skipped is None) == (number in (0, 3))
+        state = stepped.state
+        steps.append(taken)
+    old_chunks, new_chunks = state_chunks(old), state_chunks(state)
+    for index, wanted in enumerate(new_chunks):
+        needs = needs_of(old_chunks[0], index, layout=LAYOUT, cut=cut)
+        chunks = {number: bytes(old_chunks[number]) for number in needs.old_chunks}
+        few = [
+            replace(
+                taken,
+                gradient=None
+                if taken.gradient is None
+                else {p: taken.gradient[p] for p in needs.parts if p not in cut.moments},
+                moments={p: taken.moments[p] for p in needs.parts if p in cut.moments},
+            )
+            for taken in steps
+        ]
+        again = StepsAgain(settings.outer, 1e9, old, chunks, few, cut, carried).chunk(index)
+        assert again.body == bytes(wanted), index
+        assert again.total_bytes == sum(map(len, new_chunks))
 
 
 def test_a_step_that_replicas_skip_leaves_a_chunk_as_it_was_and_only_counts() -> None:

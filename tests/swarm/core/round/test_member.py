@@ -184,6 +184,46 @@ def test_a_relieved_reducer_offers_what_it_made_when_the_part_comes_back() -> No
     assert only(out, SendReduced).reduced == reduced_part(0, facts.members)
 
 
+def test_a_reducer_far_slower_than_the_others_is_relieved_though_its_bytes_still_come() -> None:
+    """Of one whose line had a tenth of the others' rate no round came: each byte bought it another wait."""
+    facts, (leader, second, third) = facts_and_rounds(3)
+    roster = led_roster(leader)
+    for part, reducer in enumerate(roster.reducers):
+        if reducer == leader.me:
+            for peer in facts.members:
+                leader.on_part(peer, part)
+            leader.aggregated(reduced_part(part, facts.members), now=0.0)
+        elif reducer == second.me:
+            leader.on_reduced(reducer, reduced_part(part, facts.members), now=0.0)
+    out: list[object] = []
+    now = 0.0
+    while not has(out, SendRoster):
+        now += facts.phase_s / 4
+        assert now < 4 * facts.phase_s
+        leader.moved(third.me, now=now)
+        out = [*leader.tick(now=now)]
+    moved = only(out, SendRoster).roster
+    assert third.me not in moved.reducers
+    assert moved.certificate == roster.certificate
+
+
+def test_a_reducer_that_waits_for_one_contributor_is_not_relieved_for_its_slowness() -> None:
+    facts, (leader, second, third) = facts_and_rounds(3)
+    roster = led_roster(leader)
+    for part, reducer in enumerate(roster.reducers):
+        if reducer == leader.me:
+            for peer in facts.members:
+                leader.on_part(peer, part)
+            leader.aggregated(reduced_part(part, facts.members), now=0.0)
+        elif reducer == second.me:
+            leader.on_reduced(reducer, reduced_part(part, facts.members), now=0.0)
+    now = 0.0
+    while now < 3 * facts.phase_s:
+        now += facts.phase_s / 4
+        leader.on_missing(third.me, 0, [second.me], [], now=now)
+        assert not has(leader.tick(now=now), SendRoster)
+
+
 def test_parts_that_moved_to_another_reducer_keep_the_certificate_of_the_facts() -> None:
     _, (leader, second, third) = facts_and_rounds(3)
     roster = led_roster(leader)

@@ -102,6 +102,51 @@ def test_a_source_that_was_taken_for_lost_is_waited_for_again() -> None:
     assert progress.closing(now=2.0, synchronous=True) is not None
 
 
+@pytest.mark.parametrize("ended", [0, 3])
+def test_who_does_not_end_what_it_was_granted_keeps_no_step_open(ended: int) -> None:
+    progress = _progress(8)
+    progress.reserve((A, B, C), now=0.0)
+    held = MemberReport(ended, 4 - ended, num_passed_on=4 - ended)
+    assert progress.report(A, MemberReport(0, 0, num_wanted=4), now=1.0) == 4
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4), now=1.0) == 4
+    progress.report(A, held, now=1.5)
+    assert progress.report(B, MemberReport(3, 1, num_wanted=3), now=2.0) == 4
+    assert progress.report(B, MemberReport(3, 1, num_wanted=3), now=60.0) == 4, "B still has one to end"
+    assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0) == 4
+    assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0 + 4 * 60) == 4, "less than four times as long"
+    assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=61.0 + 4 * 61) == 8 - ended
+    assert progress.report(A, held, now=306.0) == ended
+    progress.report(B, MemberReport(8 - ended, 0), now=307.0)
+    closing = progress.closing(now=307.0, synchronous=True)
+    assert closing is not None
+    assert "all of 8" in closing.reason
+
+
+def test_one_that_is_quick_takes_nothing_from_two_who_have_not_ended_any() -> None:
+    progress = _progress(9)
+    progress.reserve((A, B, C), now=0.0)
+    for peer in (A, B, C):
+        progress.report(peer, MemberReport(0, 0, num_wanted=3), now=0.0)
+    progress.report(A, MemberReport(3, 0, num_wanted=3), now=0.1)
+    assert progress.report(A, MemberReport(3, 0, num_wanted=3), now=50.0) == 3
+    progress.report(B, MemberReport(3, 0), now=51.0)
+    assert progress.report(A, MemberReport(3, 0, num_wanted=3), now=51.0 + 4 * 51) == 6
+
+
+def test_what_comes_late_of_who_was_passed_over_counts() -> None:
+    progress = _progress(8)
+    progress.reserve((A, B), now=0.0)
+    for peer in (A, B):
+        progress.report(peer, MemberReport(0, 0, num_wanted=4), now=0.0)
+    progress.report(A, MemberReport(0, 4), now=0.1)
+    progress.report(B, MemberReport(4, 0, num_wanted=4), now=0.2)
+    assert progress.report(B, MemberReport(4, 0, num_wanted=4), now=0.3 + STRAGGLER_S) == 8
+    progress.report(A, MemberReport(4, 0, num_wanted=4), now=3.0)
+    assert progress.num_done == 8
+    assert progress.is_exhausted
+    assert progress.report(A, MemberReport(4, 0, num_wanted=4), now=3.1) == 4, "it gets no more in this step"
+
+
 def test_a_repeated_report_changes_nothing() -> None:
     progress = _progress(8)
     report = MemberReport(1, 2, num_wanted=2)

@@ -1,0 +1,115 @@
+"""AdamW's moments from one window of local steps to the next, as the last certified result has them.
+
+Every member begins a window with the same moments, which are part of the stage's state as the result's own bytes, and
+says those that it has at its end, the second ones by their rows and columns (`swarm.optim.factored_moments`). The
+powers of the betas go on by a whole window with each: to take young moments for grown ones cost more loss than three
+local steps.
+
+Whatever anybody says, no second moment is below zero, and no first one longer than AdamW can make it beside the
+second: by Cauchy and Schwarz |m| <= r sqrt(v), and with that at its start no step of a window is longer than such a
+step of any run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import windows
+from kernels.threads import ONE_THREAD, Threads
+from swarm.averaging.encoded import Encoded
+from swarm.averaging.parts import Parts
+from swarm.checkpoint.state import StageState
+from swarm.core.settings import RunSettings
+from swarm.model.layout import ParameterLayout
+from swarm.optim.exact import ExactOptimizer, longest_first_moment
+from swarm.optim.factored_moments import from_means, num_means
+
+CARRIED = "carried"
+"""Their name in a state."""
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a window begins with besides the weights; nothing writes to it."""
+
+    encoded: NDArray[np.uint8]
+    """The moments' parts of a result, end to end."""
+    scalars: Mapping[str, float]
+    """AdamW's running products of its betas."""
+
+    @classmethod
+    def of(cls, state: StageState) -> "Carried | None":
+        """None in a run without windows."""
+        encoded = state.moments.get(CARRIED)
+        return None if encoded is None else cls(encoded.astype(np.uint8, copy=False), dict(state.scalars))
+
+
+class CarriedMoments:
+    """A run's: how they lie in a state, become others in a step, and become an optimizer's."""
+
+    def __init__(self, settings: RunSettings, layout: ParameterLayout) -> None:
+        self.parts = Parts.of(settings, layout)
+        self._layout = layout
+        self._inner = settings.inner
+        self._num_steps = settings.averaging.local_steps
+        self._ratio = np.float32(longest_first_moment(settings.inner))
+
+    def places(self) -> list[slice]:
+        """Where each of the parts of moments lies in the encoded bytes, in order."""
+        return places_of_moments(self.parts)
+
+    def at_first(self) -> Carried:
+        """Of version 0: zeros, which every codec writes as such."""
+        num_bytes = self.places()[-1].stop
+        return Carried(np.zeros(num_bytes, dtype=np.uint8), {"beta1_power": 1.0, "beta2_power": 1.0})
+
+    def after(self, before: Carried, said: Sequence[Encoded | None]) -> Carried:
+        """Of the version that a round's windows make; `said` as `CertifiedGradient.moments` has it."""
+        return Carried(moments_after(self.parts, before.encoded, said), self.powers_after(before.scalars))
+
+    def powers_after(self, scalars: Mapping[str, float]) -> dict[str, float]:
+        """Of the betas, after one window more."""
+        found = dict(scalars)
+        for _ in range(self._num_steps):
+            found["beta1_power"] *= self._inner.beta1
+            found["beta2_power"] *= self._inner.beta2
+        return found
+
+    def load(self, carried: Carried, optimizer: ExactOptimizer, *, threads: Threads = ONE_THREAD) -> None:
+        """Have the optimizer begin there. Raises RemoteError for what no result holds."""
+        parts, places = self.parts, self.places()
+        first, second = optimizer.moments["first"], optimizer.moments["second"]
+        means = np.empty(num_means(self._layout), dtype=np.float32)
+
+        def decode(index: int) -> None:
+            part, place = parts.moments[index], places[index]
+            start = parts[part].start - parts.num_values
+            out = first[start:] if start < first.size else means[start - first.size :]
+            parts.result_codec(part).decode(carried.encoded[place].data, out[: parts.size(part)])
+
+        threads.map(decode, range(len(places)))
+        from_means(np.maximum(means, np.float32(0.0)), self._layout, second, threads=threads)
+        windows.shorten(first, second, self._ratio, threads=threads)
+        optimizer.scalars = dict(carried.scalars)
+
+
+def places_of_moments(parts: Parts) -> list[slice]:
+    """As `CarriedMoments.places`."""
+    found, at = [], 0
+    for part in parts.moments:
+        found.append(slice(at, at + parts.result_bytes(part)))
+        at = found[-1].stop
+    return found
+
+
+def moments_after(parts: Parts, before: NDArray[np.uint8], said: Sequence[Encoded | None]) -> NDArray[np.uint8]:
+    """The encoded moments once those parts are others that are said."""
+    after = before.copy()
+    for place, body in zip(places_of_moments(parts), said, strict=True):
+        if body is not None:
+            after[place] = np.frombuffer(body, dtype=np.uint8)
+    after.setflags(write=False)
+    return after

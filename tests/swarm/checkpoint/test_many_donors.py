@@ -1,0 +1,109 @@
+"""Pieces of several donors: who is fast gives more, who fails gives none, and nothing that came is asked for again."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+import swarm.checkpoint.many_donors
+from swarm.checkpoint.many_donors import from_donors
+from swarm.core.errors import TransientError
+from swarm.core.ids import PeerId
+from swarm.core.transfers import LEAST_LANES, MOST_LANES
+
+FAST, SLOW, DEAD = PeerId("fast"), PeerId("slow"), PeerId("dead")
+PIECE_BYTES = 1 << 20
+
+
+class Lines:
+    """Donors that take turns: at each, the fast one answers all that it was asked, the slow one a piece in twenty."""
+
+    def __init__(self) -> None:
+        self.given = Counter[PeerId]()
+        self.came = Counter[int]()
+        self.asked = Counter[PeerId]()
+        self.most = Counter[PeerId]()
+
+    async def fetch(self, donor: PeerId, piece: int) -> int:
+        self.asked[donor] += 1
+        self.most[donor] = max(self.most[donor], self.asked[donor])
+        try:
+            if donor == DEAD:
+                raise TransientError("it is cut off")
+            await asyncio.sleep(0 if donor == FAST else 0.02)
+        finally:
+            self.asked[donor] -= 1
+        self.given[donor] += 1
+        self.came[piece] += 1
+        return PIECE_BYTES
+
+
+def test_a_slow_donor_holds_nobody_up_and_each_piece_comes_once() -> None:
+    lines = Lines()
+    asyncio.run(from_donors([SLOW, DEAD, FAST], range(200), lines.fetch))
+    assert set(lines.came) == set(range(200))
+    assert set(lines.came.values()) == {1}
+    assert lines.given[FAST] > 150, "by turns the slow one would have had to give a half"
+    assert lines.most[DEAD] <= LEAST_LANES, "who failed is asked no more"
+
+
+def test_a_fast_donor_is_asked_for_more_at_a_time() -> None:
+    lines = Lines()
+    asyncio.run(from_donors([FAST], range(100), lines.fetch))
+    assert lines.most[FAST] == MOST_LANES
+
+
+def test_the_last_pieces_do_not_wait_for_a_donor_that_gives_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four lines carried a tenth of the others' rate: of 38 parts the last four took minutes."""
+    monkeypatch.setattr(swarm.checkpoint.many_donors, "LOOK_S", 0.05)
+    lines = Lines()
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        if donor == SLOW:
+            await asyncio.sleep(60.0)
+        return await lines.fetch(donor, piece)
+
+    async def main() -> None:
+        async with asyncio.timeout(5.0):
+            await from_donors([SLOW, FAST], range(40), fetch)
+
+    asyncio.run(main())
+    assert set(lines.came) == set(range(40))
+    assert lines.given[SLOW] == 0
+
+
+def test_a_donor_of_which_one_piece_stalls_while_others_come_is_asked_for_fewer() -> None:
+    """Sixteen chunks at a time came from a full line, one of them too slowly: the donor was asked no more."""
+    under_way, most_after, stalled = 0, 0, False
+
+    async def fetch(donor: PeerId, piece: int) -> int:
+        nonlocal under_way, most_after, stalled
+        under_way += 1
+        if stalled:
+            most_after = max(most_after, under_way)
+        try:
+            await asyncio.sleep(0.01 if piece else 0.1)
+            if not piece and not stalled:
+                stalled = True
+                raise TransientError("too little comes")
+        finally:
+            under_way -= 1
+        return PIECE_BYTES
+
+    asyncio.run(from_donors([FAST], range(200), fetch))
+    assert stalled
+    assert most_after < MOST_LANES
+
+
+def test_what_came_before_all_failed_is_not_fetched_again() -> None:
+    lines = Lines()
+
+    async def main() -> None:
+        with pytest.raises(TransientError, match="cut off"):
+            await from_donors([DEAD], range(4), lines.fetch)
+        with pytest.raises(TransientError, match="0 donors"):
+            await from_donors([], range(1), lines.fetch)
+        await from_donors([], (), lines.fetch)
+
+    asyncio.run(main())
+    assert not lines.came
