@@ -385,6 +385,8 @@ def _reading(base: type[Any]) -> Any:
     read = base.__dict__["from_value"].__func__
 
     def from_value(cls: type[Any], value: Value) -> Any:
+        if _READING.get():  # a record within a record
+            return read(cls, value)
         token = _READING.set(True)
         try:
             return read(cls, value)

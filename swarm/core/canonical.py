@@ -7,8 +7,11 @@ bytes, and `unpack` accepts nothing that `pack` would not have written.
 
 import hashlib
 import struct
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeAlias
+from operator import attrgetter
+from types import NoneType
+from typing import Any, TypeAlias
 
 from swarm.core.errors import RemoteError
 
@@ -36,9 +39,7 @@ class Packed:
 
 def pack(value: Value) -> bytes:
     """Canonical bytes of `value`. Raises TypeError for types outside the subset."""
-    out = bytearray()
-    _pack(value, out, 0)
-    return bytes(out)
+    return _packed(value, 0)
 
 
 def digest(domain: str, value: Value) -> bytes:
@@ -65,84 +66,93 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Value:
     return value
 
 
-def _pack(value: Value, out: bytearray, depth: int) -> None:
-    # What messages are made of most comes first: a round packs ten thousand values.
-    if depth > MAX_DEPTH:
+def _packed(value: Value, depth: int) -> bytes:
+    scalar = _SCALARS.get(type(value))
+    if scalar is not None:
+        return scalar(value)
+    if isinstance(value, (list, tuple)):
+        return _packed_list(value, depth)
+    if isinstance(value, dict):
+        return _packed_map(value, depth)
+    for kind, scalar in _SCALARS.items():
+        if isinstance(value, kind):  # a kind of its own, such as NumPy's float64
+            return scalar(value)
+    raise TypeError(f"{type(value).__name__} has no canonical form")
+
+
+def _packed_list(items: "list[Value] | tuple[Value, ...]", depth: int) -> bytes:
+    # A round packs ten thousand values, most of them in lists: no call is made for one that takes none.
+    if items and depth >= MAX_DEPTH:
         raise TypeError(f"nested deeper than {MAX_DEPTH}")
-    if isinstance(value, str):
-        out += _packed_name(value) if len(value) <= _NAME_CHARACTERS else _packed_text(value)
-    elif type(value) is int:
-        _pack_int(value, out)
-    elif isinstance(value, bytes):
-        if len(value) < len(_SHORT_BIN):
-            out += _SHORT_BIN[len(value)]
-        else:
-            _pack_number(len(value), out, _BIN)
-        out += value
-    elif isinstance(value, (list, tuple)):
-        _pack_head(len(value), out, (0x90, 16), _ARRAY)
-        for item in value:
-            _pack(item, out, depth + 1)
-    elif isinstance(value, dict):
-        _pack_head(len(value), out, (0x80, 16), _MAP)
-        for key in sorted(value):
-            if not isinstance(key, str):
-                raise TypeError(f"key {key!r} is not a string")
-            out += _packed_name(key) if len(key) <= _NAME_CHARACTERS else _packed_text(key)
-            _pack(value[key], out, depth + 1)
-    else:
-        _pack_scalar(value, out)
+    found = [_head(len(items), 0x90, 16, _ARRAY)]
+    for item in items:
+        scalar = _SCALARS.get(type(item))
+        found.append(scalar(item) if scalar is not None else _packed(item, depth + 1))
+    return b"".join(found)
 
 
-def _pack_scalar(value: Value, out: bytearray) -> None:
-    if value is None:
-        out.append(0xC0)
-    elif value is True or value is False:
-        out.append(0xC3 if value else 0xC2)
-    elif isinstance(value, int):  # an enumeration's
-        _pack_int(value, out)
-    elif isinstance(value, float):
-        out.append(0xCB)
-        out += _FLOAT.pack(value or 0.0)  # also for -0.0
-    elif isinstance(value, Packed):
-        out += value.data
-    else:
-        raise TypeError(f"{type(value).__name__} has no canonical form")
+def _packed_map(entries: dict[str, Value], depth: int) -> bytes:
+    if entries and depth >= MAX_DEPTH:
+        raise TypeError(f"nested deeper than {MAX_DEPTH}")
+    found = [_head(len(entries), 0x80, 16, _MAP)]
+    for key in sorted(entries):
+        if not isinstance(key, str):
+            raise TypeError(f"key {key!r} is not a string")
+        item = entries[key]
+        scalar = _SCALARS.get(type(item))
+        found.append(_packed_str(key))
+        found.append(scalar(item) if scalar is not None else _packed(item, depth + 1))
+    return b"".join(found)
 
 
-def _pack_int(value: int, out: bytearray) -> None:
-    if -32 <= value < 128:
-        out.append(value & 0xFF)
-    else:
-        _pack_number(value, out, _POSITIVE if value > 0 else _NEGATIVE)
+def _packed_str(text: str) -> bytes:
+    return _packed_name(text) if len(text) <= _NAME_CHARACTERS else _packed_text(text)
 
 
 def _packed_text(text: str) -> bytes:
-    data, out = text.encode(), bytearray()
-    _pack_head(len(data), out, (0xA0, 32), _STR)
-    return bytes(out) + data
+    data = text.encode()
+    return _head(len(data), 0xA0, 32, _STR) + data
 
 
 _packed_name = lru_cache(maxsize=4096)(_packed_text)
 """The same fields and peers are named in every message."""
 
 
-def _pack_head(length: int, out: bytearray, short: tuple[int, int], sizes: "_Sizes") -> None:
-    if length < short[1]:
-        out.append(short[0] | length)
-    else:
-        _pack_number(length, out, sizes)
+def _packed_bytes(data: bytes) -> bytes:
+    return (_SHORT_BIN[len(data)] if len(data) < len(_SHORT_BIN) else _number(len(data), _BIN)) + data
 
 
-def _pack_number(value: int, out: bytearray, sizes: "_Sizes") -> None:
+def _packed_int(value: int) -> bytes:
+    if -32 <= value < 128:
+        return _SHORT_INT[value]
+    return _number(value, _POSITIVE if value > 0 else _NEGATIVE)
+
+
+def _packed_float(value: float) -> bytes:
+    return b"\xcb" + _FLOAT.pack(value or 0.0)  # also for -0.0
+
+
+def _head(length: int, code: int, short: int, sizes: "_Sizes") -> bytes:
+    return _BYTES[code | length] if length < short else _number(length, sizes)
+
+
+def _number(value: int, sizes: "_Sizes") -> bytes:
     for code, (layout, _, last) in sizes.items():
         if value >= last if last < 0 else value <= last:
-            out.append(code)
-            out += layout.pack(value)
-            return
+            return _BYTES[code] + layout.pack(value)
     raise TypeError(f"{value} does not fit")
 
 
+_SCALARS: dict[type, Callable[[Any], bytes]] = {
+    str: _packed_str,
+    bytes: _packed_bytes,
+    NoneType: lambda value: b"\xc0",
+    bool: lambda value: b"\xc3" if value else b"\xc2",
+    int: _packed_int,
+    float: _packed_float,
+    Packed: attrgetter("data"),
+}
+"""What has no others in it; a bool is also an int."""
 _Size: TypeAlias = tuple[struct.Struct, int, int]
 """Layout of a big-endian number, with the first and the last number, away from zero, that take so long a form."""
 _Sizes: TypeAlias = dict[int, _Size]
@@ -165,6 +175,9 @@ _STR = _sizes(range(0xD9, 0xDC), "BHI", 32)
 _BIN = _sizes(range(0xC4, 0xC7), "BHI", 0)
 _ARRAY = _sizes(range(0xDC, 0xDE), "HI", 16)
 _MAP = _sizes(range(0xDE, 0xE0), "HI", 16)
+_BYTES = [bytes([code]) for code in range(256)]
+_SHORT_INT = [*_BYTES[:128], *_BYTES[256 - 32 :]]
+"""By the number; one below zero counts from the end."""
 _SHORT_BIN = [bytes([0xC4, length]) for length in range(256)]
 _FLOAT = struct.Struct(">d")
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
@@ -238,21 +251,46 @@ class _Reader:
 
     def _array(self, length: int, depth: int) -> Value:
         self._check_length(length)
-        return [self.read(depth + 1) for _ in range(length)]
+        return self._values(length, depth + 1)
 
     def _map(self, length: int, depth: int) -> Value:
         self._check_length(length)
+        found = self._values(2 * length, depth + 1)
         entries: dict[str, Value] = {}
         last: str | None = None
-        for _ in range(length):
-            key = self.read(depth + 1)
+        for at in range(0, 2 * length, 2):
+            key = found[at]
             if not isinstance(key, str) or (last is not None and key <= last):
                 raise RemoteError(
                     "malformed", "map keys must be distinct strings in sorted order, as canonical form has"
                 )
-            entries[key] = self.read(depth + 1)
+            entries[key] = found[at + 1]
             last = key
         return entries
+
+    def _values(self, count: int, depth: int) -> list[Value]:
+        """So many, one after the other. What there is most of is read here, without a call for each."""
+        if count and depth > MAX_DEPTH:
+            raise RemoteError("malformed", f"nested deeper than {MAX_DEPTH}")
+        data, at = self.data, self.at
+        found: list[Value] = []
+        for _ in range(count):
+            code = data[at]
+            if code < 0x80:
+                found.append(code)
+                at += 1
+            elif 0xA0 <= code < 0xC0 or (code == 0xC4 and at + 1 < len(data)):
+                start, length = (at + 2, data[at + 1]) if code == 0xC4 else (at + 1, code & 31)
+                at = start + length
+                if at > len(data):
+                    raise RemoteError("malformed", f"{length} bytes announced, {len(data) - start} left")
+                found.append(data[start:at] if code == 0xC4 else data[start:at].decode())
+            else:
+                self.at = at
+                found.append(self.read(depth))
+                at = self.at
+        self.at = at
+        return found
 
     def _check_length(self, length: int) -> None:
         # Each element takes at least a byte: an announced length can never make us allocate more than came.

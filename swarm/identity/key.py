@@ -62,7 +62,9 @@ class Identity:
 
     def sign(self, data: bytes) -> bytes:
         """Ed25519 signature (RFC 8032), 64 bytes. `data` begins with a domain tag (`core.canonical.signed_bytes`)."""
-        return self._private_key.sign(data)
+        signature = self._private_key.sign(data)
+        _remember(_remembered(self.peer_id, data, signature))  # a voter is shown its own votes in each certificate
+        return signature
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"  # never the key
@@ -77,16 +79,24 @@ def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
     if public_key is None:
         return False
     try:
-        key = (peer_id, signature, hashlib.blake2b(data, digest_size=32).digest())
+        key = _remembered(peer_id, data, signature)
         if key in _found_good:
             return True
         public_key.verify(signature, data)
     except (InvalidSignature, ValueError, TypeError):
         return False
+    _remember(key)
+    return True
+
+
+def _remembered(peer_id: PeerId, data: bytes, signature: bytes) -> tuple[PeerId, bytes, bytes]:
+    return (peer_id, signature, hashlib.blake2b(data, digest_size=32).digest())
+
+
+def _remember(key: tuple[PeerId, bytes, bytes]) -> None:
     if len(_found_good) >= _MOST_REMEMBERED:
         _found_good.clear()
     _found_good.add(key)
-    return True
 
 
 def is_peer_id(text: str) -> bool:

@@ -91,8 +91,12 @@ class Stack(nn.Module):
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
+@lru_cache(maxsize=8)
 def build_stack(model: ModelSettings, stage: int, *, device: torch.device) -> Stack:
-    """Parameters on the meta device take no memory; what no checkpoint holds is real on `device`."""
+    """Parameters on the meta device take no memory; what no checkpoint holds is real on `device`.
+
+    Made once, since it takes long, and shared: nobody changes it (`swarm.model.stage` binds weights into a copy).
+    """
     family, config = family_of(model.config_json), _computed_config(model.config_json)
     stack = Stack(family, config, decoder_of(model.config_json), range(*model.stage_layers[stage]), device=device)
     assert not [name for name, buffer in stack.named_buffers() if buffer.is_meta], "a buffer has no values"

@@ -9,7 +9,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarm.core.canonical import Value, pack
 from swarm.core.errors import RemoteError, TransientError, UnreachableError
@@ -39,11 +39,16 @@ class _Line:
         return self.free_at
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _OpenCall:
     caller: PeerId
     callee: PeerId
-    broken: asyncio.Event = field(default_factory=asyncio.Event)
+    working: asyncio.Task[tuple[bytes, memoryview]]
+    is_broken: bool = False
+
+    def break_off(self) -> None:
+        self.is_broken = True
+        self.working.cancel()
 
 
 class MemoryNetwork:
@@ -138,20 +143,20 @@ class MemoryNetwork:
 
         Raises TransientError when the call breaks, and what the callee raises.
         """
-        call = _OpenCall(caller, callee.peer_id)
-        self._open_calls.add(call)
         working = asyncio.create_task(self._there_and_back(callee, caller, method, request, timeout_s))
-        breaking = asyncio.create_task(call.broken.wait())
+        call = _OpenCall(caller, callee.peer_id, working)
+        self._open_calls.add(call)
         try:
-            await asyncio.wait({working, breaking}, return_when=asyncio.FIRST_COMPLETED)
-            if call.broken.is_set():
+            await asyncio.wait((working,))
+            if call.is_broken:
                 raise UnreachableError(f"{callee.peer_id}: {method} broke off")
             return working.result()
         finally:
             self._open_calls.discard(call)
-            working.cancel()
-            breaking.cancel()
-            await asyncio.gather(working, breaking, return_exceptions=True)
+            if not working.done():
+                working.cancel()
+            if call.is_broken or not working.done():
+                await asyncio.gather(working, return_exceptions=True)
 
     async def _there_and_back(
         self, callee: "MemoryTransport", caller: PeerId, method: str, request: Message, timeout_s: float
@@ -196,7 +201,7 @@ class MemoryNetwork:
     def _break_calls(self, concerned: Callable[[_OpenCall], bool]) -> None:
         for call in self._open_calls:
             if concerned(call):
-                call.broken.set()
+                call.break_off()
 
 
 class MemoryTransport:
@@ -245,16 +250,20 @@ class MemoryTransport:
                 f"{method}: an answer of {len(reply_body)} bytes is over the limit of {max_body_bytes}",
                 peer_id,
             )
-        self._bytes_received += len(reply_meta) + len(reply_body)
+        callee.count_received(len(meta) + len(body))
+        self.count_received(len(reply_meta) + len(reply_body))
         return Message(decode_meta(reply_meta), memoryview(bytearray(reply_body)))
 
     async def answer(self, caller: PeerId, method: str, request: Message) -> tuple[bytes, memoryview]:
         """An incoming call; for the network only."""
         with self._services.admitted(caller, method, len(request.body)) as service:
             meta, body = await ask(service.handler, caller, method, request)
-        self._bytes_received += len(pack(request.meta)) + len(request.body)
         self._bytes_sent += len(meta) + len(body)
         return meta, body
+
+    def count_received(self, num_bytes: int) -> None:
+        """Of a message that came; for the network only."""
+        self._bytes_received += num_bytes
 
     async def connect(self, peer_id: PeerId, addresses: list[str]) -> None:
         self._network.reach(self, peer_id)

@@ -8,9 +8,9 @@ from benchmarks.red_team.__main__ import FIRST, KitMaker
 from benchmarks.red_team.__main__ import run as run_attack
 from benchmarks.red_team.invariants import broken
 from benchmarks.red_team.plan import Plan, Rule
+from benchmarks.red_team.reversals import REVERSALS, written_result
 from benchmarks.red_team.trial import run
 from swarm.attacks import Attack
-from tests.benchmarks.red_team.reversals import REVERSALS, written_result
 
 FIRST_STAGE, LAST_STAGE = "one of 5, the first stage", "one of 5, the last stage"
 TWO_LIARS = "two of 8, the first stage"
