@@ -153,10 +153,8 @@ class MemoryNetwork:
             return working.result()
         finally:
             self._open_calls.discard(call)
-            if not working.done():
-                working.cancel()
-            if call.is_broken or not working.done():
-                await asyncio.gather(working, return_exceptions=True)
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)  # also where it was over: somebody takes its error
 
     async def _there_and_back(
         self, callee: "MemoryTransport", caller: PeerId, method: str, request: Message, timeout_s: float
