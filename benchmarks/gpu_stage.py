@@ -11,6 +11,7 @@ with gradients summed by autograd; "autocast" the same on fp32 weights. They tak
 """
 
 import argparse
+import copy
 import json
 import statistics
 import sys
@@ -180,8 +181,8 @@ class Bench:
         """A microbatch in plain PyTorch."""
         case, dtype = self.case, torch.bfloat16 if self.compute_dtype == "bf16" else torch.float32
         kept = torch.float32 if autocast else dtype
-        stack = build_stack(case.model(self.compute_dtype), self.stage, device=self.device)
-        stack = _filled(stack, kept, self.device)
+        shared = build_stack(case.model(self.compute_dtype), self.stage, device=self.device)
+        stack = _filled(copy.deepcopy(shared), kept, self.device)
         head = torch.nn.Linear(case.hidden_size, case.vocab_size, bias=False, device=self.device, dtype=kept)
         ids, hidden = self.ids.to(self.device), self.hidden.to(self.device, kept).requires_grad_()
         grad_y = self.hidden.to(self.device, kept)

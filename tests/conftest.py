@@ -22,6 +22,7 @@ class ProcessesOneAtATime(LoadScopeScheduling):
         return PROCESSES if nodeid.endswith(PROCESSES) else nodeid.partition("::")[0]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: tests of processes wait longer than they compute."""
     return (os.cpu_count() or 1) + 1

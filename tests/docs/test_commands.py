@@ -45,6 +45,7 @@ BY_A_TEST = {
     "make results": "tests/benchmarks/results/test_measuring.py",
     "make test": "tests/docs/test_commands.py",
     "python -m peer.adversary KIND@STEP join ...": "tests/peer/adversary/test_adversary.py",
+    "python -m tests.docs.manifest_page": "tests/docs/test_manifest_page.py",
     "pip wheel --no-deps -w . .": "tests/swarm/test_wheel.py",
     "pipx install ./homeswarm-0.1.0-py3-none-any.whl": "tests/swarm/test_wheel.py",
     "python -m benchmarks.families --json": "tests/benchmarks/test_families.py",
