@@ -341,7 +341,7 @@ total_steps = {request.steps}
 [codecs]
 activations = "int8"
 activation_gradients = "int8"
-averaging = "int8"
+averaging = "{"int2" if request.local_steps > 1 else "int8"}"
 
 [averaging]
 rule = "centered_clip"

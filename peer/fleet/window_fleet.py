@@ -1,9 +1,10 @@
 """A simulated fleet of whole models in windows: who comes, downloads, takes inner steps and goes, on a virtual clock.
 
 Windows close as `WindowProgress` closes them; a round's bytes are those of the product's cohorts, a joiner's those of a
-snapshot and the results since. The oracle that throughput is compared with has the same machines at every moment, with
-the same downloads behind them, the same work between rounds, rounds that nobody else's bytes slow down, and loses what
-is lost with those who leave. But its machines compute all the time between two rounds, each at its own power.
+snapshot and the results since, as the plan counts both. The oracle that throughput is compared with has the same
+machines at every moment, with the same downloads behind them, the same work between rounds, rounds that nobody else's
+bytes slow down, and loses what is lost with those who leave. But its machines compute all the time between two rounds,
+each at its own power.
 """
 
 import heapq
@@ -19,15 +20,17 @@ from typing import Any
 
 from peer.fleet.window_scenario import WindowScenario
 from swarm.core.plan import (
-    CONTRIBUTION_BYTES,
-    EXACT_NS,
     FLOAT_BYTES,
     HEADERS,
     LINK_SHARE,
     RESULT_BYTES,
     ROUND_TRIPS,
     SUPPOSED,
+    exact_round_s,
     joiner_share,
+    result_bytes,
+    round_bytes,
+    state_bytes,
 )
 from swarm.core.round.cohorts import num_cohorts
 from swarm.core.settings import KEPT_SNAPSHOTS
@@ -126,11 +129,9 @@ def round_bytes_of(scenario: WindowScenario, num_members: int) -> float:
     """That one member sends in a round: its contribution, and the results of the parts that it reduces, to its cohort;
     in a stage of several cohorts also its parts' shares to who combines them, and what it combines to the others."""
     part, number = scenario.windows, num_cohorts(num_members)
-    cohort = num_members / number
-    vector = CONTRIBUTION_BYTES[part.averaging] + RESULT_BYTES[part.averaging]
-    inside = (cohort - 1) / cohort * vector
+    cohort, num_values = num_members / number, part.settings.round_values * part.parameters
     across = (number - 1) / number * (FLOAT_BYTES + RESULT_BYTES[part.averaging]) / cohort
-    return part.parameters * (inside + across)
+    return round_bytes(part.averaging, num_values, cohort) + across * num_values
 
 
 class WindowFleet:
@@ -147,7 +148,8 @@ class WindowFleet:
         self._up = part.up_mbit * 125_000 * LINK_SHARE / HEADERS
         self._down = part.down_mbit * 125_000 * LINK_SHARE / HEADERS
         self._until = scenario.run.warm_up_s + scenario.run.measured_s
-        self._result_bytes = RESULT_BYTES[scenario.windows.averaging] * scenario.windows.parameters
+        self._state_bytes = state_bytes(scenario.windows.settings, scenario.windows.parameters)
+        self._result_bytes = result_bytes(scenario.windows.settings, scenario.windows.parameters)
         self._kept = KEPT_SNAPSHOTS * scenario.windows.snapshot_every + 2
         self._downloads = Downloads()
         self._peers: dict[_Peer, None] = {}
@@ -214,7 +216,7 @@ class WindowFleet:
         peer = self._new_peer(law.draw(self._rng))
         self.outcome.counts["joins"] += self._is_measured()
         since = self._version % self.scenario.windows.snapshot_every
-        self._fetch(peer, self.scenario.windows.parameters * FLOAT_BYTES + since * self._result_bytes)
+        self._fetch(peer, self._state_bytes + since * self._result_bytes)
         self._at(self.now + self._rng.expovariate(self.scenario.fleet.peers / law.mean_s), self._someone_comes)
 
     def _fetch(self, peer: _Peer, num_bytes: float) -> None:
@@ -238,7 +240,7 @@ class WindowFleet:
         elif behind > self._kept:
             self.outcome.counts["began_again"] += 1
             since = self._version % self.scenario.windows.snapshot_every
-            self._fetch(peer, self.scenario.windows.parameters * FLOAT_BYTES + since * self._result_bytes)
+            self._fetch(peer, self._state_bytes + since * self._result_bytes)
         elif behind:
             self._fetch(peer, behind * self._result_bytes)
         else:
@@ -373,7 +375,7 @@ class WindowFleet:
         """A member whose uplink others take a share of keeps all waiting."""
         part = self.scenario.windows
         rate = self._up * (1 - self._joiner_share(num_members) if beside_joiners else 1.0)
-        exact_s = part.parameters * EXACT_NS[part.averaging] * 1e-9
+        exact_s = exact_round_s(part.settings, part.parameters)
         round_trips_s = ROUND_TRIPS * self.scenario.fleet.round_trip_ms / 1000
         return round_bytes_of(self.scenario, max(2, num_members)) / rate + round_trips_s + exact_s
 

@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 
 from peer.fleet.sessions import Law, Sessions
 from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.settings import AveragingCodecName
+from swarm.core.settings import (
+    AveragingCodecName,
+    AveragingSettings,
+    CheckpointSettings,
+    CodecSettings,
+    TrainingSettings,
+)
 from swarm.core.tables import Bounds, Table
 
 Positive = Annotated[float, Bounds(above=0)]
@@ -23,6 +29,7 @@ class WindowPart(Table):
     window_s: Positive
     """That a machine of power 1 computes in a window."""
     averaging: AveragingCodecName = "int8"
+    """Of pseudo-gradients and of the first moments that rounds carry (`codecs.averaging`)."""
     snapshot_every: Count = 8
     """Windows between the snapshots that joiners begin from (`checkpoint.snapshot_every`)."""
     straggler_s: NotNegative = 2.0
@@ -30,6 +37,15 @@ class WindowPart(Table):
     sized: Literal["alike", "by_power"] = "alike"
     """alike: an inner step has as many tokens at each member, as runs have it. by_power: as many as let all windows
     last equally long, which is not built."""
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """Of such a run, as far as the bytes of its rounds and states depend on them."""
+        return TrainingSettings(
+            averaging=AveragingSettings(local_steps=self.local_steps),
+            codecs=CodecSettings(averaging=self.averaging),
+            checkpoint=CheckpointSettings(snapshot_every=self.snapshot_every),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

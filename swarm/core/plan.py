@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.pipeline.data_order import DataOrder
-from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings
+from swarm.core.settings import BYTES_A_VALUE, KEPT_SNAPSHOTS, RunSettings, TrainingSettings
 from swarm.core.transfers import MOST_LANES, bytes_per_s, lanes_of, longest_s
 
 PIECE_BYTES = 1 << 20
@@ -40,9 +40,8 @@ ROUND_TRIPS = 5
 """In a round that no bytes fill: close and commitments, three votes, the outcome and the next step's first report."""
 
 EXACT_NS: Mapping[str, float] = {"fp32": 32.0, "bf16": 32.0, "int8": 32.0, "int4": 32.0, "int2": 32.0, "topk": 42.0}
-"""For each parameter in a step, on a core that two peers share: encoding, checking, adding and decoding its values, and
-the optimizer. As `benchmarks.homes.links` counts it for int8, int4 and topk; the others are taken to be as
-int8."""
+"""For each value of a step's round, on a core that two peers share: encoding, checking, adding, decoding, and the
+optimizer. As `benchmarks.homes.links` counts it for int8, int4 and topk; the others are taken to be as int8."""
 
 RESULT_BYTES: Mapping[str, float] = dict(BYTES_A_VALUE.items())
 """Wire bytes of a value in a round's result."""
@@ -79,7 +78,7 @@ class Assumptions:
     round_trip_ms: float = 40.0
     """From peer to peer and back."""
     exact_ns: float | None = None
-    """For each parameter in a step's round; None: as in `EXACT_NS`."""
+    """For each value of a step's round; None: as in `EXACT_NS`."""
 
     @property
     def up_bytes_per_s(self) -> float:
@@ -306,13 +305,29 @@ def activation_bytes_per_token(codec: str, hidden_size: int) -> float:
     return hidden_size * {"fp32": 4.0, "bf16": 2.0}[codec]
 
 
-def round_bytes(codec: str, num_values: int, num_members: int) -> float:
-    """Bytes one member of a round uploads, and as many it downloads.
+def round_bytes(codec: str, num_values: int, num_members: float) -> float:
+    """Bytes one member of a round uploads, and as many it downloads; `num_members` may be a mean.
 
     Contributions to the others' parts, and the results of its own parts to the others: each (R - 1) / R of a vector.
     """
     vector_bytes = (CONTRIBUTION_BYTES[codec] + RESULT_BYTES[codec]) * num_values
     return (num_members - 1) / num_members * vector_bytes
+
+
+def state_bytes(settings: TrainingSettings, num_parameters: int) -> float:
+    """Of a stage's state, as a joiner downloads it."""
+    return num_parameters * (FLOAT_BYTES + settings.state_moment_bytes)
+
+
+def result_bytes(settings: TrainingSettings, num_parameters: int) -> float:
+    """Of a stage's result, as one that is behind fetches it."""
+    return num_parameters * settings.round_values * RESULT_BYTES[settings.codecs.averaging]
+
+
+def exact_round_s(settings: TrainingSettings, num_parameters: int, ns: float | None = None) -> float:
+    """Seconds of encoding, averaging and the optimizer in a round, at so many nanoseconds a value."""
+    each_ns = EXACT_NS[settings.codecs.averaging] if ns is None else ns
+    return settings.round_values * num_parameters * each_ns * 1e-9
 
 
 def longest_round_s(settings: RunSettings, num_parameters: int, num_members: int) -> float:
@@ -430,12 +445,11 @@ def _plan_stage(
         activation_down / assumptions.down_bytes_per_s,
     )
     # A snapshot, and on average the results of half the steps between two.
-    results = settings.checkpoint.snapshot_every / 2 * settings.round_values * RESULT_BYTES[settings.codecs.averaging]
-    join_bytes = num_parameters * (FLOAT_BYTES + settings.state_moment_bytes + results)
+    num_results = settings.checkpoint.snapshot_every / 2
+    join_bytes = state_bytes(settings, num_parameters) + num_results * result_bytes(settings, num_parameters)
     round_trip_s = assumptions.round_trip_ms / 1000
     round_trips_s = ROUND_TRIPS * round_trip_s if members > 1 else 0.0
-    exact_ns = EXACT_NS[settings.codecs.averaging] if assumptions.exact_ns is None else assumptions.exact_ns
-    exact_s = settings.round_values * num_parameters * exact_ns * 1e-9
+    exact_s = exact_round_s(settings, num_parameters, assumptions.exact_ns)
     work_s = max(compute_s, activation_s)
     each_s = work_s / max(1.0, tokens / settings.microbatch_tokens)
     *_, least = modes(settings)
@@ -486,7 +500,8 @@ def _joiner_per_s(settings: RunSettings, part: StagePlan, step_s: float, assumpt
     members = assumptions.peers_per_stage
     free = max(joiner_share(assumptions), 1 - part.uplink_s / step_s)
     donors_per_s = members * assumptions.up_bytes_per_s * free
-    taken = (members + 1) / (assumptions.session_hours * 3600) * _state_bytes(settings, part) / donors_per_s
+    leavers_per_s = (members + 1) / (assumptions.session_hours * 3600)
+    taken = leavers_per_s * state_bytes(settings, part.num_parameters) / donors_per_s
     return min(assumptions.down_bytes_per_s, donors_per_s * max(1 - MOST_JOINS_SHARE, 1 - taken))
 
 
@@ -495,16 +510,8 @@ def _join_s(settings: RunSettings, part: StagePlan, step_s: float, assumptions: 
     waited for. Of T seconds a share result_s / step_s goes to the results made in them:
     T = join_bytes / per_s / (1 - result_s / step_s)."""
     per_s = _joiner_per_s(settings, part, step_s, assumptions)
-    result_s = _result_bytes(settings, part) / per_s
+    result_s = result_bytes(settings, part.num_parameters) / per_s
     return part.join_bytes / per_s / max(1 - MOST_JOINS_SHARE, 1 - result_s / step_s) + step_s / 2
-
-
-def _state_bytes(settings: RunSettings, part: StagePlan) -> float:
-    return part.num_parameters * (FLOAT_BYTES + settings.state_moment_bytes)
-
-
-def _result_bytes(settings: RunSettings, part: StagePlan) -> float:
-    return part.num_parameters * settings.round_values * RESULT_BYTES[settings.codecs.averaging]
 
 
 def _step_s(settings: RunSettings, stages: Sequence[StagePlan], assumptions: Assumptions) -> float:
@@ -584,7 +591,7 @@ def _lost_joins(
         if join_s > _longest_join_s(assumptions):
             continue  # said already
         per_s = _joiner_per_s(settings, part, step_s, assumptions)
-        state_s = _state_bytes(settings, part) / per_s
+        state_s = state_bytes(settings, part.num_parameters) / per_s
         if settings.checkpoint.snapshot_every + state_s / step_s > kept:
             found.append(
                 f"stage {part.stage}: while one takes the state, in {state_s:.0f} s, the stage makes "

@@ -370,6 +370,21 @@ class TrainingSettings(Table):
     limits: LimitSettings = field(default_factory=LimitSettings)
     deadlines: DeadlineSettings = field(default_factory=DeadlineSettings)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether peers take inner steps by themselves between two rounds."""
+        return self.averaging.local_steps > 1
+
+    @property
+    def round_values(self) -> int:
+        """Values that a round averages for each parameter: with windows also its first moment, and a few more."""
+        return 2 if self.has_windows else 1
+
+    @property
+    def state_moment_bytes(self) -> float:
+        """Bytes a parameter that the moments in a stage's state take."""
+        return BYTES_A_VALUE[self.codecs.averaging] if self.has_windows else self.optimizer.moment_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(TrainingSettings):
@@ -390,11 +405,6 @@ class RunSettings(TrainingSettings):
     def microbatch_tokens(self) -> int:
         """Target tokens in a full microbatch."""
         return self.batch.microbatch_size * self.data.sequence_length
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether peers take inner steps by themselves between two rounds."""
-        return self.averaging.local_steps > 1
 
     @property
     def leaves_residual(self) -> bool:
@@ -418,16 +428,6 @@ class RunSettings(TrainingSettings):
             warmup_steps=0,
             final_learning_rate_share=1.0,
         )
-
-    @property
-    def round_values(self) -> int:
-        """Values that a round averages for each parameter: with windows also its first moment, and a few more."""
-        return 2 if self.has_windows else 1
-
-    @property
-    def state_moment_bytes(self) -> float:
-        """Bytes a parameter that the moments in a stage's state take."""
-        return BYTES_A_VALUE[self.codecs.averaging] if self.has_windows else self.optimizer.moment_bytes
 
     @property
     def inner(self) -> OptimizerSettings:

@@ -99,7 +99,7 @@ def _changes(settings: RunSettings) -> Iterator[tuple[str, RunSettings]]:
     """Settings to try, those that change the least of a training first."""
     averaging, codecs, batch = settings.averaging, settings.codecs, settings.batch
     delays = dict.fromkeys((averaging.delay,) if settings.has_windows else (averaging.delay, 1))
-    contributions = dict.fromkeys((codecs.averaging,) if settings.has_windows else (codecs.averaging, "int4"))
+    contributions = dict.fromkeys((codecs.averaging, "int2" if settings.has_windows else "int4"))
     hops = dict.fromkeys(((codecs.activations, codecs.activation_gradients), ("int4", "int4")))
     sizes = [batch.target_tokens << doublings for doublings in range(LARGEST_BATCH.bit_length())]
     for size, hop, contribution, delay in product(sizes, hops, contributions, delays):

@@ -169,6 +169,7 @@ def test_a_run_in_windows_is_one(tmp_path: Path) -> None:
     manifest = parse_manifest(manifest_text(request), tmp_path / "run.toml")
     settings = freeze(manifest, assumed_data(manifest), ())
     assert settings.has_windows
+    assert settings.codecs.averaging == "int2"
     assert settings.step_tokens(4) == request.tokens_per_step == 20 * BATCH_TOKENS
     assert request.shape == "4 peers, the whole model on each, in windows of 20 local steps"
     observed = Observed(12, request.tokens_per_step, started_at=0.0, local_steps=20)

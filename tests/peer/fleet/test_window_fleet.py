@@ -10,11 +10,14 @@ import pytest
 from peer.fleet.scenario import read_scenario
 from peer.fleet.window_fleet import Downloads, WindowFleet, round_bytes_of, simulate_windows, window_figures
 from peer.fleet.window_scenario import WindowScenario
+from swarm.averaging.parts import Parts
 from swarm.cli import ExitCode, run
 from swarm.core.ids import PeerId, Step
-from swarm.core.plan import round_bytes
+from swarm.core.plan import result_bytes, round_bytes, state_bytes
 from swarm.core.round.step_progress import MemberReport, WindowProgress
 from swarm.core.tables import read_table
+from swarm.model.layout import ParameterLayout
+from swarm.optim.factored_moments import num_means
 from tests import ROOT
 
 HOMES = ROOT / "examples" / "scenarios" / "home_windows.toml"
@@ -93,10 +96,23 @@ def test_no_more_are_members_than_a_run_takes() -> None:
 
 
 def test_bytes_of_a_round_are_the_plan_s_and_cohorts_add_little() -> None:
-    scenario = small()
-    parameters = scenario.windows.parameters
-    assert round_bytes_of(scenario, 64) == pytest.approx(round_bytes("int8", parameters, 64))
-    assert 1.0 < round_bytes_of(scenario, 10_000) / round_bytes("int8", parameters, 64) < 1.05
+    scenario = small(windows={"averaging": "int2"})
+    part = scenario.windows
+    planned = round_bytes("int2", 2 * part.parameters, 64)
+    assert planned == pytest.approx(63 / 64 * 1.125 * part.parameters), "moments and all"
+    assert round_bytes_of(scenario, 64) == pytest.approx(planned)
+    assert 1.0 < round_bytes_of(scenario, 10_000) / planned < 1.15
+
+
+def test_bytes_are_those_of_the_vectors_and_states_that_daemons_make() -> None:
+    """But for the means of second moments: here of rows of 512."""
+    layout = ParameterLayout.of({"a": (2048, 512), "b": (2048, 512)})
+    part = small(windows={"averaging": "int2", "parameters": layout.num_values}).windows
+    parts = Parts(layout.num_values, codec="int2", means=num_means(layout))
+    assert result_bytes(part.settings, part.parameters) == pytest.approx(parts.all_result_bytes, rel=0.01)
+    carried = sum(parts.result_bytes(index) for index in parts.moments)
+    weights = 4 * layout.num_values
+    assert state_bytes(part.settings, part.parameters) == pytest.approx(weights + carried, rel=0.01)
 
 
 def test_downloads_share_what_there_is_evenly() -> None:

@@ -342,10 +342,14 @@ def test_the_verdict_on_windows_counts_tokens_by_what_they_are_worth() -> None:
     links = replace(LINKS, peers_per_stage=4, tflops=60)
     plan = plan_run(settings, [10**8], 2048, links)
     found = verdict_on(settings, [10**8], 2048, links, plan)
-    assert found.worth == pytest.approx(2.05 / 4)
+    assert found.worth == pytest.approx(2.50 / 4)
     alone = tokens_per_s_alone(settings, [10**8], 2048, links)
     assert found.times_alone == pytest.approx(found.worth * plan.tokens_per_s / alone)
-    assert "a token of a window counted as 0.51" in found.told()
+    assert "a token of a window counted as 0.62" in found.told()
+    # A quarter of the bytes, and the batch grows less.
+    slow = replace(links, uplink_mbit=5)
+    advice = verdict_on(settings, [10**8], 2048, slow, plan_run(settings, [10**8], 2048, slow)).advice
+    assert advice.startswith('try codecs.averaging = "int2"')
 
 
 def test_what_the_verdict_advises_makes_the_swarm_faster_than_one() -> None:
