@@ -22,7 +22,6 @@ from benchmarks.families.trained import trained
 from bootstrap.state.run_folder import prepare_run
 from swarm.checkpoint.archive import CheckpointInfo, load_stage, read_checkpoint
 from swarm.checkpoint.huggingface import export_huggingface
-from swarm.checkpoint.record import TOKENIZER
 from swarm.checkpoint.state import StageState
 from swarm.core.settings import ModelSettings
 from swarm.manifest.checkpoint import fields_from
@@ -109,7 +108,7 @@ def train(family: str, root: Path, *, steps: int) -> Trained:
     run = prepare_run(manifest, run_dir, lambda what: None)
     report = asyncio.run(trained(run, root / f"{family}.peers"))
     info, exported = read_checkpoint(Path(report["checkpoint"])), root / f"{family}.exported"
-    export_huggingface(info.path, exported, tokenizer_dir=info.path / TOKENIZER)
+    export_huggingface(info.path, exported)
     again = prepare_run(manifest, run_dir, lambda what: None)
     resumed = [_bits(state) for state in again.states] == [_bits(state) for state in states_of(info)]
     return Trained(given, exported, info, resumed and _begins_from(exported, info))

@@ -60,7 +60,7 @@ async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export:
         kept.plot = folder.plot
     if export and kept.checkpoint is not None:
         say("exporting the model")
-        await asyncio.to_thread(export_huggingface, kept.checkpoint, folder.model, tokenizer_dir=None)
+        await asyncio.to_thread(export_huggingface, kept.checkpoint, folder.model)
         kept.model, kept.prompt = folder.model, _prompt(demo)
         say("letting it write")
         kept.sample = await asyncio.to_thread(_sample, folder.model, kept.prompt)

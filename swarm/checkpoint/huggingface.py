@@ -12,6 +12,7 @@ import numpy as np
 from swarm.checkpoint.archive import CheckpointInfo, load_weights, read_checkpoint
 from swarm.checkpoint.model_card import model_card
 from swarm.checkpoint.parent import GENERATION, PARENT
+from swarm.checkpoint.record import TOKENIZER
 from swarm.core.errors import SettingsError
 from swarm.model.families import Family, family_of, is_tied, whole_config
 from swarm.model.layout import ParameterLayout
@@ -29,22 +30,24 @@ UNTIED = "its embeddings were tied; in this run's stages the head trained on its
 
 
 def export_huggingface(
-    checkpoint_dir: Path, out_dir: Path, *, tokenizer_dir: Path | None, max_shard_bytes: int = MAX_SHARD_BYTES
+    checkpoint_dir: Path, out_dir: Path, *, tokenizer_dir: Path | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
     """Write a checkpoint as a Hugging Face model folder: config, safetensors, generation config, tokenizer.
 
-    Without `tokenizer_dir` the run must use the byte tokenizer, which is then written. Weights are in the type that the
-    config names; tied embeddings stay tied where one stage had both, else config and card say that they are not. The
-    generation config is that of the checkpoint that the run began from; the card is a README.md.
+    The tokenizer is that of `tokenizer_dir`, by default the one that the checkpoint holds, or bytes. Weights are in the
+    type that the config names; tied embeddings stay tied where one stage had both, else config and card say that they
+    are not. The generation config is that of the checkpoint that the run began from; the card is a README.md.
     Raises SettingsError if `out_dir` is not empty, the checkpoint is damaged or the tokenizer is missing.
     """
     info = read_checkpoint(checkpoint_dir)
     out_dir = out_dir.absolute()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise SettingsError(f"{out_dir} is not an empty folder; give a new one, so that nothing is overwritten")
+    if tokenizer_dir is None and (info.path / TOKENIZER).is_dir():
+        tokenizer_dir = info.path / TOKENIZER
     if tokenizer_dir is None and info.meta.tokenizer != "bytes":
         raise SettingsError(
-            f"the run's tokenizer is {info.meta.tokenizer!r}; give its folder, so that the export can be used"
+            f"the run's tokenizer is {info.meta.tokenizer!r}, and the checkpoint holds none; give its folder"
         )
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -12,7 +12,7 @@ import click
     "--tokenizer",
     type=click.Path(path_type=Path),
     default=None,
-    help="Folder of the run's tokenizer; not needed for bytes.",
+    help="Folder of a tokenizer.  [default: the checkpoint's]",
 )
 def command(checkpoint: Path, folder: Path, tokenizer: Path | None) -> None:
     """Write CHECKPOINT as a Hugging Face model to FOLDER, which must be new or empty.

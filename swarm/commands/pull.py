@@ -30,7 +30,6 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
     """
     from swarm.checkpoint.archive import is_optimizer_file
     from swarm.checkpoint.huggingface import export_huggingface
-    from swarm.checkpoint.record import TOKENIZER
     from swarm.core.errors import SettingsError
     from swarm.invite import parse_invite
     from swarm.network.services.coordinator_client import coordinator_client
@@ -51,8 +50,7 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
         for file in wanted:
             fetch(client, record, file, partial / "checkpoint" / file.name)
     check_states(record, partial / "checkpoint", signed)
-    tokenizer = partial / "checkpoint" / TOKENIZER
-    export_huggingface(partial / "checkpoint", folder, tokenizer_dir=tokenizer if tokenizer.is_dir() else None)
+    export_huggingface(partial / "checkpoint", folder)
     if keep_checkpoint is not None:
         keep_checkpoint.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(partial / "checkpoint", keep_checkpoint)

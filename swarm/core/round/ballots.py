@@ -54,8 +54,17 @@ class Proposal(PackedOnce):
         return cls("commit", certificate.view, None, None, certificate.value, Proof((), certificate))
 
     def check_proof(self, election: Election, verify: Verify) -> None:
-        """Raises RemoteError unless the proof allows this proposal."""
+        """Raises RemoteError unless what is proposed has this value, and the proof allows it.
+
+        Nothing is hashed here but what was held against the round before: a stranger's may be as long as a message.
+        """
         certificate = self.proof.certificate
+        if self.roster is not None:
+            fits = self.roster.facts_digest() == self.value
+        else:
+            fits = self.result is None or self.result.root() == self.value
+        if not fits:
+            raise RemoteError("malformed", f"proposal of phase {self.phase} in view {self.view} has another value")
         if self.phase == "commit":
             assert certificate is not None
             election.check_certificate(certificate, "result", self.value, verify)
@@ -91,11 +100,9 @@ class Proposal(PackedOnce):
             raise RemoteError("malformed", f"proposal of phase {self.phase} holds the wrong thing")
         certificate = self.proof.certificate
         if self.roster is not None:
-            fits = self.roster.view == self.view and self.roster.facts_digest() == self.value
-        elif self.result is not None:
-            fits = self.result.root() == self.value
+            fits = self.roster.view == self.view
         else:
-            fits = certificate is not None and certificate.view == self.view
+            fits = self.result is not None or (certificate is not None and certificate.view == self.view)
         if not fits:
             raise RemoteError("malformed", f"proposal of phase {self.phase} in view {self.view} contradicts itself")
 

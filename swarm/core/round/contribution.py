@@ -470,6 +470,8 @@ class Result(Signed, PackedOnce):
 
     @classmethod
     def _made(cls, *, roster: Roster, parts: Sequence[Outcome], **others: Any) -> Self:
+        if len(parts) != roster.num_parts:  # before anything is made of them
+            raise RemoteError("malformed", f"result of {len(parts)} parts, where its roster has {roster.num_parts}")
         on_roster = [made.peer_id for made in roster.contributions]
         found = tuple(ReducedPart.of_outcome(part, said, on_roster) for part, said in enumerate(parts))
         return super()._made(roster=roster, parts=found, **others)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from swarm.checkpoint.archive import CheckpointMeta, CheckpointWriter
-from swarm.checkpoint.huggingface import export_huggingface, generate
+from swarm.checkpoint.huggingface import copy_tokenizer, export_huggingface, generate
+from swarm.checkpoint.record import TOKENIZER
 from swarm.checkpoint.state import StageState
 from swarm.core.errors import SettingsError
 from swarm.core.settings import ModelSettings
@@ -74,7 +75,7 @@ def test_export_gives_the_same_loss_in_plain_transformers(tmp_path: Path) -> Non
     for config, max_shard_bytes in shard_bytes.items():
         checkpoint = write_checkpoint(tmp_path / "checkpoints" / config, byte_model(config))
         out = tmp_path / config
-        export_huggingface(checkpoint, out, tokenizer_dir=None, max_shard_bytes=max_shard_bytes)
+        export_huggingface(checkpoint, out, max_shard_bytes=max_shard_bytes)
         assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
         shards = list(out.glob("model-*.safetensors"))
         assert (len(shards) > 1) == (config == "llama")
@@ -102,7 +103,7 @@ def test_export_gives_the_same_loss_in_plain_transformers(tmp_path: Path) -> Non
 def test_every_byte_has_its_own_token(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    export_huggingface(write_checkpoint(tmp_path, byte_model("llama")), tmp_path / "out", tokenizer_dir=None)
+    export_huggingface(write_checkpoint(tmp_path, byte_model("llama")), tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     every_character = "".join(chr(code) for code in [*range(0x800), 0x20AC, 0xFFFD, 0x1F389])
     assert tokenizer(every_character).input_ids == list(every_character.encode())
@@ -111,7 +112,7 @@ def test_every_byte_has_its_own_token(tmp_path: Path) -> None:
 
 
 def test_generation_repeats_with_its_seed_and_gives_whole_characters(tmp_path: Path) -> None:
-    export_huggingface(write_checkpoint(tmp_path, byte_model("llama")), tmp_path / "out", tokenizer_dir=None)
+    export_huggingface(write_checkpoint(tmp_path, byte_model("llama")), tmp_path / "out")
 
     def text(temperature: float, seed: int) -> list[str]:
         return list(generate(tmp_path / "out", "né", max_new_tokens=12, temperature=temperature, seed=seed))
@@ -126,7 +127,7 @@ def test_greedy_generation_is_that_of_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     out = tmp_path / "out"
-    export_huggingface(write_checkpoint(tmp_path, byte_model("llama")), out, tokenizer_dir=None)
+    export_huggingface(write_checkpoint(tmp_path, byte_model("llama")), out)
     model = AutoModelForCausalLM.from_pretrained(out)
     prompt = torch.tensor([list(b"hello")])
     expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
@@ -140,14 +141,18 @@ def test_runs_own_tokenizer_is_copied(tmp_path: Path) -> None:
     (tokenizer / "tokenizer.json").write_text('{"version": "1.0"}')
     (tokenizer / "notes.txt").write_text("private")
     checkpoint = write_checkpoint(tmp_path / "checkpoints", byte_model("llama"), tokenizer="own")
-    with pytest.raises(SettingsError, match="tokenizer is 'own'; give its folder"):
-        export_huggingface(checkpoint, tmp_path / "out", tokenizer_dir=None)
+    with pytest.raises(SettingsError, match="tokenizer is 'own', and the checkpoint holds none; give its folder"):
+        export_huggingface(checkpoint, tmp_path / "out")
     with pytest.raises(SettingsError, match="holds no tokenizer"):
         export_huggingface(checkpoint, tmp_path / "out", tokenizer_dir=tmp_path / "checkpoints")
     assert not (tmp_path / "out").exists()
     export_huggingface(checkpoint, tmp_path / "out", tokenizer_dir=tokenizer)
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"version": "1.0"}'
-    assert not (tmp_path / "out" / "notes.txt").exists()
+    (checkpoint / TOKENIZER).mkdir()
+    copy_tokenizer(tokenizer, checkpoint / TOKENIZER)
+    export_huggingface(checkpoint, tmp_path / "archived")
+    for out in ("out", "archived"):
+        assert (tmp_path / out / "tokenizer.json").read_text() == '{"version": "1.0"}'
+        assert not (tmp_path / out / "notes.txt").exists()
 
 
 def test_export_overwrites_nothing_and_leaves_nothing_when_it_fails(tmp_path: Path) -> None:
@@ -156,13 +161,13 @@ def test_export_overwrites_nothing_and_leaves_nothing_when_it_fails(tmp_path: Pa
     out.mkdir()
     (out / "mine.txt").write_text("keep")
     with pytest.raises(SettingsError, match="not an empty folder"):
-        export_huggingface(checkpoint, out, tokenizer_dir=None)
+        export_huggingface(checkpoint, out)
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
     (out / "mine.txt").unlink()
     damaged = checkpoint / "stage-2.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"\0\0\0\1")
     with pytest.raises(SettingsError, match="damaged"):
-        export_huggingface(checkpoint, out, tokenizer_dir=None)
+        export_huggingface(checkpoint, out)
     assert list(out.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
 

@@ -141,10 +141,8 @@ def test_a_proposal_that_contradicts_itself_is_malformed() -> None:
         replace(fresh, roster=None),
         replace(fresh, roster=other),
         replace(fresh, view=1),
-        replace(fresh, value=bytes(32)),
         replace(result, phase="roster"),
         replace(result, result=None),
-        replace(result, value=bytes(32)),
         replace(commit, proof=Proof()),
         replace(commit, view=1),
         replace(commit, roster=ROSTER),
@@ -153,6 +151,12 @@ def test_a_proposal_that_contradicts_itself_is_malformed() -> None:
         with pytest.raises(RemoteError) as caught:
             Proposal.from_value(wrong.to_value())
         assert caught.value.kind == "malformed"
+
+
+def test_a_proposal_of_another_value_is_refused_once_it_is_held_against_the_round() -> None:
+    for proposal in PROPOSALS[:4]:
+        with pytest.raises(RemoteError, match="another value"):
+            _witness().on_ballot(FACTS.leader_of(proposal.view), replace(proposal, value=bytes(32)))
 
 
 def _ballots(view: int = 1) -> Ballots:

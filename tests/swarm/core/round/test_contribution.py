@@ -63,7 +63,7 @@ def _certificate(phase: Phase, view: int, value: bytes) -> Certificate:
     return Certificate(phase, view, value, tuple(sorted(votes, key=lambda vote: vote.voter)))
 
 
-def _roster() -> Roster:
+def _roster(reducers: tuple[PeerId, ...] = (MAKER.peer_id, OTHER.peer_id)) -> Roster:
     made = sorted((_contribution(MAKER), _contribution(OTHER)), key=lambda one: one.peer_id)
     unsigned = Roster(
         "ab" * 32,
@@ -75,7 +75,7 @@ def _roster() -> Roster:
         PREVIOUS_NAME,
         tuple(sorted([*PEERS, PeerId("leaver")])),
         tuple(made),
-        (MAKER.peer_id, OTHER.peer_id),
+        reducers,
         (PeerId("joiner"),),
         (Departure(PeerId("leaver"), "no commitment within 30.0 s"),),
         "all of 16 microbatches are in",
@@ -92,7 +92,8 @@ def _result() -> Result:
         ReducedPart.empty(1),
         ReducedPart(2, b"2" * 32, PEERS[:1], left_out),
     )
-    unsigned = Result(_roster(), parts, MAKER.peer_id)
+    roster = _roster((MAKER.peer_id, OTHER.peer_id, MAKER.peer_id))
+    unsigned = Result(roster, parts, MAKER.peer_id)
     signed = replace(unsigned, signature=MAKER.sign(unsigned.signed_bytes()))
     return replace(signed, certificate=_certificate("commit", 6, signed.root()))
 
@@ -104,8 +105,15 @@ GOLDEN = {
     "roster facts": "a8a240820ead0ef672755f538f46dbbb99ee29dc8bd822263790f82cfa179386",
     "result root": "a9a05bc4599b39015a92f4f29cd5432271f99f9a4ff6cdbd3990afc8fc8780f9",
     "version name": "be6432979130263d552f897351f77b308cb30dc4be189b589324aa56f01bd340",
-    "result": "3b5d44b8064a1ed9ffe3ebfccedb716cdc994451ebbde919633dc33885b8fa53",
+    "result": "caf41ea79b9e1fd541ef46fa01dfa56ecebd51272e5cb687a1a50d7e91a93d8b",
 }
+
+
+def test_a_result_has_as_many_parts_as_its_roster() -> None:
+    result = _result()
+    for parts in (result.parts[:2], (*result.parts, ReducedPart.empty(3))):
+        with pytest.raises(RemoteError, match="its roster has 3"):
+            Result.from_value(replace(result, parts=parts).to_value())
 
 
 def test_the_bytes_that_are_signed_and_hashed_never_change() -> None:
