@@ -6,16 +6,17 @@ from typing import Any
 
 from bootstrap.demo.observed import Observed, Peer, short
 
-WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
+STAYING: Mapping[str, str] = MappingProxyType(
     {
-        "claimed_ids": "who votes draws entries and asks to see their papers: a list without them is not counted",
-        "framing": "a header that names two birth records is refused by whoever gets it",
-        "written_result": "a result is voted for only as its parts' reducers signed them; the next leader is asked",
+        "claimed_ids": "a list of which drawn entries have no papers is not counted, nor is its own work in it",
+        "framing": "a header that names two birth records is refused; others do that work, later",
+        "written_result": "members vote for a result as its parts' reducers signed them; in a stage of two the other "
+        "voters suffice, and a step with too long a gradient is skipped",
         "grinding": "leaders take turns, and whatever is drawn goes by hash chains that nobody can write",
         "charges": "a charge puts nobody out until a jury or the host has seen its case, and fewer than 5 have no jury",
     }
 )
-"""Of attacks that put nobody out by themselves: why they do nothing."""
+"""Of attacks that put nobody out by themselves: what is done against them."""
 
 
 def of_attacker(observed: Observed, peer: Peer, report: Mapping[str, Any]) -> str:
@@ -26,8 +27,8 @@ def of_attacker(observed: Observed, peer: Peer, report: Mapping[str, Any]) -> st
         said = f"{out.how} at step {out.step}, for {out.kind}"
     elif observed.version <= peer.attack.from_step:
         said = f"the run ended at step {observed.version}, before it began"
-    elif peer.attack.kind in WITHOUT_EFFECT:
-        said = f"stayed in, without effect: {WITHOUT_EFFECT[peer.attack.kind]}"
+    elif peer.attack.kind in STAYING:
+        said = f"stayed in: {STAYING[peer.attack.kind]}"
     else:
         said = "not put out so far: audits are drawn by chance"
     stage = {one.peer_id for one in observed.peers.values() if one.stage == peer.stage}

@@ -262,7 +262,7 @@ def test_a_fault_is_told_when_it_puts_a_peer_out_and_when_it_comes_back() -> Non
             "quarantined at step 3, for false_accusation; it has 25% of the credit",
         ),
         ("sign_flip", ["quarantined", "banned"], "banned at step 3"),
-        ("claimed_ids", [], "stayed in, without effect: who votes draws entries"),
+        ("claimed_ids", [], "stayed in: a list of which drawn entries"),
         ("zeros", [], "not put out so far"),
         ("zeros", ["quarantined", "pardoned"], "not put out so far"),
     ],
