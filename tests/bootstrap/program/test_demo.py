@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from bootstrap.demo.observed import Observed
-from bootstrap.demo.outcome import WITHOUT_EFFECT, honest_out, of_attacker
+from bootstrap.demo.outcome import STAYING, honest_out, of_attacker
 from bootstrap.demo.plot import smoothed, write_loss_plot
 from bootstrap.demo.report import demo_report, held_out_bigram_loss
 from bootstrap.demo.request import (
@@ -437,7 +437,7 @@ def test_short_demo_survives_a_kill_and_reports(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", sorted(WITHOUT_EFFECT))
+@pytest.mark.parametrize("kind", sorted(STAYING))
 def test_demo_of_a_lie_in_the_protocols_own_fields_ends_and_says_what_came_of_it(kind: str, tmp_path: Path) -> None:
     text, out = tmp_path / "numbers.txt", tmp_path / "out"
     text.write_text(NUMBERS)
