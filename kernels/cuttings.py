@@ -45,7 +45,7 @@ def cut(
     `classes` are of the first code points; all others have none. `ends` and `which` have room for each byte.
     """
     count, start, at = 0, 0, 0
-    before, last, found = np.uint8(0), np.uint8(0), _BASIS
+    before, last = np.uint8(0), np.uint8(0)
     while at < text.size:
         first = text[at]
         width, own = 1, np.uint8(0)
@@ -60,16 +60,14 @@ def cut(
             width = 3 if first < 0xF0 else 4
         if at > start and _is_cut(text, classes, at, before, last, own):
             ends[count] = at
-            which[count] = _number_of(text, start, at, found, slots, hashes, key_ends, keys)
+            which[count] = _number_of(text, start, at, slots, hashes, key_ends, keys)
             count += 1
-            start, found = at, _BASIS
-        for place in range(at, at + width):
-            found = (found ^ np.uint64(text[place])) * _PRIME
+            start = at
         before, last = last, own
         at += width
     if at > start:
         ends[count] = at
-        which[count] = _number_of(text, start, at, found, slots, hashes, key_ends, keys)
+        which[count] = _number_of(text, start, at, slots, hashes, key_ends, keys)
         count += 1
     return count
 
@@ -87,10 +85,8 @@ def numbers_of(
     """The number of each cutting, or -1, into `which`."""
     start = 0
     for i in range(cutting_ends.size):
-        stop, found = cutting_ends[i], _BASIS
-        for place in range(start, stop):
-            found = (found ^ np.uint64(cuttings[place])) * _PRIME
-        which[i] = _number_of(cuttings, start, stop, found, slots, hashes, key_ends, keys)
+        stop = cutting_ends[i]
+        which[i] = _number_of(cuttings, start, stop, slots, hashes, key_ends, keys)
         start = stop
 
 
@@ -99,9 +95,7 @@ def remember(keys: Bytes, key_ends: Places, first: int, hashes: Hashes, slots: N
     """Keys from number `first` on into the slots, and their hashes. None of them is there, and no two are equal."""
     mask = np.int64(slots.size - 1)
     for number in range(first, key_ends.size):
-        found = _BASIS
-        for place in range(key_ends[number - 1] if number else 0, key_ends[number]):
-            found = (found ^ np.uint64(keys[place])) * _PRIME
+        found = _hash_of(keys, key_ends[number - 1] if number else 0, key_ends[number])
         hashes[number] = found
         slot = np.int64(found ^ (found >> _HIGH)) & mask
         while slots[slot] >= 0:
@@ -135,10 +129,19 @@ def _is_cut(text: Bytes, classes: Bytes, at: int, before: np.uint8, last: np.uin
 
 
 @inlined
+def _hash_of(text: Bytes, start: int, stop: int) -> np.uint64:
+    """FNV-1a, in 64 bits."""
+    found = _BASIS
+    for place in range(start, stop):
+        found = (found ^ np.uint64(text[place])) * _PRIME
+    return found
+
+
+@inlined
 def _number_of(
-    text: Bytes, start: int, stop: int, found: np.uint64, slots: Numbers, hashes: Hashes, key_ends: Places, keys: Bytes
+    text: Bytes, start: int, stop: int, slots: Numbers, hashes: Hashes, key_ends: Places, keys: Bytes
 ) -> int:
-    mask = np.int64(slots.size - 1)
+    mask, found = np.int64(slots.size - 1), _hash_of(text, start, stop)
     slot = np.int64(found ^ (found >> _HIGH)) & mask
     while slots[slot] >= 0:
         number = slots[slot]
