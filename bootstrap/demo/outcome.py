@@ -1,4 +1,4 @@
-"""What came of the peers that a demo made misbehave, in words: who was put out and why, or why the lie did nothing."""
+"""What came of peers that a demo made misbehave, in words: who was put out and why, or what is done against a lie."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm.core.errors import SettingsError
-from swarm.data.cutting import CutTexts, can_cut
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +65,8 @@ class FileTokenizer:
                 "written by save_pretrained() of a fast tokenizer"
             )
         import tokenizers
+
+        from swarm.data.cutting import CutTexts, can_cut  # with its kernels: who reads a manifest needs none
 
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
