@@ -206,6 +206,9 @@ class P2PTransport:
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """Close the connections to a peer; open calls to and from it break."""
+        self._idle.drop(peer_id)
+        if self._puncher is not None:
+            self._puncher.drop(peer_id)
         with contextlib.suppress(ControlError, TimeoutError):
             async with asyncio.timeout(self._settings.connect_s):
                 await self._control.disconnect(peer_id)
@@ -240,6 +243,11 @@ class P2PTransport:
                 return await take_place(self._control, relay)
         except TimeoutError as error:
             raise UnreachableError(f"relay {relay}: no answer within {self._settings.connect_s:g} s") from error
+
+    async def punch(self, peer_id: PeerId) -> bool:
+        """Whether there are punched streams to the peer, once that has been tried if it is worth a try."""
+        punching = self._punch(peer_id)
+        return await asyncio.shield(punching) if punching is not None else self._is_punched(peer_id)
 
     def traffic(self) -> tuple[int, int]:
         answering = self._answering

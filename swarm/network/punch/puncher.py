@@ -180,6 +180,12 @@ class Puncher:
             task.add_done_callback(lambda _: self._punching.pop(peer_id, None))
         return self._punching[peer_id]
 
+    def drop(self, peer_id: PeerId) -> None:
+        """Break the streams to a peer; it may be punched again at once."""
+        link = self._links.pop(peer_id, _Link())
+        for stream in list(link.streams):
+            stream.break_off()
+
     async def close(self) -> None:
         tasks = list(self._tasks)
         for task in tasks:
