@@ -1,1 +1,1 @@
-"""Windows of local steps : what each form of them costs in loss, and peers whose windows take time."""
+"""Windows of local steps: what each form of them costs in loss, and peers whose windows take time."""
