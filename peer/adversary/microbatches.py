@@ -78,8 +78,9 @@ class SkippedLayers(Adversary):
             return y_BLD
         if x.dtype == torch.float32:
             return x
+        places_1L = torch.arange(x.shape[1], device=y_BLD.device).unsqueeze(0)
         with torch.no_grad():
-            return weights.stack.embedded(x.to(y_BLD.device)).float()
+            return weights.stack.embedded(x.to(y_BLD.device), places_1L).float()
 
     def output_gradient(self, at: At, grad_y_BLD: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(grad_y_BLD) if self.acts(at) else grad_y_BLD
