@@ -78,9 +78,9 @@ class EarliestFinishWiring:
     """Routes to the live peer of one stage expected to answer soonest; ties are broken by `rng`.
 
     Durations are measured here, never taken from the peer, so a slow or boastful peer loses traffic. A
-    peer that fails is shunned at once and probed again, by one microbatch, after a growing wait. If it held what it did
-    not do, the wait is many times as long, while there are others: so much of the caller's time is all that it can cost,
-    whether it is hostile, or sends on to stages that refuse its work.
+    peer that fails is shunned at once and probed again, by one microbatch, after a growing wait. If it held for long
+    what it did not do, it is called after all others for many times as long: so it costs little of the caller's time,
+    whether it is hostile or its own calls are refused.
 
     A duration is not divided by the load it was measured at: nobody can tell from few in flight whether a peer is
     slow or far away, so the division makes whoever has much look fast and gives it more. Expected is the smoothed

@@ -155,7 +155,7 @@ def _steps_beside_a_waster(*, says_no: bool, rarely: float, monkeypatch: pytest.
         ends = []
         for _ in range(4):
             at = now
-            while (chosen := wiring.choose(now=at).peer_id) == OTHER:
+            while wiring.choose(now=at).peer_id == OTHER:
                 at, wasted = at + 3.0, wasted + 1
                 if says_no:
                     wiring.refused(OTHER, took_s=3.0, now=at)
