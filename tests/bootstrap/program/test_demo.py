@@ -183,7 +183,9 @@ def test_one_member_alone_learns_in_the_inner_steps_of_its_windows(tmp_path: Pat
     text = tmp_path / "numbers.txt"
     text.write_text(NUMBERS)
     request = check(
-        _request(stages=1, peers=2, steps=2, local_steps=2, kill=Kill(peers=0, step=0), text=(text,), out=tmp_path / "out")
+        _request(
+            stages=1, peers=2, steps=2, local_steps=2, kill=Kill(peers=0, step=0), text=(text,), out=tmp_path / "out"
+        )
     )
     prepared = prepare(request)
     first, last = (held_out_alone(prepared, windows=windows, evaluate_tokens=512) for windows in (0, 2))
