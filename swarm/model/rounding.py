@@ -51,11 +51,11 @@ class _Chance:
         return (values.float() * drawn.mul_(2 * place).add_(1 - place)).to(values.dtype)
 
 
-class _InProducts(TorchDispatchMode):
+class _InProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Of matrices, below autograd: also those of backward."""
 
     def __init__(self, chance: _Chance) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._chance = chance
 
     def __torch_dispatch__(
@@ -65,11 +65,11 @@ class _InProducts(TorchDispatchMode):
         return self._chance.moved(found, found.shape) if func in _PRODUCTS else found
 
 
-class _InAttention(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _InAttention(TorchFunctionMode):
     """Whole rows of scores are moved alike, by their query: a kernel that rounds them moves each by as much."""
 
     def __init__(self, chance: _Chance) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._chance = chance
 
     def __torch_function__(
