@@ -43,6 +43,8 @@ WIRES: tuple[ActivationCodecName, ...] = ("fp32", "bf16", "int8", "int4")
 AVERAGING: tuple[AveragingCodecName, ...] = ("fp32", "bf16", "int8")
 WIDTH, SAMPLES, TOKENS, VOCABULARY = 64, 2, 32, 128
 SEED = bytes(32)
+SEEDS = (4, 22)
+"""Of microbatches. Bounds were fixed on a few of (3,)."""
 
 TAUGHT_STEPS = 60
 BY_HEART_LOSS, BY_HEART_STEPS = 1e-3, 300
@@ -132,7 +134,7 @@ def weights_of(depth: int, scene: Scene) -> tuple[Floats, Floats]:
     flats, rng = [first.copy(), last.copy()], np.random.default_rng(1)
     means, squares = ([np.zeros_like(flat) for flat in flats] for _ in range(2))
     steps = TAUGHT_STEPS if scene == "trained" else BY_HEART_STEPS
-    known = language(np.random.default_rng(2))
+    known = language(np.random.default_rng(SEEDS))
     for step in range(1, steps + 1):
         work, loss = _passed(model, (flats[0], flats[1]), *(known if scene == "by heart" else language(rng)))
         if scene == "by heart" and loss < BY_HEART_LOSS:
@@ -148,13 +150,19 @@ def weights_of(depth: int, scene: Scene) -> tuple[Floats, Floats]:
 
 def work_of(depth: int, scene: Scene, number: int) -> Work:
     """Microbatch `number`, through int8 on the wire between the stages."""
-    weights, rng = weights_of(depth, scene), np.random.default_rng([3, number])
+    weights, rng = weights_of(depth, scene), np.random.default_rng([*SEEDS, number])
     if scene == "by heart":
         order = rng.permutation(SAMPLES)
-        tokens, targets = (part[order] for part in language(np.random.default_rng(2)))
+        tokens, targets = (part[order] for part in language(np.random.default_rng(SEEDS)))
     else:
         tokens, targets = language(rng)
     return _passed(TwoStages(depth, "fp32"), weights, tokens, targets)[0]
+
+
+def other_work(depth: int, scene: Scene, number: int) -> Work:
+    """Another batch on the same weights, not known by heart: what a liar has instead."""
+    tokens, targets = language(np.random.default_rng([*SEEDS, number, 1]))
+    return _passed(TwoStages(depth, "fp32"), weights_of(depth, scene), tokens, targets)[0]
 
 
 def _passed(model: TwoStages, weights: tuple[Floats, Floats], tokens: Ids, targets: Ids) -> tuple[Work, float]:
@@ -252,6 +260,8 @@ class Found:
     """Of honest work, by compute, codec and kind: audits, largest error, share, own error that was measured."""
     attacks: dict[str, list[int]] = field(default_factory=dict)
     """By kind: found, of."""
+    tf32: list[int] = field(default_factory=lambda: [0, 0])
+    """What was computed in it and sent in fp32: not honest, of."""
     scales: dict[str, float] = field(default_factory=dict)
     """By compute, codec and kind: the smallest lie that is a ban and all larger ones are, over the tensor's norm."""
 
@@ -269,7 +279,7 @@ class Found:
 
 def audited(dtype: Dtype, depth: int, scene: Scene, number: int, names: Sequence[str]) -> Found:
     """Everybody audits everybody's work on this microbatch; and lies, of one class each, before another."""
-    model, work, other = TwoStages(depth, dtype), work_of(depth, scene, number), work_of(depth, scene, number + 1)
+    model, work, other = TwoStages(depth, dtype), work_of(depth, scene, number), other_work(depth, scene, number)
     auditors = [Auditor(name, dtype, model, work) for name in names]
     found = Found()
     for one, two in itertools.permutations(auditors, 2):
@@ -286,8 +296,8 @@ def audited(dtype: Dtype, depth: int, scene: Scene, number: int, names: Sequence
         with TF32():
             tf32 = model.compute(work)
         for kind, tensor in tensors_of(tf32).items():
-            body = activation_codec("fp32").encode(torch.from_numpy(tensor))
-            found.attack(f"tf32, {kind}", auditor.hop("fp32", kind, body))
+            compared = auditor.hop("fp32", kind, activation_codec("fp32").encode(torch.from_numpy(tensor)))
+            found.tf32 = [found.tf32[0] + (compared.grade is not Grade.HONEST), found.tf32[1] + 1]
     return found
 
 
@@ -354,7 +364,7 @@ def _smallest(grade: Callable[[Floats], Comparison], honest: Floats, noise: Floa
 
 def versions_until_found(kind: str, share: float) -> float | None:
     """By the law's 99 % bound, of a liar that lies in all it does and whose lies are found in that share of audits."""
-    is_hop = kind.startswith(("activation", "gradient", "tf32"))
+    is_hop = kind.startswith(("activation", "gradient"))
     rate = microbatch_rate(REPLICAS) if is_hop else contribution_rate(REPLICAS)
     missed = (1 - share * detection(rate, REPLICAS - 1)) ** (MICROBATCHES if is_hop else 1)
     return math.ceil(math.log(0.01) / math.log(missed)) if 0 < missed < 1 else 1 if missed == 0 else None
@@ -397,6 +407,10 @@ def summed(units: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "attacks": {
             kind: {"found": found, "of": of, "versions": versions_until_found(kind, found / of)}
             for kind, (found, of) in sorted(attacks.items())
+        },
+        "tf32": {
+            "not_honest": sum(unit["tf32"][0] for unit in units),
+            "of": sum(unit["tf32"][1] for unit in units),
         },
         "smallest_banned": dict(sorted(scales.items())),
     }
