@@ -9,10 +9,10 @@ from functools import cached_property
 
 from swarm.core.audit.chance import HostWord, Link
 from swarm.core.audit.ticket import Verify
+from swarm.core.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, electorate
 

@@ -45,6 +45,7 @@ from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
 from swarm.core.round.contribution import Charge, Departure, Exclusion, Lack, LeftOut, Rate, ReducedPart, Share
 from swarm.core.round.voting import Proof, Reconfiguration
+from swarm.core.round.words import Word, Words
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
 from swarm.host_protocol import AccusationPiece, Credited, RelayOffer, StepReport
@@ -219,6 +220,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Proof(proof.promises, result.certificate, changed),
         replace(asked_result(facts, result), proof=proof),
         asked_commit(facts, result),
+        Words((64,) * 4, 0.5, (Word(0, bytes(64)), Word(1, bytes(64), (bytes(64),)))),
         genesis,
         replace(shown.mismatch(shown.contribution, shown.parts).past, beginning=genesis),
         Ban(*charge, signature=bytes(64)),

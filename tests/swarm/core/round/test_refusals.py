@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.averaging_round import AveragingRound, SendRoster, SendVote
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Departure, ReducedPart, Result, Roster
 from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
 from swarm.core.round.voting import PHASES, Certificate, Promise, Proof, Vote, quorum
