@@ -167,11 +167,12 @@ class StageChain(Record):
         )
 
     def allowances(self, settings: RunSettings) -> Allowances:
-        """Of the sources of a step that starts from this version, or from the next."""
+        """Of the members, in a step that starts from this version or from the next."""
         return Allowances.of_work(
             self.recent_work,
             microbatches_per_step=settings.microbatches_per_step,
             microbatch_tokens=settings.microbatch_tokens,
+            of_sources=self.stage == 0,
         )
 
     def counted(self, roster: Roster, settings: RunSettings) -> dict[PeerId, tuple[Work, ...]]:
