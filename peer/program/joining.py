@@ -35,10 +35,12 @@ from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.plan import held_token_bytes, stage_memory_bytes
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.data.piece_store import PieceFolder
 from swarm.host_protocol import ADMIT
 from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
 from swarm.manifest.signed_run import SignedRun
+from swarm.model.adapters.base import Base, base_layout
 from swarm.model.families import validate_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
@@ -48,6 +50,9 @@ from swarm.release import check_release
 
 log = logging.getLogger(__name__)
 
+BASE_TRIES, BASE_AGAIN_S = 8, 5.0
+"""To have all of the frozen base: what came is not asked for again."""
+
 OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
 """Told of the run before anything of it is joined; what it raises ends the peer."""
 
@@ -56,8 +61,8 @@ class JoinedTokens(NamedTuple):
     """Of what a microbatch is read, and how more of it comes."""
 
     files: RunFiles
-    train: HeldFile
-    held_out: HeldFile
+    train: HeldFile[PieceFolder]
+    held_out: HeldFile[PieceFolder]
 
 
 class StateToEnter:
@@ -160,16 +165,18 @@ class Joining:
         # All libraries are loaded, and nothing else is.
         model = await asyncio.to_thread(self._model_that_fits, settings, stage, layout, folder)
         snapshots = folder / f"snapshots-{self._identity.peer_id[-8:]}"
+        files = RunFiles(
+            settings=settings,
+            host=self._host,
+            transport=self._transport,
+            limited=self._limited,
+            folder=folder,
+            donors=partial(self._donors, name, stage),
+        )
+        if settings.model.has_base:
+            model = await self._on_base(model, files, stage)
         tokens = None
         if stage == 0:
-            files = RunFiles(
-                settings=settings,
-                host=self._host,
-                transport=self._transport,
-                limited=self._limited,
-                folder=folder,
-                donors=partial(self._donors, name, stage),
-            )
             tokens = JoinedTokens(files, *await files.open())
         wanted = FirstState(
             settings=settings,
@@ -217,6 +224,23 @@ class Joining:
         self._verdicts.take_all(fields)
         self._host.kept.keep(about, answer)
         return ticket
+
+    async def _on_base(self, model: StageModel, files: RunFiles, stage: StageIndex) -> StageModel:
+        """The stage on its frozen base, fetched by now. Raises TransientError when nobody gives the rest of it."""
+        held = await files.open_base(stage)
+        base = held.folder
+        for left in range(BASE_TRIES - 1, -1, -1):
+            if base.missing():
+                missing_bytes = sum(stop - start for start, stop in map(base.pieces.span, base.missing()))
+                self._say(f"fetching {missing_bytes / 1e6:.1f} MB of the frozen base")
+            try:
+                await files.fetch(held, base.missing())
+                break
+            except TransientError:
+                if not left:
+                    raise
+                await asyncio.sleep(BASE_AGAIN_S)
+        return await asyncio.to_thread(lambda: model.on(Base(base_layout(files.settings.model), base.data)))
 
     def _model_that_fits(
         self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, folder: Path

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.partition import even_layers
-from swarm.core.settings import ModelSettings
+from swarm.core.settings import AdapterSettings, ModelSettings
 from swarm.manifest.tables import ModelTable
 
 if TYPE_CHECKING:
     from swarm.model.families import ModelShape
 
 
-def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) -> ModelSettings:
+def model_settings(
+    table: ModelTable, adapters: AdapterSettings, *, vocab_size: int, sequence_length: int
+) -> ModelSettings:
     """The model a manifest describes, its paths absolute. Raises SettingsError for one that cannot be trained."""
     from swarm.model.families import canonical_config_json
 
@@ -34,6 +36,7 @@ def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) 
         stage_layers=_cut(table, shape.num_layers, _head_cost(config_json)),
         compute_dtype=table.compute_dtype,
         recompute=table.recompute,
+        adapters=adapters,
     )
     check_model(settings, vocab_size=vocab_size, sequence_length=sequence_length)
     return settings
@@ -41,6 +44,7 @@ def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) 
 
 def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) -> None:
     """Raises SettingsError unless the config is a tested model in canonical JSON, cut whole, that fits the data."""
+    from swarm.model.adapters.base import check_adapters
     from swarm.model.families import validate_stage_layers
 
     try:
@@ -48,6 +52,7 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
     except SettingsError as error:
         raise SettingsError(f"model.config: {error}") from error
     validate_stage_layers(model)
+    check_adapters(model)
     if shape.vocab_size < vocab_size:
         raise SettingsError(
             f"model vocab_size = {shape.vocab_size} is less than the {vocab_size} ids of data.tokenizer; "
