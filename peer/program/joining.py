@@ -39,10 +39,10 @@ from swarm.data.piece_store import PieceFolder
 from swarm.host_protocol import ADMIT
 from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
+from swarm.manifest.model import stage_size
 from swarm.manifest.signed_run import SignedRun
 from swarm.model.adapters.base import Base, base_layout
 from swarm.model.families import validate_config
-from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Transport
@@ -163,7 +163,7 @@ class Joining:
         folder = self._volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
         # All libraries are loaded, and nothing else is.
-        model = await asyncio.to_thread(self._model_that_fits, settings, stage, layout, folder)
+        model = await asyncio.to_thread(self._model_that_fits, settings, stage, folder)
         snapshots = folder / f"snapshots-{self._identity.peer_id[-8:]}"
         files = RunFiles(
             settings=settings,
@@ -242,16 +242,14 @@ class Joining:
                 await asyncio.sleep(BASE_AGAIN_S)
         return await asyncio.to_thread(lambda: model.on(Base(base_layout(files.settings.model), base.data)))
 
-    def _model_that_fits(
-        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, folder: Path
-    ) -> StageModel:
+    def _model_that_fits(self, settings: RunSettings, stage: StageIndex, folder: Path) -> StageModel:
         """On the first device that it fits. Raises SettingsError if it fits none."""
         volunteer = self._volunteer
         *better, last = volunteer.devices
         for device in better:
             try:
                 model = StageModel(settings.model, stage, device=device)
-                model = model.computing(self._mode_that_fits(volunteer, settings, stage, layout, device, folder))
+                model = model.computing(self._mode_that_fits(volunteer, settings, stage, device, folder))
             except SettingsError as error:
                 self._say(f"computing on the CPU: {error}")
                 volunteer = replace(volunteer, gpu=None)
@@ -261,23 +259,22 @@ class Joining:
         if not better and volunteer.computes_on:
             self._say(volunteer.computes_on)
         model = StageModel(settings.model, stage, device=last)
-        return model.computing(self._mode_that_fits(volunteer, settings, stage, layout, last, folder))
+        return model.computing(self._mode_that_fits(volunteer, settings, stage, last, folder))
 
     def _mode_that_fits(
         self,
         volunteer: VolunteerSettings,
         settings: RunSettings,
         stage: StageIndex,
-        layout: ParameterLayout,
         device: str,
         folder: Path,
     ) -> ComputeMode:
         """How much of a microbatch this peer computes at once. Raises SettingsError if the stage fits in no way."""
         hidden_size = validate_config(settings.model.config_json).hidden_size
-        tokens = held_token_bytes(settings) if stage == 0 else 0
+        tokens, size = held_token_bytes(settings) if stage == 0 else 0, stage_size(settings.model, stage)
 
         def items(mode: ComputeMode) -> dict[str, int]:
-            found = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage, mode=mode)
+            found = stage_memory_bytes(settings, size, hidden_size, device, stage=stage, mode=mode)
             return found | {"disk.the run's tokens": tokens}
 
         mode = first_that_fits(modes(settings), items, volunteer, held_bytes=folder_bytes(folder))

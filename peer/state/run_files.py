@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from peer.directory.host import TRIES, Host
 from peer.directory.limited_transport import LimitedTransport
-from swarm.checkpoint.base_pieces import BasePieces
+from swarm.model.adapters.pieces import BasePieces
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.partition import even_layers
+from swarm.core.plan import StageSize
 from swarm.core.settings import AdapterSettings, ModelSettings
 from swarm.manifest.tables import ModelTable
 
@@ -87,11 +88,26 @@ def cuts(model: ModelSettings) -> list[ModelSettings]:
     ]
 
 
-def stage_num_parameters(model: ModelSettings) -> list[int]:
-    """Parameters of each stage; nothing is allocated. Raises SettingsError for a model that cannot be cut."""
+def stage_num_parameters(model: ModelSettings) -> list[StageSize]:
+    """Of each stage; nothing is allocated. Raises SettingsError for a model that cannot be cut."""
+    return [stage_size(model, stage) for stage in range(model.num_stages)]
+
+
+def stage_size(model: ModelSettings, stage: int) -> StageSize:
+    """What is trained of it, and what is frozen."""
+    from swarm.model.adapters.base import base_tensors
     from swarm.model.stack import stage_layout
 
-    return [stage_layout(model, stage).num_values for stage in range(model.num_stages)]
+    trained = stage_layout(model, stage).num_values
+    if not model.has_base:
+        return StageSize(trained)
+    tensors = base_tensors(model, stage)
+    return StageSize(
+        trained,
+        frozen=sum(tensor.num_values for tensor in tensors),
+        frozen_bytes=sum(tensor.size_bytes for tensor in tensors),
+        largest_frozen=max(tensor.num_values for tensor in tensors),
+    )
 
 
 def hidden_size(model: ModelSettings) -> int:

@@ -111,22 +111,20 @@ def build_stack(model: ModelSettings, stage: int, *, device: torch.device) -> St
 
 def _adapt(layers: nn.ModuleList, adapters: AdapterSettings) -> None:
     """Put adapters beside the modules that are named. Raises SettingsError for names of none."""
-    missing = set(adapters.modules) - {"all-linear"}
-    for path, module in list(layers.named_modules()):
-        name = path.rpartition(".")[2]
-        if not isinstance(module, nn.Linear) or not {name, "all-linear"} & set(adapters.modules):
-            continue
-        missing.discard(name)
-        sizes = module.in_features, module.out_features
-        made = AdaptedLinear(module, sizes, rank=adapters.rank, scale=adapters.scale)
-        setattr(layers.get_submodule(path.rpartition(".")[0]), name, made)
-    there = sorted({path.split(".")[-2] for path, _ in layers.named_parameters() if path.endswith("lora_A.weight")})
-    if missing or not there:
-        linear = sorted({path.rpartition(".")[2] for path, one in layers.named_modules() if type(one) is nn.Linear})
+    linear = {path: module for path, module in layers.named_modules() if isinstance(module, nn.Linear)}
+    names = {path.rpartition(".")[2] for path in linear}
+    wanted = names if "all-linear" in adapters.modules else set(adapters.modules)
+    if not names or wanted - names:
         raise SettingsError(
             f"adapters.modules = {list(adapters.modules)}: a layer has no linear module "
-            f"{', '.join(sorted(missing)) or 'at all'}; it has {', '.join(one for one in linear if 'lora' not in one)}"
+            f"{', '.join(sorted(wanted - names)) or 'at all'}; it has {', '.join(sorted(names)) or 'none'}"
         )
+    for path, module in linear.items():
+        above, _, name = path.rpartition(".")
+        if name in wanted:
+            sizes = module.in_features, module.out_features
+            made = AdaptedLinear(module, sizes, rank=adapters.rank, scale=adapters.scale)
+            setattr(layers.get_submodule(above), name, made)
 
 
 def decoder_of(config_json: str) -> Any:

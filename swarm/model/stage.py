@@ -321,8 +321,8 @@ class StageModel:
     def _loss_gradients(
         self, y_BLD: torch.Tensor, weights: Weights, targets_N: torch.Tensor
     ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None]:
-        """Chunks' losses, and their sum's gradients for y and a head that is trained; each chunk's logits are freed before
-        the next one's."""
+        """Chunks' losses, and their sum's gradients for y and a trained head; each chunk's logits are freed before the
+        next one's."""
         head_VD = weights.head_VD
         losses: list[torch.Tensor] = []
         grads_y_CD: list[torch.Tensor] = []

@@ -33,7 +33,7 @@ def quantized(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     flat = values.reshape(-1)
     padded = nn.functional.pad(flat, (0, num_scales(len(flat)) * BLOCK - len(flat))).view(-1, BLOCK)
     scales = padded.abs().amax(dim=1)
-    # Times the inverse, as bitsandbytes has it: a quotient is another number now and then. A block of zeros has no shares.
+    # Times the inverse, as bitsandbytes has it: now and then a quotient is another number. Zeros have no shares.
     shares = torch.nan_to_num(padded * (1 / scales).unsqueeze(1), nan=0.0)
     table = torch.tensor(SHARES)
     codes = torch.bucketize(shares, (table[1:] + table[:-1]) / 2).to(torch.uint8).view(-1)

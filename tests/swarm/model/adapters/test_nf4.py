@@ -1,3 +1,5 @@
+"""NF4, with bitsandbytes' bits."""
+
 import hashlib
 
 import torch
