@@ -13,6 +13,7 @@ from swarm.core.settings import RunSettings
 from swarm.manifest.model import hidden_size, stage_num_parameters
 from swarm.manifest.signed_run import SignedRun
 from swarm.question import ask as ask_person
+from swarm.readable import count_text
 from verification.audit.coverage import checks_of
 
 SUPPOSED_UP_MBIT, SUPPOSED_DOWN_MBIT = 20.0, 100.0
@@ -90,17 +91,10 @@ def _in_force(limits: OwnerLimits) -> str:
 def _model(settings: RunSettings, trained: int) -> str:
     adapters = settings.model.adapters
     if not adapters.rank:
-        return f"{_count(trained)} parameters"
+        return f"{count_text(trained)} parameters"
     frozen = sum(size.frozen for size in stage_num_parameters(settings.model))
     kept = "in 4 bits" if adapters.base == "nf4" else "as it is"
-    return f"{_count(trained)} parameters of adapters (LoRA, rank {adapters.rank}), on {_count(frozen)} frozen {kept}"
-
-
-def _count(number: int) -> str:
-    for unit, scale in ((" billion", 1e9), (" million", 1e6)):
-        if number >= scale:
-            return f"{number / scale:.3g}{unit}"
-    return f"{number:,}"
+    return f"{count_text(trained)} parameters of adapters (LoRA, rank {adapters.rank}), on {count_text(frozen)} frozen {kept}"
 
 
 def _span(values: list[float]) -> str:

@@ -282,5 +282,6 @@ class StageSteps:
             deadlines.straggler_s,
             is_last=model.is_last,
             most_of=shares.of if shares is not None else None,
+            allowances=self.chain.allowances(settings),
         )
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))

@@ -18,7 +18,6 @@ from typing import Generic, Protocol, TypeVar
 
 from peer.directory.host import TRIES, Host
 from peer.directory.limited_transport import LimitedTransport
-from swarm.model.adapters.pieces import BasePieces
 from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
@@ -30,6 +29,7 @@ from swarm.disk.whole_file import whole_file
 from swarm.file_donor import FileDonor
 from swarm.host_protocol import FILE, HELD, PIECES
 from swarm.model.adapters.base import base_layout, base_tensors
+from swarm.model.adapters.pieces import BasePieces
 from swarm.network.services.mirror import MAX_MIRRORS, MirrorClient
 from swarm.network.transport import Message, Transport
 

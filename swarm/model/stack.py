@@ -15,6 +15,7 @@ from swarm.core.errors import SettingsError
 from swarm.core.settings import AdapterSettings, ModelSettings
 from swarm.model.adapters.frozen import AdaptedLinear
 from swarm.model.balancing import balance_experts
+from swarm.model.documents import Documents
 from swarm.model.families import (
     Family,
     attention_of,
@@ -49,40 +50,46 @@ class Stack(nn.Module):
             self.layers = nn.ModuleList(layer_class(config, layer_idx=at) for at in layers)
         self.norm = getattr(decoder, family.norm) if is_last else nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
+        """`documents`: that samples are packed of; None: each is one."""
         from transformers import masking_utils
 
-        positions_1L = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        hidden_BLD = x if self.embedding is None else self.embedded(x)
+        if documents is None:
+            positions_BL = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        else:
+            positions_BL = documents.positions_BL
+        hidden_BLD = x if self.embedding is None else self.embedded(x, positions_BL)
         masks = {
             "full_attention": masking_utils.create_causal_mask,
             "sliding_attention": masking_utils.create_sliding_window_causal_mask,
         }
         given: dict[str, Any] = {"attention_mask": None, "past_key_values": None, "position_ids": None}
+        if documents is not None:
+            given["and_mask_function"] = documents.mask
         by_kind: dict[str, dict[str, Any]] = {}
         for kind in sorted(set(self.kinds)):
             mask = masks[kind](config=self.config, inputs_embeds=hidden_BLD, **given)
-            by_kind[kind] = {"attention_mask": mask, **self._turned(hidden_BLD, positions_1L, kind)}
+            by_kind[kind] = {"attention_mask": mask, **self._turned(hidden_BLD, positions_BL, kind)}
         for layer, kind in zip(self.layers, self.kinds, strict=True):
-            hidden_BLD = layer(hidden_BLD, position_ids=positions_1L, **by_kind[kind])
+            hidden_BLD = layer(hidden_BLD, position_ids=positions_BL, **by_kind[kind])
         normed: torch.Tensor = self.norm(hidden_BLD)
         return normed
 
-    def embedded(self, ids_BL: torch.Tensor) -> torch.Tensor:
-        """What the first stage's layers are given: (B, L, D)."""
+    def embedded(self, ids_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
+        """What the first stage's layers are given: (B, L, D). `positions_BL` may be of one sample for all."""
         assert self.embedding is not None, "only the first stage has an embedding"
         hidden_BLD: torch.Tensor = self.embedding(ids_BL)
         if self.positions is not None:
-            hidden_BLD = hidden_BLD + self.positions(torch.arange(ids_BL.shape[1], device=ids_BL.device).unsqueeze(0))
+            hidden_BLD = hidden_BLD + self.positions(positions_BL)
         if self.family.embedding_factor is not None:
             hidden_BLD = hidden_BLD * getattr(self.config, self.family.embedding_factor)
         return hidden_BLD
 
-    def _turned(self, hidden_BLD: torch.Tensor, positions_1L: torch.Tensor, kind: str) -> dict[str, Any]:
+    def _turned(self, hidden_BLD: torch.Tensor, positions_BL: torch.Tensor, kind: str) -> dict[str, Any]:
         if self.rotary is None:
             return {}
         kinds = (kind,) if self.family.turns_by_kind else ()
-        return {"position_embeddings": self.rotary(hidden_BLD, positions_1L, *kinds)}
+        return {"position_embeddings": self.rotary(hidden_BLD, positions_BL, *kinds)}
 
     def logits(self, y: torch.Tensor, head_VD: torch.Tensor) -> torch.Tensor:
         """(..., V) of the last stage's output."""

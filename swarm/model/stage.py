@@ -19,16 +19,15 @@ from torch.nn import functional
 
 from swarm.core.errors import LocalError, RemoteError, SettingsError
 from swarm.core.pipeline.compute_mode import ComputeMode
+from swarm.core.pipeline.targets import DOCUMENT_BEGINS, IGNORED_TARGET
 from swarm.core.settings import ModelSettings
 from swarm.model.adapters.base import Base, base_tensors
 from swarm.model.adapters.frozen import Frozen, frozen_tree
+from swarm.model.documents import Bounds, Documents, split
 from swarm.model.families import family_of, is_tied, validate_config, validate_stage_layers
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import link_to
 from swarm.model.stack import Stack, build_stack, global_name, layout_of_stack, trained_parameters
-
-IGNORED_TARGET = -100
-"""A target that is not counted."""
 
 MAX_CHUNK_TOKENS = 4096
 MAX_CHUNK_LOGITS = 1 << 26
@@ -62,6 +61,8 @@ class Saved:
     x: torch.Tensor
     y_BLD: torch.Tensor | None
     """Output with its graph; None when forward is to be run again."""
+    documents: Documents | None = None
+    """That x's samples are packed of; None: each is one."""
 
 
 @dataclass(frozen=True)
@@ -179,16 +180,20 @@ class StageModel:
         self.link.put_into(there, host)
         return there
 
-    def forward(self, weights: Weights, x: torch.Tensor, *, keep: bool) -> tuple[torch.Tensor, Saved | None]:
+    def forward(
+        self, weights: Weights, x: torch.Tensor, *, keep: bool, bounds: Bounds = ()
+    ) -> tuple[torch.Tensor, Saved | None]:
         """Hidden values y (B, L, D) fp32; after the final norm at the last stage.
 
-        x is token ids (B, L) int64 at the first stage, hidden values (B, L, D) fp32 at the others. With `keep`, what
-        `backward` needs comes along. Raises RemoteError("malformed") for an x of another shape, dtype or range.
+        x is token ids (B, L) int64 at the first stage, hidden values (B, L, D) fp32 at the others; documents begin at
+        `bounds` in it. With `keep`, what `backward` needs comes along. Raises RemoteError("malformed") for an x of
+        another shape, dtype or range.
         """
-        x = self._checked_input(x)
+        x, documents = self._checked_input(x), Documents.within(bounds, x, self.link)
         if not keep or self._recomputes:
-            return self._run_without_graph(weights, x), Saved(weights, x, None) if keep else None
-        saved = self._run_with_graph(weights, x)
+            y_BLD = self._run_without_graph(weights, x, documents)
+            return y_BLD, Saved(weights, x, None, documents) if keep else None
+        saved = self._run_with_graph(weights, x, documents)
         assert saved.y_BLD is not None
         self._waiting.add(saved)
         return saved.y_BLD.detach(), saved
@@ -207,17 +212,19 @@ class StageModel:
         return self._backward_into(saved, self.link.put(grad_y_BLD), into, None)
 
     def loss(
-        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool
+        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, *, keep: bool, bounds: Bounds = ()
     ) -> tuple[float, int, SavedLoss | None]:
         """Sum of the tokens' cross-entropies in nats and how many tokens were counted; last stage only.
 
-        targets are int64 (B, L), -100 where not counted. Raises RemoteError("malformed") as `forward`.
+        targets are int64 (B, L), -100 where not counted, and -101 where another document begins with them as well.
+        `bounds`, and RemoteError("malformed"), as `forward`.
         """
         assert self.is_last, f"stage {self.stage} has no head"
         num_counted = self._checked_targets(targets_BL, x)
-        x, targets_N = self._checked_input(x), self.link.put(targets_BL).reshape(-1)
+        documents = Documents.within(bounds, x, self.link)
+        x, targets_N = self._checked_input(x), self.link.put(targets_BL.clamp(min=IGNORED_TARGET)).reshape(-1)
         if not keep:
-            y_BLD = self._run_without_graph(weights, x)
+            y_BLD = self._run_without_graph(weights, x, documents)
             with torch.no_grad():
                 losses = [
                     _cross_entropy(self._logits(y_CD, weights), targets_C)
@@ -225,10 +232,10 @@ class StageModel:
                 ]
             return self._sum(losses), num_counted, None
         if self._slices(x) > 1:
-            y_BLD, saved = self._run_without_graph(weights, x), Saved(weights, x, None)
+            y_BLD, saved = self._run_without_graph(weights, x, documents), Saved(weights, x, None, documents)
         else:
             # `recompute` does not matter here: loss_backward follows at once, and would need the graph again.
-            saved = self._run_with_graph(weights, x)
+            saved = self._run_with_graph(weights, x, documents)
             assert saved.y_BLD is not None
             y_BLD = saved.y_BLD
         losses, grad_y_BLD, grad_head_VD = self._loss_gradients(y_BLD, weights, targets_N)
@@ -248,10 +255,11 @@ class StageModel:
             return None if self.is_first else torch.zeros_like(saved.forward.x)
         return self._backward_into(saved.forward, saved.grad_y_BLD, into, saved.grad_head_VD)
 
-    def logits(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, weights: Weights, x: torch.Tensor, *, bounds: Bounds = ()) -> torch.Tensor:
         """Full logits (B, L, V) of the last stage, for comparing with a whole model: not for training."""
         assert self.is_last, f"stage {self.stage} has no head"
-        y_BLD = self._run_without_graph(weights, self._checked_input(x))
+        documents = Documents.within(bounds, x, self.link)
+        y_BLD = self._run_without_graph(weights, self._checked_input(x), documents)
         with torch.no_grad(), self._autocast():
             return weights.stack.logits(y_BLD, self._head(weights))
 
@@ -263,23 +271,24 @@ class StageModel:
         """In how many pieces a microbatch is computed."""
         return 1 if self.mode is None else math.ceil(len(x) / self.mode.samples_at_once)
 
-    def _run_without_graph(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    def _run_without_graph(self, weights: Weights, x: torch.Tensor, documents: Documents | None) -> torch.Tensor:
         slices = self._slices(x)
         with torch.no_grad():
             if slices == 1:
-                return self._run(weights, x)
-            return torch.cat([self._run(weights, part) for part in x.tensor_split(slices)])
+                return self._run(weights, x, documents)
+            parts = zip(x.tensor_split(slices), split(documents, slices), strict=True)
+            return torch.cat([self._run(weights, *part) for part in parts])
 
-    def _run(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    def _run(self, weights: Weights, x: torch.Tensor, documents: Documents | None) -> torch.Tensor:
         with self._autocast():
-            y_BLD: torch.Tensor = weights.stack(x)
+            y_BLD: torch.Tensor = weights.stack(x, documents)
             return y_BLD.float()
 
-    def _run_with_graph(self, weights: Weights, x: torch.Tensor) -> Saved:
+    def _run_with_graph(self, weights: Weights, x: torch.Tensor, documents: Documents | None) -> Saved:
         leaf = x if self.is_first else x.detach().requires_grad_()
         with torch.enable_grad():
             # Of a leaf autocast keeps one rounded copy, and sums in bf16 the gradients of all products that share it.
-            return Saved(weights, leaf, self._run(weights, leaf.view_as(leaf)))
+            return Saved(weights, leaf, self._run(weights, leaf.view_as(leaf), documents), documents)
 
     def _backward_into(
         self, saved: Saved, grad_y_BLD: torch.Tensor, into: torch.Tensor | None, grad_head_VD: torch.Tensor | None
@@ -307,10 +316,15 @@ class StageModel:
         for."""
         if saved.y_BLD is None:  # forward is run again, and forgotten again, piece by piece
             slices = self._slices(saved.x)
-            pieces = zip(saved.x.tensor_split(slices), grad_y_BLD.tensor_split(slices), strict=True)
+            pieces = zip(
+                saved.x.tensor_split(slices),
+                split(saved.documents, slices),
+                grad_y_BLD.tensor_split(slices),
+                strict=True,
+            )
             grads = [
-                self._gradient_of_x(self._run_with_graph(saved.weights, x), grad_BLD, only_x=only_x)
-                for x, grad_BLD in pieces
+                self._gradient_of_x(self._run_with_graph(saved.weights, x, documents), grad_BLD, only_x=only_x)
+                for x, documents, grad_BLD in pieces
             ]
             found = [grad for grad in grads if grad is not None]
             return found[0] if len(found) == 1 else torch.cat(found) if found else None
@@ -381,10 +395,13 @@ class StageModel:
             raise RemoteError(
                 "malformed", f"targets are int64 {tuple(x.shape[:2])}, got {targets_BL.dtype} {tuple(targets_BL.shape)}"
             )
-        known = (targets_BL == IGNORED_TARGET) | ((targets_BL >= 0) & (targets_BL < self.vocab_size))
+        is_counted = (targets_BL >= 0) & (targets_BL < self.vocab_size)
+        known = is_counted | (targets_BL == IGNORED_TARGET) | (targets_BL == DOCUMENT_BEGINS)
         if not bool(known.all()):
-            raise RemoteError("malformed", f"targets lie in [0, {self.vocab_size}) or are {IGNORED_TARGET}")
-        return int((targets_BL != IGNORED_TARGET).sum())
+            raise RemoteError(
+                "malformed", f"targets lie in [0, {self.vocab_size}) or are {IGNORED_TARGET} or {DOCUMENT_BEGINS}"
+            )
+        return int(is_counted.sum())
 
 
 def _checked_device(device: str) -> torch.device:

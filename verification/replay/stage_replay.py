@@ -194,10 +194,12 @@ class StageReplay:
         x = tensors.x(exhibit.x)
         if not self.model.is_last:
             grad_y = tensors.gradient(exhibit.grad_y)
-            y, saved = tensors.forward(weights, x)
+            y, saved = tensors.forward(weights, x, birth.document_bounds)
             sent = self._as_sent(y)
             return Replayed(sent, self._sent_gradient(tensors.backward(saved, grad_y, into)), None)
-        loss_sum, num_targets, saved_loss = tensors.loss(weights, x, tensors.ids(exhibit.targets))
+        loss_sum, num_targets, saved_loss = tensors.loss(
+            weights, x, tensors.ids(exhibit.targets), birth.document_bounds
+        )
         birth.check_num_targets(num_targets)
         return Replayed(None, self._sent_gradient(tensors.loss_backward(saved_loss, into)), loss_sum)
 
@@ -220,15 +222,15 @@ class StageReplay:
         weights = self._weights(header.version, birth.step)
         x = tensors.x(claim.x)
         if header.direction == "forward":
-            y, _ = self.model.forward(weights, x, keep=False)
+            y, _ = self.model.forward(weights, x, keep=False, bounds=birth.document_bounds)
             claimed = tensors.codec.decode(claim.claimed, tensors.shape).numpy()
             return claimed, self._as_sent(y)
         if self.model.is_last:
-            _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets))
+            _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets), birth.document_bounds)
             grad_x = tensors.loss_backward(saved_loss, None)
         else:
             grad_y = tensors.gradient(claim.grad_y)
-            _, saved = tensors.forward(weights, x)
+            _, saved = tensors.forward(weights, x, birth.document_bounds)
             grad_x = tensors.backward(saved, grad_y, None)
         found = self._sent_gradient(grad_x)
         assert found is not None

@@ -4,9 +4,10 @@ The counts come from the members themselves and only pace the step; what weighs 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarm.core.ids import PeerId, Step
+from swarm.core.pipeline.allowances import Allowances
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class MemberReport:
     """The step is ending around the member: a microbatch of the next step has reached it or, at stage 0, the next
     stage has closed the step."""
 
+    @property
+    def takes_part(self) -> bool:
+        """It does not pause."""
+        return bool(self.num_in_flight or self.num_wanted)
+
 
 @dataclass(frozen=True)
 class Closing:
@@ -35,6 +41,8 @@ class Closing:
 
 RESERVED_S = 0.5
 """How long a step keeps a share for a member that has not reported."""
+EASE = 2
+"""So many times a step's work the sources may have together, so that the quick ones can take the slow ones' part."""
 MOST_BEHIND = 4
 """The last members are waited for so many times as long as all others took for all of theirs."""
 
@@ -48,7 +56,8 @@ class StepProgress:
     does with so many less at stage 0. What else it held is granted again; where there are no later stages, all of it.
 
     So is what a member still holds where at least as many others are done, after a time that goes by theirs: nobody
-    keeps a step open by what it was granted.
+    keeps a step open by what it was granted. And who brought nothing home of late is granted little
+    (`swarm.core.pipeline.allowances`): the others have the rest at once.
     """
 
     step: Step
@@ -60,6 +69,8 @@ class StepProgress:
     """Also the last stage: what a lost member had done is nowhere."""
     most_of: Callable[[PeerId], int] | None = None
     """Stage 0: how many microbatches of a member count; None: however many it does."""
+    allowances: Allowances | None = None
+    """Stage 0: how many microbatches a member is lent; None: however many it wants."""
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
     _granted: dict[PeerId, int] = field(default_factory=dict)
     _void: dict[PeerId, int] = field(default_factory=dict)
@@ -98,6 +109,7 @@ class StepProgress:
 
     def report(self, peer_id: PeerId, report: MemberReport, *, now: float) -> int:
         """Take a member's report; at stage 0, the number of microbatches it may have started in all."""
+        report = self._believed(peer_id, report)
         self._reports[peer_id] = report
         self._awaited.discard(peer_id)
         self._reserved.discard(peer_id)
@@ -108,7 +120,7 @@ class StepProgress:
         granted = max(started, self._granted.get(peer_id, 0))
         if peer_id in self._passed_over:
             self._granted[peer_id] = granted = report.num_done
-        elif not report.num_in_flight and not report.num_wanted:
+        elif not report.takes_part:
             granted = started  # it has room and wants nothing: it is pausing, and what it left is for others
         self._granted[peer_id] = granted
         if self.num_done > self._most_done:
@@ -120,7 +132,7 @@ class StepProgress:
             if now < self._reserved_until:
                 free -= self._reserved_each * len(self._reserved)
             if free > 0 and self._may_grant(now):
-                wanted = started + report.num_wanted
+                wanted = min(started + report.num_wanted, self._most_granted(peer_id))
                 if self.most_of is not None:
                     wanted = min(wanted, self.most_of(peer_id))
                 self._granted[peer_id] += min(free, max(0, wanted - granted))
@@ -154,6 +166,24 @@ class StepProgress:
         if len(behind) <= num_others:
             self._passed_over |= behind
             self._granted |= {peer: self._reports[peer].num_done for peer in behind}
+
+    def _believed(self, peer_id: PeerId, report: MemberReport) -> MemberReport:
+        """At stage 0, of what a member says that it did and holds, as much as can have been granted to it."""
+        if not self.is_source or self.allowances is None:
+            return report
+        most = max(self._granted.get(peer_id, 0), self._most_granted(peer_id))
+        num_done = min(report.num_done, most)
+        return replace(report, num_done=num_done, num_in_flight=min(report.num_in_flight, most - num_done))
+
+    def _most_granted(self, peer_id: PeerId) -> int:
+        """More than it is lent only as far as all who take part may not have enough to do the step's work twice."""
+        if self.allowances is None:
+            return self._to_do
+        taking_part = {peer for peer, report in self._reports.items() if report.takes_part} - self._passed_over
+        taking_part |= {peer_id, *self._reserved}
+        lent, in_all = self.allowances.of(peer_id), sum(map(self.allowances.of, taking_part))
+        enough = EASE * self._to_do
+        return lent if in_all >= enough else -(-lent * enough // in_all) if in_all else self._to_do
 
     def _may_grant(self, now: float) -> bool:
         if self._next_seen_at is not None:
