@@ -94,7 +94,8 @@ def _model(settings: RunSettings, trained: int) -> str:
         return f"{count_text(trained)} parameters"
     frozen = sum(size.frozen for size in stage_num_parameters(settings.model))
     kept = "in 4 bits" if adapters.base == "nf4" else "as it is"
-    return f"{count_text(trained)} parameters of adapters (LoRA, rank {adapters.rank}), on {count_text(frozen)} frozen {kept}"
+    of_adapters = f"{count_text(trained)} parameters of adapters (LoRA, rank {adapters.rank})"
+    return f"{of_adapters}, on {count_text(frozen)} frozen {kept}"
 
 
 def _span(values: list[float]) -> str:
