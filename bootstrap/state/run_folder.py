@@ -39,7 +39,7 @@ from swarm.model.stack import stage_layout
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.transport import MAX_META_BYTES
 from swarm.optim.stage_step import first_state
-from verification.audit.coverage import warning_of
+from verification.audit.coverage import check_proved
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,7 @@ def prepare_run(
     else:
         base = _base(folder, manifest, say, anew=True)
         settings = freeze(manifest, data, (), _digest(base))
+        check_proved(settings)
         states = _initial_states(folder, settings, manifest, say)
         check_stage_sizes(settings)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
@@ -154,8 +155,6 @@ def prepare_run(
         _write_settings(folder, settings)
         signed = _signed(folder, settings, run_key)
     settings = signed.in_force
-    if warning := warning_of(settings):
-        say(warning)
     return PreparedRun(
         folder,
         settings,
