@@ -173,8 +173,8 @@ class Downstream:
                 else:  # forward only: says nothing of how long training takes
                     self._wiring.cancelled(route.peer_id)
                 return answer
-        for refusal in closed.values():
-            raise refusal
+        for word in closed.values():
+            raise word
         raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
 
     async def _ask(self, peer: PeerId, request: Message, birth_digest: bytes) -> None:
