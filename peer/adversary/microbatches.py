@@ -27,6 +27,13 @@ class LabelFlip(Adversary):
         return torch.where(targets_BL >= 0, vocab_size - 1 - targets_BL, targets_BL)
 
 
+class OtherData(Adversary):
+    """Each place learns what comes after the place beside it: data that no lease has."""
+
+    def targets(self, at: At, targets_BL: torch.Tensor, *, vocab_size: int) -> torch.Tensor:
+        return torch.roll(targets_BL, 1, dims=1) if self.acts(at) else targets_BL
+
+
 class Framing(Adversary):
     """Two birth records in the header of an activation: of the microbatch, and of one like it with other targets, by
     which whoever answers would have computed wrongly."""
@@ -71,8 +78,9 @@ class SkippedLayers(Adversary):
             return y_BLD
         if x.dtype == torch.float32:
             return x
+        places_1L = torch.arange(x.shape[1], device=y_BLD.device).unsqueeze(0)
         with torch.no_grad():
-            return weights.stack.embedded(x.to(y_BLD.device)).float()
+            return weights.stack.embedded(x.to(y_BLD.device), places_1L).float()
 
     def output_gradient(self, at: At, grad_y_BLD: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(grad_y_BLD) if self.acts(at) else grad_y_BLD

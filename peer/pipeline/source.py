@@ -199,7 +199,7 @@ class Source:
         x = torch.from_numpy(born.tokens_BL)
         if self.downstream is None:
             both = x, torch.from_numpy(born.targets_BL)
-            loss_sum, num_targets = await self.work.held_out_loss(weights, lambda: both)
+            loss_sum, num_targets = await self.work.held_out_loss(born.birth, weights, lambda: both)
         else:
             stage_pass = self.work.stage_pass
             activation = await self.work.compute.run(

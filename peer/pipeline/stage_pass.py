@@ -149,7 +149,7 @@ class StagePass:
         self, birth: BirthRecord, weights: Weights, x: torch.Tensor, targets: Bytes, input_header: HopHeader | None
     ) -> Activation:
         """(compute) As `forward`, to evaluate the version that the record names."""
-        y_BLD, _ = self.tensors.model.forward(weights, x, keep=False)
+        y_BLD, _ = self.tensors.model.forward(weights, x, keep=False, bounds=birth.document_bounds)
         return self._packed(birth, Version(int(birth.step)), self.tensors.sending(y_BLD), targets, input_header)
 
     def loss(
@@ -215,14 +215,14 @@ class StagePass:
     def output(self, birth: BirthRecord, x: torch.Tensor) -> tuple[Version, torch.Tensor, Saved]:
         """(compute) The version, y computed on it, and what its gradient is taken back through."""
         version, weights = self.weights_for(birth)
-        return version, *self.tensors.forward(weights, x)
+        return version, *self.tensors.forward(weights, x, birth.document_bounds)
 
     def outcome(
         self, birth: BirthRecord, x: torch.Tensor, targets_BL: torch.Tensor
     ) -> tuple[Version, float, SavedLoss]:
         """(compute) The version, the loss on it, and what its gradient is taken back through."""
         version, weights = self.weights_for(birth)
-        loss_sum, num_targets, saved = self.tensors.loss(weights, x, targets_BL)
+        loss_sum, num_targets, saved = self.tensors.loss(weights, x, targets_BL, birth.document_bounds)
         birth.check_num_targets(num_targets)
         return version, loss_sum, saved
 

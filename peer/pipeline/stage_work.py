@@ -147,6 +147,7 @@ class StageWork:
         if hashlib.sha256(arrival.targets).digest() != birth.targets_digest:
             raise RemoteError("digest", "targets differ from the birth record", sender)
         targets_BL = tensors.ids(arrival.targets)
+        birth.check_documents(targets_BL.numpy())
         try:
             x = tensors.x(arrival.activation)
         except RemoteError as error:
@@ -266,7 +267,7 @@ class StageWork:
             raise Refused("behind", f"version {birth.step} is not held here")
 
         if downstream is None:
-            loss_sum, num_targets = await self.held_out_loss(weights, lambda: self.opened(arrival))
+            loss_sum, num_targets = await self.held_out_loss(birth, weights, lambda: self.opened(arrival))
         else:
 
             def forward() -> Activation:
@@ -280,13 +281,14 @@ class StageWork:
         return loss_sum, num_targets
 
     async def held_out_loss(
-        self, weights: Weights, opened: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+        self, birth: BirthRecord, weights: Weights, opened: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     ) -> tuple[float, int]:
         """At the last stage: loss sum and number of targets of x and targets as `opened` has them."""
 
         def loss() -> tuple[float, int]:
             x, targets_BL = opened()
-            loss_sum, num_targets, _ = self.replica.model.loss(weights, x, targets_BL, keep=False)
+            bounds = birth.document_bounds
+            loss_sum, num_targets, _ = self.replica.model.loss(weights, x, targets_BL, keep=False, bounds=bounds)
             return loss_sum, num_targets
 
         return await self.compute.run(Urgency.EVALUATE, loss)

@@ -20,7 +20,7 @@ from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step
 from swarm.identity.key import Identity
 from swarm.model.stage import Saved
 from verification.pipeline.exchanges import Exchange
-from verification.pipeline.headers import HopHeader
+from verification.pipeline.headers import HopHeader, document_bounds
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,13 @@ def held_out_loss(line: Sequence[SimulatedPeer], batches: Sequence[tuple[Ids, Id
     """Nats a token; of honest peers' weights, through the run's codecs."""
     loss_sum, count = 0.0, 0
     for tokens_BL, targets_BL in batches:
-        x = torch.from_numpy(tokens_BL)
+        x, bounds = torch.from_numpy(tokens_BL), document_bounds(targets_BL)
         for peer, consumer in pairwise(line):
-            y_BLD, _ = peer.replica.model.forward(peer.replica.weights, x, keep=False)
+            y_BLD, _ = peer.replica.model.forward(peer.replica.weights, x, keep=False, bounds=bounds)
             x = consumer.stage_pass.tensors.x(peer.stage_pass.tensors.sent(y_BLD))
         last = line[-1].replica
-        found, num_tokens, _ = last.model.loss(last.weights, x, torch.from_numpy(targets_BL), keep=False)
+        targets = torch.from_numpy(targets_BL)
+        found, num_tokens, _ = last.model.loss(last.weights, x, targets, keep=False, bounds=bounds)
         loss_sum, count = loss_sum + found, count + num_tokens
     return loss_sum / count
 

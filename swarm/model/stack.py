@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.core.settings import ModelSettings
+from swarm.core.errors import SettingsError
+from swarm.core.settings import AdapterSettings, ModelSettings
+from swarm.model.adapters.frozen import AdaptedLinear
 from swarm.model.balancing import balance_experts
+from swarm.model.documents import Documents
 from swarm.model.families import (
     Family,
     attention_of,
@@ -47,40 +50,46 @@ class Stack(nn.Module):
             self.layers = nn.ModuleList(layer_class(config, layer_idx=at) for at in layers)
         self.norm = getattr(decoder, family.norm) if is_last else nn.Identity()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, documents: Documents | None = None) -> torch.Tensor:
+        """`documents`: that samples are packed of; None: each is one."""
         from transformers import masking_utils
 
-        positions_1L = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-        hidden_BLD = x if self.embedding is None else self.embedded(x)
+        if documents is None:
+            positions_BL = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        else:
+            positions_BL = documents.positions_BL
+        hidden_BLD = x if self.embedding is None else self.embedded(x, positions_BL)
         masks = {
             "full_attention": masking_utils.create_causal_mask,
             "sliding_attention": masking_utils.create_sliding_window_causal_mask,
         }
         given: dict[str, Any] = {"attention_mask": None, "past_key_values": None, "position_ids": None}
+        if documents is not None:
+            given["and_mask_function"] = documents.mask
         by_kind: dict[str, dict[str, Any]] = {}
         for kind in sorted(set(self.kinds)):
             mask = masks[kind](config=self.config, inputs_embeds=hidden_BLD, **given)
-            by_kind[kind] = {"attention_mask": mask, **self._turned(hidden_BLD, positions_1L, kind)}
+            by_kind[kind] = {"attention_mask": mask, **self._turned(hidden_BLD, positions_BL, kind)}
         for layer, kind in zip(self.layers, self.kinds, strict=True):
-            hidden_BLD = layer(hidden_BLD, position_ids=positions_1L, **by_kind[kind])
+            hidden_BLD = layer(hidden_BLD, position_ids=positions_BL, **by_kind[kind])
         normed: torch.Tensor = self.norm(hidden_BLD)
         return normed
 
-    def embedded(self, ids_BL: torch.Tensor) -> torch.Tensor:
-        """What the first stage's layers are given: (B, L, D)."""
+    def embedded(self, ids_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
+        """What the first stage's layers are given: (B, L, D). `positions_BL` may be of one sample for all."""
         assert self.embedding is not None, "only the first stage has an embedding"
         hidden_BLD: torch.Tensor = self.embedding(ids_BL)
         if self.positions is not None:
-            hidden_BLD = hidden_BLD + self.positions(torch.arange(ids_BL.shape[1], device=ids_BL.device).unsqueeze(0))
+            hidden_BLD = hidden_BLD + self.positions(positions_BL)
         if self.family.embedding_factor is not None:
             hidden_BLD = hidden_BLD * getattr(self.config, self.family.embedding_factor)
         return hidden_BLD
 
-    def _turned(self, hidden_BLD: torch.Tensor, positions_1L: torch.Tensor, kind: str) -> dict[str, Any]:
+    def _turned(self, hidden_BLD: torch.Tensor, positions_BL: torch.Tensor, kind: str) -> dict[str, Any]:
         if self.rotary is None:
             return {}
         kinds = (kind,) if self.family.turns_by_kind else ()
-        return {"position_embeddings": self.rotary(hidden_BLD, positions_1L, *kinds)}
+        return {"position_embeddings": self.rotary(hidden_BLD, positions_BL, *kinds)}
 
     def logits(self, y: torch.Tensor, head_VD: torch.Tensor) -> torch.Tensor:
         """(..., V) of the last stage's output."""
@@ -102,7 +111,27 @@ def build_stack(model: ModelSettings, stage: int, *, device: torch.device) -> St
     assert not [name for name, buffer in stack.named_buffers() if buffer.is_meta], "a buffer has no values"
     if family.routed and config.router_aux_loss_coef:
         balance_experts(stack.layers, config)
+    if model.has_base:
+        _adapt(stack.layers, model.adapters)
     return stack.eval()
+
+
+def _adapt(layers: nn.ModuleList, adapters: AdapterSettings) -> None:
+    """Put adapters beside the modules that are named. Raises SettingsError for names of none."""
+    linear = {path: module for path, module in layers.named_modules() if isinstance(module, nn.Linear)}
+    names = {path.rpartition(".")[2] for path in linear}
+    wanted = names if "all-linear" in adapters.modules else set(adapters.modules)
+    if not names or wanted - names:
+        raise SettingsError(
+            f"adapters.modules = {list(adapters.modules)}: a layer has no linear module "
+            f"{', '.join(sorted(wanted - names)) or 'at all'}; it has {', '.join(sorted(names)) or 'none'}"
+        )
+    for path, module in linear.items():
+        above, _, name = path.rpartition(".")
+        if name in wanted:
+            sizes = module.in_features, module.out_features
+            made = AdaptedLinear(module, sizes, rank=adapters.rank, scale=adapters.scale)
+            setattr(layers.get_submodule(above), name, made)
 
 
 def decoder_of(config_json: str) -> Any:
@@ -137,9 +166,16 @@ def stage_layout(model: ModelSettings, stage: int) -> ParameterLayout:
     return layout_of_stack(model, stage, build_stack(model, stage, device=torch.device("cpu")))
 
 
+def trained_parameters(model: ModelSettings, stack: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """All, or where they have a base to stand on the adapters'."""
+    return [one for one in stack.named_parameters() if not model.has_base or ".lora_" in one[0]]
+
+
 def layout_of_stack(model: ModelSettings, stage: int, stack: Stack) -> ParameterLayout:
-    """Layout of the stack's parameters, and the head's at the last stage, under their names in the whole model."""
-    shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in stack.named_parameters()}
+    """Layout of what the stack trains, and the head at the last stage, under their names in the whole model."""
+    shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in trained_parameters(model, stack)}
+    if model.has_base:
+        return ParameterLayout.of(shapes)
     if stage == model.num_stages - 1 and not is_tied(model, stage):
         shape = validate_config(model.config_json)
         shapes[family_of(model.config_json).head_name] = (shape.vocab_size, shape.hidden_size)

@@ -12,6 +12,7 @@ import torch
 
 from swarm.core.errors import RemoteError
 from swarm.core.settings import RunSettings
+from swarm.model.documents import Bounds
 from swarm.model.stage import Saved, SavedLoss, StageModel, Weights
 from swarm.model.wire import Wire
 
@@ -59,15 +60,17 @@ class TensorPass:
 
     # -- there and back -----------------------------------------------------------------------------------
 
-    def forward(self, weights: Weights, x: torch.Tensor) -> tuple[torch.Tensor, Saved]:
-        """y, and what `backward` needs."""
-        y_BLD, saved = self.model.forward(weights, x, keep=True)
+    def forward(self, weights: Weights, x: torch.Tensor, bounds: Bounds) -> tuple[torch.Tensor, Saved]:
+        """y, and what `backward` needs. `bounds` are those of the birth record, which all stages have."""
+        y_BLD, saved = self.model.forward(weights, x, keep=True, bounds=bounds)
         assert saved is not None
         return y_BLD, saved
 
-    def loss(self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor) -> tuple[float, int, SavedLoss]:
+    def loss(
+        self, weights: Weights, x: torch.Tensor, targets_BL: torch.Tensor, bounds: Bounds
+    ) -> tuple[float, int, SavedLoss]:
         """The sum of token losses in nats, how many tokens it is of, and what `loss_backward` needs."""
-        loss_sum, num_targets, saved = self.model.loss(weights, x, targets_BL, keep=True)
+        loss_sum, num_targets, saved = self.model.loss(weights, x, targets_BL, keep=True, bounds=bounds)
         assert saved is not None
         return loss_sum, num_targets, saved
 

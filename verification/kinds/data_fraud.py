@@ -34,6 +34,7 @@ def differences(birth: BirthRecord, tokens_BL: NDArray[np.int64], targets_BL: ND
             ("number of targets", birth.num_targets, wanted.num_targets),
             ("tokens", birth.tokens_digest, wanted.tokens_digest),
             ("targets", birth.targets_digest, wanted.targets_digest),
+            ("documents", birth.document_bounds, wanted.document_bounds),
         )
         if found != due
     ]

@@ -6,6 +6,7 @@ produced the tensor and names who consumes it, what it was made from, and the di
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer, Text
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost
+from swarm.core.pipeline.targets import DOCUMENT_BEGINS, MAX_BOUNDS
 from swarm.core.round.contribution import MAX_ATTEMPTS
 from swarm.identity.signed_record import SignedRecord
 
@@ -27,6 +29,16 @@ Direction = Literal["forward", "gradient"]
 def ids_bytes(ids_BL: NDArray[np.int64]) -> bytes:
     """Token or target ids as they are hashed and sent: little-endian int32."""
     return ids_BL.astype("<i4").tobytes()
+
+
+def document_bounds(targets_BL: NDArray[np.signedinteger]) -> tuple[int, ...]:
+    """Where documents begin, by the marks among a microbatch's targets. What is not one token long each, as padding
+    is, is one document."""
+    begins_BL = np.zeros(targets_BL.shape, dtype=bool)
+    begins_BL[:, 1:] = targets_BL[:, :-1] == DOCUMENT_BEGINS
+    again_BL = np.zeros_like(begins_BL)
+    again_BL[:, 1:] = begins_BL[:, :-1]
+    return tuple(np.flatnonzero(begins_BL & ~again_BL).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +64,9 @@ class BirthRecord(SignedRecord):
     """SHA-256 of the target ids as little-endian int32, -100 where masked."""
     prefix_length: Annotated[int, Integer(high=1 << 24)] = 0
     """Tokens of each sample that are context only (kind `generate`)."""
-    document_bounds: Annotated[tuple[int, ...], AtMost(4096)] = ()
-    """Where documents begin inside a sample; positions count from there. Empty: one document."""
+    document_bounds: Annotated[tuple[int, ...], AtMost(MAX_BOUNDS)] = ()
+    """Where documents begin inside samples, as places among the microbatch's tokens, rising: every stage's attention
+    stays within a document, and positions count from its beginning. Empty: each sample is one."""
     era: int = 0
     """Of the run, as its geneses have it: a version's number names other weights in another era."""
 
@@ -84,13 +97,23 @@ class BirthRecord(SignedRecord):
             num_targets=int((targets_BL >= 0).sum()),
             tokens_digest=hashlib.sha256(ids_bytes(tokens_BL)).digest(),
             targets_digest=hashlib.sha256(ids_bytes(targets_BL)).digest(),
+            document_bounds=document_bounds(targets_BL),
         )
 
     def _check_fields(self) -> None:
         if len(self.shape) != 2 or not self.num_targets <= self.shape[0] * self.shape[1]:
             raise RemoteError("malformed", f"{self.num_targets} targets in a microbatch of shape {self.shape}")
-        if self.prefix_length > self.shape[1] or any(bound >= self.shape[1] for bound in self.document_bounds):
-            raise RemoteError("malformed", f"prefix or documents past the {self.shape[1]} tokens of a sample")
+        if self.prefix_length > self.shape[1]:
+            raise RemoteError("malformed", f"prefix past the {self.shape[1]} tokens of a sample")
+        bounds, (num_samples, num_tokens) = self.document_bounds, self.shape
+        rises = all(before < after for before, after in pairwise((0, *bounds, num_samples * num_tokens)))
+        if bounds and not (rises and all(bound % num_tokens for bound in bounds)):
+            raise RemoteError("malformed", f"documents begin at {bounds[:5]}... in samples of {num_tokens} tokens")
+
+    def check_documents(self, targets_BL: NDArray[np.int64]) -> None:
+        """Raises RemoteError unless documents begin where the targets say."""
+        if document_bounds(targets_BL) != self.document_bounds:
+            raise RemoteError("protocol", "documents begin elsewhere than the targets say", self.source)
 
     def check_num_targets(self, num_targets: int) -> None:
         """Raises RemoteError unless so many of the targets count."""

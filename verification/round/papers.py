@@ -8,6 +8,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from swarm.bulk_digest import bulk_digest
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Version
@@ -18,6 +20,7 @@ from verification.pipeline.headers import (
     HopHeader,
     Parents,
     check_birth,
+    document_bounds,
     forward_parents,
     gradient_parents,
     is_made_from,
@@ -118,6 +121,10 @@ class Exhibit:
                 raise RemoteError("papers", f"{name} is {'missing' if wanted else 'not of this stage'}", peer)
         if hashlib.sha256(self.targets).digest() != birth.targets_digest:
             raise RemoteError("papers", "targets differ from the birth record", peer)
+        if len(self.targets) != 4 * birth.shape[0] * birth.shape[1]:
+            raise RemoteError("papers", f"{len(self.targets)} bytes of targets for shape {birth.shape}", peer)
+        if document_bounds(np.frombuffer(self.targets, "<i4").reshape(birth.shape)) != birth.document_bounds:
+            raise RemoteError("papers", "documents begin elsewhere than the targets say", peer)
         if first and birth.source != peer:
             raise RemoteError("papers", f"a source shows the birth record of {birth.source}", peer)
         if first and hashlib.sha256(self.x).digest() != birth.tokens_digest:

@@ -25,10 +25,16 @@ class RecentWork(Row, kind="recent work"):
     peer_id: PeerId
     tokens: Annotated[tuple[Annotated[int, Integer(high=1 << 52)], ...], AtMost(RECENT_VERSIONS)]
     """Of each version, the newest last."""
+    idle: Annotated[int, Integer(high=1 << 52)] = 0
+    """Versions since the last that it brought work to, or since it came, in which the stage had work."""
 
     @property
     def total(self) -> int:
         return sum(self.tokens)
+
+    def and_then(self, tokens: int) -> "RecentWork":
+        """After one version more, to which it brought so many."""
+        return RecentWork(self.peer_id, (*self.tokens, tokens)[-RECENT_VERSIONS:], 0 if tokens else self.idle + 1)
 
 
 @dataclass(frozen=True)
@@ -72,13 +78,10 @@ def worked(
     before: Iterable[RecentWork], done: Mapping[PeerId, int], members: Iterable[PeerId]
 ) -> tuple[RecentWork, ...]:
     """After a round in which these tokens were done, of those who are members then; who comes has done nothing."""
-    held = {one.peer_id: one.tokens for one in before}
+    held = {one.peer_id: one for one in before}
     if not any(done.values()):
-        return tuple(RecentWork(peer, held.get(peer, ())) for peer in members)
-    return tuple(
-        RecentWork(peer, ((*held[peer], done.get(peer, 0)) if peer in held else ())[-RECENT_VERSIONS:])
-        for peer in members
-    )
+        return tuple(held.get(peer, RecentWork(peer, ())) for peer in members)
+    return tuple(held[peer].and_then(done.get(peer, 0)) if peer in held else RecentWork(peer, ()) for peer in members)
 
 
 def done_in(result: Result, counted: Mapping[PeerId, int]) -> dict[PeerId, int]:

@@ -14,6 +14,7 @@ from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest
 from swarm.core.ids import PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost
+from swarm.core.pipeline.allowances import Allowances
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, SignedValue
@@ -163,6 +164,15 @@ class StageChain(Record):
             self.recent_work,
             microbatches_per_step=settings.microbatches_per_step,
             microbatch_tokens=settings.microbatch_tokens,
+        )
+
+    def allowances(self, settings: RunSettings) -> Allowances:
+        """Of the members, in a step that starts from this version or from the next."""
+        return Allowances.of_work(
+            self.recent_work,
+            microbatches_per_step=settings.microbatches_per_step,
+            microbatch_tokens=settings.microbatch_tokens,
+            of_sources=self.stage == 0,
         )
 
     def counted(self, roster: Roster, settings: RunSettings) -> dict[PeerId, tuple[Work, ...]]:

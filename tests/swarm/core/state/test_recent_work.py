@@ -106,6 +106,15 @@ def test_a_round_in_which_one_comes_and_another_goes_counts_for_those_who_stay()
     assert after == (RecentWork(WORKER, (*(4,) * (RECENT_VERSIONS - 1), 9)), RecentWork(NEW, ()))
 
 
+def test_versions_in_which_one_brought_nothing_are_counted_until_it_brings_something() -> None:
+    recent = (RecentWork(WORKER, (4,)), RecentWork(IDLE, (7,)))
+    for _ in range(20):
+        recent = worked(recent, {WORKER: 9}, (WORKER, IDLE))
+        recent = worked(recent, {}, (WORKER, IDLE))
+    assert [one.idle for one in recent] == [0, 20]
+    assert [one.idle for one in worked(recent, {IDLE: 1}, (WORKER, IDLE))] == [1, 0]
+
+
 def test_where_no_neighbour_signs_a_step_counts_an_even_share_twice_or_a_quarter_more_than_was_proven() -> None:
     recent = [RecentWork(WORKER, (8,) * 12 + (640, 320, 320, 320, 320)), RecentWork(IDLE, (0, 0, 800))]
     shares = Shares.of_work(recent, microbatches_per_step=10, microbatch_tokens=8)
