@@ -45,6 +45,7 @@ from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
 from swarm.core.round.contribution import Charge, Departure, Exclusion, Lack, LeftOut, Rate, ReducedPart, Share
 from swarm.core.round.voting import Proof, Reconfiguration
+from swarm.core.round.words import Reduction, Word, Words
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
 from swarm.host_protocol import AccusationPiece, Credited, RelayOffer, StepReport
@@ -209,6 +210,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
     papers = shown.mismatch(shown.contribution, shown.parts).exhibits[0].papers
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
     ticket = Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64))
+    without_one = ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),))
     vote = JurorVote(*charge, coordinator, Step(5), coordinator, Grade.FRAUD, signature=bytes(64))
     return [
         *(case for one in evidence for case in _cases_of(one)),
@@ -221,6 +223,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Proof(proof.promises, result.certificate, changed),
         replace(asked_result(facts, result), proof=proof),
         asked_commit(facts, result),
+        Words((64,) * 4, 0.5, (Word(0, bytes(64)), Word(1, bytes(64), (bytes(64),)))),
         genesis,
         replace(shown.mismatch(shown.contribution, shown.parts).past, beginning=genesis),
         Ban(*charge, signature=bytes(64)),
@@ -256,7 +259,13 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
         LeftOut(shown.contribution, (Lack(coordinator, bytes(64)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
-        ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),)),
+        without_one,
+        replace(
+            Reduction.of(
+                result.roster, without_one, dict.fromkeys(facts.members, 64), norm_cap=0.5, reducer=coordinator
+            ),
+            signature=bytes(64),
+        ),
         OwedAudit(
             run_id=chain.run_id,
             stage=StageIndex(1),
