@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import digest
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest
 from swarm.core.ids import PeerId, StageIndex, Step, Version
@@ -18,7 +19,6 @@ from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, SignedValue
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of
-from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
