@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from swarm.core.settings import (
+    AdapterSettings,
     ComputeDtype,
     Licence,
     ModelSettings,
@@ -150,6 +151,7 @@ class OriginTables(Table):
 
     run: RunTable = field(default_factory=RunTable)
     model: ModelTable = field(default_factory=ModelTable)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
     data: DataTable = field(default_factory=DataTable)
 
 
