@@ -132,7 +132,15 @@ def test_who_ends_nothing_is_waited_for_in_a_few_steps_only() -> None:
     assert len(waits) <= 12
     assert len([step for step in waits if step >= 64]) <= 3
     alone = run({"honest": HONEST}, target=4, steps=STEPS)
-    assert sum(attacked.seconds) < 1.3 * sum(alone.seconds)
+    assert sum(attacked.seconds) < 1.3 * sum(alone.seconds), "0.4 s a step, 2 s a wait"
+
+
+def test_long_steps_are_hardly_longer_for_one_that_ends_nothing() -> None:
+    honest = Source(ticks=40)
+    attacked = run({"honest": honest, "liar": Source(ends=False)}, target=4, steps=STEPS)
+    alone = run({"honest": honest}, target=4, steps=STEPS)
+    assert attacked.num_certified == alone.num_certified
+    assert sum(attacked.seconds) < 1.05 * sum(alone.seconds)
 
 
 def test_who_says_that_it_did_all_closes_few_steps_short() -> None:
