@@ -22,17 +22,25 @@ from tests.process_swarm import Zygote
 
 SMOKE_S = 150.0
 
-NEED_NAMESPACES = ("benchmarks.big_stage", "benchmarks.homes.links", "benchmarks.homes.bulk", "benchmarks.owner.limits")
+NEED_NAMESPACES = (
+    "benchmarks.big_stage",
+    "benchmarks.homes.links",
+    "benchmarks.homes.bulk",
+    "benchmarks.outer_steps",
+    "benchmarks.owner.limits",
+)
 NEED_SWARMS = (
     "benchmarks.big_stage",
     "benchmarks.churn.kills",
     "benchmarks.homes.links",
+    "benchmarks.outer_steps",
     "benchmarks.owner.leave",
     "benchmarks.owner.memory",
     "benchmarks.red_team",
     "benchmarks.red_team.mutating",
     "benchmarks.round.averaging",
     "benchmarks.training_throughput",
+    "benchmarks.windows.audits",
     "tests.chaos",
 )
 """A dozen seconds of the processor and more, however small: several processes, each of which imports torch."""
