@@ -24,8 +24,9 @@ SMOKE_S = 150.0
 
 NEED_NAMESPACES = (
     "benchmarks.big_stage",
-    "benchmarks.homes.links",
     "benchmarks.homes.bulk",
+    "benchmarks.homes.links",
+    "benchmarks.homes.punching",
     "benchmarks.outer_steps",
     "benchmarks.owner.limits",
 )
@@ -33,6 +34,7 @@ NEED_SWARMS = (
     "benchmarks.big_stage",
     "benchmarks.churn.kills",
     "benchmarks.homes.links",
+    "benchmarks.homes.punching",
     "benchmarks.outer_steps",
     "benchmarks.owner.leave",
     "benchmarks.owner.memory",

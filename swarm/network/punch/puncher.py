@@ -49,7 +49,7 @@ BEGIN_S = 9.0
 """No try begins later: then there is no way for now."""
 REFUSED_S = 1.0
 """Until another try, about, where the other side was busy."""
-DIAL_S = 2.5
+DIAL_S = 1.8
 """A packet of each side may be lost, or come before the other's router knows of it: the next goes a second later."""
 GREET_S = 4.0
 LONGEST_WAIT_S = 2.0
