@@ -9,6 +9,8 @@ import torch
 
 from swarm.checkpoint.archive import latest_checkpoint
 from swarm.checkpoint.huggingface import export_huggingface
+from swarm.cli import ExitCode
+from swarm.cli import run as run_command
 from swarm.core.errors import LocalError, SettingsError
 from swarm.core.ids import PeerId
 from swarm.data.pieces import list_pieces
@@ -90,10 +92,11 @@ def test_adapters_are_trained_on_a_base_that_peers_hand_on_and_nobody_changes(tm
 
     found = latest_checkpoint(run.folder.checkpoints)
     assert found is not None
-    export_huggingface(found.path, tmp_path / "adapters")
+    checkpoints = str(run.folder.checkpoints)
+    assert run_command(["export", checkpoints, str(tmp_path / "adapters")]) is ExitCode.OK
     for base in (given, run.folder.base):
         merged = tmp_path / f"merged with {base.name}"
-        export_huggingface(found.path, merged, base=base)
+        assert run_command(["export", checkpoints, str(merged), "--base", str(base)]) is ExitCode.OK
         check_loss_is_pefts(given, tmp_path / "adapters", merged)
     (tmp_path / "other").write_bytes(run.folder.base.read_bytes()[:-1] + b"!")
     with pytest.raises(SettingsError, match="give that one"):
@@ -140,7 +143,9 @@ def test_who_lies_about_adapters_is_put_out_and_its_evidence_needs_the_base(tmp_
     run = asyncio.run(attacked()).run
     assert [event["peer_id"] for event in banned] == [identity_of(2).peer_id]
     evidence = evidence_in(Path(banned[0]["evidence"]))
-    assert judge(evidence, base=run.folder.base).guilty
+    verify = ["evidence", "verify", banned[0]["evidence"]]
+    assert run_command([*verify, "--base", str(run.folder.base)]) is ExitCode.OK
+    assert run_command(verify) is ExitCode.FAILED
     assert run.settings.base_digest is not None
     with pytest.raises(LocalError, match=f"frozen base, {run.settings.base_digest.hex()}: give the host's"):
         judge(evidence)
