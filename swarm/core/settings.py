@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from swarm.core.round.cohorts import MAX_MEMBERS
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.tables import Amendable, Bounds, Matching, Table
 from swarm.core.transfers import LEAST_MBIT
 

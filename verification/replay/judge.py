@@ -16,6 +16,7 @@ from swarm.averaging.reduce import read_and_written
 from swarm.checkpoint.state import chunk_hash, root_by_path
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
+from swarm.core.round.words import Reduction
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import CheckedTokens
 from swarm.identity.key import verify
@@ -42,7 +43,6 @@ from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
 from verification.round.papers import Bytes
 from verification.round.receipts import are_of, why_false
-from verification.round.reduction import Reduction
 
 
 def judge(
@@ -152,7 +152,7 @@ def _judge_reducer(evidence: Evidence) -> Verdict:
     made, settings = case.reduction, evidence.settings
     if made.run_id != evidence.run_id:
         raise RemoteError("evidence", f"reduction of run {made.run_id[:12]}, not {evidence.run_id[:12]}")
-    made.check()
+    made.check(verify)
     again = digest_again(made, case.bodies, settings, _parts_with(evidence, made.part))
     what = f"part {made.part} of step {made.step} from {len(made.inputs)} inputs"
     if again == made.digest:
