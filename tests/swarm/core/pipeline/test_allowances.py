@@ -58,7 +58,7 @@ def run(sources: Mapping[str, Source], *, target: int, steps: int, bounded: bool
         members = sorted(peer for peer in everyone if peer != late or step >= 10)
         present = {peer: source for peer, source in everyone.items() if peer in members and step not in source.away}
         recent = worked(recent, {}, members)
-        allowed = Allowances.of_work(recent, microbatches_per_step=target, microbatch_tokens=TOKENS)
+        allowed = Allowances.of_work(recent, microbatches_per_step=target, microbatch_targets=TOKENS)
         done, seconds = _step(present, target, allowed if bounded else None, first=step % len(present))
         found.seconds.append(seconds)
         counted = {peer: number for peer, number in done.items() if everyone[peer].counts and number}
@@ -184,7 +184,7 @@ def test_whom_no_work_of_small_steps_reached_by_chance_has_a_chance_again_soon()
 def test_what_is_lent_follows_from_the_versions_and_not_from_their_order_of_coming() -> None:
     def lent(*tokens: int, idle: int = 0, target: int = 64) -> int:
         recent = [RecentWork(PeerId("a"), tokens, idle), *founded([PeerId("b"), PeerId("c")], [1600 * TOKENS] * 2)]
-        found = Allowances.of_work(recent, microbatches_per_step=target, microbatch_tokens=TOKENS)
+        found = Allowances.of_work(recent, microbatches_per_step=target, microbatch_targets=TOKENS)
         assert found.of(PeerId("unknown")) == found.newcomers
         return found.of(PeerId("a"))
 
