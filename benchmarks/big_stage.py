@@ -11,7 +11,6 @@ roster that names it. A figure whose name begins with `plan_` is what `swarm pla
 with one peer more, in which rounds go on. Needs root and `ip`.
 """
 
-import hashlib
 import json
 import signal
 import statistics
@@ -28,10 +27,10 @@ from typing import Any
 
 import click
 
+from benchmarks.homes.disks import are_equal, members_on, results_on
 from benchmarks.homes.emulated import Paths, routing
 from benchmarks.homes.namespaces import Namespaces, why_not
 from benchmarks.training_throughput import Events, running
-from swarm.checkpoint.results import SIGNED, read_signed
 from swarm.core.plan import CONTRIBUTION_BYTES, HEADERS, RESULT_BYTES
 from swarm.core.round.contribution import Result
 from swarm.network.identity_file import load_identity
@@ -122,7 +121,7 @@ def watch(
         address = events.wait_for(lambda event: event["event"] == "listening", timeout_s=READY_S)["addresses"][0]
         running_peers = [join(name) for name in (SOURCE, *founders)][1:]
         begin_by = time.monotonic() + READY_S
-        while _num_members(folder / founders[0]) < peers:
+        while members_on(folder / founders[0]) < peers:
             if time.monotonic() > begin_by:
                 raise click.ClickException(f"{peers} peers are not members of the stage after {READY_S:g} s")
             time.sleep(1.0)
@@ -175,19 +174,12 @@ def watch(
         begun,
         ended,
         newcomer_s,
-        _results(folder / founders[0]),
+        results_on(folder / founders[0]),
         [step for name in (*founders, NEWCOMER) for step in _fetched_steps(folder / name)],
         max(peaks),
-        _are_equal([folder / name for name in (*founders, NEWCOMER)]),
+        are_equal([folder / name for name in (*founders, NEWCOMER)]),
         addresses,
     )
-
-
-def _num_members(folder: Path) -> int:
-    """Of the version that the newest result on this disk makes."""
-    newest = sorted(folder.rglob(f"results-*{SIGNED}"))[-1:]
-    read = [read_signed(path) for path in newest]
-    return max((len(found[0].roster.members_after) for found in read if found is not None), default=0)
 
 
 def _peak_bytes(pid: int) -> int:
@@ -201,28 +193,12 @@ def _peak_bytes(pid: int) -> int:
     return max((int(line.split()[1]) * 1024 for line in peaks), default=0)
 
 
-def _results(folder: Path) -> list[Result]:
-    found = [read_signed(path) for path in sorted(folder.rglob(f"results-*{SIGNED}"))]
-    return [read[0] for read in found if read is not None]
-
-
 def _fetched_steps(folder: Path) -> list[int]:
     """Of the results on this peer's disk, those of rounds in which it was no member."""
     if not (folder / "identity.key").exists():
         return []
     me = load_identity(folder / "identity.key").peer_id
-    return [int(made.roster.step) for made in _results(folder) if me not in made.roster.members]
-
-
-def _are_equal(folders: list[Path]) -> bool:
-    """Whether all snapshots of one version are the same bytes, on whichever disks they are."""
-    states: dict[str, set[str]] = {}
-    for folder in folders:
-        for path in folder.rglob("snapshots-*/**/*"):
-            if path.suffix == ".state":
-                name = str(path.relative_to(folder)).split("snapshots-", 1)[1].split("/", 1)[1]
-                states.setdefault(name, set()).add(hashlib.sha256(path.read_bytes()).hexdigest())
-    return bool(states) and all(len(digests) == 1 for digests in states.values())
+    return [int(made.roster.step) for made in results_on(folder) if me not in made.roster.members]
 
 
 def figures(watched: Watched, stage: dict[str, Any], stage_of_more: dict[str, Any]) -> dict[str, Any]:

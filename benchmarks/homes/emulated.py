@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from benchmarks.homes.namespaces import Namespaces
+from benchmarks.homes.translation import Kind
 
 UPLINK_MBIT, DOWNLINK_MBIT, QUEUE_MS = 20.0, 100.0, 200.0
 READY_S = 60.0
@@ -66,9 +67,18 @@ class Router:
 
 
 @contextmanager
-def routing(network: Namespaces, members: Sequence[str]) -> Iterator[Router]:
-    """Packets between the members go through a router, which holds nothing up before it is told to limit the lines."""
-    homes = [f"{network.namespace(name)}={network.address(name)}" for name in members]
+def routing(
+    network: Namespaces, members: Sequence[str], kinds: Mapping[str, Sequence[Kind]] | None = None
+) -> Iterator[Router]:
+    """Packets between the members go through a router, which holds nothing up before it is told to limit the lines.
+
+    `kinds`: of the routers that a member is behind, its own first.
+    """
+    homes = []
+    for name in members:
+        behind = (kinds or {}).get(name, ())
+        described = ",".join([network.outside(name), *(kind.value for kind in behind)])
+        homes.append(f"{network.namespace(name)}={described}")
     command = [sys.executable, "-m", "benchmarks.homes.router", *homes]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

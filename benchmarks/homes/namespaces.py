@@ -25,6 +25,8 @@ SUBNET = "10.77.0"
 PUBLIC_SUBNET = "5.77.0"
 """Of addresses that software takes for anybody's on the Internet, as it does not those of `SUBNET`."""
 _HOME = "192.168.77"
+INSIDE = f"{_HOME}.2"
+"""What a member behind a router takes for its address."""
 _CLONE_NEWNET = 0x40000000
 _NETNS = Path("/var/run/netns")
 _numbers = itertools.count()
@@ -142,7 +144,7 @@ class Namespaces:
         ip("link", "add", "home0", "type", "veth", "peer", "name", "eth0", "netns", inside, namespace=router)
         ip("address", "add", f"{_HOME}.1/24", "dev", "home0", namespace=router)
         ip("link", "set", "home0", "up", namespace=router)
-        ip("address", "add", f"{_HOME}.2/24", "dev", "eth0", namespace=inside)
+        ip("address", "add", f"{INSIDE}/24", "dev", "eth0", namespace=inside)
         ip("link", "set", "eth0", "up", namespace=inside)
         ip("route", "add", "default", "via", f"{_HOME}.1", namespace=inside)
         with ThreadPoolExecutor(1) as thread:  # which stays in the namespace, to its end
@@ -161,7 +163,7 @@ class Namespaces:
 
     def address(self, member: str) -> str:
         """The member's IPv4 address, as it knows it."""
-        return f"{_HOME}.2" if member in self._hidden else self.outside(member)
+        return INSIDE if member in self._hidden else self.outside(member)
 
     def outside(self, member: str) -> str:
         """The IPv4 address from which the others see it."""

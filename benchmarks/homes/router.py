@@ -1,13 +1,14 @@
 """Emulated home links: one process carries the packets of namespaces, each at its line's rate.
 
-    python -m benchmarks.homes.router NAMESPACE=ADDRESS ...
+    python -m benchmarks.homes.router NAMESPACE=ADDRESS[,KIND[,KIND]] ...
 
 Every namespace's default route is a TUN device whose other end is here. A packet leaves through its sender's uplink (a
 token bucket and a queue), travels half a round trip, and comes in through its receiver's downlink. A full queue drops.
 Of a lossy path each packet is lost behind its uplink with the given probability, drawn from a seed. Rates come as JSON
 lines on standard input, `{"up_mbit", "down_mbit", "round_trip_ms", "queue_ms", "loss"}`; until then nothing is held up.
 With `"only": [ADDRESS, ...]` the rates are of these homes' lines. `{"cut": [ADDRESS, ...]}` drops all that these homes
-send or are sent, until another such line.
+send or are sent, until another such line. With a KIND a home is behind a router of that kind, or behind two, and has a
+private address (`benchmarks.homes.translation`).
 Twenty times a second a line goes to standard output: `{"at", "up_bytes", "down_bytes", "dropped", "lost", "busy_s"}`,
 bytes of IP packets by address since the start, CPU seconds of this process. Needs root.
 """
@@ -29,7 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.homes.namespaces import enter, ip
+from benchmarks.homes.namespaces import INSIDE, enter, ip
+from benchmarks.homes.translation import Kind, Translator, behind
 
 TUN_NAME = "home0"
 MTU_BYTES = 1500
@@ -99,6 +101,7 @@ class Home:
     tun: int
     up: Line = field(default_factory=Line)
     down: Line = field(default_factory=Line)
+    translator: Translator = field(default_factory=lambda: Translator([]))
 
 
 class Router:
@@ -143,6 +146,10 @@ class Router:
                 packet = os.read(home.tun, 1 << 17)
             except BlockingIOError:
                 return
+            translated = home.translator.out(packet, now)
+            if translated is None:
+                continue
+            packet = translated
             to = self._of_address.get(packet[_HEADER_BYTES + 16 : _HEADER_BYTES + 20])
             is_cut = to is not None and not self._cut.isdisjoint((home.tun, to.tun))
             left_at = home.up.take(wire_bytes(packet), now) if to is not None and not is_cut else None
@@ -167,9 +174,10 @@ class Router:
                 except OSError:  # the namespace is going away, or its kernel has no memory just now
                     home.down.dropped += 1
                 continue
-            through_at = home.down.take(wire_bytes(packet), due)
-            if through_at is not None:
-                heapq.heappush(self._under_way, (through_at, next(self._numbers), True, home, packet))
+            let_in = home.translator.into(packet, due)
+            through_at = home.down.take(wire_bytes(let_in), due) if let_in is not None else None
+            if let_in is not None and through_at is not None:
+                heapq.heappush(self._under_way, (through_at, next(self._numbers), True, home, let_in))
         return None
 
     def figures(self) -> dict[str, object]:
@@ -207,8 +215,10 @@ def main() -> None:
     ctypes.CDLL(None).setpriority(0, 0, -15)  # a router is no program among others: its lateness would be the line's
     homes = {}
     for argument in sys.argv[1:]:
-        namespace, _, address = argument.partition("=")
-        homes[address] = Home(open_tun(namespace, address))
+        namespace, _, described = argument.partition("=")
+        address, *kinds = described.split(",")
+        routers = behind([Kind(kind) for kind in kinds], address, seed=len(homes)) if kinds else Translator([])
+        homes[address] = Home(open_tun(namespace, INSIDE if kinds else address), translator=routers)
     router = Router(homes, rng=random.Random(SEED))
     by_descriptor = {home.tun: home for home in homes.values()}
     wait_s: float | None = None

@@ -182,7 +182,7 @@ def measure_units(settings: RunSettings, weights: np.ndarray[Any, np.dtype[np.fl
             bulk_digest(one)
             averaging.decode(one, into_parts[where])
             averaging.decode(one, into_parts[where])
-        compare(into_parts, gradient, bounds_for("fp32", averaging.name, "gradient"))
+        compare(into_parts, gradient, bounds_for("fp32", averaging.name, "contribution"))
 
     def compare_hop() -> None:
         """What a hop's audit does besides the replay, of y and of the gradient of x: decode both, compare."""

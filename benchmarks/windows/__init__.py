@@ -1,1 +1,1 @@
-"""Windows of local steps in one process: what each form of them costs in loss."""
+"""Windows of local steps: what each form of them costs in loss, and peers whose windows take time."""

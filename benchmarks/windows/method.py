@@ -17,13 +17,17 @@ class Method:
     codec: AveragingCodecName = "fp32"
     """Of pseudo-gradients, first moments and results."""
     rule: Rule = "mean"
+    overlap: int = 0
+    """So many inner steps of the next window are taken while a round goes on, from where the member itself has come to;
+    then what all have done takes the place of what it has. No daemon does so."""
 
     @property
     def name(self) -> str:
         """Unique: every field that is not its default is in it."""
         if self.local_steps == 1:
             return "synchronous"
-        return "-".join([f"H{self.local_steps}", self.codec, *([self.rule] if self.rule != "mean" else [])])
+        overlap = [f"overlap{self.overlap}"] if self.overlap else []
+        return "-".join([f"H{self.local_steps}", self.codec, *([self.rule] if self.rule != "mean" else []), *overlap])
 
     @property
     def bytes_up(self) -> float:
@@ -36,10 +40,12 @@ def parse_method(name: str) -> Method:
     """The method of that name. Raises ValueError for a name that none has."""
     if name == "synchronous":
         return Method(local_steps=1)
-    words = name.split("-")
+    plain, _, overlapping = name.partition("-overlap")
+    words = plain.split("-")
     try:
         steps, codec, rule = int(words[0].removeprefix("H")), words[1], words[2] if len(words) > 2 else "mean"
-        method = Method(local_steps=steps, codec=codec, rule=rule)  # type: ignore[arg-type]
+        overlap = int(overlapping or 0)
+        method = Method(local_steps=steps, codec=codec, rule=rule, overlap=overlap)  # type: ignore[arg-type]
     except (IndexError, ValueError) as error:
         raise ValueError(f"{name}: no method; one is H10-int2 or H30-int4-centered_clip") from error
     if (

@@ -13,12 +13,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from bootstrap.demo.alone import held_out_alone
 from bootstrap.demo.observed import short
 from bootstrap.demo.outcome import honest_out, of_attacker
 from bootstrap.demo.plot import write_loss_plot
 from bootstrap.demo.report import demo_report, read_host_report, write_report
 from bootstrap.demo.request import CHECKPOINT_EVERY
-from bootstrap.demo.run import Demo
+from bootstrap.demo.run import EVALUATE_TOKENS, Demo
 from bootstrap.demo.view import shown_path
 from swarm.checkpoint.archive import latest_checkpoint
 from swarm.checkpoint.huggingface import export_huggingface, generate
@@ -41,7 +42,10 @@ class Kept:
 
 
 async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export: bool) -> Kept:
-    """Write the picture, with `export` the model and a sample of its text, and the reports."""
+    """Write the picture, with `export` the model and a sample of its text, and the reports.
+
+    Where a run in windows has ended it is also held against one member that trains alone.
+    """
     folder = demo.prepared.folder
     latest = await asyncio.to_thread(latest_checkpoint, folder.checkpoints)
     kept = Kept(read_host_report(folder.host_report), latest.path if latest is not None else None)
@@ -64,6 +68,11 @@ async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export:
         kept.model, kept.prompt = folder.model, _prompt(demo)
         say("letting it write")
         kept.sample = await asyncio.to_thread(_sample, folder.model, kept.prompt)
+    alone = None
+    if export and demo.observed.local_steps > 1:
+        say("training one member alone, for comparison")
+        steps = demo.observed.num_steps
+        alone = await asyncio.to_thread(held_out_alone, demo.prepared, windows=steps, evaluate_tokens=EVALUATE_TOKENS)
     request = demo.prepared.request
     kept.report = demo_report(
         kept.report,
@@ -71,6 +80,7 @@ async def keep(demo: Demo, say: Callable[[str], None], *, wall_s: float, export:
         stages={peer_id: peer.stage for peer_id, peer in demo.observed.peers.items()},
         kills=demo.kills,
         bigram=demo.bigram,
+        alone=alone,
         export_dir=kept.model,
         extra={
             "out": str(folder.root),
@@ -120,6 +130,9 @@ def _figures(demo: Demo, report: dict[str, Any], wall_s: float) -> list[tuple[st
         loss = Text(f"{start:.3f} before, ")
         loss.append(f"{end:.3f} after", style="bold green" if bigram is not None and end < bigram else "bold")
         rows.append(("held-out loss", loss.append(f"; byte bigram {bigram:.3f} (nats a byte)")))
+    if held_out["alone"] is not None:
+        steps = f"{demo.observed.num_steps * demo.observed.local_steps:,} inner steps, as many as each of them took"
+        rows.append(("beside one process", f"{held_out['alone']:.3f}, one member alone after {steps}"))
     word = demo.observed.word
     inner = f" of {demo.observed.local_steps} inner steps" if demo.observed.local_steps > 1 else ""
     if report.get("seconds"):

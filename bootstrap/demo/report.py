@@ -33,13 +33,14 @@ def demo_report(
     stages: Mapping[str, int],
     kills: Mapping[str, int],
     bigram: float | None,
+    alone: float | None = None,
     export_dir: Path | None,
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The host's report with the peers' exit codes, the bigram's loss and the export.
 
     `exits`: exit status of the demo's own peers by id, negative for a signal's. `kills`: the version when each
-    was killed.
+    was killed. `alone`: what one member of a run in windows comes to by itself.
     """
     peers = [dict(peer) for peer in host.get("peers", [])]
     known = {peer["peer_id"] for peer in peers}
@@ -49,7 +50,7 @@ def demo_report(
     for peer in peers:
         peer["exit"] = exits.get(peer["peer_id"])
         peer["killed_at"] = kills.get(peer["peer_id"])
-    held_out = {"start": None, "end": None, **host.get("held_out_loss", {}), "bigram": bigram}
+    held_out = {"start": None, "end": None, **host.get("held_out_loss", {}), "bigram": bigram, "alone": alone}
     return {
         **host,
         "held_out_loss": held_out,

@@ -11,6 +11,7 @@ import click
 from bootstrap.owner.trouble import line_of
 from swarm.core.errors import SettingsError
 from swarm.network.addresses import beside, listen_multiaddress
+from swarm.readable import duration_text
 from swarm.release import checked_release
 
 
@@ -146,17 +147,8 @@ def _step_line(event: dict[str, Any]) -> str:
         said.append(f"{event['tokens_per_s']:,.0f} tokens/s")
     said.append(f"{event['peers']} {'peer' if event['peers'] == 1 else 'peers'}")
     if event["left_s"] is not None:
-        said.append(f"{_duration(event['left_s'])} left")
+        said.append(f"{duration_text(event['left_s'])} left")
     return ", ".join(said)
-
-
-def _duration(seconds: float) -> str:
-    minutes, days = seconds / 60, seconds / 86400
-    if days >= 2:
-        return f"{days:.0f} days"
-    return (
-        f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"
-    )
 
 
 class _Shown:

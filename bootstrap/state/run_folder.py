@@ -36,7 +36,7 @@ from swarm.model.stack import stage_layout
 from swarm.network.identity_file import load_or_create_identity
 from swarm.network.transport import MAX_META_BYTES
 from swarm.optim.stage_step import first_state
-from verification.audit.coverage import warning_of
+from verification.audit.coverage import check_proved
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,7 @@ def prepare_run(
         states, leases = _resume(folder, signed, manifest, say)
     else:
         settings = freeze(manifest, data, ())
+        check_proved(settings)
         states = _initial_states(folder, settings, manifest, say)
         check_stage_sizes(settings)
         settings = replace(settings, initial_state_digests=tuple(state_digest(state) for state in states))
@@ -142,8 +143,6 @@ def prepare_run(
         _write_settings(folder, settings)
         signed = _signed(folder, settings, run_key)
     settings = signed.in_force
-    if warning := warning_of(settings):
-        say(warning)
     return PreparedRun(
         folder,
         settings,

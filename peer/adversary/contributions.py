@@ -108,6 +108,45 @@ class SmallMoments(Adversary):
         return said * np.float32(strengths.SMALL_MOMENTS_SHARE) if is_second and self.acts_in(step) else said
 
 
+class LazyWindow(Adversary):
+    """Of a window a share of microbatches is claimed and never computed: each adds the gradient before it once more,
+    which moves the window about as far as the work would."""
+
+    def __init__(self, attack: Attack, *, seed: str) -> None:
+        super().__init__(attack, seed=seed)
+        self._share = strengths.LAZY_SHARES[attack.plain_kind]
+        self._before: torch.Tensor | None = None
+        self._last: torch.Tensor | None = None
+        """The gradient sum of the last microbatch that was computed."""
+
+    def adding(self, at: At, gradient_sum: torch.Tensor) -> None:
+        self._before = gradient_sum.clone()
+
+    def added(self, at: At, gradient_sum: torch.Tensor, *, num_tokens: int) -> None:
+        assert self._before is not None
+        is_left_out = self.acts(at) and self.chance("left out", *at).random() < self._share
+        if is_left_out and self._last is not None:
+            gradient_sum.copy_(self._before + self._last)
+        else:
+            self._last = gradient_sum - self._before
+        self._before = None
+
+
+class BentStretch(Adversary):
+    """A stretch of what a window has gone, as long as a layer or a row, is bent by as much as it is long."""
+
+    def mean(self, step: Step, where: slice, mean: Floats) -> Floats:
+        assert self.attack is not None
+        if not self.acts_in(step) or where.start:
+            return mean
+        size = min(mean.size, strengths.BENT_VALUES[self.attack.plain_kind])
+        first = int(self.chance("stretch").integers(mean.size - size + 1))
+        signs = np.float32(1) - 2 * self.chance("bent").integers(2, size=size, dtype=np.int8)
+        bent = mean.copy()
+        bent[first : first + size] += np.float32(strengths.BENT_SHARE * _root_mean_square(mean)) * signs
+        return bent
+
+
 class RowBias(Adversary):
     """A little of one sign in each value that no token of the work touches: AdamW, which divides by the root of what
     was there before, makes a whole step of it."""

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Protocol
 
-from peer.adversary import contributions, directory, microbatches, others, rounds
+from peer.adversary import contributions, directory, microbatches, others, rounds, strengths
 from peer.adversary.hooks import Adversary
 from peer.adversary.microbatches import Change, ChangedTensor
 from swarm.attacks import Attack, parse_attack
@@ -33,6 +33,10 @@ ADVERSARIES: dict[str, Make] = {
     "partial_work": contributions.PartialWork,
     "negated_moments": contributions.NegatedMoments,
     "small_moments": contributions.SmallMoments,
+    **dict.fromkeys(strengths.LAZY_SHARES, contributions.LazyWindow),
+    "other_data": microbatches.OtherData,
+    "bent_layer": contributions.BentStretch,
+    "bent_row": contributions.BentStretch,
     "row_bias": contributions.RowBias,
     "slow_bias": contributions.SlowBias,
     "claimed_ids": contributions.ClaimedIds,

@@ -27,6 +27,13 @@ class LabelFlip(Adversary):
         return torch.where(targets_BL >= 0, vocab_size - 1 - targets_BL, targets_BL)
 
 
+class OtherData(Adversary):
+    """Each place learns what comes after the place beside it: data that no lease has."""
+
+    def targets(self, at: At, targets_BL: torch.Tensor, *, vocab_size: int) -> torch.Tensor:
+        return torch.roll(targets_BL, 1, dims=1) if self.acts(at) else targets_BL
+
+
 class Framing(Adversary):
     """Two birth records in the header of an activation: of the microbatch, and of one like it with other targets, by
     which whoever answers would have computed wrongly."""

@@ -35,6 +35,18 @@ BIT_FLIP_SHARE = 0.1
 FLIPPED_BITS = (*range(30), 31)
 """Bits of an fp32 value that may flip. Not the exponent's highest: what it makes is not finite, and the peer's own
 codecs leave it out before anybody else sees it."""
+LAZY_SHARES = {
+    "lazy_window_10": 0.1,
+    "lazy_window_20": 0.2,
+    "lazy_window_30": 0.3,
+    "lazy_window_50": 0.5,
+    "lazy_window_90": 0.9,
+}
+"""Share of a window's microbatches that are claimed and never computed: the gradient before counts once more."""
+BENT_VALUES = {"bent_layer": 1 << 14, "bent_row": 1 << 8}
+"""Of how many values that lie beside each other the way of a window is bent."""
+BENT_SHARE = 1.0
+"""By how much, over their length, in a direction that never changes."""
 SMALL_MOMENTS_SHARE = 0.01
 """Second moments are said to be so much of what they are."""
 LONG_FACTOR = 1000.0

@@ -22,7 +22,7 @@ from verification.audit.amplified import Amplified, moved_bounds_for
 from verification.audit.draws import contribution_rate, draw
 from verification.audit.owed import read_exhibit, read_part
 from verification.audit.running_bias import RunningBiases
-from verification.audit.tolerance import Grade
+from verification.audit.tolerance import CAUTION, Grade
 from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.replay.compared import ComparedContribution, compared_contribution
 from verification.replay.stage_replay import StageReplay
@@ -105,20 +105,27 @@ class ContributionAudits:
         own = await inquiry.replay(replayed)
         parts = await self._parts(due, own)
         case = ReplayMismatch(contribution=made, parts=tuple(parts), exhibits=tuple(exhibits))
-        compared = await inquiry.replay(lambda: self.compared(case, [part for part, _ in own]))
+
+        def beside() -> ComparedContribution:
+            with standing_on(self._replay, kept):
+                return self.compared(case, [part for part, _ in own])
+
+        compared = await inquiry.replay(beside)
         inquiry.counters.contributions += 1
         await inquiry.conclude(step, "contribution", compared.found, case)
         if compared.found.grade is not Grade.FRAUD:
             await self._sum_up(case, compared.amplified)
 
     def compared(self, case: ReplayMismatch, replayed: Sequence[Bytes]) -> ComparedContribution:
-        """(compute) What is to be thought of a contribution, from its parts as shown and as they came out here."""
+        """(replays) What is to be thought of a contribution, from its parts as shown and as they came out here."""
         made, replica = case.contribution, self._steps.replica
         # Moments are changed in place, before the version they belong to is this replica's: perhaps one step more.
         steps_since = 1 + int(replica.version) - int(made.step)
         second = second_moments(replica.settings.optimizer, replica.state.moments, steps_since=steps_since)
         seed = self._biases.seed_for(made.peer_id)
-        compared = compared_contribution(self._replay, case.exhibits, case.parts, replayed, second=second, seed=seed)
+        compared = compared_contribution(
+            *(self._replay, case.exhibits, case.parts, replayed), second=second, seed=seed, caution=CAUTION
+        )
         log.debug("%s at step %d: %s", made.peer_id, made.step, compared.found.reason)
         return compared
 

@@ -24,7 +24,7 @@ from swarm.identity.key import verify
 from swarm.network.transport import Message
 from verification.audit.draws import hop_draw, microbatch_rate
 from verification.audit.owed import read_hop
-from verification.audit.tolerance import Comparison, Grade
+from verification.audit.tolerance import CAUTION, Comparison, Grade
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.pipeline.exchanges import Exchange
@@ -138,7 +138,7 @@ class HopAudits:
         """(replays)"""
         replay, version = self._replay, claim.header.version
         with standing_on(replay, {version: self._steps.replica.past.get(int(version))}):
-            return compared_claim(replay, claim)
+            return compared_claim(replay, claim, caution=CAUTION)
 
     def _signed_by(
         self, target: PeerId, due: StepDue, shown: dict[int, list[Exchange]]

@@ -15,7 +15,6 @@ from peer.audit.verdicts import Verdicts
 from peer.pipeline.compute import Urgency
 from peer.round.stage_steps import StageSteps
 from peer.state.rebuilding import rebuilt
-from swarm.averaging.activations import activation_codec
 from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
@@ -116,14 +115,11 @@ class Mending:
         replay = rebuilt(steps, version, oldest)
         if isinstance(case, HopMismatch):
             case.claim.check(steps.context.settings, run_id=steps.context.run_id)
-            _, found = replay.hop(case.claim)
-            is_forward, codecs = case.claim.header.direction == "forward", steps.context.settings.codecs
-            codec = activation_codec(codecs.activations if is_forward else codecs.activation_gradients)
-            return (codec.encode(torch.from_numpy(found)),)
+            return (replay.hop(case.claim).body,)
         step = case.contribution.step
         if case.parts:
             return replay.encoded_contribution(case.exhibits, step)
-        return encoded_hop(steps.context.settings, replay.microbatch(case.exhibits[0], step, None))
+        return encoded_hop(replay.microbatch(case.exhibits[0], step, None))
 
 
 def self_test(steps: StageSteps) -> None:

@@ -56,7 +56,7 @@ class Reachability:
         self.why = "the host has not been asked yet"
         self._transport = transport
         self._directory = directory
-        self._host = host
+        self._host = transport.host = host
         self._addresses = list(addresses)
         self._ask_at = 0.0
         self._clock_at = time.monotonic() + CLOCK_EVERY_S

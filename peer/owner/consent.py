@@ -13,6 +13,7 @@ from swarm.core.settings import RunSettings
 from swarm.manifest.model import hidden_size, stage_num_parameters
 from swarm.manifest.signed_run import SignedRun
 from swarm.question import ask as ask_person
+from swarm.readable import count_text
 from verification.audit.coverage import checks_of
 
 SUPPOSED_UP_MBIT, SUPPOSED_DOWN_MBIT = 20.0, 100.0
@@ -71,7 +72,7 @@ def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limit
     return {
         "run": f"{settings.name}, id {signed_run.run_id[:16]}",
         "host's key": signed_run.run_key,
-        "model": f"{_count(total)} parameters; this machine would hold {where}",
+        "model": f"{count_text(total)} parameters; this machine would hold {where}",
         "licences": f"model: {settings.model_licence}; data: {settings.data_licence}",
         "your address": "the host, other peers of the run and the host's mirrors see this machine's IP address",
         "traffic": f"up to {_span(month)} GB a month, if it works all day{most_month}",
@@ -85,13 +86,6 @@ def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limit
 def _in_force(limits: OwnerLimits) -> str:
     held = [f"{limit.name} {limits.get(limit.name)}" for limit in LIMITS if limits.get(limit.name) != NONE]
     return ", ".join(held) + "; change them with `swarm config`"
-
-
-def _count(number: int) -> str:
-    for unit, scale in ((" billion", 1e9), (" million", 1e6)):
-        if number >= scale:
-            return f"{number / scale:.3g}{unit}"
-    return f"{number:,}"
 
 
 def _span(values: list[float]) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from swarm.core.owner.limits import NONE
 from swarm.proto import daemon_pb2 as pb
+from swarm.readable import count_text, duration_text, size_text
 
 STYLES = {"working": "bold green", "paused": "bold yellow", "away": "bold yellow", "leaving": "bold yellow"}
 BAR = 20
@@ -47,7 +48,7 @@ def _headline(told: pb.Status) -> Text:
     if told.run_name:
         text.append(f"{told.run_name} ", style="bold")
         text.append(f"({told.run_id[:12]})  ", style="dim")
-    text.append(f"up {_time(told.uptime_s)}", style="dim")
+    text.append(f"up {duration_text(told.uptime_s)}", style="dim")
     if told.reason:
         text.append(f"\n{told.reason}")
     elif told.state == "working":
@@ -60,11 +61,11 @@ def _verdict(told: pb.Status) -> str:
     work, place = told.work, told.place
     if place.local_steps:
         inner = f"inner step {place.inner_steps_taken} of {place.local_steps}"
-        ago = "" if work.since_last_s < 0 else f"; the last one counted {_time(work.since_last_s)} ago"
+        ago = "" if work.since_last_s < 0 else f"; the last one counted {duration_text(work.since_last_s)} ago"
         return f"Useful: window {place.version}, {inner}{ago}."
     if work.since_last_s < 0:
         return "Useful from the next certified step on: nothing of its work is certified yet."
-    return f"Useful: its neighbours signed for work it did {_time(work.since_last_s)} ago."
+    return f"Useful: its neighbours signed for work it did {duration_text(work.since_last_s)} ago."
 
 
 def _place(told: pb.Status) -> list[tuple[str, RenderableType]]:
@@ -82,7 +83,9 @@ def _progress(place: pb.Place) -> list[tuple[str, RenderableType]]:
     if not place.local_steps:
         return [("step", done)]
     left = (
-        "" if place.window_left_s < 0 else f"; next round in {_time(place.window_left_s)}, or when others are through"
+        ""
+        if place.window_left_s < 0
+        else f"; next round in {duration_text(place.window_left_s)}, or when others are through"
     )
     inner = f"{place.inner_steps_taken} of {place.local_steps}{left}"
     return [("window", done), ("inner step", _bar(place.inner_steps_taken, place.local_steps, inner))]
@@ -92,10 +95,10 @@ def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
     work, audits = told.work, told.audits
     step = "window" if told.place.local_steps else "step"
     share = f"{100 * work.last_step_tokens / work.last_step_all_tokens:.0f} %" if work.last_step_all_tokens else "-"
-    certified = f"{work.certified_microbatches:,} microbatches, {_count(work.certified_tokens)} tokens"
+    certified = f"{work.certified_microbatches:,} microbatches, {count_text(work.certified_tokens)} tokens"
     rank = f"{_ordinal(work.rank)} of {work.num_ranked} in its stage" if work.rank else "none yet"
     rows: list[tuple[str, RenderableType]] = [
-        ("certified work", Text(f"{certified}, {_count(work.tokens_per_s)} tokens/s")),
+        ("certified work", Text(f"{certified}, {count_text(work.tokens_per_s)} tokens/s")),
         (f"last {step}", _bar(work.last_step_tokens, work.last_step_all_tokens, f"{share} of {step} {work.last_step}")),
         ("rank", Text(f"{rank}, since it was started")),
         ("audits", Text(f"{audits.passed} of its work passed; {audits.made} made, {audits.frauds_found} frauds found")),
@@ -103,7 +106,7 @@ def _work(told: pb.Status) -> list[tuple[str, RenderableType]]:
     if told.HasField("credit"):
         credit = told.credit
         place = f", {_ordinal(credit.rank)} of {credit.num_ranked} in the run" if credit.rank else ""
-        done = f"{_count(credit.tokens)} tokens in {credit.steps:,} steps{place} (host's ledger)"
+        done = f"{count_text(credit.tokens)} tokens in {credit.steps:,} steps{place} (host's ledger)"
         rows.insert(2, ("credit", Text(done)))
     return rows
 
@@ -112,9 +115,9 @@ def _machine(told: pb.Status) -> list[tuple[str, RenderableType]]:
     traffic, machine = told.traffic, told.machine
     rows: list[tuple[str, RenderableType]] = [
         ("traffic", Text(f"{traffic.up_mbit:.1f} Mbit/s up, {traffic.down_mbit:.1f} down, "
-                         f"{_size(traffic.month_bytes)} this month")),
-        ("machine", Text(f"{machine.cpu_cores:.1f} cores, {_size(machine.memory_bytes)} memory, "
-                         f"{_size(machine.disk_bytes)} disk{machine.device and f', on {machine.device}'}")),
+                         f"{size_text(traffic.month_bytes)} this month")),
+        ("machine", Text(f"{machine.cpu_cores:.1f} cores, {size_text(machine.memory_bytes)} memory, "
+                         f"{size_text(machine.disk_bytes)} disk{machine.device and f', on {machine.device}'}")),
         ("neighbours", Text(f"{told.num_neighbours} peers answer")),
         ("reach", Text(f"{told.reach.kind}: {told.reach.why}")),
         ("peer", Text(told.peer_id, style="dim")),
@@ -155,27 +158,6 @@ def limits_table(told: pb.Limits) -> str:
         lines.append(f"{limit.name:<{names}}  {limit.value:<{values}}  {limit.meaning}")
         lines += [f"{'':<{names}}  {'':<{values}}    {'; '.join(notes)}"] if notes else []
     return "\n".join(lines) + "\n"
-
-
-def _count(number: float) -> str:
-    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g}{unit}"
-    return f"{number:.0f}"
-
-
-def _size(size_bytes: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.1f} {unit}"
-    return f"{size_bytes / 1e3:.0f} kB"
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= scale:
-            return f"{seconds / scale:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _ordinal(number: int) -> str:

@@ -136,7 +136,8 @@ class Downstream:
             try:
                 answer = await self._send_to(route.peer_id, activation)
             except Refused as refusal:
-                self._wiring.refused(route.peer_id, now=time.monotonic())
+                took_s = time.monotonic() - started if refusal.status == "busy" else 0.0
+                self._wiring.refused(route.peer_id, took_s=took_s, now=time.monotonic())
                 if refusal.status == "closed":
                     raise
                 last = str(refusal)
@@ -144,7 +145,7 @@ class Downstream:
                 attempts += 1
                 if birth_is_training and time.monotonic() - started >= waited_s:
                     self._deadline.missed()
-                self._wiring.failed(route.peer_id, now=time.monotonic())
+                self._wiring.failed(route.peer_id, took_s=time.monotonic() - started, now=time.monotonic())
                 self._counters.reassigned += 1
                 if isinstance(failure, RemoteError):
                     self._counters.bad_messages[failure.kind] = self._counters.bad_messages.get(failure.kind, 0) + 1
@@ -153,7 +154,7 @@ class Downstream:
                 last = f"{route.peer_id[-6:]}: {failure}"
                 log.info("microbatch %d leaves %s: %s", activation.birth.microbatch_id, route.peer_id[-6:], failure)
             except TransientError as not_now:
-                self._wiring.refused(route.peer_id, now=time.monotonic())
+                self._wiring.refused(route.peer_id, took_s=time.monotonic() - started, now=time.monotonic())
                 last = str(not_now)
             except BaseException:
                 self._wiring.cancelled(route.peer_id)

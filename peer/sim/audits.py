@@ -25,7 +25,7 @@ from verification.audit.amplified import Amplified, moved_bounds_for
 from verification.audit.draws import AuditBudget, contribution_rate, draw, hop_draw, microbatch_rate, reducer_rate
 from verification.audit.running_bias import RunningBiases
 from verification.audit.standing import AuditDebt, StandingTable, Suspicion
-from verification.audit.tolerance import Comparison, Grade
+from verification.audit.tolerance import CAUTION, Comparison, Grade
 from verification.kinds.bias import Bias
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.hop_mismatch import HopMismatch
@@ -184,7 +184,7 @@ class StageAudits:
                 self._found[key] = [self._whole(held, target, made, auditor.replica.model, None).found]
             else:
                 claims = self._claims(target, made, made.work[place])
-                self._found[key] = [compared_claim(replay, claim) for claim in claims]
+                self._found[key] = [compared_claim(replay, claim, caution=CAUTION) for claim in claims]
         return self._found[key]
 
     def _whole(
@@ -201,7 +201,7 @@ class StageAudits:
             )
         shown, parts, replayed = self._again[key]
         second = second_moments(self.stage.settings.optimizer, held.state.moments)
-        return compared_contribution(replay, shown, parts, replayed, second=second, seed=seed)
+        return compared_contribution(*(replay, shown, parts, replayed), second=second, seed=seed, caution=CAUTION)
 
     def _sum_up(
         self, table: StandingTable, held: Round, auditor: SimulatedPeer, target: SimulatedPeer, made: Contribution

@@ -26,6 +26,8 @@ Shape = tuple[int, int, int]
 
 MAX_WIDTH = 1 << 16
 """Values a token may have under int8 and int4: their indices are uint16."""
+HALF_PLACE = np.float32(2.0**-8)
+"""Of a value, that rounding it to bf16 changes at most."""
 
 
 class ActivationCodec(Protocol):
@@ -44,6 +46,12 @@ class ActivationCodec(Protocol):
 
     def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
         """fp32 tensor of `shape` on the CPU. Raises RemoteError("malformed") for what `encode` never writes."""
+        ...
+
+    def cells(self, said: Encoded, own: Encoded, shape: Shape) -> NDArray[np.float32]:
+        """How far each value that `said` decodes to may lie, by this codec alone, from what was encoded where `own`
+        was: flat. Scales of `said` count as far as an honest one could have them that encoded nearly the same. Both
+        decode."""
         ...
 
 
@@ -71,6 +79,11 @@ class _FloatCodec:
         self.vector.decode(data, values)
         return torch.from_numpy(values).reshape(shape)
 
+    def cells(self, said: Encoded, own: Encoded, shape: Shape) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = np.abs(self.decode(own, shape).numpy()).reshape(-1)
+        values *= HALF_PLACE if self.name == "bf16" else 0.0
+        return values
+
 
 @dataclass(frozen=True)
 class _TokenCodec:
@@ -81,6 +94,7 @@ class _TokenCodec:
     """`kernels.codecs.int8_tokens` or `kernels.codecs.int4_tokens`."""
     code: type[np.generic]
     codes_per_item: int
+    largest_code: int
 
     def encoded_bytes(self, shape: Shape) -> int:
         num_tokens, width = shape[0] * shape[1], shape[2]
@@ -102,18 +116,34 @@ class _TokenCodec:
         return data
 
     def decode(self, data: Encoded, shape: Shape) -> torch.Tensor:
+        rows_TD = np.empty((shape[0] * shape[1], shape[2]), dtype=np.float32)
+        if not self.kernel.decode(*self._arrays(data, shape), rows_TD):
+            raise RemoteError("malformed", f"{self.name} activations hold a scale, code or index never written")
+        return torch.from_numpy(rows_TD).reshape(shape)
+
+    def cells(self, said: Encoded, own: Encoded, shape: Shape) -> NDArray[np.float32]:
+        """Half a code's step; of what was put aside, half a place of bf16."""
+        (scales_TK, outliers_TJ, indices_TJ, _), (own_TK, own_TJ, _, _) = (
+            self._arrays(data, shape) for data in (said, own)
+        )
+        # What was just put aside here was just not there, and then it sets its block's scale.
+        may_be_code_T1 = np.abs(float_of_bf16(own_TJ)).min(axis=1, initial=np.inf, keepdims=True)
+        legal_TK = np.maximum(2 * float_of_bf16(own_TK), may_be_code_T1 * np.float32(1.02 / self.largest_code))
+        half_TK = np.float32(0.5) * np.minimum(float_of_bf16(scales_TK), legal_TK)
+        half_TD = np.repeat(half_TK, self.kernel.BLOCK_VALUES, axis=1)[:, : shape[2]]
+        np.put_along_axis(half_TD, indices_TJ.astype(np.int64), np.abs(float_of_bf16(outliers_TJ)) * HALF_PLACE, axis=1)
+        return half_TD.reshape(-1)
+
+    def _arrays(self, data: Encoded, shape: Shape) -> list[NDArray[Any]]:
         check_length(data, self.encoded_bytes(shape))
-        num_tokens, width = shape[0] * shape[1], shape[2]
+        num_tokens = shape[0] * shape[1]
         arrays: list[NDArray[Any]] = []
         at = 0
-        for dtype, columns in self._columns(width):
+        for dtype, columns in self._columns(shape[2]):
             array = aligned(data, dtype, at, num_tokens * columns)
             arrays.append(array.reshape(num_tokens, columns))
             at += array.nbytes
-        rows_TD = np.empty((num_tokens, width), dtype=np.float32)
-        if not self.kernel.decode(*arrays, rows_TD):
-            raise RemoteError("malformed", f"{self.name} activations hold a scale, code or index never written")
-        return torch.from_numpy(rows_TD).reshape(shape)
+        return arrays
 
     def _columns(self, width: int) -> list[tuple[type[np.generic], int]]:
         """Type and number of columns of each array on the wire, in order: scales, outliers, indices, codes."""
@@ -126,9 +156,15 @@ class _TokenCodec:
 _CODECS: dict[ActivationCodecName, ActivationCodec] = {
     "fp32": _FloatCodec(vector_codec("fp32")),
     "bf16": _FloatCodec(vector_codec("bf16")),
-    "int8": _TokenCodec("int8", int8_tokens, np.int8, 1),
-    "int4": _TokenCodec("int4", int4_tokens, np.uint8, 2),
+    "int8": _TokenCodec("int8", int8_tokens, np.int8, 1, 127),
+    "int4": _TokenCodec("int4", int4_tokens, np.uint8, 2, 7),
 }
+
+
+def float_of_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """What upper halves of fp32 stand for."""
+    values: NDArray[np.float32] = (bits.astype(np.uint32) << 16).view(np.float32)
+    return values
 
 
 def _rows(tensor_BLD: torch.Tensor) -> NDArray[np.float32]:

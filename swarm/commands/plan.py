@@ -16,6 +16,7 @@ from swarm.core.plan import SUPPOSED, Assumptions, Memory, Plan, StagePlan, plan
 from swarm.core.planning.modes import Mode, best_of, best_of_each, modes_of
 from swarm.core.planning.verdict import Verdict, verdict_on
 from swarm.core.settings import RunSettings
+from swarm.readable import count_text, duration_text, size_text
 
 GIB = 1 << 30
 Cell = Callable[[StagePlan], str]
@@ -159,10 +160,10 @@ def _show(plan: Plan, assumptions: Assumptions, verdict: Verdict) -> None:
     )
     seconds = f"{plan.step_s:.2f} s" if plan.step_s >= 0.01 else f"{plan.step_s * 1000:.2g} ms"
     console.print(f"a step takes {seconds}: {plan.tokens_per_s:,.0f} tokens/s for the whole swarm")
-    most = _size(max(plan.run_bytes))
+    most = size_text(max(plan.run_bytes))
     console.print(f"the run takes {plan.run_s / 3600:,.1f} hours; who stays for all of it moves up to {most}")
     alike = [list(parts) for _, parts in groupby(plan.stages, key=lambda part: replace(part, stage=0))]
-    traffic = {**TRAFFIC, "a month": lambda part: _size(plan.month_bytes[part.stage])}
+    traffic = {**TRAFFIC, "a month": lambda part: size_text(plan.month_bytes[part.stage])}
     for title, columns in (("Each peer needs", MEMORY), ("In each step", TIMES), ("Traffic of each step", traffic)):
         console.print(_of_each(alike, title, columns))
     neediest = max(plan.stages, key=lambda part: total_bytes(part.memory_bytes, "host"))
@@ -232,7 +233,7 @@ def _modes(shown: Sequence[Mode], best: Mode | None, title: str) -> Table:
             f"{'' if mode.is_measured else '~'}{mode.worth:.2f}",
             f"{mode.times_alone:.2g}x",
             f"{cut.needs.host_bytes / 1e9:,.1f} GB",
-            _seconds(cut.join_s),
+            duration_text(cut.join_s),
             "best" if mode is best else cut.lacks,
         )
     return table
@@ -255,26 +256,26 @@ def _of_each(stages: Sequence[Sequence[StagePlan]], title: str, columns: Mapping
 
 MEMORY: Mapping[str, Cell] = {
     "layers": lambda part: str(part.num_layers),
-    "parameters": lambda part: _count(part.num_parameters),
-    "memory": lambda part: _size(total_bytes(part.memory_bytes, "host")),
-    "or, slower": lambda part: _size(total_bytes(part.least_memory_bytes, "host")),
-    "beside a GPU": lambda part: _size(total_bytes(part.gpu_memory_bytes, "host")),
-    "of the GPU": lambda part: _size(total_bytes(part.gpu_memory_bytes, "device")),
-    "disk": lambda part: _size(total_bytes(part.memory_bytes, "disk")),
+    "parameters": lambda part: count_text(part.num_parameters),
+    "memory": lambda part: size_text(total_bytes(part.memory_bytes, "host")),
+    "or, slower": lambda part: size_text(total_bytes(part.least_memory_bytes, "host")),
+    "beside a GPU": lambda part: size_text(total_bytes(part.gpu_memory_bytes, "host")),
+    "of the GPU": lambda part: size_text(total_bytes(part.gpu_memory_bytes, "device")),
+    "disk": lambda part: size_text(total_bytes(part.memory_bytes, "disk")),
 }
 TIMES: Mapping[str, Cell] = {
-    "compute": lambda part: _seconds(part.compute_s),
-    "encoding, optimizer": lambda part: _seconds(part.exact_s),
-    "round": lambda part: _seconds(part.round_s),
-    "uplink busy": lambda part: _seconds(part.uplink_s),
-    "to join": lambda part: _seconds(part.join_s),
+    "compute": lambda part: duration_text(part.compute_s),
+    "encoding, optimizer": lambda part: duration_text(part.exact_s),
+    "round": lambda part: duration_text(part.round_s),
+    "uplink busy": lambda part: duration_text(part.uplink_s),
+    "to join": lambda part: duration_text(part.join_s),
 }
 TRAFFIC: Mapping[str, Cell] = {
-    "round, up": lambda part: _size(part.round_up_bytes),
-    "down": lambda part: _size(part.round_down_bytes),
-    "hops, up": lambda part: _size(part.activation_up_bytes),
-    "down ": lambda part: _size(part.activation_down_bytes),
-    "to join": lambda part: _size(part.join_bytes),
+    "round, up": lambda part: size_text(part.round_up_bytes),
+    "down": lambda part: size_text(part.round_down_bytes),
+    "hops, up": lambda part: size_text(part.activation_up_bytes),
+    "down ": lambda part: size_text(part.activation_down_bytes),
+    "to join": lambda part: size_text(part.join_bytes),
 }
 
 
@@ -285,27 +286,5 @@ def _memory(part: StagePlan) -> Table:
     table.add_column("with one", justify="right")
     for name in sorted({*part.memory_bytes, *part.gpu_memory_bytes}):
         sizes = [of.get(name) for of in (part.memory_bytes, part.gpu_memory_bytes)]
-        table.add_row(name.replace(".", ": ", 1), *("" if size is None else _size(size) for size in sizes))
+        table.add_row(name.replace(".", ": ", 1), *("" if size is None else size_text(size) for size in sizes))
     return table
-
-
-def _count(number: int) -> str:
-    for letter, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g} {letter}"
-    return str(number)
-
-
-def _seconds(seconds: float) -> str:
-    """Of three digits, in the unit that fits."""
-    if seconds >= 360_000:
-        return ">99 h"
-    unit, scale = ("h", 3600.0) if seconds >= 7200 else ("min", 60.0) if seconds >= 120 else ("s", 1.0)
-    return f"{seconds / scale:.3g} {unit}"
-
-
-def _size(size_bytes: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:,.1f} {unit}"
-    return f"{size_bytes:.0f} B"

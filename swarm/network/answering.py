@@ -68,6 +68,10 @@ class Answering:
         """Answer whatever comes in by this socket."""
         self._start(self._accept(listener, greet))
 
+    def take(self, connection: socket.socket, greet: Greet, host: str, *, kept_s: float) -> None:
+        """Answer calls on a connection that was made otherwise, from this address; at rest it is kept for so long."""
+        self._take(connection, greet, network_of(host), by_p2pd=False, kept_s=kept_s)
+
     async def stop(self) -> None:
         """Cancel all handlers and close all streams."""
         tasks = list(self._tasks)
@@ -92,12 +96,15 @@ class Answering:
                 continue
             by_p2pd = listener.family == socket.AF_UNIX
             network = "p2pd" if by_p2pd else network_of(address[0])
-            task = self._start(self._answer(connection, greet, network))
-            for places in (self._strangers, self._greeted, self._unexpected):
-                task.add_done_callback(places.leave)
-            # p2pd names who it is in the same breath.
-            _take(self._greeted if by_p2pd else self._strangers, task, network)
-            task.add_done_callback(partial(_close, connection))  # if it never began
+            self._take(connection, greet, network, by_p2pd=by_p2pd, kept_s=KEPT_BY_CALLEE_S)
+
+    def _take(self, connection: socket.socket, greet: Greet, network: str, *, by_p2pd: bool, kept_s: float) -> None:
+        task = self._start(self._answer(connection, greet, network, kept_s))
+        for places in (self._strangers, self._greeted, self._unexpected):
+            task.add_done_callback(places.leave)
+        # p2pd names who it is in the same breath.
+        _take(self._greeted if by_p2pd else self._strangers, task, network)
+        task.add_done_callback(partial(_close, connection))  # if it never began
 
     def _admit(self, peer_id: PeerId) -> None:
         """One more stream of the peer's. Of too many, one rests, of the peer that has the most, and is closed.
@@ -122,7 +129,7 @@ class Answering:
         if not self._streams[peer_id]:
             del self._streams[peer_id]
 
-    async def _answer(self, connection: socket.socket, greet: Greet, network: str) -> None:
+    async def _answer(self, connection: socket.socket, greet: Greet, network: str, kept_s: float) -> None:
         """One incoming stream. Whatever goes wrong in it ends here."""
         stream: Stream = connection
         admitted: PeerId | None = None
@@ -144,7 +151,7 @@ class Answering:
             while True:
                 await self._answer_request(stream, peer_id, head)
                 # The caller closes first: when we do, p2pd resets the stream and drops what was not read yet.
-                head = await self._next_head(stream, peer_id)
+                head = await self._next_head(stream, peer_id, kept_s)
                 if not self._services.is_stranger(peer_id):  # any more
                     self._unexpected.leave(task)
         except RemoteError as error:
@@ -158,12 +165,12 @@ class Answering:
             if admitted is not None:
                 self._dismiss(admitted)
 
-    async def _next_head(self, stream: Stream, peer_id: PeerId) -> RequestHead:
+    async def _next_head(self, stream: Stream, peer_id: PeerId, kept_s: float) -> RequestHead:
         task = asyncio.current_task()
         assert task is not None
         self._idle[task] = peer_id
         try:
-            async with asyncio.timeout(KEPT_BY_CALLEE_S):
+            async with asyncio.timeout(kept_s):
                 return await framing.read_request_head(stream)
         finally:
             self._idle.pop(task, None)

@@ -65,6 +65,9 @@ class Services:
         """Whether the peer shares with all others that are not expected."""
         return bool(self._expected) and peer_id not in self._expected
 
+    def is_expected(self, peer_id: PeerId) -> bool:
+        return peer_id in self._expected
+
     def serve(self, method: str, handler: Handler, *, max_body_bytes: int) -> None:
         """Answer `method` from now on, instead of by its former handler if there was one."""
         assert len(method.encode()) <= MAX_METHOD_BYTES, f"the name of method {method} is too long"

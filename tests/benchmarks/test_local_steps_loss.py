@@ -14,6 +14,7 @@ METHODS = [
     Method(local_steps=30, codec="int4"),
     Method(local_steps=10),
     Method(local_steps=100, codec="int2", rule="centered_clip"),
+    Method(local_steps=10, codec="int2", overlap=7),
 ]
 
 

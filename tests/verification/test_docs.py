@@ -1,6 +1,7 @@
 """The protocol's page says what the code does: its example in bytes is computed anew, its tables are the code's."""
 
 import re
+from typing import get_args
 
 import pytest
 
@@ -14,7 +15,7 @@ from verification.audit.amplified import TABLE as MOVED
 from verification.audit.amplified import MovedBounds, moved_bounds_for
 from verification.audit.draws import contribution_rate, draw, hop_draw, microbatch_rate
 from verification.audit.evidence import KINDS
-from verification.audit.tolerance import TABLE, bounds_for
+from verification.audit.tolerance import TABLE, Kind, bounds_for
 from verification.audit.verdicts import Ban, Debt, JurorVote, Pardon, Plea, Promotion, Quarantine
 
 DOCS = ROOT / "docs"
@@ -73,16 +74,14 @@ def table(heading: str) -> list[list[str]]:
 
 def test_the_table_of_bounds_is_the_codes() -> None:
     told = {}
-    for pair, carries, floor, cap, fraud in table("compute, wire codec"):
-        computes, codec = ("other", "other") if pair == "any other" else pair.split(", ")
-        for compute in computes.split(" or "):
-            for kind in ("activation", "gradient") if carries == "both" else (carries,):
+    for computes, named, carries, floor, fraud in table("compute | codec"):
+        for codec in named.split(", "):
+            for kind in get_args(Kind) if carries == "all" else carries.split(", "):
                 number, _, note = fraud.partition(", ")
-                told[compute, codec, kind] = (float(floor), float(cap), float(number), note == "report only")
-    codes = {
-        key: bounds_for(*key) for key in (*TABLE, ("other", "other", "activation"), ("other", "other", "gradient"))
-    }
-    assert told == {key: (it.floor, it.accept, it.fraud, it.report_only) for key, it in codes.items()}
+                told[computes, codec, kind] = (float(floor), float(number), note == "report only")
+    other = ("any other", "any other")
+    codes = {key: bounds_for(*key) for key in (*TABLE, *((*other, kind) for kind in get_args(Kind)))}
+    assert told == {key: (it.floor, it.fraud, it.report_only) for key, it in codes.items()}
 
 
 def test_the_table_of_what_errors_move_is_the_codes() -> None:

@@ -1,5 +1,6 @@
-"""What a run's audits can prove: whoever joins, and whoever starts it, is told before, in words."""
+"""What a run's audits can prove: whoever joins is told before, in words; what proves too little is not started."""
 
+from swarm.core.errors import SettingsError
 from swarm.core.settings import RunSettings
 from verification.audit.tolerance import bounds_for
 
@@ -13,7 +14,7 @@ def unproved(settings: RunSettings) -> tuple[str, ...]:
         (
             "contributions",
             # What is left unsaid nobody commits to: such a contribution cannot be made again.
-            settings.leaves_residual or bounds_for(computed, codecs.averaging, "gradient").report_only,
+            settings.leaves_residual or bounds_for(computed, codecs.averaging, "contribution").report_only,
         ),
     )
     return tuple(name for name, is_open in rows if is_open or not settings.replays)
@@ -31,20 +32,19 @@ def checks_of(settings: RunSettings) -> str:
     return f"{exact}; other peers compute some of its work again, but nobody is banned for lies in {listed}"
 
 
-def warning_of(settings: RunSettings) -> str:
-    """What a host of strangers must know before it starts; empty where every lie in a tensor can be proved."""
+def check_proved(settings: RunSettings) -> None:
+    """Raises SettingsError for a run of strangers in which some lie in a tensor could never be proved."""
     open_to_lies = unproved(settings)
     if not settings.replays or not open_to_lies:
-        return ""
-    codecs = settings.codecs
+        return
+    codecs, lies = settings.codecs, f"nobody could be banned for lies in {', '.join(open_to_lies)}"
     if settings.model.routes_tokens:
-        return (
-            'trust = "public", but with a model of routed experts audits only report, and nobody can be banned for '
-            f"lies in {', '.join(open_to_lies)}: which expert a token goes to turns on a last bit, and nobody commits "
-            "to it"
+        raise SettingsError(
+            f'run.trust = "public" with a model of routed experts: {lies}, for which expert a token goes to turns on a '
+            'last bit, and nobody commits to it; use trust = "friends"'
         )
     given = f"{settings.model.compute_dtype}, {codecs.activations}/{codecs.activation_gradients}/{codecs.averaging}"
-    return (
-        f'trust = "public", but with {given} nobody can be banned for lies in {", ".join(open_to_lies)}: there are no '
-        "calibrated bounds, or the codec carries a residual; fp32 with int8 codecs has none of these gaps"
+    raise SettingsError(
+        f'run.trust = "public" with {given}: {lies}, because there are no calibrated bounds, or the codec carries a '
+        'residual; use codecs.averaging = "int8", or trust = "friends"'
     )

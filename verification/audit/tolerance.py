@@ -1,17 +1,19 @@
 """A claimed tensor graded against its replay: honest, suspicious or fraud.
 
 Only forward and backward differ between honest machines, and only by rounding. The error is relative, in L2: of the
-whole tensor, and of each chunk of it, which may be four times as large, so that no lie hides in a small place. Both
-tensors are compared as decoded from the wire, so that what the codec loses cancels.
+whole tensor, and of each chunk of it, which may be four times as large, so that no lie hides in a small place. Of a
+tensor on the wire only that is an error by which it lies beyond the cells of its codec.
 
-What is accepted is measured: twice the auditor's own error, found by replaying one precision higher, but at least a
-floor, below which nobody looks closer, and at most a cap, which is all that a liar can gain.
+What rounding may do is a matter of the work: next to nothing to most gradients, much to those that are what a
+cancellation leaves. Past a floor an auditor measures it: its *own error* is how far replays come out that round
+otherwise (`swarm.model.rounding`). An honest claim is no further off than such a replay; fraud lies past `CONVICTING`
+of them, and past a bound below which no lie is worth a case.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,11 @@ from numpy.typing import NDArray
 from swarm.core.errors import LocalError
 
 Tensor: TypeAlias = NDArray[np.floating[Any]]
-Kind = Literal["activation", "gradient"]
-"""Of an activation, or of an activation's gradient or a contribution."""
+Kind = Literal["activation", "gradient", "contribution"]
+"""An activation or its gradient, held against what its replay came to before it was encoded; or a contribution, held
+against the replay's, both as decoded."""
+
+_HOPS: tuple[Kind, ...] = ("activation", "gradient")
 
 CHUNK_VALUES = 4096
 """A chunk is so many values of the flattened tensor; the last one takes the rest as well."""
@@ -34,6 +39,16 @@ OFF = 0.25
 """A value is off by more than this share of itself, or of its chunk's RMS if that is larger."""
 LOCAL = 0.25
 """What a fault leaves as it is, is at least all but this share of its tensor. Why: docs/verification.md, section 9."""
+ACCEPTED = 1.5
+"""Own errors that are accepted without suspicion."""
+CONVICTING = 3.0
+"""Own errors past which a claim is fraud."""
+CLEARLY = 50.0
+"""Own errors past which a few replays are enough to know them by."""
+ILL_CONDITIONED = 0.25
+"""Own error past which nearly nothing but rounding decides what comes out: fraud there is what is `CLEARLY` off."""
+CAUTION = 1.25
+"""An accuser wants so much more than who judges: the judge's own error may come out a little larger."""
 
 
 class Grade(Enum):
@@ -47,12 +62,10 @@ class Grade(Enum):
 class Bounds:
     """What errors mean for one way to compute and one codec on the wire."""
 
-    accept: float
-    """Cap of what is accepted."""
-    fraud: float
-    """Past it no honest rounding leads."""
     floor: float
-    """Accepted whatever the auditor's own error."""
+    """Accepted without a closer look."""
+    fraud: float
+    """No less is fraud, however small the auditor's own error."""
     report_only: bool = False
     """Not calibrated: nothing is graded as fraud."""
 
@@ -68,8 +81,6 @@ class Comparison:
     accept: float
     """Bound on `measured` up to which the claim was accepted here."""
     fraud: float
-    cap: float
-    """What `accept` could have been, had the auditor's own error been larger."""
     own_error: float | None
     """None: not measured."""
     reason: str
@@ -79,6 +90,8 @@ class Comparison:
     """Of a contribution: what the error moves, in learning rates a step (`verification.audit.amplified`)."""
     moved_fraud: float = math.inf
     """Bound on that."""
+    own_moved: float | None = None
+    """Of the auditor's own error; None: not measured."""
 
     @property
     def measured(self) -> float:
@@ -91,51 +104,65 @@ class Comparison:
         return max(self.measured / self.fraud, self.moved / self.moved_fraud)
 
     @property
-    def wants_higher_precision(self) -> bool:
-        """Whether a replay one precision higher could still clear the claim."""
-        return self.own_error is None and self.accept < self.measured <= self.cap
+    def wants_own_error(self) -> bool:
+        """Whether the auditor's own error could still clear the claim."""
+        is_off = self.measured > self.accept or self.moved > self.moved_fraud
+        return self.own_error is None and is_off and self.measured < math.inf
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether what is fraud here is so by far."""
+        is_far = self.measured > max(self.fraud, CLEARLY * (self.own_error or 0.0))
+        return is_far or self.moved > max(self.moved_fraud, CLEARLY * (self.own_moved or 0.0))
 
 
-_BF16_ACTIVATION = Bounds(accept=1e-2, fraud=4e-2, floor=1e-3)
-_BF16_GRADIENT = Bounds(accept=2e-2, fraud=8e-2, floor=1e-3)
-_INT8 = Bounds(accept=1e-3, fraud=1e-2, floor=1e-3)
-"""A code is off by a whole step or not at all: in a small tensor one is 4e-4, and no other error foretells it."""
-_UNKNOWN = Bounds(accept=1e-1, fraud=4e-1, floor=1e-1, report_only=True)
+_FP32 = Bounds(floor=1e-5, fraud=1e-3)
+_FP32_CODED = Bounds(floor=1e-3, fraud=1e-2)
+"""Of a contribution a code is off by a whole step or not at all: in a small tensor one is 4e-4."""
+_BF16 = Bounds(floor=1e-2, fraud=4e-2)
+_UNKNOWN = Bounds(floor=1e-1, fraud=4e-1, report_only=True)
 
 TABLE: dict[tuple[str, str, Kind], Bounds] = {
-    ("fp32", "fp32", "activation"): Bounds(accept=1e-4, fraud=1e-3, floor=1e-5),
-    ("fp32", "fp32", "gradient"): Bounds(accept=1e-4, fraud=1e-3, floor=1e-5),
-    ("fp32", "int8", "activation"): _INT8,
-    ("fp32", "int8", "gradient"): _INT8,
+    **{("fp32", "fp32", kind): _FP32 for kind in get_args(Kind)},
+    **{("fp32", codec, kind): _FP32_CODED for codec in ("int8", "int4") for kind in _HOPS},
+    ("fp32", "bf16", "activation"): Bounds(floor=1e-3, fraud=4e-2),
+    ("fp32", "bf16", "gradient"): Bounds(floor=1e-3, fraud=8e-2),
+    ("fp32", "bf16", "contribution"): Bounds(floor=1e-3, fraud=8e-2),
+    ("fp32", "int8", "contribution"): _FP32_CODED,
     # Of windows alone. An error of the share d of a value's spread moves a code with that chance, and by a whole step.
-    ("fp32", "int2", "gradient"): Bounds(accept=3e-2, fraud=5e-2, floor=2e-2),
-    ("fp32", "bf16", "activation"): _BF16_ACTIVATION,
-    ("fp32", "bf16", "gradient"): _BF16_GRADIENT,
-    ("bf16", "bf16", "activation"): _BF16_ACTIVATION,
-    # On a memorised batch honest gradients reach 0.73 of this (docs/calibration.md): nobody is banned by it.
-    ("bf16", "bf16", "gradient"): replace(_BF16_GRADIENT, report_only=True),
-    ("bf16", "int8", "activation"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
-    ("bf16", "int8", "gradient"): Bounds(accept=2e-2, fraud=8e-2, floor=2e-2, report_only=True),
+    ("fp32", "int2", "contribution"): Bounds(floor=2e-2, fraud=5e-2),
+    **{("bf16", codec, kind): _BF16 for codec in ("fp32", "bf16", "int8", "int4") for kind in _HOPS},
+    **{("bf16", codec, "contribution"): _BF16 for codec in ("fp32", "bf16", "int8")},
 }
 """By arithmetic (`ModelSettings.arithmetic`), codec on the wire, and what it carries."""
 
 
 def bounds_for(arithmetic: str, codec: str, kind: Kind) -> Bounds:
-    """The bounds of a computation and a codec; of a contribution, those of the averaging codec and a gradient.
+    """The bounds of a computation and a codec; of a contribution, those of the averaging codec.
 
     Where nothing has been calibrated they are wide and report-only.
     """
     return TABLE.get((arithmetic, codec, kind), _UNKNOWN)
 
 
-def compare(claimed: Tensor, replayed: Tensor, bounds: Bounds, own_error: float | None = None) -> Comparison:
+def compare(
+    claimed: Tensor,
+    replayed: Tensor,
+    bounds: Bounds,
+    *,
+    cells: Tensor | None = None,
+    own_error: float | None = None,
+    caution: float = 1.0,
+) -> Comparison:
     """Grade a claim. Raises LocalError if the replay itself is not finite, or too large.
 
-    `own_error` is `relative_error` of the auditor's replay as the claimant computes, against `replayed`, which is then
-    one precision higher. Without it only the floor is accepted; `wants_higher_precision` says if it would help.
+    `cells`: how far a claim's values may lie from the replay's for the codec's sake; None: not at all. `own_error`:
+    the largest `relative_error` of replays that round otherwise; without it only the floor is accepted, and
+    `wants_own_error` says if it would help. `caution` is an accuser's.
     """
     assert own_error is None or own_error >= 0, f"own error is {own_error}"
-    accept = min(bounds.accept, max(2.0 * (own_error or 0.0), bounds.floor))
+    accept = max(bounds.floor, ACCEPTED * (own_error or 0.0))
+    fraud = fraud_bound(bounds.fraud, own_error, caution)
 
     def graded(grade: Grade, error: float, worst: float, reason: str) -> Comparison:
         extent = 0.0
@@ -144,7 +171,7 @@ def compare(claimed: Tensor, replayed: Tensor, bounds: Bounds, own_error: float 
         elif grade is Grade.FRAUD:
             extent = extent_of(claimed, replayed)
             reason = f"{reason}; {extent:.1%} of it is off"
-        return Comparison(grade, error, worst, accept, bounds.fraud, bounds.accept, own_error, reason, extent)
+        return Comparison(grade, error, worst, accept, fraud, own_error, reason, extent)
 
     if not np.isfinite(replayed).all():
         raise LocalError("replay holds values that are not finite: no claim can be held against it")
@@ -153,12 +180,20 @@ def compare(claimed: Tensor, replayed: Tensor, bounds: Bounds, own_error: float 
     num_broken = claimed.size - int(np.isfinite(claimed).sum())
     if num_broken:
         return graded(Grade.FRAUD, math.inf, math.inf, f"{num_broken} of {claimed.size} values are not finite")
-    error, worst = _errors(claimed, replayed)
+    error, worst = _errors(claimed, replayed, cells)
     measured = _measured(error, worst)
-    said = f"error {error:.2e}, worst chunk {worst:.2e}: accepted to {accept:.2e}, fraud past {bounds.fraud:.2e}"
+    said = f"error {error:.2e}, worst chunk {worst:.2e}: accepted to {accept:.2e}, fraud past {fraud:.2e}"
+    if own_error is not None:
+        said = f"{said}, own error {own_error:.2e}"
     if measured <= accept:
         return graded(Grade.HONEST, error, worst, said)
-    return graded(Grade.FRAUD if measured > bounds.fraud else Grade.SUSPICIOUS, error, worst, said)
+    return graded(Grade.FRAUD if measured > fraud else Grade.SUSPICIOUS, error, worst, said)
+
+
+def fraud_bound(least: float, own_error: float | None, caution: float) -> float:
+    """Past what a claim is fraud, beside a replay with that own error (None: not measured)."""
+    own = own_error or 0.0
+    return max(least, caution * (CONVICTING if own <= ILL_CONDITIONED else CLEARLY) * own)
 
 
 def relative_error(tensor: Tensor, reference: Tensor) -> float:
@@ -201,11 +236,12 @@ def _measured(error: float, worst_chunk_error: float) -> float:
     return max(error, worst_chunk_error / CHUNK_FACTOR)
 
 
-def _errors(tensor: Tensor, reference: Tensor) -> tuple[float, float]:
+def _errors(tensor: Tensor, reference: Tensor, cells: Tensor | None = None) -> tuple[float, float]:
     """Relative error of the whole, and of the chunk where it is largest: the same bits on every machine."""
     if reference.size == 0:
         return 0.0, 0.0
-    squares_C, norms_C = _chunk_squares(tensor.reshape(-1), reference.reshape(-1))
+    flat_cells = cells.reshape(-1) if cells is not None else None
+    squares_C, norms_C = _chunk_squares(tensor.reshape(-1), reference.reshape(-1), flat_cells)
     all_squares, all_norms = halved_sum(squares_C), halved_sum(norms_C)
     if not math.isfinite(all_norms):
         raise LocalError(f"replay holds values up to {np.abs(reference).max():.2e}: no claim can be held against it")
@@ -214,13 +250,17 @@ def _errors(tensor: Tensor, reference: Tensor) -> tuple[float, float]:
     return error, float(worst.max())
 
 
-def _chunk_squares(tensor: Tensor, reference: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sums of squares of each chunk: of the difference, and of the reference."""
+def _chunk_squares(
+    tensor: Tensor, reference: Tensor, cells: Tensor | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums of squares of each chunk: of the difference beyond the cells, and of the reference."""
     chunks = _chunks(reference.size)
     squares_C, norms_C = np.zeros(len(chunks)), np.zeros(len(chunks))
     for chunk, where in enumerate(chunks):
         piece = reference[where].astype(np.float64)
         away = tensor[where].astype(np.float64) - piece
+        if cells is not None:
+            away = np.maximum(np.abs(away) - cells[where], 0.0)
         with np.errstate(over="ignore"):  # a claim that far away has an infinite error
             squares_C[chunk], norms_C[chunk] = halved_sum(away * away), halved_sum(piece * piece)
     return squares_C, norms_C

@@ -1,21 +1,29 @@
 """A replay compared with what was claimed, within the bounds of the run's dtype and codecs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import torch
 
 from swarm.averaging.activations import activation_codec
 from swarm.averaging.parts import CODEC_OF_MEANS
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
-from swarm.core.settings import RunSettings
+from swarm.core.settings import AveragingCodecName, RunSettings
 from verification.audit.amplified import Amplified, amplified, moved_bounds_for
-from verification.audit.tolerance import Comparison, Grade, bounds_for, compare
+from verification.audit.tolerance import (
+    Comparison,
+    Grade,
+    Kind,
+    bounds_for,
+    compare,
+    fraud_bound,
+    relative_error,
+)
 from verification.pipeline.hop_claim import HopClaim
-from verification.replay.stage_replay import Floats, StageReplay
+from verification.replay.own_error import Errors, own_errors
+from verification.replay.stage_replay import Floats, Sent, StageReplay
 from verification.round.papers import Bytes, Exhibit
 
 MAGNIFIED = 40.0
@@ -39,50 +47,100 @@ def compared_contribution(
     *,
     second: Floats | None,
     seed: bytes | None = None,
+    caution: float = 1.0,
 ) -> ComparedContribution:
-    """Of a contribution, from its parts as they were sent and as they came out of a replay of the exhibits.
+    """Of a contribution, from its parts as they were sent and as they came out of a replay of the exhibits, which is
+    made again, rounded otherwise, where that is not enough.
 
     A part that nobody shows is empty, and taken to be as it should. `second` are the second moments of the version that
-    the round starts from, or more; `seed` as `amplified` has it. Raises RemoteError("malformed").
+    the round starts from, or more; `seed` as `amplified` has it, `caution` as `compare`. Raises
+    RemoteError("malformed"), and as `StageReplay.encoded_contribution`.
     """
-    settings = replay.settings
     if len(claimed) != len(replayed):
         raise RemoteError("malformed", f"contribution of {len(claimed)} parts, not {len(replayed)}")
     claimed = [part if len(part) else other for part, other in zip(claimed, replayed, strict=True)]
-    arithmetic, codec = settings.model.arithmetic, settings.codecs.averaging
     said, again = replay.decoded_contribution(claimed), replay.decoded_contribution(replayed)
-    if settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
-        return ComparedContribution(_compared_window(replay, said, again), Amplified(0.0, 0.0, 0.0))
-    found = compare(said, again, bounds_for(arithmetic, codec, "gradient"))
-    moved = amplified(said, again, second, epsilon=settings.optimizer.epsilon, seed=seed)
-    bounds = moved_bounds_for(arithmetic, codec)
-    found = replace(found, moved=moved.measured, moved_fraud=bounds.fraud)
+    step = exhibits[0].papers.birth.step
+
+    def otherwise() -> Floats:
+        return replay.decoded_contribution(replay.encoded_contribution(exhibits, step))
+
+    if replay.settings.has_windows:  # it is the way of weights: nothing amplifies it, and all of it is replayed
+        found = _past_doubt(
+            lambda own: _compared_window(replay, said, again, own, caution),
+            lambda: _errors_of_window(replay, otherwise(), again),
+        )
+        return ComparedContribution(found, Amplified(0.0, 0.0, 0.0))
+    epsilon = replay.settings.optimizer.epsilon
+    moved = amplified(said, again, second, epsilon=epsilon, seed=seed)
+
+    def own() -> Errors:
+        other = otherwise()
+        return relative_error(other, again), amplified(other, again, second, epsilon=epsilon).measured
+
+    found = _past_doubt(lambda errors: _compared_gradient(replay, said, again, moved, errors, caution), own)
     wrong, untouched = replay.untouched_values(exhibits, said)
     if wrong:
         reason = f"{wrong} of {untouched} values that no token of the work touches are not zero"
         found = _worse(found, Grade.FRAUD, reason, wrong / untouched)
-    if moved.measured > bounds.fraud:
-        reason = f"moves weights by {moved.measured:.2e} of a learning rate a step: fraud past {bounds.fraud:.2e}"
-        found = _worse(found, Grade.SUSPICIOUS if bounds.report_only else Grade.FRAUD, reason, moved.off)
     return ComparedContribution(found, moved)
 
 
-def _compared_window(replay: StageReplay, said: Floats, again: Floats) -> Comparison:
-    """The worst of what a window says: where it went, its first moments, and the roots of its second ones, for a step
-    is divided by these; a mean below zero counts as one, as in the state."""
-    arithmetic, size = replay.settings.model.arithmetic, replay.layout.num_values
-    codec = replay.settings.codecs.averaging
-    ranges = (
-        ("way", slice(0, size), codec),
-        ("first moments", slice(size, 2 * size), codec),
-        ("second moments", slice(2 * size, None), CODEC_OF_MEANS),
+def _past_doubt(graded: Callable[[Errors | None], Comparison], drawn: Callable[[], Errors]) -> Comparison:
+    """With as much of the own errors as it takes."""
+    found = graded(None)
+    if not found.wants_own_error:
+        return found
+    for own in own_errors(drawn):
+        found = graded(own)
+        if found.grade is not Grade.FRAUD or found.is_clear:
+            break
+    return found
+
+
+def _compared_gradient(
+    replay: StageReplay, said: Floats, again: Floats, moved: Amplified, own: Errors | None, caution: float
+) -> Comparison:
+    arithmetic, codec = replay.settings.model.arithmetic, replay.settings.codecs.averaging
+    own_error, own_moved = own or (None, None)
+    bounds = moved_bounds_for(arithmetic, codec)
+    found = compare(said, again, bounds_for(arithmetic, codec, "contribution"), own_error=own_error, caution=caution)
+    fraud = fraud_bound(bounds.fraud, own_moved, caution)
+    found = replace(found, moved=moved.measured, moved_fraud=fraud, own_moved=own_moved)
+    if moved.measured > fraud:
+        reason = f"moves weights by {moved.measured:.2e} of a learning rate a step: fraud past {fraud:.2e}"
+        found = _worse(found, Grade.SUSPICIOUS if bounds.report_only else Grade.FRAUD, reason, moved.off)
+    return found
+
+
+def _window_ranges(replay: StageReplay, values: Floats) -> tuple[tuple[str, Floats, AveragingCodecName], ...]:
+    """Where a window went, its first moments, and the roots of its second ones, for a step is divided by these; a mean
+    below zero counts as one, as in the state."""
+    size, codec = replay.layout.num_values, replay.settings.codecs.averaging
+    roots = np.sqrt(np.maximum(values[2 * size :], np.float32(0.0)))
+    return (
+        ("way", values[:size], codec),
+        ("first moments", values[size : 2 * size], codec),
+        ("second moments", roots, CODEC_OF_MEANS),
     )
+
+
+def _errors_of_window(replay: StageReplay, one: Floats, other: Floats) -> Errors:
+    pairs = zip(_window_ranges(replay, one), _window_ranges(replay, other), strict=True)
+    return tuple(relative_error(mine, yours) for (_, mine, _), (_, yours, _) in pairs)
+
+
+def _compared_window(
+    replay: StageReplay, said: Floats, again: Floats, own: Errors | None, caution: float
+) -> Comparison:
+    """The worst of what a window says."""
+    arithmetic = replay.settings.model.arithmetic
     found = []
-    for name, where, sent_in in ranges:
-        one, other = said[where], again[where]
-        if name == "second moments":
-            one, other = (np.sqrt(np.maximum(values, np.float32(0.0))) for values in (one, other))
-        compared = compare(one, other, bounds_for(arithmetic, sent_in, "gradient"))
+    for place, ((name, one, codec), (_, other, _)) in enumerate(
+        zip(_window_ranges(replay, said), _window_ranges(replay, again), strict=True)
+    ):
+        bounds = bounds_for(arithmetic, codec, "contribution")
+        compared = compare(one, other, bounds, own_error=own[place] if own else None, caution=caution)
         found.append(replace(compared, reason=f"{name}: {compared.reason}"))
     return worst(found)
 
@@ -95,30 +153,67 @@ def _worse(found: Comparison, grade: Grade, reason: str, extent: float) -> Compa
 
 
 def compared_hop(
-    replay: StageReplay, exhibit: Exhibit, step: Step, into: torch.Tensor | None
+    replay: StageReplay, exhibit: Exhibit, step: Step, *, caution: float = 1.0
 ) -> dict[Literal["activation", "gradient"], Comparison]:
-    """Of what the exhibit's peer sent on and sent back, where it sent any; `into` as `StageReplay.microbatch` has it,
-    which also says what is raised."""
-    arithmetic, codecs = replay.settings.model.arithmetic, replay.settings.codecs
-    replayed = replay.microbatch(exhibit, step, into)
-    claimed_y, claimed_grad_x = replay.claimed_y(exhibit), replay.claimed_grad_x(exhibit)
+    """Of what the exhibit's peer sent on and sent back, where it sent any. Raises as `StageReplay.microbatch`."""
+    replayed = replay.microbatch(exhibit, step, None)
     found: dict[Literal["activation", "gradient"], Comparison] = {}
-    if claimed_y is not None and replayed.y is not None:
-        found["activation"] = compare(claimed_y, replayed.y, bounds_for(arithmetic, codecs.activations, "activation"))
-    if claimed_grad_x is not None and replayed.grad_x is not None:
-        bounds = bounds_for(arithmetic, codecs.activation_gradients, "gradient")
-        found["gradient"] = compare(claimed_grad_x, replayed.grad_x, bounds)
+    sent = replayed.y
+    if sent is not None:
+        found["activation"] = _compared_sent(
+            replay, exhibit.y, sent, "activation", lambda: replay.microbatch(exhibit, step, None).y, caution
+        )
+    sent = replayed.grad_x
+    if sent is not None:
+        found["gradient"] = _compared_sent(
+            replay, exhibit.grad_x, sent, "gradient", lambda: replay.microbatch(exhibit, step, None).grad_x, caution
+        )
     return found
 
 
-def compared_claim(replay: StageReplay, claim: HopClaim) -> Comparison:
+def compared_claim(replay: StageReplay, claim: HopClaim, *, caution: float = 1.0) -> Comparison:
     """The claim has passed `check`; raises as `StageReplay.microbatch`."""
-    settings = replay.settings
-    is_forward = claim.header.direction == "forward"
-    codec = settings.codecs.activations if is_forward else settings.codecs.activation_gradients
-    bounds = bounds_for(settings.model.arithmetic, codec, "activation" if is_forward else "gradient")
-    claimed, replayed = replay.hop(claim)
-    return compare(claimed, replayed, bounds)
+    kind: Kind = "activation" if claim.header.direction == "forward" else "gradient"
+    return _compared_sent(replay, claim.claimed, replay.hop(claim), kind, lambda: replay.hop(claim), caution)
+
+
+def _compared_sent(
+    replay: StageReplay, said: Bytes, sent: Sent, kind: Kind, again: Callable[[], Sent | None], caution: float
+) -> Comparison:
+    """A tensor on the wire beside what a replay came to before it encoded it. Raises RemoteError("malformed")."""
+    codecs, shape = replay.settings.codecs, _shape_of(sent.exact)
+    codec = activation_codec(codecs.activations if kind == "activation" else codecs.activation_gradients)
+    claimed, cells = codec.decode(said, shape).numpy(), codec.cells(said, sent.body, shape)
+    bounds = bounds_for(replay.settings.model.arithmetic, codec.name, kind)
+
+    def own() -> Errors:
+        other = again()
+        assert other is not None
+        return (relative_error(other.exact, sent.exact),)
+
+    return _past_doubt(
+        lambda errors: compare(
+            claimed, sent.exact, bounds, cells=cells, own_error=errors[0] if errors else None, caution=caution
+        ),
+        own,
+    )
+
+
+def _shape_of(values_BLD: Floats) -> tuple[int, int, int]:
+    samples, tokens, width = values_BLD.shape
+    return samples, tokens, width
+
+
+def compared_bodies(
+    settings: RunSettings, said: Bytes, other: Bytes, kind: Kind, shape: tuple[int, int, int]
+) -> Comparison:
+    """What was sent, beside something else that was, in cells of both; neither is a replay. Raises
+    RemoteError("malformed")."""
+    codecs = settings.codecs
+    codec = activation_codec(codecs.activations if kind == "activation" else codecs.activation_gradients)
+    first, second = (codec.decode(body, shape).numpy() for body in (said, other))
+    cells = codec.cells(said, other, shape) + codec.cells(other, said, shape)
+    return compare(first, second, bounds_for(settings.model.arithmetic, codec.name, kind), cells=cells)
 
 
 def compared_activations(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int, int, int]) -> Comparison:
@@ -126,21 +221,22 @@ def compared_activations(settings: RunSettings, one: Bytes, other: Bytes, shape:
 
     Raises RemoteError("malformed").
     """
-    codec = activation_codec(settings.codecs.activations)
-    bounds = bounds_for(settings.model.arithmetic, codec.name, "activation")
-    first, second = (np.asarray(codec.decode(body, shape).numpy()) for body in (one, other))
-    return min(compare(first, second, bounds), compare(second, first, bounds), key=lambda found: found.measured)
+    found = [compared_bodies(settings, *pair, "activation", shape) for pair in ((one, other), (other, one))]
+    return min(found, key=lambda compared: compared.measured)
 
 
 def stands_for(settings: RunSettings, one: Bytes, other: Bytes, shape: tuple[int, int, int]) -> bool:
     """Whether a gradient at one activation may be signed for as that at the other, from which it will be replayed.
 
-    They must be the same to within what is accepted without a closer look, and so near that no gradient can come out as
-    fraud; up to the cap where no gradient is fraud. Raises RemoteError("malformed").
+    As decoded, they must be so near that no gradient can come out as fraud; where none is fraud, within what is
+    accepted. Raises RemoteError("malformed").
     """
-    gradient = bounds_for(settings.model.arithmetic, settings.codecs.activation_gradients, "gradient")
-    found = compared_activations(settings, one, other, shape)
-    return found.measured <= (found.cap if gradient.report_only else min(found.accept, gradient.fraud / MAGNIFIED))
+    arithmetic, codec = settings.model.arithmetic, activation_codec(settings.codecs.activations)
+    activation = bounds_for(arithmetic, codec.name, "activation")
+    gradient = bounds_for(arithmetic, settings.codecs.activation_gradients, "gradient")
+    first, second = (codec.decode(body, shape).numpy() for body in (one, other))
+    far = min(relative_error(first, second), relative_error(second, first))
+    return far <= (activation.floor if gradient.report_only else min(activation.floor, gradient.fraud / MAGNIFIED))
 
 
 def worst(found: Sequence[Comparison]) -> Comparison:

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import torch
 
-from swarm.averaging.activations import activation_codec
 from swarm.core.errors import RemoteError
 from swarm.core.ids import Step
 from swarm.core.settings import RunSettings
 from swarm.optim.gradient_sum import GradientSum
-from verification.audit.tolerance import Comparison, bounds_for, compare
+from verification.audit.tolerance import Comparison, Kind, bounds_for, compare
+from verification.replay.compared import compared_bodies
 from verification.replay.stage_replay import Replayed, StageReplay
 from verification.round.papers import Bytes, Exhibit
 
@@ -24,13 +23,9 @@ Pieces: TypeAlias = Sequence[slice]
 """Of the gradient, as `verification.audit.probation.exam_pieces` has drawn them."""
 
 
-def encoded_hop(settings: RunSettings, found: Replayed) -> tuple[Bytes, Bytes]:
+def encoded_hop(found: Replayed) -> tuple[Bytes, Bytes]:
     """y and the gradient of x as they are sent; empty where the stage has none."""
-    codecs = settings.codecs
-    bodies = []
-    for values, name in ((found.y, codecs.activations), (found.grad_x, codecs.activation_gradients)):
-        bodies.append(b"" if values is None else activation_codec(name).encode(torch.from_numpy(values)))
-    return bodies[0], bodies[1]
+    return (found.y.body if found.y else b"", found.grad_x.body if found.grad_x else b"")
 
 
 def sends_nothing(replay: StageReplay) -> bool:
@@ -42,7 +37,7 @@ def exam_answer(replay: StageReplay, exhibit: Exhibit, step: Step, pieces: Piece
     """y and the gradient of x, encoded; or the pieces as little-endian fp32, and nothing. Raises as
     `StageReplay.microbatch`."""
     if not sends_nothing(replay):
-        return encoded_hop(replay.settings, replay.microbatch(exhibit, step, None))
+        return encoded_hop(replay.microbatch(exhibit, step, None))
     gradient = GradientSum(replay.layout.num_values, replay.model.link)
     replay.microbatch(exhibit, step, gradient.flat)
     gradient.add_tokens(exhibit.papers.birth.num_targets)
@@ -63,21 +58,16 @@ def compared_answers(
 
     Raises RemoteError("malformed").
     """
-    arithmetic, codecs = settings.model.arithmetic, settings.codecs
     if settings.model.num_stages == 1:
         if len(theirs[0]) != len(mine[0]) or len(theirs[1]):
             raise RemoteError("malformed", f"pieces of {len(theirs[0])} bytes, not {len(mine[0])}")
         own, said = (np.frombuffer(bodies[0], dtype="<f4") for bodies in (mine, theirs))
         if not np.isfinite(said).all():
             raise RemoteError("malformed", "pieces of a gradient that are not finite")
-        return [compare(said, own, bounds_for(arithmetic, "fp32", "gradient"))]
-    found = []
-    if len(mine[0]):
-        codec = activation_codec(codecs.activations)
-        own, said = (codec.decode(bodies[0], shape).numpy() for bodies in (mine, theirs))
-        found.append(compare(said, own, bounds_for(arithmetic, codec.name, "activation")))
-    if len(mine[1]):
-        codec = activation_codec(codecs.activation_gradients)
-        own, said = (codec.decode(bodies[1], shape).numpy() for bodies in (mine, theirs))
-        found.append(compare(said, own, bounds_for(arithmetic, codec.name, "gradient")))
-    return found
+        return [compare(said, own, bounds_for(settings.model.arithmetic, "fp32", "gradient"))]
+    kinds: tuple[Kind, Kind] = ("activation", "gradient")
+    return [
+        compared_bodies(settings, said, own, kind, shape)
+        for own, said, kind in zip(mine, theirs, kinds, strict=True)
+        if len(own)
+    ]

@@ -245,7 +245,7 @@ def _contribution_verdict(
 
 def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) -> Verdict:
     (exhibit,) = case.exhibits
-    compared = compared_hop(replay, exhibit, case.contribution.step, None)
+    compared = compared_hop(replay, exhibit, case.contribution.step)
     number = exhibit.papers.birth.microbatch_id
     return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
 

@@ -323,10 +323,9 @@ class Spread:
     def __init__(self, dtypes: Sequence[Dtype] = DTYPES) -> None:
         self._tallies: dict[tuple[str, str, str], Tally] = {}
         for dtype in dtypes:
-            for kind in ("activation", "gradient", "contribution"):
+            for kind in get_args(Kind):
                 for codec in CONTRIBUTION_CODECS if kind == "contribution" else ACTIVATION_CODECS:
-                    graded_as: Kind = "activation" if kind == "activation" else "gradient"
-                    bounds = bounds_for(dtype, codec, graded_as)
+                    bounds = bounds_for(dtype, codec, kind)
                     self._tallies[dtype, codec, kind] = Tally(dtype, codec, kind, bounds)
 
     def add(self, dtype: Dtype, outcomes: Sequence[Outcome], *, stage: int) -> None:

@@ -4,7 +4,7 @@ All of it runs on the caller's thread, with as many threads of PyTorch as the ca
 want one (`torch.set_num_threads(1)`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -40,12 +40,22 @@ HELD_VERSIONS = 2
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What an honest peer must have sent, fp32 (B, L, D) after encoding and decoding."""
+class Sent:
+    """A tensor as a replay came to it."""
 
-    y: Floats | None
+    body: memoryview
+    """As it is sent."""
+    exact: Floats
+    """fp32 (B, L, D), before it was encoded."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What an honest peer must have sent."""
+
+    y: Sent | None
     """None at the last stage."""
-    grad_x: Floats | None
+    grad_x: Sent | None
     """None at stage 0."""
     loss_sum: float | None
     """In nats, at the last stage only."""
@@ -195,7 +205,7 @@ class StageReplay:
         if not self.model.is_last:
             grad_y = tensors.gradient(exhibit.grad_y)
             y, saved = tensors.forward(weights, x, birth.document_bounds)
-            sent = self._as_sent(y)
+            sent = self._sent(y, tensors.sent)
             return Replayed(sent, self._sent_gradient(tensors.backward(saved, grad_y, into)), None)
         loss_sum, num_targets, saved_loss = tensors.loss(
             weights, x, tensors.ids(exhibit.targets), birth.document_bounds
@@ -203,16 +213,8 @@ class StageReplay:
         birth.check_num_targets(num_targets)
         return Replayed(None, self._sent_gradient(tensors.loss_backward(saved_loss, into)), loss_sum)
 
-    def claimed_y(self, exhibit: Exhibit) -> Floats | None:
-        """What the peer sent on, fp32 (B, L, D); None at the last stage. Raises RemoteError("malformed")."""
-        return None if self.model.is_last else self._tensors.codec.decode(exhibit.y, self._tensors.shape).numpy()
-
-    def claimed_grad_x(self, exhibit: Exhibit) -> Floats | None:
-        """What the peer answered, fp32 (B, L, D); None at stage 0. Raises RemoteError("malformed")."""
-        return None if self.model.is_first else self._decoded_gradient(exhibit.grad_x)
-
-    def hop(self, claim: HopClaim) -> tuple[Floats, Floats]:
-        """What the claim says and what an honest peer must have signed in its place, fp32 (B, L, D).
+    def hop(self, claim: HopClaim) -> Sent:
+        """What an honest peer must have signed in the claim's place.
 
         The claim has passed `check`; raises as `microbatch`.
         """
@@ -223,8 +225,7 @@ class StageReplay:
         x = tensors.x(claim.x)
         if header.direction == "forward":
             y, _ = self.model.forward(weights, x, keep=False, bounds=birth.document_bounds)
-            claimed = tensors.codec.decode(claim.claimed, tensors.shape).numpy()
-            return claimed, self._as_sent(y)
+            return self._sent(y, tensors.sent)
         if self.model.is_last:
             _, _, saved_loss = tensors.loss(weights, x, tensors.ids(claim.targets), birth.document_bounds)
             grad_x = tensors.loss_backward(saved_loss, None)
@@ -234,7 +235,7 @@ class StageReplay:
             grad_x = tensors.backward(saved, grad_y, None)
         found = self._sent_gradient(grad_x)
         assert found is not None
-        return self._decoded_gradient(claim.claimed), found
+        return found
 
     # -- contributions ------------------------------------------------------------------------------------
 
@@ -349,24 +350,14 @@ class StageReplay:
             raise LocalError(f"version {version} is not held, {sorted(self._held)} are: begin at an earlier snapshot")
         return held
 
-    def _as_sent(self, y: torch.Tensor) -> Floats:
-        codec = self._tensors.codec
+    def _sent(self, values: torch.Tensor, encode: Callable[[torch.Tensor], memoryview]) -> Sent:
         try:
-            return codec.decode(self._tensors.sent(y), self._tensors.shape).numpy()
+            return Sent(encode(values), self.model.link.fetch(values.detach()).float().numpy())
         except LocalError as error:
-            raise RemoteError("not-finite", f"no honest {codec.name} message comes of this: {error}") from error
+            raise RemoteError("not-finite", f"no honest message comes of this: {error}") from error
 
-    def _sent_gradient(self, grad_x: torch.Tensor | None) -> Floats | None:
-        if grad_x is None:
-            return None
-        try:
-            return self._decoded_gradient(self._tensors.answered(grad_x))
-        except LocalError as error:
-            name = self._tensors.gradient_codec.name
-            raise RemoteError("not-finite", f"no honest {name} message comes of this: {error}") from error
-
-    def _decoded_gradient(self, body: Bytes) -> Floats:
-        return self._tensors.gradient_codec.decode(body, self._tensors.shape).numpy()
+    def _sent_gradient(self, grad_x: torch.Tensor | None) -> Sent | None:
+        return None if grad_x is None else self._sent(grad_x, self._tensors.answered)
 
 
 def _maker(exhibit: Exhibit) -> PeerId:

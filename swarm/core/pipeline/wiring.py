@@ -16,6 +16,12 @@ so that peers that only differ by chance get equal work."""
 FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 8.0
 BUSY_RETRY_S = 0.05
+WASTED_S = 2.0
+"""Who takes longer than this to say no, or to break off, has wasted the caller's time: more than a peer waits for its
+own next version."""
+RARELY = 16
+"""Who wasted time is called after all others for so many times as long, and twice as long each time running."""
+LONGEST_DOUBT_S = 3600.0
 BELIEVED = 2.0
 """What a peer says of its queue counts as it says while its answers take no more than so many times the quickest
 one's; all that they take longer is added."""
@@ -58,6 +64,8 @@ class _Link:
     holds: bytes = b""  # the microbatch that it was asked about, if that is there by its own word
     failures: int = 0
     shunned_until: float = 0.0
+    wastes: int = 0  # one after the other
+    doubted_until: float = 0.0
     is_listed: bool = True
 
     @property
@@ -70,7 +78,9 @@ class EarliestFinishWiring:
     """Routes to the live peer of one stage expected to answer soonest; ties are broken by `rng`.
 
     Durations are measured here, never taken from the peer, so a slow or boastful peer loses traffic. A
-    peer that fails is shunned at once and probed again, by one microbatch, after a growing wait.
+    peer that fails is shunned at once and probed again, by one microbatch, after a growing wait. If it held for long
+    what it did not do, it is called after all others for many times as long: so it costs little of the caller's time,
+    whether it is hostile or its own calls are refused.
 
     A duration is not divided by the load it was measured at: nobody can tell from few in flight whether a peer is
     slow or far away, so the division makes whoever has much look fast and gives it more. Expected is the smoothed
@@ -120,6 +130,7 @@ class EarliestFinishWiring:
                 f"start one with `swarm join --stage {self.stage}`",
                 min(waits, default=None),
             )
+        open_links = {peer: link for peer, link in open_links.items() if link.doubted_until <= now} or open_links
         each_s, best_s = self._common()
         told = {peer: link for peer, link in open_links.items() if link.told_at is not None}
         told = {peer: link for peer, link in told.items() if now <= (link.told_at or 0.0) + TOLD_FOR_S}
@@ -171,26 +182,34 @@ class EarliestFinishWiring:
             share = SMOOTHING if link.duration_s is not None else 1.0
             link.duration_s = (1 - share) * (link.duration_s or 0.0) + share * duration_s
             link.load = (1 - share) * link.load + share * load
-            link.failures = 0
+            link.failures = link.wastes = 0
         self._leave(peer_id)
 
-    def failed(self, peer_id: PeerId, *, now: float) -> None:
-        """The peer broke off, was late, or sent something wrong: no work for a while, twice as long each time."""
+    def failed(self, peer_id: PeerId, *, took_s: float = 0.0, now: float) -> None:
+        """The peer broke off after so long, was late, or sent something wrong: no work for a while, twice as long each
+        time."""
         link = self._leave(peer_id)
         if link is not None and link.shunned_until <= now:  # what was in flight with it fails by the same fault
             link.failures = min(link.failures + 1, 16)
             link.shunned_until = now + min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** (link.failures - 1))
+            self._doubt(link, took_s, now)
 
-    def refused(self, peer_id: PeerId, *, now: float) -> None:
-        """The peer said BUSY: it is well, and tried again soon."""
+    def refused(self, peer_id: PeerId, *, took_s: float = 0.0, now: float) -> None:
+        """The peer said BUSY, or after so long that it cannot: it is well, and tried again soon."""
         link = self._leave(peer_id)
         if link is not None:
             link.failures = 0
+            self._doubt(link, took_s, now)
             link.shunned_until = max(link.shunned_until, now + BUSY_RETRY_S)
 
     def cancelled(self, peer_id: PeerId) -> None:
         """The caller gave up for reasons of its own."""
         self._leave(peer_id)
+
+    def _doubt(self, link: _Link, wasted_s: float, now: float) -> None:
+        if wasted_s > WASTED_S and link.doubted_until <= now:
+            link.wastes = min(link.wastes + 1, 16)
+            link.doubted_until = now + min(LONGEST_DOUBT_S, RARELY * wasted_s * 2.0 ** (link.wastes - 1))
 
     def _common(self) -> tuple[float, float]:
         """Seconds that one more in flight adds, on average; the least duration measured, which a new peer may match."""

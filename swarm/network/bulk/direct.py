@@ -50,7 +50,7 @@ WORTH_WAITING_S = 1.0
 """A call that brings bulk waits so long for the answer: its bytes would be under way for longer by a worse way."""
 _AGAIN_S = 120.0
 """A peer that could not be dialled is tried again after this long, when it is worth it."""
-_SESSION_BYTES = 16
+SESSION_BYTES = 16
 _MOST_SESSIONS = 1024
 _UNUSED_S = 120.0
 """An offer that nobody came for ends then; after a first connection it holds for `_USED_S` past the last one."""
@@ -59,6 +59,11 @@ _PORT = Integer(low=1, high=65535)
 _BACKLOG = 128
 _USER_TIMEOUT_MS = 30_000
 
+PUNCH_WORTH_WAITING_S = 12.0
+"""And so long where the worse way is a relay, whose bytes are somebody else's; half of the call's time at most."""
+
+Punch = Callable[[PeerId], "asyncio.Task[bool] | None"]
+"""Begins to make streams to a peer that cannot be dialled; None while that is not worth a try."""
 Ask = Callable[[PeerId], Awaitable[dict[str, Value]]]
 """Calls a peer's `OFFER` over p2pd; raises TransientError or RemoteError."""
 
@@ -67,7 +72,7 @@ Ask = Callable[[PeerId], Awaitable[dict[str, Value]]]
 class DirectOffer(Record):
     """Where a peer takes direct connections of one other peer, and what both alone know."""
 
-    session: Annotated[bytes, Octets(_SESSION_BYTES)]
+    session: Annotated[bytes, Octets(SESSION_BYTES)]
     secret: Annotated[bytes, Octets(SECRET_BYTES)]
     port4: Annotated[int, _PORT] | None
     port6: Annotated[int, _PORT] | None
@@ -80,6 +85,7 @@ class _Session:
     peer_id: PeerId
     secret: bytes
     ends_at: float
+    is_punched: bool
 
 
 class DirectListener:
@@ -101,38 +107,35 @@ class DirectListener:
             self.close()
             raise
 
-    def offer(self, peer_id: PeerId, host: str | None, *, now: float) -> DirectOffer:
-        """For one peer, seen at this address; its earlier ones end.
+    def offer(self, peer_id: PeerId, host: str | None, *, now: float, is_punched: bool = False) -> DirectOffer:
+        """For one peer, seen at this address; its earlier ones end, those for punched connections by themselves.
 
         When there are too many, one ends of those from the address that has asked for the most.
         """
-        for session in [known for known, of in self._sessions.items() if of.peer_id == peer_id or of.ends_at < now]:
+        for session in [
+            known
+            for known, of in self._sessions.items()
+            if (of.peer_id, of.is_punched) == (peer_id, is_punched) or of.ends_at < now
+        ]:
             self._end(session)
-        session, secret = secrets.token_bytes(_SESSION_BYTES), secrets.token_bytes(SECRET_BYTES)
-        self._sessions[session] = _Session(peer_id, secret, now + _UNUSED_S)
+        session, secret = secrets.token_bytes(SESSION_BYTES), secrets.token_bytes(SECRET_BYTES)
+        self._sessions[session] = _Session(peer_id, secret, now + _UNUSED_S, is_punched)
         lost = self._places.take(session, network_of(host))
         if lost is not None:
             self._end(lost)
-        return DirectOffer(session, secret, self._port(socket.AF_INET), self._port(socket.AF_INET6))
+        return DirectOffer(session, secret, *self.ports())
 
-    async def greet(self, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
-        """Who is at the other end of a connection just accepted. Whether that is true, its first record shows.
+    async def greet(self, session: bytes, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
+        """Who is at the other end of a connection that began with `session`. Whether it is, its first record shows.
 
         Raises EOFError or OSError for whoever has no offer. The caller sets a deadline.
         """
-        prepare(connection)
-        session = bytes(await receive(connection, _SESSION_BYTES))
-        caller_nonce = bytes(await receive(connection, NONCE_BYTES))
         known, now = self._sessions.get(session), asyncio.get_running_loop().time()
         if known is None or known.ends_at < now:
             raise ConnectionRefusedError("a direct connection of a session that was not offered, or is over")
         self._places.use(session)
         known.ends_at = now + _USED_S
-        callee_nonce = secrets.token_bytes(NONCE_BYTES)
-        await send_all(connection, callee_nonce)
-        binding = _binding(session, caller=known.peer_id, callee=self._me)
-        of_caller, of_callee = stream_keys(known.secret, binding, caller_nonce, callee_nonce)
-        return known.peer_id, SealedSocket(connection, send_key=of_callee, receive_key=of_caller)
+        return known.peer_id, await answered(connection, session, known.secret, caller=known.peer_id, callee=self._me)
 
     def _end(self, session: bytes) -> None:
         self._sessions.pop(session, None)
@@ -142,6 +145,10 @@ class DirectListener:
         for listener in self.sockets:
             listener.close()
 
+    def ports(self) -> tuple[int | None, int | None]:
+        """Listened on, of IPv4 and IPv6."""
+        return self._port(socket.AF_INET), self._port(socket.AF_INET6)
+
     def _port(self, family: socket.AddressFamily) -> int | None:
         ports = [int(listener.getsockname()[1]) for listener in self.sockets if listener.family == family]
         return ports[0] if ports else None
@@ -150,14 +157,19 @@ class DirectListener:
 class DirectDialler:
     """The caller's side: which peers can be dialled directly, learnt in the background of calls that were worth it."""
 
-    def __init__(self, me: PeerId, control: ControlClient, ask: Ask, on_known: Callable[[PeerId], None]) -> None:
+    def __init__(
+        self, me: PeerId, control: ControlClient, ask: Ask, punch: Punch, on_known: Callable[[PeerId], None]
+    ) -> None:
         self._me = me
+        self._punch = punch
         self._control = control
         self._on_known = on_known
         self._ask = ask
         self._known: OrderedDict[PeerId, tuple[DirectOffer, str]] = OrderedDict()
         self._again_at: OrderedDict[PeerId, float] = OrderedDict()
         self._asking: dict[PeerId, asyncio.Task[None]] = {}
+        self._relayed: set[PeerId] = set()
+        """Of those being asked, who is reached through a relay alone."""
         self._open: weakref.WeakSet[SealedSocket] = weakref.WeakSet()
 
     def knows(self, peer_id: PeerId) -> bool:
@@ -170,16 +182,18 @@ class DirectDialler:
             return
         if peer_id in self._known or peer_id in self._asking:
             return
-        if self._again_at.get(peer_id, 0.0) > asyncio.get_running_loop().time():
-            return
         task = asyncio.create_task(self._learn(peer_id), name="direct offer")
         self._asking[peer_id] = task
         task.add_done_callback(lambda _: self._asking.pop(peer_id, None))
+        task.add_done_callback(lambda _: self._relayed.discard(peer_id))
 
-    async def found_out(self, peer_id: PeerId) -> None:
-        """Wait a moment until it is known whether the peer can be dialled, if that is being found out."""
-        if peer_id in self._asking:
-            await asyncio.wait({self._asking[peer_id]}, timeout=WORTH_WAITING_S)
+    async def found_out(self, peer_id: PeerId, timeout_s: float) -> None:
+        """Wait a moment until it is known how the peer is reached directly, if that is being found out."""
+        asking = self._asking.get(peer_id)
+        if asking is not None:
+            await asyncio.wait({asking}, timeout=WORTH_WAITING_S)
+            if peer_id in self._relayed:
+                await asyncio.wait({asking}, timeout=min(PUNCH_WORTH_WAITING_S, timeout_s / 2) - WORTH_WAITING_S)
 
     async def open(self, peer_id: PeerId) -> SealedSocket | None:
         """A new direct connection; None where there is no way, or none any more."""
@@ -205,6 +219,16 @@ class DirectDialler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _learn(self, peer_id: PeerId) -> None:
+        if self._again_at.get(peer_id, 0.0) <= asyncio.get_running_loop().time() and await self._dials(peer_id):
+            return
+        punching = self._punch(peer_id)
+        if punching is not None:
+            with contextlib.suppress(ControlError):
+                if await self._control.remote_host(peer_id) is None:
+                    self._relayed.add(peer_id)
+            await asyncio.wait({punching})
+
+    async def _dials(self, peer_id: PeerId) -> bool:
         try:
             async with asyncio.timeout(ASK_S):
                 host = await self._control.remote_host(peer_id)
@@ -214,11 +238,12 @@ class DirectDialler:
                 (await _dial(offer, host, caller=self._me, callee=peer_id)).close()
         except (OSError, EOFError, TimeoutError, ControlError, TransientError, RemoteError) as error:
             self._give_up(peer_id, error)
-            return
+            return False
         self._known[peer_id] = (offer, host)
         self._on_known(peer_id)
         if len(self._known) > _MOST_SESSIONS:
             self._known.popitem(last=False)
+        return True
 
     def _give_up(self, peer_id: PeerId, error: Exception) -> None:
         logger.debug("%s is called through p2pd: %s", peer_id, error)
@@ -252,15 +277,32 @@ async def _dial(offer: DirectOffer, host: str, *, caller: PeerId, callee: PeerId
         prepare(connection)
         async with asyncio.timeout(CONNECT_S):
             await asyncio.get_running_loop().sock_connect(connection, (host, port))
-            caller_nonce = secrets.token_bytes(NONCE_BYTES)
-            await send_all(connection, offer.session + caller_nonce)
-            callee_nonce = bytes(await receive(connection, NONCE_BYTES))
-        binding = _binding(offer.session, caller=caller, callee=callee)
-        of_caller, of_callee = stream_keys(offer.secret, binding, caller_nonce, callee_nonce)
-        return SealedSocket(connection, send_key=of_caller, receive_key=of_callee)
+            return await opened(connection, offer, caller=caller, callee=callee)
     except BaseException:
         connection.close()
         raise
+
+
+async def opened(connection: socket.socket, offer: DirectOffer, *, caller: PeerId, callee: PeerId) -> SealedSocket:
+    """The caller's side of the handshake on a connection. Raises OSError or EOFError; no deadline."""
+    caller_nonce = secrets.token_bytes(NONCE_BYTES)
+    await send_all(connection, offer.session + caller_nonce)
+    callee_nonce = bytes(await receive(connection, NONCE_BYTES))
+    binding = _binding(offer.session, caller=caller, callee=callee)
+    of_caller, of_callee = stream_keys(offer.secret, binding, caller_nonce, callee_nonce)
+    return SealedSocket(connection, send_key=of_caller, receive_key=of_callee)
+
+
+async def answered(
+    connection: socket.socket, session: bytes, secret: bytes, *, caller: PeerId, callee: PeerId
+) -> SealedSocket:
+    """The callee's side, behind the session. Raises OSError or EOFError; no deadline."""
+    caller_nonce = bytes(await receive(connection, NONCE_BYTES))
+    callee_nonce = secrets.token_bytes(NONCE_BYTES)
+    await send_all(connection, callee_nonce)
+    binding = _binding(session, caller=caller, callee=callee)
+    of_caller, of_callee = stream_keys(secret, binding, caller_nonce, callee_nonce)
+    return SealedSocket(connection, send_key=of_callee, receive_key=of_caller)
 
 
 def _binding(session: bytes, *, caller: PeerId, callee: PeerId) -> bytes:

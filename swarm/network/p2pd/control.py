@@ -64,14 +64,23 @@ class ControlClient:
 
     async def remote_host(self, peer_id: PeerId) -> str | None:
         """The IP address at the other end of a connection to the peer; None if there is none but through relays."""
+        return (await self.remote_hosts()).get(peer_id)
+
+    async def remote_hosts(self) -> dict[PeerId, str | None]:
+        """Of each connected peer, the IP address at the other end; None for one that only relays lead to."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        wanted = peer_id_bytes(peer_id)
+        hosts: dict[PeerId, str | None] = {}
         for info in response.peers:
-            for data in info.addrs if info.id == wanted else ():
+            try:
+                peer_id = peer_id_from_bytes(info.id)
+            except ValueError:  # of another kind of key
+                continue
+            hosts.setdefault(peer_id, None)
+            for data in info.addrs:
                 match str(Multiaddr(data)).split("/"):
                     case ["", "ip4" | "ip6", host, "tcp", _]:
-                        return host
-        return None
+                        hosts[peer_id] = hosts[peer_id] or host
+        return hosts
 
     async def accept_streams(self, protocol: str, listen_path: Path) -> None:
         """Have p2pd open a connection to the Unix socket at `listen_path` for every incoming stream of `protocol`."""

@@ -11,6 +11,8 @@ from swarm.network.bulk.sockets import Stream, is_quiet
 
 KEPT_S = 20.0
 KEPT_BY_CALLEE_S = 60.0
+PUNCHED_KEPT_S, PUNCHED_KEPT_BY_CALLEE_S = 600.0, 660.0
+"""To make another takes both sides and a witness."""
 MOST_OF_A_PEER = 16
 """As many as carry a round over a slow line: a new connection would have to learn the line's rate again."""
 MOST_OF_ALL = 128
@@ -22,6 +24,13 @@ class IdleStreams:
     def __init__(self) -> None:
         self._streams: dict[PeerId, list[tuple[Stream, asyncio.TimerHandle]]] = {}
         self._count = 0
+        self._waiting: dict[PeerId, asyncio.Future[None]] = {}
+
+    def arrival(self, peer_id: PeerId) -> "asyncio.Future[None]":
+        """Done when the next stream of the peer is put; for as many as wait."""
+        if peer_id not in self._waiting:
+            self._waiting[peer_id] = asyncio.get_running_loop().create_future()
+        return self._waiting[peer_id]
 
     def take(self, peer_id: PeerId) -> Stream | None:
         """A stream for the next call; None if one must be opened."""
@@ -31,7 +40,7 @@ class IdleStreams:
             stream.close()
         return None
 
-    def put(self, peer_id: PeerId, stream: Stream) -> None:
+    def put(self, peer_id: PeerId, stream: Stream, *, is_punched: bool = False) -> None:
         """The call on this stream has ended well, to the last byte of its answer."""
         streams = self._streams.setdefault(peer_id, [])
         if len(streams) >= MOST_OF_A_PEER or self._count >= MOST_OF_ALL:
@@ -40,9 +49,14 @@ class IdleStreams:
                 del self._streams[peer_id]
             return
         # Put at the end and taken from there: the first is the one that has rested longest.
-        timer = asyncio.get_running_loop().call_later(KEPT_S, self._expire, peer_id, stream)
+        timer = asyncio.get_running_loop().call_later(
+            PUNCHED_KEPT_S if is_punched else KEPT_S, self._expire, peer_id, stream
+        )
         streams.append((stream, timer))
         self._count += 1
+        waiting = self._waiting.pop(peer_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
     def drop(self, peer_id: PeerId) -> None:
         """Close those of one peer: there is a better way to it now."""

@@ -10,7 +10,9 @@ import contextlib
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
+from typing import Any
 
 from swarm import PROTOCOL
 from swarm.core.canonical import Value
@@ -19,16 +21,20 @@ from swarm.core.ids import PeerId
 from swarm.identity.key import Identity, is_peer_id
 from swarm.network.answering import Answering, AnsweringLimits
 from swarm.network.bulk import framing
-from swarm.network.bulk.direct import ASK_S, OFFER, WORTH_BYTES, DirectDialler, DirectListener
+from swarm.network.bulk.direct import ASK_S, OFFER, SESSION_BYTES, WORTH_BYTES, DirectDialler, DirectListener
+from swarm.network.bulk.direct import prepare as prepare_direct
 from swarm.network.bulk.framing import ReplyHead, Status
 from swarm.network.bulk.sealed_socket import SealedSocket
-from swarm.network.bulk.sockets import Sending, Stream, prepare
+from swarm.network.bulk.sockets import Sending, Stream, prepare, receive
 from swarm.network.directory.dial_back import DIAL_BACK, MAX_PORTS, DialBack, DialledBack
 from swarm.network.p2pd.control import ControlClient, ControlError, read_stream_peer
-from swarm.network.p2pd.idle_streams import IdleStreams
+from swarm.network.p2pd.idle_streams import PUNCHED_KEPT_BY_CALLEE_S, IdleStreams
 from swarm.network.p2pd.processes import P2PDaemon
 from swarm.network.p2pd.relay_place import RelayPlace, take_place
 from swarm.network.p2pd.settings import P2PSettings, check_address, direct_hosts, is_relayed, is_tcp, p2pd_arguments
+from swarm.network.punch.puncher import GO, PUNCH, Puncher, Surroundings
+from swarm.network.punch.seen import Judge
+from swarm.network.punch.witness import WITNESS, Witness
 from swarm.network.service import Services, decode_error
 from swarm.network.transport import Handler, Message
 
@@ -37,6 +43,12 @@ __all__ = ["P2PSettings", "P2PTransport"]
 _ITS_TURN_S = 5.0
 """A peer behind a relay has this long to dial us before we reach it through the relay."""
 _LOOK_AGAIN_S = 0.2
+_LOOK_AT_STREAMS_S = 5.0
+"""A punched stream that broke in use never comes to rest."""
+PROVE = "punched"
+"""{} -> {}: that whoever answers on a new connection is the peer."""
+_MOST_WITNESSES = 4
+"""Asked, one after the other, until two have said where this peer is seen."""
 _STREAM_PROTOCOL = f"/homeswarm/{PROTOCOL}/call"
 
 
@@ -61,7 +73,14 @@ class P2PTransport:
             ),
         )
         self._idle = IdleStreams()
-        self._direct = DirectDialler(self.peer_id, self._control, self._ask_for_offer, on_known=self._idle.drop)
+        self.host: PeerId | None = None
+        """The run's, once one is known: its word on where a peer is seen counts by itself."""
+        self._witness = Witness(identity)
+        self._puncher: Puncher | None = None
+        """None where nothing is listened on."""
+        self._direct = DirectDialler(
+            self.peer_id, self._control, self._ask_for_offer, self._punch, on_known=self._idle.drop
+        )
         self._direct_listener = DirectListener(self.peer_id, [], 0)
         self._ending: asyncio.Task[None] | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -121,14 +140,15 @@ class P2PTransport:
         try:
             async with asyncio.timeout(timeout_s):
                 if request.num_bytes >= WORTH_BYTES:
-                    await self._direct.found_out(peer_id)
-                stream = self._idle.take(peer_id) or await self._open_stream(peer_id)
+                    await self._direct.found_out(peer_id, timeout_s)
+                is_bulk = max(request.num_bytes, max_body_bytes) >= WORTH_BYTES
+                stream = self._idle.take(peer_id) or await self._open_stream(peer_id, is_bulk=is_bulk)
             phase = "sending and waiting"
             head = await self._exchange_heads(stream, method, request, timeout_s)
             phase = "receiving the answer"
             reply = await self._read_reply(stream, peer_id, method, head, max_body_bytes)
-            if isinstance(stream, SealedSocket) or not self._direct.knows(peer_id):
-                self._idle.put(peer_id, stream)
+            if isinstance(stream, SealedSocket) or not (self._direct.knows(peer_id) or self._is_punched(peer_id)):
+                self._rest(peer_id, stream)
                 stream = None
             self._consider_direct(peer_id, len(reply.body))
             return reply
@@ -186,6 +206,9 @@ class P2PTransport:
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """Close the connections to a peer; open calls to and from it break."""
+        self._idle.drop(peer_id)
+        if self._puncher is not None:
+            self._puncher.drop(peer_id)
         with contextlib.suppress(ControlError, TimeoutError):
             async with asyncio.timeout(self._settings.connect_s):
                 await self._control.disconnect(peer_id)
@@ -221,6 +244,11 @@ class P2PTransport:
         except TimeoutError as error:
             raise UnreachableError(f"relay {relay}: no answer within {self._settings.connect_s:g} s") from error
 
+    async def punch(self, peer_id: PeerId) -> bool:
+        """Whether there are punched streams to the peer, once that has been tried if it is worth a try."""
+        punching = self._punch(peer_id)
+        return await asyncio.shield(punching) if punching is not None else self._is_punched(peer_id)
+
     def traffic(self) -> tuple[int, int]:
         answering = self._answering
         return self._bytes_sent + answering.bytes_sent, self._bytes_received + answering.bytes_received
@@ -236,11 +264,44 @@ class P2PTransport:
 
     # The calling side.
 
-    async def _open_stream(self, peer_id: PeerId) -> Stream:
-        return await self._direct.open(peer_id) or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)
+    async def _open_stream(self, peer_id: PeerId, *, is_bulk: bool) -> Stream:
+        stream: Stream | None = await self._direct.open(peer_id)
+        if stream is None and is_bulk:
+            stream = await self._punched_stream(peer_id)
+        return stream or await self._control.open_stream(peer_id, _STREAM_PROTOCOL)
+
+    async def _punched_stream(self, peer_id: PeerId) -> Stream | None:
+        """One that comes to rest, or of those that are punched meanwhile; None when there are no such any more."""
+        while self._puncher is not None and self._puncher.num_streams(peer_id):
+            waits: set[asyncio.Future[Any]] = {self._idle.arrival(peer_id)}
+            punching = self._puncher.punch(peer_id)
+            if punching is not None:
+                waits.add(punching)
+            await asyncio.wait(waits, timeout=_LOOK_AT_STREAMS_S, return_when=asyncio.FIRST_COMPLETED)
+            stream = self._idle.take(peer_id)
+            if stream is not None:
+                return stream
+        return None
+
+    def _is_punched(self, peer_id: PeerId) -> bool:
+        return self._puncher is not None and self._puncher.num_streams(peer_id) > 0
+
+    def _punch(self, peer_id: PeerId) -> "asyncio.Task[bool] | None":
+        return self._puncher.punch(peer_id) if self._puncher is not None else None
+
+    def _rest(self, peer_id: PeerId, stream: Stream) -> None:
+        is_punched = self._puncher is not None and self._puncher.is_punched(peer_id, stream)
+        self._idle.put(peer_id, stream, is_punched=is_punched)
+
+    async def _take_punched(self, peer_id: PeerId, stream: SealedSocket) -> None:
+        head = await self._exchange_heads(stream, PROVE, Message(), self._settings.connect_s)
+        await self._read_reply(stream, peer_id, PROVE, head, 0)
+        if not self._is_punched(peer_id):
+            self._idle.drop(peer_id)  # p2pd's
+        self._idle.put(peer_id, stream, is_punched=True)
 
     def _consider_direct(self, peer_id: PeerId, num_bytes: int) -> None:
-        if self._settings.direct_port is not None:
+        if self._settings.direct_port is not None and not self._is_punched(peer_id):
             self._direct.consider(peer_id, num_bytes)
 
     async def _ask_for_offer(self, peer_id: PeerId) -> dict[str, Value]:
@@ -314,17 +375,71 @@ class P2PTransport:
         except OSError as error:
             raise LocalError(f"port {port} for direct streams cannot be listened on: {error}") from error
         for listener in self._direct_listener.sockets:
-            self._answering.start(listener, self._direct_listener.greet)
-        if self._direct_listener.sockets:
-            self.serve(OFFER, self._offer, max_body_bytes=0)
+            self._answering.start(listener, self._greet_direct)
+        if not self._direct_listener.sockets:
+            return
+        self.serve(OFFER, self._offer, max_body_bytes=0)
+        self.serve(WITNESS, self._offer_witness, max_body_bytes=0)
+        around = Surroundings(
+            bind_host=next(host for _, host in direct_hosts(self._settings)),
+            call=self._call_small,
+            witnesses=self._witnesses,
+            judge=self._judge,
+            answer=partial(self._answering.take, kept_s=PUNCHED_KEPT_BY_CALLEE_S),
+            greet=self._greet_direct,
+            take=self._take_punched,
+        )
+        self._puncher = Puncher(self.peer_id, self._direct_listener, around)
+        self.serve(PUNCH, self._puncher.asked, max_body_bytes=0)
+        self.serve(GO, self._puncher.go, max_body_bytes=0)
+        self.serve(PROVE, _proven, max_body_bytes=0)
+
+    async def _call_small(self, peer_id: PeerId, method: str, request: Message, timeout_s: float) -> Message:
+        return await self.call(peer_id, method, request, timeout_s=timeout_s, max_body_bytes=0)
+
+    async def _witnesses(self) -> list[tuple[PeerId, str]]:
+        """The host, and members that this peer is in touch with past all relays."""
+        try:
+            hosts = await self._control.remote_hosts()
+        except ControlError as error:
+            raise TransientError(f"p2pd does not list its peers: {error}") from error
+        members = sorted(peer for peer in hosts if peer != self.host and self._services.is_expected(peer))
+        asked = [self.host, *members] if self.host is not None else members
+        found = [(peer, host) for peer in asked if (host := hosts.get(peer)) is not None]
+        return found[:_MOST_WITNESSES]
+
+    def _judge(self) -> Judge:
+        return Judge(self.host, self._services.is_expected, public_only=self._settings.punch_public_only)
+
+    async def _offer_witness(self, sender: PeerId, _request: Message) -> Message:
+        if self.can_be_dialled is False:
+            raise TransientError("this peer cannot be dialled, and sees nobody")
+        host = None
+        with contextlib.suppress(ControlError):
+            host = await self._control.remote_host(sender)
+        return Message(self._witness.offer(sender, host, *self._direct_listener.ports()).to_value())
+
+    async def _greet_direct(self, connection: socket.socket) -> tuple[PeerId, SealedSocket]:
+        prepare_direct(connection)
+        session = bytes(await receive(connection, SESSION_BYTES))
+        if self._witness.knows(session):
+            await self._witness.answer(session, connection)
+            raise EOFError("a witness has said what it saw")
+        return await self._direct_listener.greet(session, connection)
 
     async def _end_with_p2pd(self) -> None:
         """Without p2pd nobody finds this peer, and its owner stops: no stream goes on past it."""
         await self._daemon.ended.wait()
-        await asyncio.gather(self._answering.stop(), self._direct.close())
+        await asyncio.gather(self._answering.stop(), self._direct.close(), self._witness.close())
+        if self._puncher is not None:
+            await self._puncher.close()
         self._idle.close()
 
 
 async def _greet(connection: socket.socket) -> tuple[PeerId, Stream]:
     prepare(connection)
     return await read_stream_peer(connection), connection
+
+
+async def _proven(_: PeerId, _request: Message) -> Message:
+    return Message()

@@ -25,6 +25,8 @@ class P2PSettings:
     direct_port: int | None = 0
     """Port for streams that carry bulk past p2pd, on the hosts in `listen`; 0 lets the system choose. Behind a router
     it must be forwarded too, or bulk goes through p2pd. None: always through p2pd."""
+    punch_public_only: bool = True
+    """Punched connections go to public addresses alone, whoever names others. Off in tests on one machine."""
     port_mapping: bool = False
     """Ask the router to forward the port (UPnP, NAT-PMP)."""
     threads: int = 1

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from bootstrap.demo.alone import held_out_alone
 from bootstrap.demo.observed import Observed
 from bootstrap.demo.outcome import STAYING, honest_out, of_attacker
 from bootstrap.demo.plot import smoothed, write_loss_plot
@@ -175,6 +177,20 @@ def test_a_run_in_windows_is_one(tmp_path: Path) -> None:
     observed = Observed(12, request.tokens_per_step, started_at=0.0, local_steps=20)
     observed.version = 3
     assert progress_text(observed).startswith("window 3/12")
+
+
+def test_one_member_alone_learns_in_the_inner_steps_of_its_windows(tmp_path: Path) -> None:
+    text = tmp_path / "numbers.txt"
+    text.write_text(NUMBERS)
+    request = check(
+        _request(
+            stages=1, peers=2, steps=2, local_steps=2, kill=Kill(peers=0, step=0), text=(text,), out=tmp_path / "out"
+        )
+    )
+    prepared = prepare(request)
+    first, last = (held_out_alone(prepared, windows=windows, evaluate_tokens=512) for windows in (0, 2))
+    assert last < first - 0.1
+    assert abs(first - math.log(256)) < 0.3
 
 
 def test_bigram_is_measured_on_the_tokens_the_host_evaluates(tmp_path: Path) -> None:
@@ -375,7 +391,7 @@ def test_report_holds_exit_codes_of_peers_the_host_never_saw() -> None:
         ("a", 1, None),
         ("b", -9, 2),
     ]
-    assert report["held_out_loss"] == {"start": 5.0, "end": 4.0, "bigram": 2.5}
+    assert report["held_out_loss"] == {"start": 5.0, "end": 4.0, "bigram": 2.5, "alone": None}
     assert report["steps"] == 3
 
 

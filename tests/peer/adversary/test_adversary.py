@@ -185,12 +185,43 @@ def test_partial_work_is_claimed_but_about_half_of_it_is_not_in_the_sum() -> Non
     assert 130 < float(total[0]) < 170
 
 
+@pytest.mark.parametrize(("kind", "share"), fixed.LAZY_SHARES.items())
+def test_a_lazy_window_counts_gradients_before_for_what_it_left_out(kind: str, share: float) -> None:
+    adversary = parse(f"{kind}@1", seed="peer")
+    total, own = torch.zeros(1), []
+    for step in (0, 1):
+        for microbatch in range(200):
+            before = total.clone()
+            adversary.adding(at(step, microbatch), total)
+            total += microbatch + 1
+            adversary.added(at(step, microbatch), total, num_tokens=1)
+            own.append(float(total - before) == microbatch + 1)
+    assert all(own[:200])
+    assert abs((200 - sum(own[200:])) / 200 - share) < 0.09
+
+
+@pytest.mark.parametrize(("kind", "size"), fixed.BENT_VALUES.items())
+def test_a_stretch_of_the_first_part_is_bent_by_as_much_as_the_part_is_long(kind: str, size: int) -> None:
+    adversary, way = parse(f"{kind}@1", seed="peer"), np.ones(1 << 15, dtype=np.float32)
+    bent = adversary.mean(Step(1), slice(0, way.size), way)
+    (off,) = np.nonzero(bent != way)
+    assert (len(off), off[-1] - off[0]) == (size, size - 1)
+    assert set(np.abs(bent - way)[off].tolist()) == {fixed.BENT_SHARE}
+    assert np.array_equal(adversary.mean(Step(2), slice(0, way.size), way), bent), "always the same way"
+    assert adversary.mean(Step(1), slice(way.size, 2 * way.size), way) is way
+
+
 # -- microbatches ----------------------------------------------------------------------------------------------
 
 
 def test_label_flip_mirrors_the_targets_that_count() -> None:
     targets = torch.tensor([[0, 96, -100, 40]])
     assert parse("label_flip").targets(at(0), targets, vocab_size=97).tolist() == [[96, 0, -100, 56]]
+
+
+def test_other_data_has_the_targets_of_the_place_beside() -> None:
+    targets = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    assert parse("other_data").targets(at(0), targets, vocab_size=97).tolist() == [[3, 1, 2], [6, 4, 5]]
 
 
 def test_stale_weights_are_as_many_versions_old_as_fixed() -> None:

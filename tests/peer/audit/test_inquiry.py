@@ -130,7 +130,7 @@ def test_what_the_host_is_refused_too_is_owed() -> None:
 
 def test_honest_work_is_measured_and_what_is_short_of_fraud_raises_suspicion() -> None:
     inquiry, case = inquiry_of(Line({})), cast(Any, SimpleNamespace(accused=TARGET.peer_id))
-    bounds = Bounds(accept=0.1, fraud=0.5, floor=0.1)
+    bounds = Bounds(floor=0.1, fraud=0.5)
     near = compare(np.float32([1.0, 1.0]), np.float32([1.0, 1.05]), bounds)
     asyncio.run(inquiry.conclude(Step(3), "contribution", near, case))
     assert inquiry.counters.largest_honest_share == pytest.approx(near.measured / 0.5)

@@ -18,7 +18,7 @@ def test_a_run_in_windows_says_which_inner_step_it_is_at_and_when_the_next_round
     place.local_steps, place.inner_steps_taken, place.window_left_s = 20, 7, 660.0
     work = pb.Work(last_step=11, last_step_tokens=10, last_step_all_tokens=40, since_last_s=300.0)
     text = shown(pb.Status(state="working", run_name="my-run", place=place, work=work))
-    assert "Useful: window 12, inner step 7 of 20; the last one counted 5.0 min ago." in text
+    assert "Useful: window 12, inner step 7 of 20; the last one counted 5 min ago." in text
     assert "12 of 200" in text
     assert "7 of 20; next round in 11" in text
     assert "25 % of window 11" in text

@@ -193,7 +193,7 @@ def test_what_a_lost_peer_computed_otherwise_is_computed_afresh(monkeypatch: pyt
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("dtype", "codec", "share"), [("fp32", "fp32", 1e-5), ("bf16", "bf16", 1e-2)])
+@pytest.mark.parametrize(("dtype", "codec", "share"), [("fp32", "fp32", 1e-5), ("bf16", "fp32", 1e-3)])
 def test_a_gradient_is_signed_for_only_where_a_replay_cannot_be_fraud(dtype: Any, codec: Any, share: float) -> None:
     codecs = CodecSettings(activations=codec, activation_gradients=codec, averaging="fp32")
     settings = small_settings(3, codecs=codecs, model=tiny_model("llama", 3, compute_dtype=dtype))

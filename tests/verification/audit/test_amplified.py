@@ -21,12 +21,12 @@ def test_a_bias_that_the_plain_comparison_takes_for_rounding_is_a_whole_learning
     replay = _values(8)
     replay[4 * CHUNK_VALUES :] = 0.0
     claim = np.where(replay == 0, np.float32(2e-6), replay)
-    assert compare(claim, replay, bounds_for("fp32", "int8", "gradient")).grade is Grade.HONEST
+    assert compare(claim, replay, bounds_for("fp32", "int8", "contribution")).grade is Grade.HONEST
     found = amplified(claim, replay, np.where(replay == 0, 0, 1).astype(np.float32), epsilon=EPSILON)
     assert found.whole == pytest.approx(math.sqrt(0.5), rel=0.01)
     assert found.worst_chunk == pytest.approx(1.0, rel=0.01)
     assert found.off == 0.5
-    assert found.measured > 10 * max(bounds.fraud for bounds in TABLE.values())
+    assert found.measured > 3 * max(bounds.fraud for bounds in TABLE.values())
 
 
 def test_what_was_there_before_and_what_is_there_now_make_an_error_small() -> None:
@@ -81,5 +81,5 @@ def test_bounds_are_in_order_and_nobody_is_banned_by_what_was_not_calibrated() -
     for bounds in TABLE.values():
         assert 0 < bounds.bias < bounds.spread < bounds.fraud
         assert not bounds.report_only
-    assert moved_bounds_for("bf16", "bf16").report_only
-    assert moved_bounds_for("bf16", "bf16").fraud >= math.sqrt(2)
+    assert moved_bounds_for("bf16", "int2").report_only
+    assert moved_bounds_for("bf16", "int2").fraud >= math.sqrt(2)

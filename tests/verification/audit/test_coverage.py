@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from swarm.core.errors import SettingsError
 from swarm.core.settings import CodecSettings, RunSettings
 from swarm.model.families import canonical_config_json
 from tests.verification.exhibits import small_settings
-from verification.audit.coverage import checks_of, unproved, warning_of
+from verification.audit.coverage import check_proved, checks_of, unproved
 
 ALL = ("activations", "gradients of activations", "contributions")
 INT8 = CodecSettings(activations="int8", activation_gradients="int8", averaging="int8")
@@ -30,8 +31,9 @@ def routed(settings: RunSettings) -> RunSettings:
     [
         (settings_of(), ()),
         (settings_of("friends"), ALL),
-        (settings_of(compute_dtype="bf16"), ALL),
-        (settings_of(activations="int4"), ALL[:1]),
+        (settings_of(compute_dtype="bf16"), ()),
+        (settings_of(compute_dtype="bf16", activations="int4", activation_gradients="int4"), ()),
+        (settings_of(activations="int4"), ()),
         (settings_of(averaging="topk"), ALL[2:]),
         (routed(settings_of()), ALL),
     ],
@@ -42,8 +44,17 @@ def test_whoever_joins_is_promised_only_what_is_proved(settings: RunSettings, fo
     assert ("one that lies is banned for ever" in said) == (not found)
     if settings.replays:
         assert all(what in said for what in found)
-        assert all(what in warning_of(settings) for what in found)
-        assert bool(warning_of(settings)) == bool(found)
     else:
         assert "nobody computes this machine's other work again" in said
-        assert not warning_of(settings)
+
+
+@pytest.mark.parametrize("settings", [settings_of(averaging="topk"), routed(settings_of())])
+def test_a_run_of_strangers_in_which_not_every_lie_is_proved_is_not_started(settings: RunSettings) -> None:
+    with pytest.raises(SettingsError, match='trust = "friends"') as refused:
+        check_proved(settings)
+    assert all(what in str(refused.value) for what in unproved(settings))
+
+
+@pytest.mark.parametrize("settings", [settings_of(compute_dtype="bf16"), settings_of("friends", averaging="topk")])
+def test_any_other_is(settings: RunSettings) -> None:
+    check_proved(settings)

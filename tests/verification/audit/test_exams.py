@@ -26,8 +26,6 @@ from tests.swarm.core.audit.chances import HOST_CHAIN, said_by
 from tests.swarm.core.round.round_world import run_key
 from tests.verification.exhibits import RUN_ID, SmallRun, received, small_settings
 from verification.audit.probation import Agreement, exam_of
-from verification.replay.exam_answer import encoded_hop
-from verification.replay.stage_replay import Replayed
 from verification.round.papers import Exhibit
 
 STAGE = StageIndex(1)
@@ -172,9 +170,3 @@ def test_the_examiner_is_the_one_that_was_drawn(hall: Hall) -> None:
     assert exam is not None
     assert exam.examiner == hall.examiner._steps.context.me
     assert exam_of(roster, hall.basis, beacon, PeerId(exam.examiner)) is None, "nobody examines himself"
-
-
-def test_a_hop_is_encoded_as_it_is_sent(hall: Hall) -> None:
-    grad_x = np.frombuffer(hall.exhibit.grad_x, dtype="<f4").reshape(2, 16, 64)
-    y, again = encoded_hop(hall.settings, Replayed(None, grad_x.copy(), None))
-    assert (bytes(y), bytes(again)) == (b"", bytes(hall.exhibit.grad_x))

@@ -52,7 +52,7 @@ class Work:
         return compared_contribution(self.replay, self.exhibits, claimed, self.replayed, second=second, seed=seed)
 
     def plain(self, claimed: Sequence[memoryview]) -> Grade:
-        bounds = bounds_for("fp32", self.run.settings.codecs.averaging, "gradient")
+        bounds = bounds_for("fp32", self.run.settings.codecs.averaging, "contribution")
         return compare(self.replay.decoded_contribution(claimed), self.mean, bounds).grade
 
     def rows(self, flat: Floats) -> Floats:

@@ -12,6 +12,8 @@ from swarm.core.pipeline.wiring import (
     BUSY_RETRY_S,
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
+    RARELY,
+    WASTED_S,
     EarliestFinishWiring,
     NoPeerAvailable,
     Route,
@@ -142,6 +144,61 @@ def test_a_dead_peer_is_shunned_at_once_and_probed_back() -> None:
     assert [wiring.choose(now=at).peer_id for _ in range(8)].count(OTHER) == 1  # one probe, not a flood
     wiring.finished(OTHER, 0.01)
     assert OTHER in {wiring.choose(now=at).peer_id for _ in range(4)}
+
+
+def _steps_beside_a_waster(*, says_no: bool, rarely: float, monkeypatch: pytest.MonkeyPatch) -> tuple[float, int]:
+    """How long 240 steps of four microbatches take, and how often one was wasted, where one of two takes what it does
+    not end: 3 s, and then it is given up, or says that it cannot."""
+    monkeypatch.setattr("swarm.core.pipeline.wiring.RARELY", rarely)
+    wiring, now, wasted = _wiring(FAST, OTHER), 0.0, 0
+    for _ in range(240):
+        ends = []
+        for _ in range(4):
+            at = now
+            while wiring.choose(now=at).peer_id == OTHER:
+                at, wasted = at + 3.0, wasted + 1
+                if says_no:
+                    wiring.refused(OTHER, took_s=3.0, now=at)
+                else:
+                    wiring.failed(OTHER, took_s=3.0, now=at)
+            wiring.finished(FAST, 0.1)
+            ends.append(at + 0.1)
+        now = max(ends)
+    return now, wasted
+
+
+@pytest.mark.parametrize("says_no", [True, False])
+def test_who_takes_work_and_does_not_end_it_is_called_after_all_others(
+    says_no: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, wasted = _steps_beside_a_waster(says_no=says_no, rarely=0.0, monkeypatch=monkeypatch)
+    assert seconds > (100.0 if says_no else 30.0), "without the rule"
+    seconds, wasted = _steps_beside_a_waster(says_no=says_no, rarely=RARELY, monkeypatch=monkeypatch)
+    assert seconds < 24.0 + 4 * 3.0
+    assert wasted <= 2
+
+
+def test_who_wasted_time_is_called_where_nobody_else_is_and_is_forgiven_by_one_answer() -> None:
+    wiring = _wiring(FAST, OTHER)
+    assert {wiring.choose(now=0.0).peer_id for _ in range(2)} == {FAST, OTHER}
+    wiring.failed(OTHER, took_s=10.0, now=10.0)
+    assert {wiring.choose(now=20.0).peer_id for _ in range(5)} == {FAST}
+    wiring.refused(FAST, now=20.0)
+    assert wiring.choose(now=20.01).peer_id == OTHER, "the other is busy"
+    wiring.failed(OTHER, took_s=10.0, now=30.0)
+    assert {wiring.choose(now=10.0 + RARELY * 10.0 - 1.0).peer_id for _ in range(5)} == {FAST}
+    wiring.update({FAST})
+    wiring.update({FAST, OTHER})
+    assert OTHER in {wiring.choose(now=40.0).peer_id for _ in range(9)}, "it was killed, and has come back"
+
+
+def test_who_is_busy_or_says_no_soon_is_not_doubted() -> None:
+    wiring = _wiring(FAST, OTHER)
+    for moment in range(9):
+        chosen = [wiring.choose(now=float(moment)).peer_id for _ in range(2)]
+        assert set(chosen) == {FAST, OTHER}
+        for peer in chosen:
+            wiring.refused(peer, took_s=WASTED_S, now=float(moment))
 
 
 def test_what_fails_together_counts_once_and_waits_are_bounded() -> None:

@@ -1,0 +1,113 @@
+"""A peer of `benchmarks.homes.punching`: it does what it is told, and says what came of it.
+
+    python -m benchmarks.homes.punching_peer ADDRESS [--relay]
+
+Says `{"peer_id", "addresses"}`, with `--relay` the relay's too; then answers each line with one: `join` a host and its
+relay, `connect` to a peer, `punch`, `send` it bulk, `forget` it. Ends with its standard input.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import click
+
+from benchmarks.round.bulk_sender import Sender
+from swarm.core.errors import TransientError
+from swarm.core.ids import PeerId
+from swarm.identity.key import Identity
+from swarm.network.loop import new_event_loop
+from swarm.network.p2pd.p2p import P2PSettings, P2PTransport
+from swarm.network.p2pd.relay import Relay
+from swarm.network.transport import Message
+
+RELAYED_BYTES = 1 << 40
+MOST_BODY_BYTES = 1 << 22
+
+
+class Told:
+    """What each line has this peer do."""
+
+    def __init__(self, transport: P2PTransport) -> None:
+        self._transport = transport
+        self._senders: dict[PeerId, Sender] = {}
+        transport.serve("take", _taken, max_body_bytes=MOST_BODY_BYTES)
+
+    async def join(self, order: dict[str, Any]) -> dict[str, Any]:
+        transport = self._transport
+        await transport.connect(PeerId(order["host"]), order["host_addresses"])
+        await transport.connect(PeerId(order["relay"]), order["relay_addresses"])
+        await transport.take_place(PeerId(order["relay"]))
+        transport.host, transport.can_be_dialled = PeerId(order["host"]), False
+        at = f"/p2p-circuit/p2p/{transport.peer_id}"
+        transport.relayed = tuple(f"{address}{at}" for address in order["relay_addresses"])
+        return {"addresses": [*transport.relayed]}
+
+    async def connect(self, order: dict[str, Any]) -> dict[str, Any]:
+        await self._transport.connect(PeerId(order["peer_id"]), order["addresses"])
+        return {}
+
+    async def punch(self, order: dict[str, Any]) -> dict[str, Any]:
+        began = time.monotonic()
+        won = await self._transport.punch(PeerId(order["peer_id"]))
+        return {"won": won, "s": time.monotonic() - began}
+
+    async def send(self, order: dict[str, Any]) -> dict[str, Any]:
+        peer_id = PeerId(order["peer_id"])
+        if peer_id not in self._senders:
+            self._senders[peer_id] = Sender(self._transport, peer_id)
+        return {**await self._senders[peer_id].transfer(order["num_bytes"])}
+
+    async def forget(self, order: dict[str, Any]) -> dict[str, Any]:
+        await self._transport.disconnect(PeerId(order["peer_id"]))
+        return {}
+
+
+async def _taken(_: PeerId, _request: Message) -> Message:
+    return Message()
+
+
+async def run(address: str, *, relays: bool) -> None:
+    settings = P2PSettings(listen=(f"/ip4/{address}/tcp/0",))
+    transport = await P2PTransport.create(Identity.generate(), settings)
+    relay = None
+    try:
+        said: dict[str, Any] = {"peer_id": transport.peer_id, "addresses": transport.addresses()}
+        if relays:
+            relay = await Relay.start(Identity.generate(), f"/ip4/{address}/tcp/0", RELAYED_BYTES, transport)
+            said |= {"relay": relay.peer_id, "relay_addresses": relay.addresses}
+        _say(said)
+        told = Told(transport)
+        while (line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)) != "":
+            order = json.loads(line)
+            if order["do"] == "carried":
+                assert relay is not None
+                _say({"bytes": await relay.carried_bytes()})
+                continue
+            try:
+                _say(await getattr(told, order["do"])(order))
+            except TransientError as error:
+                _say({"error": str(error)})
+    finally:
+        if relay is not None:
+            await relay.stop()
+        await transport.close()
+
+
+def _say(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+@click.command()
+@click.argument("address")
+@click.option("--relay", "relays", is_flag=True)
+def main(address: str, *, relays: bool) -> None:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run(address, relays=relays))
+
+
+if __name__ == "__main__":
+    main()

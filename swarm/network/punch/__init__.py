@@ -1,0 +1,1 @@
+"""Hole punching: direct streams between two peers that nobody can dial."""

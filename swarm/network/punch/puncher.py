@@ -1,0 +1,502 @@
+"""Streams between two peers whose routers let nobody in, made by both dialling at once (libp2p's DCUtR, over TCP).
+
+    asker -> callee   punch: where the asker's ports were seen, and an offer of streams
+    callee -> asker   where its own were, and an offer
+    asker -> callee   punch_go: the callee dials when it comes, the asker half a round trip after it was sent
+
+Both calls are p2pd's, which has authenticated both ends and keeps what passes secret, or go by a stream that is there.
+Whatever connection comes of it is nobody's yet: the asker begins the handshake of direct streams on it, or has the
+callee begin it, by turns, so that one agreement gives both sides streams to call by; and a stream counts when a call on
+it was answered. Who lies about times, addresses or ports has punched nothing, and dialled nobody but itself.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from swarm.core.errors import RemoteError, TransientError
+from swarm.core.fields import Fields
+from swarm.core.forms import Integer, Octets
+from swarm.core.ids import PeerId
+from swarm.core.layout import AtMost
+from swarm.core.record import Record
+from swarm.network.bulk.direct import SESSION_BYTES, DirectListener, DirectOffer, opened
+from swarm.network.bulk.sealed_socket import SealedSocket
+from swarm.network.bulk.sockets import receive, send_all
+from swarm.network.directory.swarm_time import swarm_time
+from swarm.network.punch.ports import LocalPort
+from swarm.network.punch.seen import Endpoint, Judge, Seen
+from swarm.network.punch.tries import PORTS, TRIES, Limits, moves, to_dial
+from swarm.network.punch.witness import WITNESS, where_seen
+from swarm.network.transport import Message
+
+logger = logging.getLogger(__name__)
+
+PUNCH, GO = "punch", "punch_go"
+TRY_S = 5.0
+"""To agree on one try."""
+DIAL_S = 2.5
+"""A packet of each side may be lost, or come before the other's router knows of it: the next goes a second later."""
+GREET_S = 4.0
+LONGEST_WAIT_S = 2.0
+"""Before the asker dials, whatever the round trip seems to be."""
+MOST_AT_ONCE = 8
+"""Tries of others that this side takes part in."""
+MOST_STREAMS = 24
+"""Of one peer, to call it by."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 300.0
+"""After a punch that failed; twice as long after each."""
+_MOST_PEERS = 1024
+_MAX_WORDS = 2
+
+
+@dataclass(frozen=True)
+class Port(Record, kind="punch port"):
+    """One local port, as witnesses saw it: the latest word first."""
+
+    words: Annotated[tuple[Seen, ...], AtMost(_MAX_WORDS)]
+
+
+@dataclass(frozen=True)
+class Side(Record, kind="punch side"):
+    """What one side tells the other."""
+
+    offer: DirectOffer
+    """Of streams by which the other calls this side."""
+    ports: Annotated[tuple[Port, ...], AtMost(PORTS)]
+    moves: bool
+    """Its router makes another mapping for each destination, as far as it knows."""
+    took_ms: Annotated[int, Integer()]
+    """To find that out: no part of the round trip."""
+
+
+@dataclass(frozen=True)
+class Asked(Record, kind="punch question"):
+    """The asker's side of a try."""
+
+    session: Annotated[bytes, Octets(SESSION_BYTES)]
+    near: bool
+    """Ports near those that were seen are dialled, from one port."""
+    side: Side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a puncher needs of the transport that it is part of."""
+
+    bind_host: str
+    """Of its local ports."""
+    call: Callable[[PeerId, str, Message, float], Awaitable[Message]]
+    """By whatever way there is; never one that waits for a punch."""
+    witnesses: Callable[[], Awaitable[list[tuple[PeerId, str]]]]
+    """Who may be asked, and at which address each is reached: the best first."""
+    judge: Callable[[], Judge]
+    answer: Callable[[socket.socket, Callable[[socket.socket], Awaitable[tuple[PeerId, SealedSocket]]], str], None]
+    """Takes calls on a connection from that address, once its greeting has told whose."""
+    greet: Callable[[socket.socket], Awaitable[tuple[PeerId, SealedSocket]]]
+    take: Callable[[PeerId, SealedSocket], Awaitable[None]]
+    """Tries a stream, and keeps it if it is the peer's. Raises TransientError or RemoteError."""
+
+
+@dataclass
+class _Seat:
+    """The local ports of a try, and what witnesses said of them."""
+
+    ports: list[LocalPort]
+    words: list[tuple[Seen, ...]]
+
+    @property
+    def moves(self) -> bool:
+        return moves([word.port for word in self.words[0]])
+
+
+@dataclass
+class _Agreed:
+    """A try that the other side begins."""
+
+    peer_id: PeerId
+    near: bool
+    seat: _Seat
+    closing: ExitStack
+    targets: list[list[Endpoint]]
+    mine: DirectOffer
+    others: DirectOffer
+
+
+@dataclass
+class _Link:
+    """What is known of the way to one peer."""
+
+    streams: "weakref.WeakSet[SealedSocket]" = field(default_factory=weakref.WeakSet)
+    again_at: float = 0.0
+    pause_s: float = FIRST_PAUSE_S
+
+    @property
+    def num_streams(self) -> int:
+        return sum(stream.fileno() >= 0 for stream in self.streams)
+
+
+class Puncher:
+    """Punches, and takes part in others' punches."""
+
+    def __init__(self, me: PeerId, listener: DirectListener, around: Surroundings) -> None:
+        self._me = me
+        self._listener = listener
+        self._around = around
+        self._links: OrderedDict[PeerId, _Link] = OrderedDict()
+        self._punching: dict[PeerId, asyncio.Task[bool]] = {}
+        self._agreed: dict[bytes, _Agreed] = {}
+        self._limits = Limits()
+        self._one_near = asyncio.Lock()
+        """Two tries at ports that are counted up would move each other's."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def num_streams(self, peer_id: PeerId) -> int:
+        """That are open to call the peer by, at work or at rest."""
+        link = self._links.get(peer_id)
+        return link.num_streams if link is not None else 0
+
+    def is_punched(self, peer_id: PeerId, stream: object) -> bool:
+        link = self._links.get(peer_id)
+        return link is not None and stream in link.streams
+
+    def punch(self, peer_id: PeerId) -> "asyncio.Task[bool] | None":
+        """Begin, or see how it goes; None while it is not worth it. The task says whether a stream came of it."""
+        if peer_id not in self._punching:
+            link = self._link(peer_id)
+            if link.num_streams >= MOST_STREAMS or link.again_at > asyncio.get_running_loop().time():
+                return None
+            task = self._start(self._punch(peer_id, link))
+            self._punching[peer_id] = task
+            task.add_done_callback(lambda _: self._punching.pop(peer_id, None))
+        return self._punching[peer_id]
+
+    def drop(self, peer_id: PeerId) -> None:
+        """Break the streams to a peer; it may be punched again at once."""
+        link = self._links.pop(peer_id, _Link())
+        for stream in list(link.streams):
+            stream.break_off()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for agreed in self._agreed.values():
+            agreed.closing.close()
+        self._agreed.clear()
+        for link in self._links.values():
+            for stream in list(link.streams):
+                stream.break_off()
+
+    async def asked(self, sender: PeerId, request: Message) -> Message:
+        """The callee's answer to `PUNCH`."""
+        began = asyncio.get_running_loop().time()
+        ask = Asked.from_value(request.meta)
+        if sender in self._punching and self._me < sender:
+            raise TransientError("this side is about to punch")
+        if len(self._agreed) >= MOST_AT_ONCE or not self._limits.take(sender, now=began):
+            raise TransientError("too many punches within a minute")
+        if ask.near and self._one_near.locked():
+            raise TransientError("another punch that counts ports is under way")
+        endpoints = self._endpoints(sender, ask.side)
+        closing = ExitStack()
+        try:
+            if ask.near:
+                await self._one_near.acquire()
+                closing.callback(self._one_near.release)
+            async with asyncio.timeout(TRY_S):
+                seat = await self._sit_down(closing, near=ask.near)
+        except BaseException as error:
+            closing.close()
+            if isinstance(error, OSError | EOFError | TimeoutError):
+                raise TransientError(f"no witness: {error}") from error
+            raise
+        mine = self._offer(sender)
+        targets = _targets(seat, endpoints, near=ask.near)
+        self._agreed[ask.session] = _Agreed(sender, ask.near, seat, closing, targets, mine, ask.side.offer)
+        asyncio.get_running_loop().call_later(TRY_S, self._forget, ask.session)
+        took_ms = round((asyncio.get_running_loop().time() - began) * 1000)
+        return Message(self._side(mine, seat, took_ms).to_value())
+
+    async def go(self, sender: PeerId, request: Message) -> Message:
+        """The callee's answer to `GO`: it dials."""
+        fields = Fields("punch go", request.meta)
+        session = fields.octets("session")
+        fields.done()
+        agreed = self._agreed.get(session)
+        if agreed is None or agreed.peer_id != sender:
+            raise TransientError("no punch was agreed on, or it is over")
+        del self._agreed[session]
+        meeting = _Meeting(
+            agreed.seat.ports, agreed.targets, partial(self._met_as_callee, agreed), self._start, near=agreed.near
+        )
+        self._start(self._meet(meeting, agreed.closing))
+        return Message()
+
+    # The asker's side.
+
+    async def _punch(self, peer_id: PeerId, link: _Link) -> bool:
+        moving, why = False, ""
+        for supposed in TRIES:
+            near = supposed == "moves" or moving
+            try:
+                had = link.num_streams
+                moving = await self._try(peer_id, near=near) or moving
+                if link.num_streams > had:
+                    link.pause_s, link.again_at = FIRST_PAUSE_S, 0.0
+                    return True
+                why = "nobody came through"
+            except (OSError, EOFError, TimeoutError, TransientError, RemoteError) as error:
+                why = str(error) or type(error).__name__
+                if link.num_streams > had:  # the other side's punch
+                    return True
+        logger.info("%s is not reached by hole punching: %s", peer_id, why)
+        link.again_at = asyncio.get_running_loop().time() + link.pause_s
+        link.pause_s = min(2 * link.pause_s, LONGEST_PAUSE_S)
+        return False
+
+    async def _try(self, peer_id: PeerId, *, near: bool) -> bool:
+        """Whether one of the routers is known to make new mappings. Returns with the first stream, or without any."""
+        loop = asyncio.get_running_loop()
+        closing = ExitStack()
+        try:
+            if near:
+                await self._one_near.acquire()
+                closing.callback(self._one_near.release)
+            async with asyncio.timeout(TRY_S):
+                seat = await self._sit_down(closing, near=near)
+            if seat.moves and not near:
+                closing.close()
+                return True
+            mine, session = self._offer(peer_id), secrets.token_bytes(SESSION_BYTES)
+            ask = Asked(session, near, self._side(mine, seat, 0))
+            asked_at = loop.time()
+            answer = await self._around.call(peer_id, PUNCH, Message(ask.to_value()), TRY_S)
+            side = Side.from_value(answer.meta)
+            if side.moves and not near:
+                closing.close()
+                return True
+            round_trip_s = loop.time() - asked_at - side.took_ms / 1000
+            targets = _targets(seat, self._endpoints(peer_id, side), near=near)
+            self._start(self._say_go(peer_id, session))
+            await asyncio.sleep(min(max(0.0, round_trip_s / 2), LONGEST_WAIT_S))
+            number = 0
+
+            async def met(connection: socket.socket) -> None:
+                nonlocal number
+                number += 1
+                await self._met_as_asker(peer_id, connection, number, mine, side.offer)
+
+            meeting = _Meeting(seat.ports, targets, met, self._start, near=near)
+        except BaseException:
+            closing.close()
+            raise
+        self._start(self._meet(meeting, closing))
+        await meeting.first_or_end()
+        return seat.moves or side.moves
+
+    async def _say_go(self, peer_id: PeerId, session: bytes) -> None:
+        with contextlib.suppress(TransientError, RemoteError):
+            await self._around.call(peer_id, GO, Message({"session": session}), TRY_S)
+
+    async def _met_as_asker(
+        self, peer_id: PeerId, connection: socket.socket, number: int, mine: DirectOffer, others: DirectOffer
+    ) -> None:
+        """The odd ones are to call the peer by, the even ones for the peer to call."""
+        if number % 2:
+            await self._take(peer_id, await opened(connection, others, caller=self._me, callee=peer_id))
+        else:
+            await send_all(connection, mine.session)
+            self._around.answer(connection, self._around.greet, connection.getpeername()[0])
+
+    async def _met_as_callee(self, agreed: _Agreed, connection: socket.socket) -> None:
+        session = bytes(await receive(connection, SESSION_BYTES))
+        if session == agreed.mine.session:
+            greet = partial(self._listener.greet, session)
+            self._around.answer(connection, greet, connection.getpeername()[0])
+        elif session == agreed.others.session:
+            stream = await opened(connection, agreed.others, caller=self._me, callee=agreed.peer_id)
+            await self._take(agreed.peer_id, stream)
+        else:
+            raise ConnectionRefusedError("a punched connection of no session that was agreed on")
+
+    # Both sides.
+
+    async def _sit_down(self, closing: ExitStack, *, near: bool) -> _Seat:
+        """Ports of this side, and where two witnesses, or the one there is, see them from; the router keeps them for
+        as long as `closing` is open. Raises OSError, EOFError, TransientError or RemoteError; no deadline."""
+        ports = []
+        for _ in range(1 if near else PORTS):
+            port = LocalPort(self._around.bind_host)
+            closing.callback(port.close)
+            ports.append(port)
+        words: list[tuple[Seen, ...]] = [() for _ in ports]
+        host, why = self._around.judge().host, "nobody is there to see where this peer's connections come from"
+        for witness, address in await self._around.witnesses():
+            # The host's word is enough: another's is wanted of the first port alone, to see what the router does.
+            by_host = any(word.witness == host for word in words[-1])
+            try:
+                found = await self._seen(closing, witness, address, ports[:1] if by_host else ports)
+            except (OSError, EOFError, TransientError, RemoteError) as error:
+                why = str(error)
+                continue
+            for number, word in enumerate(found):
+                words[number] = (word, *words[number])
+            if len(words[0]) == _MAX_WORDS:
+                break
+        if not all(words):
+            raise TransientError(f"no witness: {why}")
+        return _Seat(ports, words)
+
+    async def _seen(self, closing: ExitStack, witness: PeerId, address: str, ports: Sequence[LocalPort]) -> list[Seen]:
+        answer = await self._around.call(witness, WITNESS, Message(), TRY_S)
+        offer = DirectOffer.from_value(answer.meta)
+        number = offer.port6 if ":" in address else offer.port4
+        if number is None:
+            raise TransientError(f"{witness} is no witness at {address}")
+        at = Endpoint(address, number)
+        asking = [where_seen(port, at, offer, me=self._me, witness=witness) for port in ports]
+        found = await asyncio.gather(*asking, return_exceptions=True)
+        words = []
+        failed: BaseException | None = None
+        for item in found:
+            if isinstance(item, BaseException):
+                failed = item
+            else:
+                closing.callback(item[1].close)
+                words.append(item[0])
+        if failed is not None:
+            raise failed
+        return words
+
+    def _endpoints(self, owner: PeerId, side: Side) -> list[Endpoint]:
+        if not side.ports:
+            raise RemoteError("malformed", "a punch without ports", owner)
+        judge, now = self._around.judge(), swarm_time.now()
+        return [judge.endpoint(port.words, owner, now=now) for port in side.ports]
+
+    def _side(self, mine: DirectOffer, seat: _Seat, took_ms: int) -> Side:
+        return Side(mine, tuple(Port(words) for words in seat.words), seat.moves, took_ms)
+
+    def _offer(self, peer_id: PeerId) -> DirectOffer:
+        return self._listener.offer(peer_id, None, now=asyncio.get_running_loop().time(), is_punched=True)
+
+    async def _take(self, peer_id: PeerId, stream: SealedSocket) -> None:
+        try:
+            await self._around.take(peer_id, stream)
+        except BaseException:
+            stream.close()
+            raise
+        self._link(peer_id).streams.add(stream)
+
+    async def _meet(self, meeting: "_Meeting", closing: ExitStack) -> None:
+        with closing:
+            await meeting.run()
+
+    def _forget(self, session: bytes) -> None:
+        agreed = self._agreed.pop(session, None)
+        if agreed is not None:
+            agreed.closing.close()
+
+    def _link(self, peer_id: PeerId) -> _Link:
+        link = self._links.setdefault(peer_id, _Link())
+        self._links.move_to_end(peer_id)
+        if len(self._links) > _MOST_PEERS:
+            self._links.popitem(last=False)
+        return link
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.create_task(work, name="hole punching")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Meeting:
+    """Both sides dial: connections as they come, each handed to `met`, until there are enough or `DIAL_S` is over."""
+
+    def __init__(
+        self,
+        ports: Sequence[LocalPort],
+        targets: Sequence[Sequence[Endpoint]],
+        met: Callable[[socket.socket], Awaitable[None]],
+        start: Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"],
+        *,
+        near: bool,
+    ) -> None:
+        self._ports = ports
+        self._targets = targets
+        self._met = met
+        self._start = start
+        self._near = near
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._came = asyncio.Event()
+
+    async def first_or_end(self) -> None:
+        """Until a stream is there that was tried, or none will be."""
+        await self._came.wait()
+
+    async def run(self) -> None:
+        dials = [
+            self._start(self._dial(port, endpoint))
+            for port, endpoints in zip(self._ports, self._targets, strict=True)
+            for endpoint in endpoints  # in this order: so the routers' mappings are made
+        ]
+        hosts = {endpoints[0].host for endpoints in self._targets}
+        accepts = [self._start(self._accept(port, host)) for port in self._ports for host in hosts]
+        enough = [self._start(self._came.wait())] if self._near else []
+        try:
+            if enough:
+                await asyncio.wait([*enough, self._start(_all(dials))], timeout=DIAL_S, return_when="FIRST_COMPLETED")
+            else:
+                await asyncio.wait(dials, timeout=DIAL_S)
+        finally:
+            for task in (*dials, *accepts, *enough):
+                task.cancel()
+            await asyncio.gather(*dials, *accepts, *enough, return_exceptions=True)
+            await asyncio.gather(*self._greeting, return_exceptions=True)
+            self._came.set()
+
+    async def _dial(self, port: LocalPort, endpoint: Endpoint) -> None:
+        with contextlib.suppress(OSError):
+            self._begin(await port.meet(endpoint))
+
+    async def _accept(self, port: LocalPort, host: str) -> None:
+        while True:
+            self._begin(await port.accept(host))
+
+    def _begin(self, connection: socket.socket) -> None:
+        task = self._start(self._greet(connection))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, connection: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(GREET_S):
+                await self._met(connection)
+            self._came.set()
+        except (OSError, EOFError, TimeoutError, TransientError, RemoteError) as error:
+            logger.debug("a punched connection came to nothing: %s", error)
+            connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+
+
+async def _all(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    await asyncio.wait(tasks)
+
+
+def _targets(seat: _Seat, endpoints: Sequence[Endpoint], *, near: bool) -> list[list[Endpoint]]:
+    """Of each local port, where it dials."""
+    return [to_dial(endpoints, near=near) for _ in seat.ports]
