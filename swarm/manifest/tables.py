@@ -131,12 +131,12 @@ class DataTable(Table):
         Packing | None,
         Example("masked"),
         '"packed": documents lie end to end, and samples are cut from that. "masked": they are packed whole into '
-        "samples, and attention stays within each. By default that where there are conversations:",
+        'samples, and attention stays within each. By default "masked" where a source holds conversations:',
     ] = None
     loss_on: Annotated[
         LossOn | None,
         Example("answers"),
-        '"all", or "answers": of conversations only the answers are learnt. By default that where there are any:',
+        '"all", or "answers": of conversations only the answers are learnt. By default "answers" where there are any:',
     ] = None
     max_text_mb: Annotated[
         int, Bounds(least=1, most=1 << 24), "Reading a source stops after this many megabytes of text."
