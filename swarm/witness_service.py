@@ -19,13 +19,16 @@ from swarm.core.round.facts import RoundFacts
 from swarm.core.round.instructions import AskPromise, SendBallot
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Promise, Reconfiguration, Vote
+from swarm.core.round.words import Words
 from swarm.disk.durable_lines import append_line, replace_lines
 from swarm.drawn_papers import DrawnPapers
 from swarm.identity.key import Identity, verify
 from swarm.network.transport import Message, Transport
 
 WITNESS = "witness"
-"""{run_id, stage, step, num_parts, basis, view | proposal} -> {vote} or {promise, roster, result}; None: no vote."""
+"""{run_id, stage, step, num_parts, basis, view | proposal, words} -> {vote} or {promise, roster, result}.
+
+None: no vote."""
 VOTES = "votes"
 """{name} -> {votes}: whether this process votes in the round that starts from the version of the name."""
 MAX_OPEN_ROUNDS = 256
@@ -153,6 +156,7 @@ class WitnessService:
                 }
             )
         proposal = Proposal.from_value(fields.message("proposal"))
+        words = fields.maybe("words", Words.from_value)
         fields.done()
         if proposal.roster is not None:
             for peer in proposal.roster.neighbours:
@@ -164,7 +168,7 @@ class WitnessService:
         if proposal.view >= witness.voter.highest_view:
             num_members = len(facts.members)
             await self._papers.check(proposal, sender, num_members=num_members, within_s=PAPERS_S)
-        vote = witness.on_ballot(sender, proposal)
+        vote = witness.on_ballot(sender, proposal, words)
         if proposal.phase == "commit":
             self._opened_by.pop((facts.stage, facts.step, facts.previous_name), None)
         return Message({"vote": value_or_none(vote)})
@@ -226,9 +230,11 @@ async def ask_witness(
     basis: RoundBasis,
     what: AskPromise | SendBallot,
     *,
+    words: Words | None = None,
     timeout_s: float,
 ) -> Vote | tuple[Promise, Roster | None, Result | None] | None:
-    """The vote, or the promise with what it is made of; None if the peer gives none.
+    """The vote, or the promise with what it is made of; None if the peer gives none. `words`: what the parts of a new
+    result that is voted on were signed for.
 
     Raises TransientError or RemoteError as `Transport.call` does.
     """
@@ -244,6 +250,7 @@ async def ask_witness(
         meta["changed"] = value_or_none(what.changed)
     else:
         meta["proposal"] = what.proposal.packed
+        meta["words"] = value_or_none(words)
     reply = await transport.call(peer, WITNESS, Message(meta), timeout_s=timeout_s, max_body_bytes=0)
     fields = Fields("witness answer", reply.meta)
     if isinstance(what, SendBallot):

@@ -24,11 +24,11 @@ from swarm.core.ids import PeerId, Step
 from swarm.core.record import Record, Row, Signed, SignedValue
 from swarm.core.round.contribution import ReducedPart
 from swarm.core.round.voting import Promise
+from swarm.core.round.words import Reduction
 from swarm.host_protocol import ACCUSE
 from swarm.identity.key import Identity, verify
 from swarm.network.transport import Handler, Message, Transport, TransportAround
 from verification.kinds.equivocation import CastVote
-from verification.round.reduction import Reduction
 
 MOST_DELAY_S = 8.0
 KEPT_MESSAGES = 16

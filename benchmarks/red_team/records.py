@@ -17,7 +17,7 @@ from swarm.core.canonical import Value
 from swarm.core.forms import Each, Form, Items, Maybe, Nested
 from swarm.core.layout import Slot, layout_of
 from swarm.core.record import Record, Row, Signed, SignedOnce, SignedValue
-from swarm.core.round import ballots, basis, contribution
+from swarm.core.round import ballots, basis, contribution, words
 from swarm.core.state import stage_chain
 from swarm.data import pieces
 from swarm.identity.signed_record import SignedRecord
@@ -26,7 +26,7 @@ from swarm.network.directory import dial_back
 from verification.audit import owed, probation, verdicts
 from verification.kinds import equivocation
 from verification.pipeline import headers
-from verification.round import papers, reduction
+from verification.round import papers
 from verification.state import anchor, state_statement
 
 Kind: TypeAlias = type[Any]
@@ -35,7 +35,7 @@ Kind: TypeAlias = type[Any]
 PACKAGES = ("swarm.", "verification.", "peer.")
 HOLDING = (
     *(ballots, basis, checkpoint_record, contribution, direct, dial_back, equivocation, fragments, headers),
-    *(host_protocol, moving, owed, papers, pieces, probation, reduction, stage_chain, state_statement, ticket),
+    *(host_protocol, moving, owed, papers, pieces, probation, stage_chain, state_statement, ticket, words),
     *(verdicts, anchor, chance),
 )
 """Modules with records, which are loaded by this. A test looks for others."""

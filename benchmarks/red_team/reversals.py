@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from unittest import mock
 
+from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import MAX_WORK
 from swarm.core.round.parts import RoundParts
 from swarm.core.state import stage_chain
@@ -37,6 +38,13 @@ def framing() -> Iterator[None]:
 def written_result() -> Iterator[None]:
     """A voter looks at (part, digest) alone."""
     with mock.patch.object(RoundParts, "unproved", RoundParts.lacking):
+        yield
+
+
+@contextlib.contextmanager
+def unsworn_result() -> Iterator[None]:
+    """Voters who get no parts vote for a result whatever is said of them."""
+    with mock.patch.object(Proposal, "is_new_result", False):
         yield
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 from bootstrap.program.ledger import Ledger
 from swarm.bulk_digest import bulk_digest
@@ -26,7 +28,11 @@ log = logging.getLogger(__name__)
 class Pleas:
     """Asks the accused to do their work again."""
 
-    def __init__(self, settings: RunSettings, run_id: str, transport: Transport, ledger: Ledger) -> None:
+    def __init__(
+        self, settings: RunSettings, run_id: str, transport: Transport, ledger: Ledger, base: Path | None
+    ) -> None:
+        """`base`: the frozen base, of a run with adapters."""
+        self._base = base
         self._settings = settings
         self._run_id = run_id
         self._transport = transport
@@ -40,7 +46,7 @@ class Pleas:
         """Whether the accused's work is right when it does it again."""
         try:
             plea, bodies = await self._plea(evidence)
-            again = await asyncio.to_thread(judge_plea, evidence, bodies)
+            again = await asyncio.to_thread(partial(judge_plea, evidence, bodies, base=self._base))
         except (TransientError, RemoteError) as error:
             log.info("%s does not plead a fault: %s", evidence.accused, error)
             return False

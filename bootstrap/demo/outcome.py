@@ -10,8 +10,8 @@ STAYING: Mapping[str, str] = MappingProxyType(
     {
         "claimed_ids": "a list of which drawn entries have no papers is not counted, nor is its own work in it",
         "framing": "a header that names two birth records is refused; others do that work, later",
-        "written_result": "members vote for a result as its parts' reducers signed them; in a stage of two the other "
-        "voters suffice, and a step with too long a gradient is skipped",
+        "written_result": "everybody votes for a result as its parts' reducers signed them, and turns to the next "
+        "leader if it is not",
         "grinding": "leaders take turns, and whatever is drawn goes by hash chains that nobody can write",
         "charges": "a charge puts nobody out until a jury or the host has seen its case, and fewer than 5 have no jury",
     }

@@ -166,6 +166,8 @@ class Host:
         )
         self._changed = asyncio.Event()
         self._files = {pieces.digest: WholeFile(path, pieces) for path, pieces in run.data.pieces().items()}
+        if run.base is not None:
+            self._files[run.base.pieces.digest] = run.base
         self.vouchers = Vouchers(ledger, self._books)
         beacon = HostBeacon(self._chains, self._followed)
         self.justice = Justice(run, self._transport, ledger, emit, self.progress.present, self._followed, beacon)

@@ -23,6 +23,8 @@ from swarm.core.ids import RunId
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.settings import RunSettings
 from swarm.core.state.result_size import most_members
+from swarm.data.piece_store import WholeFile
+from swarm.data.pieces import list_pieces
 from swarm.data.prepare import PreparedData, prepare_data
 from swarm.data.tokenizer import BYTES
 from swarm.disk.mapped_file import mapped
@@ -31,6 +33,7 @@ from swarm.identity.key import Identity
 from swarm.manifest.file import Manifest, freeze
 from swarm.manifest.signed_run import MAX_SETTINGS_BYTES, Amendment, SignedRun
 from swarm.manifest.value import run_id, settings_bytes, settings_from_value
+from swarm.model.adapters.making import write_base
 from swarm.model.initial import initial_weights
 from swarm.model.stack import stage_layout
 from swarm.network.identity_file import load_or_create_identity
@@ -69,6 +72,11 @@ class RunFolder:
         return self.root / PARENT
 
     @property
+    def base(self) -> Path:
+        """The frozen base that adapters stand on, if they are what is trained."""
+        return self.root / "model.base"
+
+    @property
     def first_weights(self) -> Path:
         """Those of version 0, a file for each stage."""
         return self.root / "first-weights"
@@ -89,6 +97,8 @@ class PreparedRun:
     states: list[StageState]
     """Where the stages begin: version 0, or the latest checkpoint's."""
     leases: LeaseTable
+    base: WholeFile | None = None
+    """The frozen base; None where the whole model is trained."""
     tokenizer: Path | None = None
     """The tokenizer's file or folder; None for bytes."""
     parent: Path | None = None
@@ -124,7 +134,8 @@ def prepare_run(
     run_key = load_or_create_identity(root / "run.key")
     if known is not None:
         settings = known
-        if freeze(manifest, data, settings.initial_state_digests) != settings:
+        base = _base(folder, manifest, say, anew=False)
+        if freeze(manifest, data, settings.initial_state_digests, _digest(base)) != settings:
             held = run_id(settings, run_key.peer_id)
             raise SettingsError(f"--dir {root}: holds the run {held[:12]} with other settings; choose another folder")
         if place is not None:
@@ -132,7 +143,8 @@ def prepare_run(
         signed = _signed(folder, settings, run_key)
         states, leases = _resume(folder, signed, manifest, say)
     else:
-        settings = freeze(manifest, data, ())
+        base = _base(folder, manifest, say, anew=True)
+        settings = freeze(manifest, data, (), _digest(base))
         check_proved(settings)
         states = _initial_states(folder, settings, manifest, say)
         check_stage_sizes(settings)
@@ -153,10 +165,28 @@ def prepare_run(
         data,
         states,
         leases,
+        base,
         None if manifest.data.tokenizer == BYTES else Path(manifest.data.tokenizer),
         folder.parent if folder.parent.is_dir() else None,
         None if place is None else RemoteArchive(place, signed.run_id, run_key.peer_id),
     )
+
+
+def _base(folder: RunFolder, manifest: Manifest, say: Callable[[str], None], *, anew: bool) -> WholeFile | None:
+    """The frozen base and the list of its pieces; made now if that is asked for, or if it is not there.
+
+    Raises SettingsError as `write_base`.
+    """
+    if not manifest.model.has_base:
+        return None
+    if anew or not folder.base.exists():
+        say("making the frozen base")
+        write_base(manifest.model, folder.base, manifest.data.seed, manifest.initial_checkpoint)
+    return WholeFile(folder.base, list_pieces(folder.base))
+
+
+def _digest(base: WholeFile | None) -> bytes | None:
+    return None if base is None else base.pieces.digest
 
 
 def _signed(folder: RunFolder, settings: RunSettings, run_key: Identity) -> SignedRun:

@@ -17,11 +17,11 @@ from swarm.bulk_digest import bulk_digest
 from swarm.core.canonical import Value
 from swarm.core.errors import LocalError, RemoteError, TransientError
 from swarm.core.ids import PeerId, Step
+from swarm.core.round.words import Reduction, ReductionInput
 from verification.audit.draws import draw, reducer_rate
 from verification.kinds.reducer_fraud import ReducerFraud
 from verification.replay.reduced_again import digest_again
 from verification.round.papers import Bytes
-from verification.round.reduction import Reduction, ReductionInput
 
 log = logging.getLogger(__name__)
 

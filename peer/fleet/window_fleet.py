@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from peer.fleet.window_scenario import WindowScenario
+from swarm.core.cohorts import num_cohorts
 from swarm.core.plan import (
     FLOAT_BYTES,
     HEADERS,
@@ -32,7 +33,6 @@ from swarm.core.plan import (
     round_bytes,
     state_bytes,
 )
-from swarm.core.round.cohorts import num_cohorts
 from swarm.core.settings import KEPT_SNAPSHOTS
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from peer.fleet.sessions import Law, Sessions
-from swarm.core.round.cohorts import MAX_MEMBERS
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.settings import (
     AveragingCodecName,
     AveragingSettings,

@@ -72,7 +72,7 @@ def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limit
     return {
         "run": f"{settings.name}, id {signed_run.run_id[:16]}",
         "host's key": signed_run.run_key,
-        "model": f"{count_text(total)} parameters; this machine would hold {where}",
+        "model": f"{_model(settings, total)}; this machine would hold {where}",
         "licences": f"model: {settings.model_licence}; data: {settings.data_licence}",
         "your address": "the host, other peers of the run and the host's mirrors see this machine's IP address",
         "traffic": f"up to {_span(month)} GB a month, if it works all day{most_month}",
@@ -86,6 +86,16 @@ def offer(signed_run: SignedRun, settings: RunSettings, stage: int | None, limit
 def _in_force(limits: OwnerLimits) -> str:
     held = [f"{limit.name} {limits.get(limit.name)}" for limit in LIMITS if limits.get(limit.name) != NONE]
     return ", ".join(held) + "; change them with `swarm config`"
+
+
+def _model(settings: RunSettings, trained: int) -> str:
+    adapters = settings.model.adapters
+    if not adapters.rank:
+        return f"{count_text(trained)} parameters"
+    frozen = sum(size.frozen for size in stage_num_parameters(settings.model))
+    kept = "in 4 bits" if adapters.base == "nf4" else "as it is"
+    of_adapters = f"{count_text(trained)} parameters of adapters (LoRA, rank {adapters.rank})"
+    return f"{of_adapters}, on {count_text(frozen)} frozen {kept}"
 
 
 def _span(values: list[float]) -> str:

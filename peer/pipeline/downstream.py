@@ -34,6 +34,8 @@ ROOM = "room"
 ASK_S = 0.5
 """Whoever has not said by then how long work would wait there is not waited for."""
 MAX_HOP_ATTEMPTS = 12
+MOST_CLOSED, CLOSED_S = 2, 2.0
+"""So many peers have to say that a step is over, if there are as many; for so long the second one is looked for."""
 
 
 class Refused(TransientError):
@@ -116,6 +118,7 @@ class Downstream:
         birth_is_training = birth.kind == "train"
         request = Message({"birth": birth_digest, "step": birth.step if birth_is_training else None})
         last = "no attempt"
+        closed: dict[PeerId, Refused] = {}  # who says that the step is over: one alone may lie
         give_up_at = time.monotonic() + self._pass.longest_s
         attempts = 0
         while attempts < MAX_HOP_ATTEMPTS and time.monotonic() < give_up_at:
@@ -124,7 +127,7 @@ class Downstream:
             asked = self._wiring.worth_asking(birth_digest, now=time.monotonic())
             await asyncio.gather(*(self._ask(peer, request, birth_digest) for peer in asked))
             try:
-                route = self._wiring.choose(birth_digest, now=time.monotonic())
+                route = self._wiring.choose(birth_digest, but_not=closed, now=time.monotonic())
             except NoPeerAvailable as missing:
                 last = str(missing)
                 retry_at = missing.retry_at
@@ -139,7 +142,10 @@ class Downstream:
                 took_s = time.monotonic() - started if refusal.status == "busy" else 0.0
                 self._wiring.refused(route.peer_id, took_s=took_s, now=time.monotonic())
                 if refusal.status == "closed":
-                    raise
+                    closed[route.peer_id] = refusal
+                    if len(closed) >= MOST_CLOSED or closed.keys() >= set(self._wiring.peers()):
+                        raise
+                    give_up_at = min(give_up_at, time.monotonic() + CLOSED_S)
                 last = str(refusal)
             except (UnreachableError, RemoteError) as failure:
                 attempts += 1
@@ -167,6 +173,8 @@ class Downstream:
                 else:  # forward only: says nothing of how long training takes
                     self._wiring.cancelled(route.peer_id)
                 return answer
+        for word in closed.values():
+            raise word
         raise TransientError(f"microbatch {activation.birth.microbatch_id} found no peer: {last}")
 
     async def _ask(self, peer: PeerId, request: Message, birth_digest: bytes) -> None:

@@ -17,6 +17,7 @@ from swarm.core.ids import MicrobatchId, Step
 from swarm.core.pipeline.data_order import Run
 from swarm.core.plan import SPARE_TOKEN_BYTES
 from swarm.data.batches import Batch, BatchReader, held_out_batch, held_out_run
+from swarm.data.piece_store import PieceFolder
 from swarm.data.pieces import PIECE_BYTES, PieceList
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,9 @@ SPARE_SHARE, LEAST_SPARE, MOST_SPARE = 200, 4, SPARE_TOKEN_BYTES // PIECE_BYTES 
 class LeasedTokens:
     """Microbatches by their ids, once their tokens are here; `run` brings those that will be needed."""
 
-    def __init__(self, files: RunFiles, train: HeldFile, held_out: HeldFile, steps: StageSteps) -> None:
+    def __init__(
+        self, files: RunFiles, train: HeldFile[PieceFolder], held_out: HeldFile[PieceFolder], steps: StageSteps
+    ) -> None:
         self.reader = BatchReader(files.settings, train.folder)
         self.order = self.reader.order
         self._files = files
@@ -84,7 +87,7 @@ class LeasedTokens:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._turned.wait(), AGAIN_S)
 
-    async def _have(self, file: HeldFile, runs: Iterable[Run]) -> None:
+    async def _have(self, file: HeldFile[PieceFolder], runs: Iterable[Run]) -> None:
         wanted = _pieces(file, runs)
         if any(index not in file.folder for index in wanted):
             async with self._fetching:
@@ -131,6 +134,6 @@ def spare_pieces(pieces: PieceList) -> int:
     return min(MOST_SPARE, max(LEAST_SPARE, len(pieces) // SPARE_SHARE))
 
 
-def _pieces(file: HeldFile, runs: Iterable[Run]) -> list[int]:
+def _pieces(file: HeldFile[PieceFolder], runs: Iterable[Run]) -> list[int]:
     """That hold these tokens, each once, in order of need."""
     return list(dict.fromkeys(index for run in runs for index in file.folder.of_tokens(*run)))

@@ -35,18 +35,23 @@ from swarm.core.pipeline.compute_mode import ComputeMode, modes
 from swarm.core.plan import held_token_bytes, stage_memory_bytes
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
+from swarm.data.piece_store import PieceFolder
 from swarm.host_protocol import ADMIT
 from swarm.identity.key import Identity, verify
 from swarm.local.rehearsal import rehearse
+from swarm.manifest.model import stage_size
 from swarm.manifest.signed_run import SignedRun
+from swarm.model.adapters.base import Base, base_layout
 from swarm.model.families import validate_config
-from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
 from swarm.model.stage import StageModel
 from swarm.network.transport import Directory, Transport
 from swarm.release import check_release
 
 log = logging.getLogger(__name__)
+
+BASE_TRIES, BASE_AGAIN_S = 8, 5.0
+"""To have all of the frozen base: what came is not asked for again."""
 
 OnRun = Callable[[SignedRun, RunSettings], Awaitable[None]]
 """Told of the run before anything of it is joined; what it raises ends the peer."""
@@ -56,8 +61,8 @@ class JoinedTokens(NamedTuple):
     """Of what a microbatch is read, and how more of it comes."""
 
     files: RunFiles
-    train: HeldFile
-    held_out: HeldFile
+    train: HeldFile[PieceFolder]
+    held_out: HeldFile[PieceFolder]
 
 
 class StateToEnter:
@@ -158,18 +163,20 @@ class Joining:
         folder = self._volunteer.folder / "runs" / name[:16]
         folder.mkdir(parents=True, exist_ok=True)
         # All libraries are loaded, and nothing else is.
-        model = await asyncio.to_thread(self._model_that_fits, settings, stage, layout, folder)
+        model = await asyncio.to_thread(self._model_that_fits, settings, stage, folder)
         snapshots = folder / f"snapshots-{self._identity.peer_id[-8:]}"
+        files = RunFiles(
+            settings=settings,
+            host=self._host,
+            transport=self._transport,
+            limited=self._limited,
+            folder=folder,
+            donors=partial(self._donors, name, stage),
+        )
+        if settings.model.has_base:
+            model = await self._on_base(model, files, stage)
         tokens = None
         if stage == 0:
-            files = RunFiles(
-                settings=settings,
-                host=self._host,
-                transport=self._transport,
-                limited=self._limited,
-                folder=folder,
-                donors=partial(self._donors, name, stage),
-            )
             tokens = JoinedTokens(files, *await files.open())
         wanted = FirstState(
             settings=settings,
@@ -218,16 +225,31 @@ class Joining:
         self._host.kept.keep(about, answer)
         return ticket
 
-    def _model_that_fits(
-        self, settings: RunSettings, stage: StageIndex, layout: ParameterLayout, folder: Path
-    ) -> StageModel:
+    async def _on_base(self, model: StageModel, files: RunFiles, stage: StageIndex) -> StageModel:
+        """The stage on its frozen base, fetched by now. Raises TransientError when nobody gives the rest of it."""
+        held = await files.open_base(stage)
+        base = held.folder
+        for left in range(BASE_TRIES - 1, -1, -1):
+            if base.missing():
+                missing_bytes = sum(stop - start for start, stop in map(base.pieces.span, base.missing()))
+                self._say(f"fetching {missing_bytes / 1e6:.1f} MB of the frozen base")
+            try:
+                await files.fetch(held, base.missing())
+                break
+            except TransientError:
+                if not left:
+                    raise
+                await asyncio.sleep(BASE_AGAIN_S)
+        return await asyncio.to_thread(lambda: model.on(Base(base_layout(files.settings.model), base.data)))
+
+    def _model_that_fits(self, settings: RunSettings, stage: StageIndex, folder: Path) -> StageModel:
         """On the first device that it fits. Raises SettingsError if it fits none."""
         volunteer = self._volunteer
         *better, last = volunteer.devices
         for device in better:
             try:
                 model = StageModel(settings.model, stage, device=device)
-                model = model.computing(self._mode_that_fits(volunteer, settings, stage, layout, device, folder))
+                model = model.computing(self._mode_that_fits(volunteer, settings, stage, device, folder))
             except SettingsError as error:
                 self._say(f"computing on the CPU: {error}")
                 volunteer = replace(volunteer, gpu=None)
@@ -237,23 +259,22 @@ class Joining:
         if not better and volunteer.computes_on:
             self._say(volunteer.computes_on)
         model = StageModel(settings.model, stage, device=last)
-        return model.computing(self._mode_that_fits(volunteer, settings, stage, layout, last, folder))
+        return model.computing(self._mode_that_fits(volunteer, settings, stage, last, folder))
 
     def _mode_that_fits(
         self,
         volunteer: VolunteerSettings,
         settings: RunSettings,
         stage: StageIndex,
-        layout: ParameterLayout,
         device: str,
         folder: Path,
     ) -> ComputeMode:
         """How much of a microbatch this peer computes at once. Raises SettingsError if the stage fits in no way."""
         hidden_size = validate_config(settings.model.config_json).hidden_size
-        tokens = held_token_bytes(settings) if stage == 0 else 0
+        tokens, size = held_token_bytes(settings) if stage == 0 else 0, stage_size(settings.model, stage)
 
         def items(mode: ComputeMode) -> dict[str, int]:
-            found = stage_memory_bytes(settings, layout.num_values, hidden_size, device, stage=stage, mode=mode)
+            found = stage_memory_bytes(settings, size, hidden_size, device, stage=stage, mode=mode)
             return found | {"disk.the run's tokens": tokens}
 
         mode = first_that_fits(modes(settings), items, volunteer, held_bytes=folder_bytes(folder))

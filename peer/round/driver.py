@@ -23,16 +23,17 @@ from peer.state.replica import Accumulation
 from swarm.averaging.seeds import part_seeds
 from swarm.core.audit.chance import Chance, OffChainError
 from swarm.core.canonical import Value
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import MemoryFullError, RemoteError, TransientError
 from swarm.core.fields import Fields, packed_or_none, peer_item, signature_item, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Charge, Contribution, Result, Roster, Work
 from swarm.core.round.facts import EquivocationError, RoundFacts
 from swarm.core.round.voting import MAX_VOTERS, PHASES, Phase, Promise, Reconfiguration, Vote, phase_of
+from swarm.core.round.words import Words
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import DrawnPapers, WithheldError
 from swarm.identity.key import verify
@@ -126,7 +127,9 @@ class RoundDriver:
                 except WithheldError:
                     self.carry_out(state, machine.pass_over(sender, proposal.view, now=time.monotonic()))
                     raise
+            words = fields.maybe("words", Words.from_value)
             out = machine.on_ballot(sender, proposal, now=time.monotonic())
+            await self._parts.compare(state, proposal, words)
         elif kind == "vote":
             view, phase, value = (
                 fields.integer("view", high=1 << 20),
@@ -231,11 +234,14 @@ class RoundDriver:
                         self._ask_outside(state, peer, instruction, (peer, "promise", view))
                 case act.SendBallot(to, proposal):
                     inside = [peer for peer in to if peer in self._steps.chain.members]
+                    words = self._parts.words(state, proposal)
                     if inside:
-                        self._mail.send_all(state, inside, {"kind": "ballot", "proposal": proposal.packed})
+                        ballot: dict[str, Value] = {"proposal": proposal.packed, "words": value_or_none(words)}
+                        self._mail.send_all(state, inside, {"kind": "ballot", **ballot})
                     for peer in to:
                         if peer not in inside:
-                            self._ask_outside(state, peer, instruction, (peer, proposal.phase, proposal.view))
+                            key = (peer, proposal.phase, proposal.view)
+                            self._ask_outside(state, peer, instruction, key, words)
                 case act.SendVote(leader, proposal, vote):
                     asked: dict[str, Value] = {
                         "kind": "vote",
@@ -309,14 +315,24 @@ class RoundDriver:
                 raise TransientError(f"{strange[0][-6:]} is not known here as a neighbour")
 
     def _ask_outside(
-        self, state: StepState, peer: PeerId, what: act.AskPromise | act.SendBallot, key: tuple[PeerId, str, int]
+        self,
+        state: StepState,
+        peer: PeerId,
+        what: act.AskPromise | act.SendBallot,
+        key: tuple[PeerId, str, int],
+        words: Words | None = None,
     ) -> None:
         if key not in state.asking:
             state.asking.add(key)
-            self._context.tasks.spawn(self._until_answered(state, peer, what, key))
+            self._context.tasks.spawn(self._until_answered(state, peer, what, key, words))
 
     async def _until_answered(
-        self, state: StepState, peer: PeerId, what: act.AskPromise | act.SendBallot, key: tuple[PeerId, str, int]
+        self,
+        state: StepState,
+        peer: PeerId,
+        what: act.AskPromise | act.SendBallot,
+        key: tuple[PeerId, str, int],
+        words: Words | None,
     ) -> None:
         """Ask a voter outside the stage until it answers or nobody wants to know any more."""
         machine, facts = state.round, state.facts
@@ -327,7 +343,9 @@ class RoundDriver:
         try:
             while self._steps.is_open(state) and machine.wants(what):
                 try:
-                    answer = await ask_witness(self._context.transport, peer, facts, basis, what, timeout_s=call_s)
+                    answer = await ask_witness(
+                        self._context.transport, peer, facts, basis, what, words=words, timeout_s=call_s
+                    )
                 except TransientError as error:
                     log.debug("stage %d step %d: voter %s: %s", facts.stage, state.step, peer[-6:], error)
                     await asyncio.sleep(RESEND_S)

@@ -37,15 +37,17 @@ from swarm.core.fields import Fields, integer_item, value_or_none
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
 from swarm.core.round.averaging_round import AveragingRound, Instruction
+from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import EMPTY_DIGEST, ReducedPart, Result, Roster
+from swarm.core.round.words import Reduction, Words
 from swarm.core.transfers import bytes_per_s, longest_s
+from swarm.identity.key import verify
 from swarm.network.loop import happened
 from swarm.network.transport import Message
 from swarm.optim.certified_steps import check_bodies
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation, ViolationError
 from verification.round.papers import Bytes
-from verification.round.reduction import Reduction
 
 log = logging.getLogger(__name__)
 
@@ -372,11 +374,49 @@ class PartExchange:
 
     def _keep_words(self, state: StepState, found: Taken) -> None:
         """What reducers signed: for the auditors, and in case one of them has signed something else."""
+        self._compare_words(state, found)
+        for reduced, made in found.items():
+            state.parts.reductions.setdefault(reduced, made)
+
+    def _compare_words(self, state: StepState, found: Taken) -> None:
         for reduced, made in found.items():
             for known, held in state.parts.reductions.items():
-                if known.part == reduced.part and held.reducer == made.reducer and held.digest != made.digest:
+                is_other = (held.digest, held.squares) != (made.digest, made.squares)
+                if known.part == reduced.part and held.reducer == made.reducer and is_other:
                     self._context.events.publish(Equivocation(one=held, other=made))
-            state.parts.reductions.setdefault(reduced, made)
+
+    # -- words of a result that is voted on ---------------------------------------------------------------
+
+    def words(self, state: StepState, proposal: Proposal) -> Words | None:
+        """What this peer, who proposes it, shows for a new result; None of what needs no words."""
+        result = proposal.result
+        if result is None or not proposal.is_new_result:
+            return None
+        weights, cap = self._weights(result.roster), self._replica.norm_cap()
+        return Words.of(result, state.parts.reductions, weights, norm_cap=cap)
+
+    async def compare(self, state: StepState, proposal: Proposal, words: Words | None) -> None:
+        """Hold words that a proposal came with, and that are not known here, against the bytes and other words."""
+        result = proposal.result
+        if result is None or words is None or not self._steps.is_open(state):
+            return
+        weights, cap, known = self._weights(result.roster), self._replica.norm_cap(), state.parts.reductions
+        said = words.of_result(result, weights, norm_cap=cap, known=known)
+        found = {one: made for one, made in said if verify(made.reducer, made.signed_bytes(), made.signature)}
+        self._compare_words(state, found)
+        state.parts.claimed = found
+        for reduced, made in found.items():
+            body = state.parts.reduced.get((reduced.part, reduced.digest))
+            if body is not None:
+                await self._hold_against(reduced, made, body)
+
+    async def _hold_against(self, reduced: ReducedPart, made: Reduction, body: Bytes) -> None:
+        """Accuse a reducer that signed for other squares than the part's bytes have."""
+        wrong = await self._context.exact.run(
+            Urgency.ROUND, lambda: self._violation(made, self._read(reduced, body), body)
+        )
+        if wrong is not None:
+            self._accuse_if_proved(wrong)
 
     async def _certified(self, state: StepState, wanted: bytes, body: Bytes) -> memoryview | None:
         """The bytes, kept where they can stay, if they are those of the outcome's part, whoever reduced it."""
@@ -504,7 +544,11 @@ class PartExchange:
             self._accuse_if_proved(found)
             log.warning("step %d part %d from %s: %s", state.step, asked.part, holder[-6:], found)
         is_certified = state.round is not None and state.round.result is not None
-        return await self._certified(state, asked.digest, reply.body) if is_certified else None
+        certified = await self._certified(state, asked.digest, reply.body) if is_certified else None
+        claimed = state.parts.claimed.get(asked.reduced)
+        if certified is not None and claimed is not None:
+            await self._hold_against(asked.reduced, claimed, certified)
+        return certified
 
     async def _on_part_bytes(self, sender: PeerId, request: Message) -> Message:
         fields = Fields("part request", request.meta)

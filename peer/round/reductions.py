@@ -11,8 +11,9 @@ from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round.contribution import ReducedPart, Result, Roster
 from swarm.core.round.parts import Slot
+from swarm.core.round.words import Reduction, signed_for
+from swarm.identity.key import verify
 from verification.round.papers import Bytes
-from verification.round.reduction import Reduction
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,10 @@ class SignedPart:
             raise RemoteError("protocol", f"reduced part {reduced.part} is of no roster that is certified here")
         if len(body) if reduced.is_empty else bulk_digest(body) != reduced.digest:
             raise RemoteError("digest", f"reduced part {reduced.part} differs from its digest")
-        makers = [share.reducer for share in reduced.shares]
-        said = zip(
-            (reduced, *reduced.shares_of(roster)), (self.reducer, *makers), (self.signature, *self.shares), strict=True
-        )
-        found = {}
-        for one, reducer, signature in said:
-            if reducer not in roster.members:
-                raise RemoteError("standing", f"reducer {reducer} of part {reduced.part} is no member", reducer)
-            unsigned = Reduction.of(roster, one, weights, norm_cap=norm_cap, reducer=reducer)
-            found[one] = replace(unsigned, signature=signature)
-            found[one].check()
+        signatures = (self.signature, *self.shares)
+        found = signed_for(roster, reduced, weights, self.reducer, signatures, norm_cap=norm_cap)
+        for made in found.values():
+            made.check(verify)
         return found
 
 

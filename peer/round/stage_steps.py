@@ -45,6 +45,9 @@ class StageSteps:
         """No step is taken beyond this version: the run's last, or the one at which it is to be amended."""
         self._is_turning = False
         """A version takes another's place: the fields agree again once it is announced."""
+        self._turned_at: float | None = None
+        self._usual_s = 0.0
+        """How long the last version took."""
         self._turned = asyncio.Event()
         """Set when another version has taken its place and its steps are open, and replaced."""
         self.validate()
@@ -218,6 +221,9 @@ class StageSteps:
     def turn(self, new: NewVersion, chain: StageChain) -> None:
         """The next version is the stage's from now on."""
         self._is_turning = True
+        now = time.monotonic()
+        self._usual_s = 0.0 if self._turned_at is None else now - self._turned_at
+        self._turned_at = now
         self.replica.swap(new)
         self.chain = chain
         self.joining -= set(chain.members)
@@ -283,5 +289,6 @@ class StageSteps:
             is_last=model.is_last,
             most_of=shares.of if shares is not None else None,
             allowances=self.chain.allowances(settings),
+            usual_s=self._usual_s,
         )
         return StepState(step, self.chain.leaders(step), progress, StepGrants(step))

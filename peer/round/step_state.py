@@ -12,8 +12,8 @@ from swarm.core.round.averaging_round import AveragingRound, RoundFacts
 from swarm.core.round.contribution import ReducedPart, Result
 from swarm.core.round.step_progress import StepProgress, WindowProgress
 from swarm.core.round.voting import Phase, Reconfiguration, Vote
+from swarm.core.round.words import Reduction
 from verification.round.papers import Bytes, Papers
-from verification.round.reduction import Reduction
 
 PartDigest: TypeAlias = tuple[int, bytes]
 """The number of a part, and the digest of what it was encoded to."""
@@ -33,6 +33,9 @@ class StepParts:
     """Reduced parts and cohorts' shares, made here or by others."""
     reductions: dict[ReducedPart, Reduction] = field(default_factory=dict)
     """Their reducers' signed words for the reduced parts that came or were made here; checked."""
+    claimed: dict[ReducedPart, Reduction] = field(default_factory=dict)
+    """Reducers' signed words for parts of the last proposed result of which nothing is here, or other words; checked
+    but for the bytes."""
     fetching: set[PartDigest] = field(default_factory=set)
     """Parts of the result for which their holders are being asked."""
 

@@ -24,6 +24,7 @@ from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, ReducedPar
 from swarm.core.round.facts import EquivocationError
 from swarm.core.round.voter import RoundVoter, Witness
 from swarm.core.round.voting import Phase, Reconfiguration, Vote, phase_of
+from swarm.core.round.words import Reduction, Words
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import StageChain
 from swarm.drawn_papers import drawn_entries
@@ -32,7 +33,6 @@ from swarm.witness_service import check_joins
 from verification.kinds.equivocation import CastVote, Statement
 from verification.kinds.false_work import FalseWork, entry_check
 from verification.round.papers import Bytes, Papers
-from verification.round.reduction import Reduction
 
 log = logging.getLogger(__name__)
 
@@ -302,11 +302,18 @@ class SimulatedRound:
     def _witnessed(self, leader: Member, proposal: Proposal) -> list[Instruction]:
         check_joins(proposal, lambda peer: peer in self._joins)
         self._check_shown(self._coordinator, proposal)
-        vote = self._witness.on_ballot(leader.peer.peer_id, proposal)
+        vote = self._witness.on_ballot(leader.peer.peer_id, proposal, self._words(leader, proposal))
         if vote is None:
             return []
         asked = (proposal.view, proposal.phase, proposal.value)
         return leader.machine.on_vote(self._coordinator, *asked, vote, now=self._now)
+
+    def _words(self, leader: Member, proposal: Proposal) -> Words | None:
+        result, replica = proposal.result, leader.peer.replica
+        if result is None or not proposal.is_new_result:
+            return None
+        weights = self._chain.weights_of(result.roster, replica.settings)
+        return Words.of(result, leader.reductions, weights, norm_cap=replica.norm_cap())
 
     def _followed(self, member: Member, sender: PeerId, roster: Roster) -> list[Instruction]:
         out = member.machine.on_roster(sender, roster, now=self._now)
@@ -369,7 +376,7 @@ class SimulatedRound:
     def _reduced_came(
         self, sender: PeerId, reduced: ReducedPart, body: Bytes, made: Reduction, member: Member
     ) -> list[Instruction]:
-        made.check()
+        made.check(self._verify)
         if not reduced.is_empty and bulk_digest(body) != reduced.digest:
             raise RemoteError("digest", f"reduced part {reduced.part} differs from its digest", sender)
         self._compare_words(member, made)

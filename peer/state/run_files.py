@@ -1,4 +1,4 @@
-"""The run's tokens on a peer of the first stage: pieces of its files, as they are needed, from whoever has them.
+"""The run's files on a peer: pieces of tokens and of a frozen base, as they are needed, from whoever has them.
 
 Peers that have a piece, the host's mirrors and the host give piece after piece, each as fast as it can. A piece has the
 digest that the run's settings name by the list of all, whoever gave it.
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from peer.directory.host import TRIES, Host
 from peer.directory.limited_transport import LimitedTransport
@@ -22,11 +23,13 @@ from swarm.core.errors import RemoteError, TransientError
 from swarm.core.fields import Fields, integer_item
 from swarm.core.ids import PeerId
 from swarm.core.settings import RunSettings
-from swarm.data.piece_store import PieceFolder
+from swarm.data.piece_store import Donated, PieceFolder
 from swarm.data.pieces import HASH_BYTES, MAX_PIECES, PIECE_BYTES, PieceList
 from swarm.disk.whole_file import whole_file
 from swarm.file_donor import FileDonor
 from swarm.host_protocol import FILE, HELD, PIECES
+from swarm.model.adapters.base import base_layout, base_tensors
+from swarm.model.adapters.pieces import BasePieces
 from swarm.network.services.mirror import MAX_MIRRORS, MirrorClient
 from swarm.network.transport import Message, Transport
 
@@ -46,20 +49,32 @@ MAX_URL_CHARACTERS = 500
 Source = Callable[[int], Awaitable[bytes | bytearray | memoryview]]
 """A piece of a file. Raises TransientError or RemoteError."""
 Donors = Callable[[], Awaitable[Sequence[PeerId]]]
-"""Other peers of the first stage."""
+"""Other peers of the stage."""
+
+
+class Kept(Donated, Protocol):
+    """Where pieces come to lie."""
+
+    def __contains__(self, index: object) -> bool: ...
+
+    def put(self, index: int, data: bytes | bytearray | memoryview) -> None:
+        """Raises RemoteError for bytes that are not the piece's. Blocks."""
+
+
+Kept_co = TypeVar("Kept_co", bound=Kept, covariant=True)
 
 
 @dataclass(frozen=True)
-class HeldFile:
+class HeldFile(Generic[Kept_co]):
     """What is here of a file, and where the rest may be had besides from peers and the host."""
 
-    folder: PieceFolder
+    folder: Kept_co
     mirrors: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFiles:
-    """The token files of one run, as they come to this machine and lie on it."""
+    """Files of one run, as they come to this machine and lie on it."""
 
     settings: RunSettings
     host: Host
@@ -71,8 +86,10 @@ class RunFiles:
     mirrors: MirrorClient = field(default_factory=MirrorClient)
     known: list[tuple[float, tuple[PeerId, ...]]] = field(default_factory=list)
     """The donors that the directory named last, and when; empty before."""
+    given: dict[bytes, Donated] = field(default_factory=dict)
+    """What others are given pieces of, by digest."""
 
-    async def open(self) -> tuple[HeldFile, HeldFile]:
+    async def open(self) -> tuple[HeldFile[PieceFolder], HeldFile[PieceFolder]]:
         """Training and held-out tokens, of which others are given from now on what is here.
 
         Raises RemoteError for a list of pieces that the run's settings do not name, TransientError when nobody gives
@@ -81,12 +98,38 @@ class RunFiles:
         data = self.settings.data
         train = await self._open("train", data.train_digest, data.num_train_tokens)
         held_out = await self._open("held-out", data.held_out_digest, data.num_held_out_tokens)
-        FileDonor({one.folder.pieces.digest: one.folder for one in (train, held_out)}).serve(self.transport)
+        self._give(train, held_out)
         return train, held_out
 
-    async def _open(self, label: str, digest: bytes, num_tokens: int) -> HeldFile:
+    async def open_base(self, stage: int) -> HeldFile[BasePieces]:
+        """What the stage computes with of the frozen base, of which others are given from now on what is here.
+
+        Raises as `open`.
+        """
+        digest, model = self.settings.base_digest, self.settings.model
+        assert digest is not None, "a run with adapters has it"
+        layout, path = base_layout(model), self.folder / f"base-{digest.hex()[:16]}"
+        pieces, mirrors = await self._pieces_of(path, digest, layout.size_bytes)
+        opened = await asyncio.to_thread(BasePieces, path, pieces, base_tensors(model, stage))
+        log.info("frozen base: %d of %d pieces are here", len(opened.held()), len(opened.wanted))
+        held = HeldFile(opened, mirrors)
+        self._give(held)
+        return held
+
+    def _give(self, *files: HeldFile[Kept]) -> None:
+        self.given.update({file.folder.pieces.digest: file.folder for file in files})
+        FileDonor(self.given).serve(self.transport)
+
+    async def _open(self, label: str, digest: bytes, num_tokens: int) -> HeldFile[PieceFolder]:
         size_bytes = num_tokens * self.settings.data.token_bytes
         folder = self.folder / f"{label}-{digest.hex()[:16]}"
+        found, mirrors = await self._pieces_of(folder, digest, size_bytes)
+        opened = await asyncio.to_thread(PieceFolder, folder, found, self.settings.data.token_bytes)
+        log.info("%s: %d of %d pieces are here", label, len(opened.held()), len(found))
+        return HeldFile(opened, mirrors)
+
+    async def _pieces_of(self, folder: Path, digest: bytes, size_bytes: int) -> tuple[PieceList, Sequence[str]]:
+        """The list of a file's pieces, kept beside where they come to lie, and the file at mirrors."""
         kept = folder.with_suffix(".pieces")
         pieces = await asyncio.to_thread(_kept, kept, digest, size_bytes)
         # Where it is kept, the host is asked all the same, once: it says where the mirrors are.
@@ -99,9 +142,7 @@ class RunFiles:
         if pieces is None:
             with whole_file(kept) as partial_path:
                 partial_path.write_bytes(found.hashes)
-        opened = await asyncio.to_thread(PieceFolder, folder, found, self.settings.data.token_bytes)
-        log.info("%s: %d of %d pieces are here", label, len(opened.held()), len(found))
-        return HeldFile(opened, mirrors)
+        return found, mirrors
 
     async def _list_of(self, digest: bytes, size_bytes: int, *, tries: int) -> tuple[PieceList, Sequence[str]]:
         """What each piece is to be, and the URLs of mirrors: as the host says, or else one of the donors.
@@ -127,7 +168,7 @@ class RunFiles:
                     log.info("%s does not say what the pieces are: %s", donor[-6:], error)
             raise
 
-    async def fetch(self, file: HeldFile, wanted: Collection[int]) -> None:
+    async def fetch(self, file: HeldFile[Kept], wanted: Collection[int]) -> None:
         """Have these pieces here. Raises TransientError when nobody gives one."""
         folder = file.folder
         todo = deque(index for index in dict.fromkeys(wanted) if index not in folder)
@@ -160,23 +201,23 @@ class RunFiles:
             self.known[:] = [(now, tuple(await self.donors())[:MAX_DONORS])]
         return self.known[0][1]
 
-    async def _held_by(self, donor: PeerId, folder: PieceFolder) -> set[int]:
+    async def _held_by(self, donor: PeerId, folder: Kept) -> set[int]:
         """The pieces that it says it has. Raises TransientError or RemoteError."""
         meta = dict[str, Value](digest=folder.pieces.digest)
         reply = await self.transport.call(donor, HELD, Message(meta), timeout_s=ASK_S, max_body_bytes=0)
         return _held(reply)
 
-    async def _by_peer(self, donor: PeerId, folder: PieceFolder, index: int) -> memoryview:
+    async def _by_peer(self, donor: PeerId, folder: Kept, index: int) -> memoryview:
         meta: dict[str, Value] = {"digest": folder.pieces.digest, "piece": index}
         reply = await self.transport.call(donor, FILE, Message(meta), timeout_s=PIECE_S, max_body_bytes=PIECE_BYTES)
         return memoryview(reply.body)
 
-    async def _by_host(self, folder: PieceFolder, index: int) -> memoryview:
+    async def _by_host(self, folder: Kept, index: int) -> memoryview:
         meta: dict[str, Value] = {"digest": folder.pieces.digest, "piece": index}
         reply = await self.host.call(FILE, meta, tries=PIECE_TRIES, timeout_s=PIECE_S, max_body_bytes=PIECE_BYTES)
         return memoryview(reply.body)
 
-    async def _by_mirror(self, client: MirrorClient, url: str, folder: PieceFolder, index: int) -> bytes:
+    async def _by_mirror(self, client: MirrorClient, url: str, folder: Kept, index: int) -> bytes:
         data = await client.read(url, *folder.pieces.span(index))
         await self.limited.take_elsewhere(len(data))
         return data
@@ -185,7 +226,7 @@ class RunFiles:
 class _Fetching:
     """Some pieces on their way from several sources at once. Nobody waits for a source that has nothing in hand."""
 
-    def __init__(self, folder: PieceFolder, todo: deque[int]) -> None:
+    def __init__(self, folder: Kept, todo: deque[int]) -> None:
         self._folder = folder
         self._todo = todo
         self._num_wanted = len(todo)

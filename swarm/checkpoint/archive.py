@@ -10,7 +10,7 @@ A checkpoint is written under a name that nothing reads, synced, and renamed.
 import json
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import Array, StageState, state_digest
 from swarm.checkpoint.tensor_file import TensorFile, write_tensors
 from swarm.core.errors import SettingsError
-from swarm.core.settings import ModelSettings
+from swarm.core.settings import AdapterSettings, ModelSettings
+from swarm.core.tables import read_table
 from swarm.model.layout import ParameterLayout
 
 INFO_FILE = "checkpoint.json"
@@ -134,6 +135,7 @@ class CheckpointWriter:
                 "stage_layers": meta.model.stage_layers,
                 "compute_dtype": meta.model.compute_dtype,
                 "recompute": meta.model.recompute,
+                "adapters": asdict(meta.model.adapters),
             },
             "tokenizer": meta.tokenizer,
             "run": meta.run,
@@ -311,6 +313,7 @@ def _info_of_fields(path: Path, fields: dict[str, Any]) -> CheckpointInfo:
             stage_layers=tuple((int(start), int(stop)) for start, stop in model["stage_layers"]),
             compute_dtype=model["compute_dtype"],
             recompute=bool(model["recompute"]),
+            adapters=read_table(AdapterSettings, model["adapters"]),
         ),
         tokenizer=str(fields["tokenizer"]),
         run=dict(fields["run"]),

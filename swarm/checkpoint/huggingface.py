@@ -1,19 +1,23 @@
-"""A checkpoint as a model folder that transformers loads without us, and its trial."""
+"""A checkpoint as a folder that transformers, or of adapters peft, loads without us, and its trial."""
 
 import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from swarm.checkpoint.adapters import HOW_TO_LOAD, WeightsByPart, merged_weights, write_adapters
 from swarm.checkpoint.archive import CheckpointInfo, load_weights, read_checkpoint
 from swarm.checkpoint.model_card import model_card
 from swarm.checkpoint.parent import GENERATION, PARENT
 from swarm.checkpoint.record import TOKENIZER
 from swarm.core.errors import SettingsError
+from swarm.core.settings import ModelSettings
+from swarm.model.adapters.base import whole_model
 from swarm.model.families import Family, family_of, is_tied, whole_config
 from swarm.model.layout import ParameterLayout
 from swarm.model.stack import stage_layout
@@ -30,14 +34,23 @@ UNTIED = "its embeddings were tied; in this run's stages the head trained on its
 
 
 def export_huggingface(
-    checkpoint_dir: Path, out_dir: Path, *, tokenizer_dir: Path | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+    checkpoint_dir: Path,
+    out_dir: Path,
+    *,
+    tokenizer_dir: Path | None = None,
+    base: Path | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write a checkpoint as a Hugging Face model folder: config, safetensors, generation config, tokenizer.
+
+    Of adapters it is a folder for peft, or with `base` the model that they make together with it: the Hugging Face
+    folder that the run began from, or the host's file of it.
 
     The tokenizer is that of `tokenizer_dir`, by default the one that the checkpoint holds, or bytes. Weights are in the
     type that the config names; tied embeddings stay tied where one stage had both, else config and card say that they
     are not. The generation config is that of the checkpoint that the run began from; the card is a README.md.
-    Raises SettingsError if `out_dir` is not empty, the checkpoint is damaged or the tokenizer is missing.
+    Raises SettingsError if `out_dir` is not empty, the checkpoint is damaged, the tokenizer is missing, or `base` is
+    another.
     """
     info = read_checkpoint(checkpoint_dir)
     out_dir = out_dir.absolute()
@@ -49,23 +62,28 @@ def export_huggingface(
         raise SettingsError(
             f"the run's tokenizer is {info.meta.tokenizer!r}, and the checkpoint holds none; give its folder"
         )
-    partial = out_dir.with_name(f".{out_dir.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    made = out_dir.with_name(f".{out_dir.name}.partial")
+    shutil.rmtree(made, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        _write_weights(info, partial, max_shard_bytes)
-        _write_configs(info, partial)
-        if tokenizer_dir is None:
-            _write_byte_tokenizer(partial)
+        made.mkdir(parents=True)
+        if info.meta.model.has_base and base is None:
+            write_adapters(info, made)
+            (made / "README.md").write_text(model_card(info, [HOW_TO_LOAD]))
         else:
-            copy_tokenizer(tokenizer_dir, partial)
+            model, weights = _weights_of(info, base)
+            _write_weights(model, weights, made, max_shard_bytes)
+            _write_configs(info, model, made)
+        if tokenizer_dir is None:
+            _write_byte_tokenizer(made)
+        else:
+            copy_tokenizer(tokenizer_dir, made)
         if out_dir.exists():
             out_dir.rmdir()
-        os.rename(partial, out_dir)
+        os.rename(made, out_dir)
     except OSError as error:
         raise SettingsError(f"export to {out_dir} failed: {error}; check the path and the free space") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def generate(model_dir: Path, prompt: str, *, max_new_tokens: int, temperature: float, seed: int) -> Iterator[str]:
@@ -124,13 +142,21 @@ def _load(model_dir: Path) -> tuple[Any, Any]:
         raise SettingsError(f"{model_dir} cannot be loaded by transformers: {error}") from error
 
 
-def _write_weights(info: CheckpointInfo, out: Path, max_shard_bytes: int) -> None:
+def _weights_of(info: CheckpointInfo, base: Path | None) -> tuple[ModelSettings, WeightsByPart]:
+    """The model that is exported, and its weights."""
+    model = info.meta.model
+    if base is not None:
+        return whole_model(model), merged_weights(info, base)
+    layouts = [stage_layout(model, stage) for stage in range(model.num_stages)]
+    return model, [(layout, partial(load_weights, info, stage, layout)) for stage, layout in enumerate(layouts)]
+
+
+def _write_weights(model: ModelSettings, weights: WeightsByPart, out: Path, max_shard_bytes: int) -> None:
     import torch
     from safetensors.torch import save_file
 
-    model = info.meta.model
-    family, dtype = family_of(model.config_json), getattr(torch, _dtype(info))
-    layouts = [stage_layout(model, stage) for stage in range(model.num_stages)]
+    family, dtype = family_of(model.config_json), getattr(torch, _dtype(model))
+    layouts = [layout for layout, _ in weights]
     shards = _shards(family, layouts, dtype.itemsize, max_shard_bytes)
     single = len(shards) == 1
     files = [
@@ -139,12 +165,12 @@ def _write_weights(info: CheckpointInfo, out: Path, max_shard_bytes: int) -> Non
     ]
     pending: dict[str, torch.Tensor] = {}
     index = 0
-    for stage, layout in enumerate(layouts):
-        for name, tensor in layout.views(load_weights(info, stage, layout)).items():
+    for layout, read in weights:
+        for name, tensor in layout.views(read()).items():
             for piece in pieces_of(family, name, tensor.shape):
                 part = torch.from_numpy(np.require(tensor[piece.where], requirements=("C", "W"))).to(dtype)
                 if not bool(part.isfinite().all()):
-                    raise SettingsError(f"{piece.name} has values that {_dtype(info)} cannot hold: nothing is written")
+                    raise SettingsError(f"{piece.name} has values that {_dtype(model)} cannot hold: nothing is written")
                 pending[piece.name] = part
                 if len(pending) == len(shards[index]):
                     save_file(pending, out / files[index], metadata={"format": "pt"})
@@ -176,16 +202,15 @@ def _shards(family: Family, layouts: list[ParameterLayout], value_bytes: int, ma
     return shards
 
 
-def _dtype(info: CheckpointInfo) -> str:
+def _dtype(model: ModelSettings) -> str:
     """The type of the config, by PyTorch's name."""
-    named = str(whole_config(info.meta.model.config_json).dtype).removeprefix("torch.")
+    named = str(whole_config(model.config_json).dtype).removeprefix("torch.")
     return named if named in DTYPES.values() else "float32"
 
 
-def _write_configs(info: CheckpointInfo, out: Path) -> None:
+def _write_configs(info: CheckpointInfo, model: ModelSettings, out: Path) -> None:
     from transformers import GenerationConfig
 
-    model = info.meta.model
     whole = whole_config(model.config_json)
     config = type(whole).from_dict(whole.to_dict())
     notes = []
@@ -194,7 +219,7 @@ def _write_configs(info: CheckpointInfo, out: Path) -> None:
         config.homeswarm_note = UNTIED
         notes.append(UNTIED)
     config.architectures = [family_of(model.config_json).causal_class]
-    config.dtype = _dtype(info)
+    config.dtype = _dtype(model)
     config.save_pretrained(out)
     came_with = info.path / PARENT / GENERATION
     if came_with.is_file():

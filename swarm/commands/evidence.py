@@ -80,9 +80,12 @@ def show(file: Path, as_json: bool) -> None:
 @command.command("verify")
 @EVIDENCE_FILE
 @click.option("--data", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The run's training tokens.")
+@click.option(
+    "--base", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The frozen base of a run of adapters."
+)
 @click.option("--run-key", help="Peer id of the key that the run must be signed by; by default any.")
 @AS_JSON
-def verify_file(file: Path, data: Path | None, run_key: str | None, as_json: bool) -> int:
+def verify_file(file: Path, data: Path | None, base: Path | None, run_key: str | None, as_json: bool) -> int:
     """Judge FILE again from nothing but what is in it; exits with 0 if it proves the accused guilty, else with 3.
 
     A verdict holds for the run whose key is printed: compare it with the one you know, or give it as --run-key.
@@ -98,7 +101,7 @@ def verify_file(file: Path, data: Path | None, run_key: str | None, as_json: boo
     try:
         evidence = _read(file)
         outcome |= _summary(evidence)
-        verdict = judge(evidence, data=data, run_key=None if run_key is None else PeerId(run_key))
+        verdict = judge(evidence, data=data, base=base, run_key=None if run_key is None else PeerId(run_key))
         outcome |= {"proven": verdict.guilty, "reason": verdict.reason, "figures": dict(verdict.figures)}
     except RemoteError as error:
         outcome["reason"] = str(error)

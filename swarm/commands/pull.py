@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm.commands.export import BASE, what_next
+
 if TYPE_CHECKING:
     from swarm.checkpoint.record import ArchivedFile, CheckpointRecord
     from swarm.manifest.signed_run import SignedRun
@@ -23,8 +25,10 @@ TRIES = 5
     type=click.Path(path_type=Path),
     help="Keep the whole checkpoint in this folder, with what training goes on from.",
 )
-def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
-    """Fetch the newest anchored checkpoint of INVITE's run and write it to FOLDER, for transformers to load.
+@BASE
+def command(invite: str, folder: Path, keep_checkpoint: Path | None, base: Path | None) -> None:
+    """Fetch the newest anchored checkpoint of INVITE's run and write it to FOLDER, for transformers to load; of
+    adapters, for peft.
 
     No peer is needed, nor is any trusted: the run key that INVITE names has signed every digest.
     """
@@ -50,12 +54,12 @@ def command(invite: str, folder: Path, keep_checkpoint: Path | None) -> None:
         for file in wanted:
             fetch(client, record, file, partial / "checkpoint" / file.name)
     check_states(record, partial / "checkpoint", signed)
-    export_huggingface(partial / "checkpoint", folder)
+    export_huggingface(partial / "checkpoint", folder, base=base)
     if keep_checkpoint is not None:
         keep_checkpoint.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(partial / "checkpoint", keep_checkpoint)
     shutil.rmtree(partial)
-    click.echo(f"{folder}: every digest is as the run key {read.run_key} signed it")
+    click.echo(f"{folder}: every digest is as the run key {read.run_key} signed it; {what_next(folder)}")
 
 
 def newest(client: "CoordinatorClient") -> "CheckpointRecord":

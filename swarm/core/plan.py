@@ -59,9 +59,33 @@ BACKWARD_SHARE = 1.4
 """Memory that a pass takes while it lasts, over what it keeps: gradients of activations, and what forward drops. From
 1.1 to 1.4 was measured on a CPU."""
 
+MADE_WHOLE_BYTES = 6
+"""For each value of a frozen matrix while it is computed with: in fp32, and what NF4 is looked up by."""
+
 LOSS_CHUNK_TOKENS = 4096
 LOSS_CHUNK_LOGITS = 1 << 26
 """The loss is computed on as many tokens at a time as keep within both."""
+
+
+class StageSize(int):
+    """Parameters of a stage that are trained, and the frozen base that they stand on, if there is one."""
+
+    frozen: int
+    """Values of the base."""
+    frozen_bytes: int
+    """As it is kept."""
+    largest_frozen: int
+    """Values of its largest tensor, which is made whole for a product."""
+
+    def __new__(cls, trained: int, *, frozen: int = 0, frozen_bytes: int = 0, largest_frozen: int = 0) -> "StageSize":
+        made = super().__new__(cls, trained)
+        made.frozen, made.frozen_bytes, made.largest_frozen = frozen, frozen_bytes, largest_frozen
+        return made
+
+    @classmethod
+    def of(cls, num_parameters: int) -> "StageSize":
+        """The same; a bare number has no base."""
+        return num_parameters if isinstance(num_parameters, StageSize) else cls(num_parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +286,11 @@ def stage_memory_bytes(
         items[f"{on_device}.activations of a replay"] = _computed_activation_bytes(settings, hidden_size, stage, mode)
     if settings.leaves_residual:
         items["host.residual"] = weights
+    base = StageSize.of(num_parameters)
+    if base.frozen:
+        # It is mapped, but read for every microbatch: without memory for it a peer waits for its disk.
+        items["disk.frozen base"] = items[f"{on_device}.frozen base"] = base.frozen_bytes
+        items[f"{on_device}.largest matrix of the base made whole"] = MADE_WHOLE_BYTES * base.largest_frozen
     if on_device == "device" and settings.replays:
         items["device.weights of a replay"] = 2 * (weights // 2 if rounded else weights)
     if rounded:  # but for embeddings and norms, which stay in fp32: here as if there were none but the first
@@ -447,6 +476,7 @@ def _plan_stage(
     # A snapshot, and on average the results of half the steps between two.
     num_results = settings.checkpoint.snapshot_every / 2
     join_bytes = state_bytes(settings, num_parameters) + num_results * result_bytes(settings, num_parameters)
+    join_bytes += StageSize.of(num_parameters).frozen_bytes
     round_trip_s = assumptions.round_trip_ms / 1000
     round_trips_s = ROUND_TRIPS * round_trip_s if members > 1 else 0.0
     exact_s = exact_round_s(settings, num_parameters, assumptions.exact_ns)
@@ -601,12 +631,16 @@ def _lost_joins(
 
 
 def _flops(settings: RunSettings, stage: int, num_parameters: int, hidden_size: int) -> float:
-    """Operations a token costs: 2 a weight forward, 4 backward, and causal attention over the sequence."""
+    """Operations a token costs: 2 a weight forward, 4 backward, 2 where it is frozen, and causal attention over the
+    sequence."""
     start, stop = settings.model.stage_layers[stage]
     embedding = settings.data.vocab_size * hidden_size if stage == 0 else 0  # a look-up costs none
-    weights = max(0, num_parameters - embedding)
+    frozen = StageSize.of(num_parameters).frozen
+    weights = max(0, num_parameters + frozen - embedding)
     passes = 8 if settings.model.recompute else 6
-    return passes * (weights + settings.data.sequence_length * hidden_size * (stop - start))
+    return -2 * max(0, frozen - embedding) + passes * (
+        weights + settings.data.sequence_length * hidden_size * (stop - start)
+    )
 
 
 def _computed_activation_bytes(settings: RunSettings, hidden_size: int, stage: int | None, mode: ComputeMode) -> int:

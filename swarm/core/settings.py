@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from swarm.core.round.cohorts import MAX_MEMBERS
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.tables import Amendable, Bounds, Matching, Table
 from swarm.core.transfers import LEAST_MBIT
 
@@ -60,6 +60,44 @@ MOST_STEPS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterSettings(Table):
+    """What is trained, if not the model itself: LoRA, two narrow matrices beside each product."""
+
+    rank: Annotated[
+        int,
+        Bounds(least=0, most=1024),
+        "LoRA: train two matrices of this rank beside each of the modules, and nothing else; 0: train the whole model.",
+    ] = 0
+    alpha: Annotated[
+        float, Bounds(above=0, most=65536), "What they add is multiplied by alpha / rank, as peft has it."
+    ] = 16.0
+    modules: Annotated[
+        tuple[Annotated[str, Matching(r"[a-z0-9_-]{1,64}")], ...],
+        Bounds(least=1, most=32),
+        'Names of linear modules within a layer, as ["q_proj", "v_proj"], or "all-linear" alone: all of them.',
+    ] = ("all-linear",)
+    base: Annotated[
+        Literal["plain", "nf4"],
+        'How the frozen base is kept: "plain", as its checkpoint has it, or "nf4" (QLoRA): its layers\' matrices in 4 '
+        "bits and a half a value, as bitsandbytes has them.",
+    ] = "plain"
+
+    def disagreement(self, given: Collection[str]) -> str | None:
+        if not self.rank and self.base != "plain":
+            return f'base = "{self.base}" is of a frozen base; give adapters.rank too, such as 16'
+        if "all-linear" in self.modules and len(self.modules) > 1:
+            return f'modules = {list(self.modules)} names more beside "all-linear"; keep that, or the names'
+        if len(set(self.modules)) < len(self.modules):
+            return f"modules = {list(self.modules)} names one twice; name each once"
+        return None
+
+    @property
+    def scale(self) -> float:
+        """What the adapters' product is multiplied by."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSettings(Table):
     """The model every stage is cut from."""
 
@@ -71,6 +109,12 @@ class ModelSettings(Table):
     """bf16 runs forward and backward under autocast; weights and gradients stay fp32."""
     recompute: bool = False
     """Keep only a microbatch's input and run forward again at backward time."""
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
+
+    @property
+    def has_base(self) -> bool:
+        """Whether the model itself is frozen, and only adapters are trained: these are the stages' parameters then."""
+        return self.adapters.rank > 0
 
     @property
     def num_stages(self) -> int:
@@ -423,6 +467,9 @@ class RunSettings(TrainingSettings):
     data_licence: Licence = "not stated"
     initial_state_digests: tuple[Digest, ...] = ()
     """State digest of each stage at version 0: weights are made once and shipped, never re-seeded."""
+    base_digest: Digest | None = None
+    """Of the list of the frozen base's pieces (`swarm.data.pieces`, `swarm.model.base`); None where nothing is frozen,
+    or before it is made."""
 
     @property
     def microbatch_tokens(self) -> int:

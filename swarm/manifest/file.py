@@ -85,14 +85,24 @@ def parse_manifest(text: str, path: Path) -> Manifest:
         raise SettingsError(f"not TOML: {error}; mend that line (`swarm init` writes an example)") from error
     tables = _resolve(read_table(ManifestTables, value), path.absolute().parent)
     vocab_size = load_tokenizer(tables.data.tokenizer).vocab_size
-    model = model_settings(tables.model, vocab_size=vocab_size, sequence_length=tables.data.sequence_length)
+    model = model_settings(
+        tables.model,
+        tables.adapters,
+        vocab_size=vocab_size,
+        sequence_length=tables.data.sequence_length,
+    )
     manifest = Manifest(path=path, tables=tables, model=model)
     # Everything that does not depend on the text's length shows now, not after the text was read.
     freeze(manifest, assumed_data(manifest), ())
     return manifest
 
 
-def freeze(manifest: Manifest, prepared: PreparedData, initial_state_digests: Sequence[bytes]) -> RunSettings:
+def freeze(
+    manifest: Manifest,
+    prepared: PreparedData,
+    initial_state_digests: Sequence[bytes],
+    base_digest: bytes | None = None,
+) -> RunSettings:
     """The run's settings. Raises SettingsError if the text does not suit them."""
     data = manifest.data
     run, tables = manifest.tables.run, vars(manifest.tables)
@@ -120,6 +130,7 @@ def freeze(manifest: Manifest, prepared: PreparedData, initial_state_digests: Se
         model_licence=run.model_licence,
         data_licence=run.data_licence,
         initial_state_digests=tuple(initial_state_digests),
+        base_digest=base_digest,
         **{table.name: tables[table.name] for table in fields(TrainingSettings)},
     )
     return checked_settings(settings_to_value(settings))

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.core.errors import SettingsError
 from swarm.core.pipeline.partition import even_layers
-from swarm.core.settings import ModelSettings
+from swarm.core.plan import StageSize
+from swarm.core.settings import AdapterSettings, ModelSettings
 from swarm.manifest.tables import ModelTable
 
 if TYPE_CHECKING:
     from swarm.model.families import ModelShape
 
 
-def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) -> ModelSettings:
+def model_settings(
+    table: ModelTable, adapters: AdapterSettings, *, vocab_size: int, sequence_length: int
+) -> ModelSettings:
     """The model a manifest describes, its paths absolute. Raises SettingsError for one that cannot be trained."""
     from swarm.model.families import canonical_config_json
 
@@ -34,6 +37,7 @@ def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) 
         stage_layers=_cut(table, shape.num_layers, _head_cost(config_json)),
         compute_dtype=table.compute_dtype,
         recompute=table.recompute,
+        adapters=adapters,
     )
     check_model(settings, vocab_size=vocab_size, sequence_length=sequence_length)
     return settings
@@ -41,6 +45,7 @@ def model_settings(table: ModelTable, *, vocab_size: int, sequence_length: int) 
 
 def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) -> None:
     """Raises SettingsError unless the config is a tested model in canonical JSON, cut whole, that fits the data."""
+    from swarm.model.adapters.base import check_adapters
     from swarm.model.families import validate_stage_layers
 
     try:
@@ -48,6 +53,7 @@ def check_model(model: ModelSettings, *, vocab_size: int, sequence_length: int) 
     except SettingsError as error:
         raise SettingsError(f"model.config: {error}") from error
     validate_stage_layers(model)
+    check_adapters(model)
     if shape.vocab_size < vocab_size:
         raise SettingsError(
             f"model vocab_size = {shape.vocab_size} is less than the {vocab_size} ids of data.tokenizer; "
@@ -82,11 +88,26 @@ def cuts(model: ModelSettings) -> list[ModelSettings]:
     ]
 
 
-def stage_num_parameters(model: ModelSettings) -> list[int]:
-    """Parameters of each stage; nothing is allocated. Raises SettingsError for a model that cannot be cut."""
+def stage_num_parameters(model: ModelSettings) -> list[StageSize]:
+    """Of each stage; nothing is allocated. Raises SettingsError for a model that cannot be cut."""
+    return [stage_size(model, stage) for stage in range(model.num_stages)]
+
+
+def stage_size(model: ModelSettings, stage: int) -> StageSize:
+    """What is trained of it, and what is frozen."""
+    from swarm.model.adapters.base import base_tensors
     from swarm.model.stack import stage_layout
 
-    return [stage_layout(model, stage).num_values for stage in range(model.num_stages)]
+    trained = stage_layout(model, stage).num_values
+    if not model.has_base:
+        return StageSize(trained)
+    tensors = base_tensors(model, stage)
+    return StageSize(
+        trained,
+        frozen=sum(tensor.num_values for tensor in tensors),
+        frozen_bytes=sum(tensor.size_bytes for tensor in tensors),
+        largest_frozen=max(tensor.num_values for tensor in tensors),
+    )
 
 
 def hidden_size(model: ModelSettings) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from swarm.core.settings import (
+    AdapterSettings,
     ComputeDtype,
     Licence,
     LossOn,
@@ -195,6 +196,7 @@ class OriginTables(Table):
 
     run: RunTable = field(default_factory=RunTable)
     model: ModelTable = field(default_factory=ModelTable)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
     data: DataTable = field(default_factory=DataTable)
 
 

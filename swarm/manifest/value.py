@@ -107,6 +107,10 @@ def _check_agreement(settings: RunSettings) -> None:
         DataOrder.of_run(settings)
     except ValueError as error:
         raise SettingsError(f"data.text is too short: {error}") from error
+    if settings.base_digest is not None and not settings.model.has_base:
+        raise SettingsError("base_digest names a frozen base, but adapters.rank = 0: the whole model is trained")
+    if settings.model.has_base and settings.initial_state_digests and settings.base_digest is None:
+        raise SettingsError("base_digest is missing: adapters stand on a frozen base that everyone knows")
     if settings.initial_state_digests and len(settings.initial_state_digests) != settings.model.num_stages:
         raise SettingsError(
             f"initial_state_digests: {len(settings.initial_state_digests)} digests for {settings.model.num_stages} "

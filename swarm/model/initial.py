@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from swarm.core.settings import ModelSettings
 from swarm.model.families import family_of, is_tied, validate_config, validate_stage_layers
+from swarm.model.layout import ParameterLayout
 from swarm.model.stack import decoder_of, global_name, stage_layout
 from swarm.model.stage import StageModel
 from swarm.model.stored import read_tensors
@@ -33,11 +34,28 @@ def stage_weights(model: ModelSettings, stage: int, seed: int, source: Path | No
     `source` is a folder with a Hugging Face checkpoint in safetensors, of which only the stage's own tensors are read,
     and only the files that hold them need be there. With tied embeddings the head is a copy of the embedding, where it
     is not the embedding itself. Raises SettingsError naming the file and tensor at fault.
+
+    Of a model with a frozen base, what the adapters begin with, whatever the base is.
     """
+    if model.has_base:
+        return _first_adapters(stage_layout(model, stage), seed)
     if source is None:
         return _drawn(model, stage, seed)
     family, tied = family_of(model.config_json), validate_config(model.config_json).tied
     return read_tensors(source, family, stage_layout(model, stage), family.head_name if tied else None)
+
+
+def _first_adapters(layout: ParameterLayout, seed: int) -> NDArray[np.float32]:
+    """As peft has it: A uniform as a linear module's weights are (Kaiming, a = sqrt 5), B zero."""
+    import torch
+
+    flat = np.zeros(layout.num_values, dtype=np.float32)
+    for name, view in layout.views(flat).items():
+        if ".lora_A." in name:
+            bound = view.shape[1] ** -0.5
+            chance = torch.Generator().manual_seed(_seed_of(seed, name))
+            torch.from_numpy(view).uniform_(-bound, bound, generator=chance)
+    return flat
 
 
 def _drawn(model: ModelSettings, stage: int, seed: int) -> NDArray[np.float32]:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.core.settings import ModelSettings
+from swarm.core.errors import SettingsError
+from swarm.core.settings import AdapterSettings, ModelSettings
+from swarm.model.adapters.frozen import AdaptedLinear
 from swarm.model.balancing import balance_experts
 from swarm.model.documents import Documents
 from swarm.model.families import (
@@ -109,7 +111,27 @@ def build_stack(model: ModelSettings, stage: int, *, device: torch.device) -> St
     assert not [name for name, buffer in stack.named_buffers() if buffer.is_meta], "a buffer has no values"
     if family.routed and config.router_aux_loss_coef:
         balance_experts(stack.layers, config)
+    if model.has_base:
+        _adapt(stack.layers, model.adapters)
     return stack.eval()
+
+
+def _adapt(layers: nn.ModuleList, adapters: AdapterSettings) -> None:
+    """Put adapters beside the modules that are named. Raises SettingsError for names of none."""
+    linear = {path: module for path, module in layers.named_modules() if isinstance(module, nn.Linear)}
+    names = {path.rpartition(".")[2] for path in linear}
+    wanted = names if "all-linear" in adapters.modules else set(adapters.modules)
+    if not names or wanted - names:
+        raise SettingsError(
+            f"adapters.modules = {list(adapters.modules)}: a layer has no linear module "
+            f"{', '.join(sorted(wanted - names)) or 'at all'}; it has {', '.join(sorted(names)) or 'none'}"
+        )
+    for path, module in linear.items():
+        above, _, name = path.rpartition(".")
+        if name in wanted:
+            sizes = module.in_features, module.out_features
+            made = AdaptedLinear(module, sizes, rank=adapters.rank, scale=adapters.scale)
+            setattr(layers.get_submodule(above), name, made)
 
 
 def decoder_of(config_json: str) -> Any:
@@ -144,9 +166,16 @@ def stage_layout(model: ModelSettings, stage: int) -> ParameterLayout:
     return layout_of_stack(model, stage, build_stack(model, stage, device=torch.device("cpu")))
 
 
+def trained_parameters(model: ModelSettings, stack: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """All, or where they have a base to stand on the adapters'."""
+    return [one for one in stack.named_parameters() if not model.has_base or ".lora_" in one[0]]
+
+
 def layout_of_stack(model: ModelSettings, stage: int, stack: Stack) -> ParameterLayout:
-    """Layout of the stack's parameters, and the head's at the last stage, under their names in the whole model."""
-    shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in stack.named_parameters()}
+    """Layout of what the stack trains, and the head at the last stage, under their names in the whole model."""
+    shapes = {global_name(model, stage, name): tuple(value.shape) for name, value in trained_parameters(model, stack)}
+    if model.has_base:
+        return ParameterLayout.of(shapes)
     if stage == model.num_stages - 1 and not is_tied(model, stage):
         shape = validate_config(model.config_json)
         shapes[family_of(model.config_json).head_name] = (shape.vocab_size, shape.hidden_size)

@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from swarm.core.errors import RemoteError, SettingsError
+from swarm.core.errors import LocalError, RemoteError, SettingsError
 from swarm.core.pipeline.compute_mode import ComputeMode
 from swarm.core.pipeline.targets import DOCUMENT_BEGINS, IGNORED_TARGET
 from swarm.core.settings import ModelSettings
+from swarm.model.adapters.base import Base, base_tensors
+from swarm.model.adapters.frozen import Frozen, frozen_tree
 from swarm.model.documents import Bounds, Documents, split
 from swarm.model.families import family_of, is_tied, validate_config, validate_stage_layers
 from swarm.model.layout import ParameterLayout
 from swarm.model.link import link_to
-from swarm.model.stack import Stack, build_stack, global_name, layout_of_stack
+from swarm.model.stack import Stack, build_stack, global_name, layout_of_stack, trained_parameters
 
 MAX_CHUNK_TOKENS = 4096
 MAX_CHUNK_LOGITS = 1 << 26
@@ -41,7 +43,7 @@ class Weights:
 
     stack: Stack
     head_VD: nn.Parameter | None
-    """Only at the last stage; the embedding's own where a stage has both of a tied model."""
+    """Only at the last stage, where it is trained; the embedding's own where a stage has both of a tied model."""
     parameters: dict[str, nn.Parameter]
     """By name, in layout order; in the type that they are computed with."""
     backward_lock: threading.Lock
@@ -69,7 +71,8 @@ class SavedLoss:
 
     forward: Saved
     grad_y_BLD: torch.Tensor
-    grad_head_VD: torch.Tensor
+    grad_head_VD: torch.Tensor | None
+    """None where the head is frozen."""
     is_finite: bool = True
     """Whether the loss is a number; else nothing can be learnt from the microbatch, and its gradient is zero."""
 
@@ -77,8 +80,9 @@ class SavedLoss:
 class StageModel:
     """A stage of a run's model. Same inputs and mode, same bits; calls change nothing in it.
 
-    It holds no weights: `weights` makes versions of them. Under bf16 the matrices of products are rounded to it once a
-    version, and the rest is as autocast has it; TF32 is off.
+    It holds no weights: `weights` makes versions of them. A model's with adapters is to be set `on` what of it never
+    changes. Under bf16 the matrices of products are rounded to it once a version, and the rest is as autocast has it;
+    TF32 is off.
     """
 
     mode: ComputeMode | None = None
@@ -98,18 +102,37 @@ class StageModel:
         self.hidden_size = shape.hidden_size
         self.vocab_size = shape.vocab_size
         self._stack = build_stack(model, stage, device=self.device)
-        self._names = {name: global_name(model, stage, name) for name, _ in self._stack.named_parameters()}
+        self._model = model
+        self._names = {name: global_name(model, stage, name) for name, _ in trained_parameters(model, self._stack)}
+        self._frozen_head: Frozen | None = None
+        self._has_weights = not model.has_base
         family, self._tied = family_of(model.config_json), is_tied(model, stage)
         self._head_name = (family.embedding_name if self._tied else family.head_name) if self.is_last else None
+        if model.has_base:
+            self._head_name = None
         self._recompute = model.recompute
         self._bf16 = model.compute_dtype == "bf16"
         # A tied head is an embedding too, of which nothing is rounded.
         head_name = None if self._tied else self._head_name
-        self._of_products = _parameters_of_products(self._stack, self._names, head_name) if self._bf16 else set()
+        rounds = self._bf16 and not model.has_base  # autocast rounds adapters itself: they are small
+        self._of_products = _parameters_of_products(self._stack, self._names, head_name) if rounds else set()
         self._chunk_tokens = max(1, min(MAX_CHUNK_TOKENS, MAX_CHUNK_LOGITS // self.vocab_size))
         self.layout: ParameterLayout = layout_of_stack(model, stage, self._stack)
         self._waiting = WeakSet[Saved]()
         """Of those that hold a graph, what `forward` gave."""
+
+    def on(self, base: Base) -> "StageModel":
+        """The same stage of a model with adapters, beside whose products they stand."""
+        made, model = copy.copy(self), self._model
+        family, names = family_of(model.config_json), {tensor.name for tensor in base_tensors(model, self.stage)}
+        shown: Any = frozen_tree(
+            self._stack, "", lambda local: base.tensor(global_name(model, self.stage, local)).on(self.device)
+        )
+        made._stack, made._waiting, made._has_weights = shown, WeakSet[Saved](), True
+        if self.is_last:
+            head = family.head_name if family.head_name in names else family.embedding_name
+            made._frozen_head = base.tensor(head).on(self.device)
+        return made
 
     def computing(self, mode: ComputeMode | None) -> "StageModel":
         """The same stage, computed in that mode."""
@@ -131,6 +154,10 @@ class StageModel:
         """
         if flat.dtype != np.float32 or not flat.flags.c_contiguous:
             raise ValueError(f"weights are one contiguous fp32 vector, got {flat.dtype}")
+        if not self._has_weights:
+            raise LocalError(
+                f"stage {self.stage} of a model with adapters computes on its frozen base, which is not here"
+            )
         with warnings.catch_warnings():
             # A read-only array is welcome: nothing here writes to weights.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -192,7 +219,7 @@ class StageModel:
         targets are int64 (B, L), -100 where not counted, and -101 where another document begins with them as well.
         `bounds`, and RemoteError("malformed"), as `forward`.
         """
-        assert weights.head_VD is not None, f"stage {self.stage} has no head"
+        assert self.is_last, f"stage {self.stage} has no head"
         num_counted = self._checked_targets(targets_BL, x)
         documents = Documents.within(bounds, x, self.link)
         x, targets_N = self._checked_input(x), self.link.put(targets_BL.clamp(min=IGNORED_TARGET)).reshape(-1)
@@ -223,18 +250,18 @@ class StageModel:
 
         Those of a loss that is not finite are zero: one such microbatch does not spoil the step's others.
         """
-        assert self._head_name is not None
+        assert self.is_last
         if not saved.is_finite:
             return None if self.is_first else torch.zeros_like(saved.forward.x)
         return self._backward_into(saved.forward, saved.grad_y_BLD, into, saved.grad_head_VD)
 
     def logits(self, weights: Weights, x: torch.Tensor, *, bounds: Bounds = ()) -> torch.Tensor:
         """Full logits (B, L, V) of the last stage, for comparing with a whole model: not for training."""
-        assert weights.head_VD is not None, f"stage {self.stage} has no head"
+        assert self.is_last, f"stage {self.stage} has no head"
         documents = Documents.within(bounds, x, self.link)
         y_BLD = self._run_without_graph(weights, self._checked_input(x), documents)
         with torch.no_grad(), self._autocast():
-            return weights.stack.logits(y_BLD, weights.head_VD)
+            return weights.stack.logits(y_BLD, self._head(weights))
 
     @property
     def _recomputes(self) -> bool:
@@ -307,11 +334,10 @@ class StageModel:
 
     def _loss_gradients(
         self, y_BLD: torch.Tensor, weights: Weights, targets_N: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Chunks' losses, and their sum's gradients for y and the head; each chunk's logits are freed before the next
-        one's."""
+    ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None]:
+        """Chunks' losses, and their sum's gradients for y and a trained head; each chunk's logits are freed before the
+        next one's."""
         head_VD = weights.head_VD
-        assert head_VD is not None
         losses: list[torch.Tensor] = []
         grads_y_CD: list[torch.Tensor] = []
         grad_head_VD: torch.Tensor | None = None
@@ -321,10 +347,11 @@ class StageModel:
                 logits_CV = self._logits(leaf_CD, weights)
             losses.append(_cross_entropy(logits_CV.detach(), targets_C))
             grad_logits_CV = _cross_entropy_gradient(logits_CV.detach(), targets_C)
-            grad_y_CD, grad_chunk_VD = torch.autograd.grad(logits_CV, (leaf_CD, head_VD), grad_logits_CV)
+            wanted = (leaf_CD,) if head_VD is None else (leaf_CD, head_VD)
+            grad_y_CD, *grads = torch.autograd.grad(logits_CV, wanted, grad_logits_CV)
             grads_y_CD.append(grad_y_CD)
-            grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.float().add_(grad_chunk_VD)
-        assert grad_head_VD is not None
+            for grad_chunk_VD in grads:
+                grad_head_VD = grad_chunk_VD if grad_head_VD is None else grad_head_VD.float().add_(grad_chunk_VD)
         grad_ND = grads_y_CD[0] if len(grads_y_CD) == 1 else torch.cat(grads_y_CD)
         return losses, grad_ND.view_as(y_BLD), grad_head_VD
 
@@ -334,9 +361,15 @@ class StageModel:
 
     def _logits(self, y_CD: torch.Tensor, weights: Weights) -> torch.Tensor:
         """fp32 (C, V)."""
-        assert weights.head_VD is not None
         with self._autocast():
-            return weights.stack.logits(y_CD, weights.head_VD).float()
+            return weights.stack.logits(y_CD, self._head(weights)).float()
+
+    def _head(self, weights: Weights) -> torch.Tensor:
+        """Trained, or made whole of the base for a product."""
+        if weights.head_VD is not None:
+            return weights.head_VD
+        assert self._frozen_head is not None
+        return self._frozen_head.dense(torch.bfloat16 if self._bf16 else torch.float32)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._bf16)
@@ -425,7 +458,9 @@ def _bound(module: nn.Module, prefix: str, parameters: dict[str, nn.Parameter]) 
     """A tree like `module`'s that shares everything with it but the parameters."""
     bound: Any = copy.copy(module)
     bound._parameters = {
-        name: None if value is None else parameters[prefix + name] for name, value in module._parameters.items()
+        # What is frozen is in the tree already.
+        name: None if value is None else parameters.get(prefix + name, value)
+        for name, value in module._parameters.items()
     }
     bound._modules = {
         name: None if child is None else _bound(child, f"{prefix}{name}.", parameters)

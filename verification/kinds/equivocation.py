@@ -14,11 +14,11 @@ from swarm.core.ids import PeerId, Step, Version
 from swarm.core.record import Record
 from swarm.core.round.contribution import Contribution
 from swarm.core.round.voting import Election, Phase, Reconfiguration, Vote
+from swarm.core.round.words import Reduction
 from swarm.identity.key import verify
 from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import Bytes, Evidence, Kind, check_head
 from verification.pipeline.headers import HopHeader
-from verification.round.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +155,13 @@ def subject_of(made: Statement) -> tuple[object, ...]:
     if isinstance(made, Contribution):
         return common
     if isinstance(made, Reduction):
-        return (*common, made.part, made.level, made.inputs, made.norm_cap)
+        return (*common, made.part, made.level, made.inputs, made.malformed, made.norm_cap)
     return (*common, made.under, made.phase, made.view)
 
 
-def _claim_of(made: Statement) -> bytes:
+def _claim_of(made: Statement) -> object:
     if isinstance(made, Reduction):
-        return made.digest
+        return made.digest, made.squares
     if isinstance(made, HopHeader):
         return made.body_digest
     return made.value if isinstance(made, CastVote) else made.signed_bytes()

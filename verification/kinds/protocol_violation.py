@@ -8,10 +8,10 @@ from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, StageIndex, Version
 from swarm.core.round.contribution import MAX_PARTS, Contribution
+from swarm.core.round.words import Reduction
 from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import Bytes, Evidence, Kind, check_head
 from verification.pipeline.headers import HopHeader
-from verification.round.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from swarm.core.canonical import Value
 from swarm.core.errors import RemoteError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Version
+from swarm.core.round.words import Reduction
 from swarm.manifest.signed_run import SignedRun
 from verification.audit.evidence import Bytes, Evidence, Kind, check_head
-from verification.round.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)

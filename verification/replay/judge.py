@@ -16,11 +16,13 @@ from swarm.averaging.reduce import read_and_written
 from swarm.checkpoint.state import chunk_hash, root_by_path
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import PeerId
+from swarm.core.round.words import Reduction
 from swarm.data.batches import BatchReader
 from swarm.data.token_file import CheckedTokens
 from swarm.identity.key import verify
 from swarm.model.families import validate_config
 from swarm.model.stack import stage_layout
+from swarm.model.stage import StageModel
 from verification.audit.evidence import Evidence, Kind
 from verification.audit.tolerance import LOCAL, Comparison, Grade
 from verification.kinds.bias import Bias
@@ -34,24 +36,30 @@ from verification.kinds.replay_mismatch import ReplayMismatch
 from verification.kinds.step_fraud import StepFraud
 from verification.pipeline.headers import HopHeader, check_birth
 from verification.replay.compared import compared_activations, compared_claim, compared_contribution, compared_hop
-from verification.replay.rebuilt import check_commitments, rebuilt_for, replay_of
+from verification.replay.rebuilt import check_commitments, model_of_run, rebuilt_for, replay_of
 from verification.replay.reduced_again import digest_again
 from verification.replay.stage_replay import StageReplay
 from verification.replay.stepped_again import chunk_again
 from verification.replay.verdict import Verdict
 from verification.round.papers import Bytes
 from verification.round.receipts import are_of, why_false
-from verification.round.reduction import Reduction
 
 
 def judge(
-    evidence: Evidence, *, data: Path | None = None, run_key: PeerId | None = None, bias_seed: bytes | None = None
+    evidence: Evidence,
+    *,
+    data: Path | None = None,
+    base: Path | None = None,
+    run_key: PeerId | None = None,
+    bias_seed: bytes | None = None,
 ) -> Verdict:
-    """Whether the accused did it. `data` is the run's training token file, which data fraud needs; `bias_seed` is for
-    the sketch of a contribution that may be biased, where the judge keeps count.
+    """Whether the accused did it. `data` is the run's training token file, which data fraud needs; `base` the frozen
+    base, which replays of a run with adapters need; `bias_seed` is for the sketch of a contribution that may be biased,
+    where the judge keeps count.
 
     Raises RemoteError if the evidence proves nothing, or is of a run with another key than `run_key` (None: whatever
-    key signed its settings; then the verdict holds for that key's run only). Raises LocalError if `data` is missing.
+    key signed its settings; then the verdict holds for that key's run only). Raises LocalError if `data` or `base` is
+    missing, or of another run.
     """
     run = evidence.run
     if run_key is not None and run.run_key != run_key:
@@ -61,8 +69,11 @@ def judge(
         raise RemoteError("evidence", f"stage {evidence.stage} of {evidence.settings.model.num_stages}")
     if evidence.kind == DataFraud.KIND:
         return _judge_data(evidence, data)
-    if evidence.kind == Bias.KIND:
-        return _judge_bias(evidence, bias_seed)
+    if evidence.kind in (Bias.KIND, ReplayMismatch.KIND, HopMismatch.KIND):
+        model = model_of_run(evidence.settings, evidence.stage, base)
+        if evidence.kind == Bias.KIND:
+            return _judge_bias(evidence, model, bias_seed)
+        return _judge_mismatch(evidence, model) if evidence.kind == ReplayMismatch.KIND else _judge_hop(evidence, model)
     return _JUDGES[evidence.kind](evidence)
 
 
@@ -141,7 +152,7 @@ def _judge_reducer(evidence: Evidence) -> Verdict:
     made, settings = case.reduction, evidence.settings
     if made.run_id != evidence.run_id:
         raise RemoteError("evidence", f"reduction of run {made.run_id[:12]}, not {evidence.run_id[:12]}")
-    made.check()
+    made.check(verify)
     again = digest_again(made, case.bodies, settings, _parts_with(evidence, made.part))
     what = f"part {made.part} of step {made.step} from {len(made.inputs)} inputs"
     if again == made.digest:
@@ -167,25 +178,25 @@ def _judge_step(evidence: Evidence) -> Verdict:
     return Verdict.of(evidence, True, reason)
 
 
-def _judge_mismatch(evidence: Evidence) -> Verdict:
-    return _judge_replay(evidence, ReplayMismatch.from_evidence(evidence), None)
+def _judge_mismatch(evidence: Evidence, model: StageModel) -> Verdict:
+    return _judge_replay(evidence, ReplayMismatch.from_evidence(evidence), model, None)
 
 
-def _judge_bias(evidence: Evidence, seed: bytes | None) -> Verdict:
+def _judge_bias(evidence: Evidence, model: StageModel, seed: bytes | None) -> Verdict:
     """By itself such a contribution proves nothing: it is one more for who keeps count."""
     case = Bias.from_evidence(evidence)
     if not case.parts:
         raise RemoteError("evidence", "a bias is of a whole contribution")
-    verdict = _judge_replay(evidence, case, seed)
+    verdict = _judge_replay(evidence, case, model, seed)
     if verdict.guilty:  # then its maker may have had a fault, and is to be asked
         raise RemoteError("evidence", f"wrong by itself, a case of {ReplayMismatch.KIND}: {verdict.reason}")
     return verdict
 
 
-def _judge_replay(evidence: Evidence, case: ReplayMismatch, seed: bytes | None) -> Verdict:
+def _judge_replay(evidence: Evidence, case: ReplayMismatch, model: StageModel, seed: bytes | None) -> Verdict:
     check_commitments(case, evidence)
     try:
-        replay = replay_of(case, evidence)
+        replay = replay_of(case, evidence, model)
         if case.parts:
             return _contribution_verdict(case, evidence, replay, seed)
         return _hop_verdict(case, evidence, replay)
@@ -193,19 +204,20 @@ def _judge_replay(evidence: Evidence, case: ReplayMismatch, seed: bytes | None) 
         raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
 
 
-def judge_plea(evidence: Evidence, bodies: Sequence[Bytes]) -> Verdict:
+def judge_plea(evidence: Evidence, bodies: Sequence[Bytes], *, base: Path | None = None) -> Verdict:
     """Whether what the accused of a mismatch comes to now is wrong too: then it lies, else it had a fault.
 
     `bodies` stand in place of the contribution's parts; of y and the gradient of x; of the hop's. Raises as `judge`.
     """
+    model = model_of_run(evidence.settings, evidence.stage, base)
     if evidence.kind == HopMismatch.KIND:
         hop = HopMismatch.from_evidence(evidence)
         if len(bodies) != 1:
             raise RemoteError("malformed", f"a plea of {len(bodies)} bodies about one hop", evidence.accused)
-        return _claimed_verdict(hop, evidence, rebuilt_for(hop, evidence), bodies[0])
+        return _claimed_verdict(hop, evidence, rebuilt_for(hop, evidence, model), bodies[0])
     case = ReplayMismatch.from_evidence(evidence)
     check_commitments(case, evidence)
-    replay = replay_of(case, evidence)
+    replay = replay_of(case, evidence, model)
     if case.parts:
         if not all(len(body) for body in bodies):  # in evidence an empty part is one that nobody had any more
             raise RemoteError("malformed", "a plea without all parts", evidence.accused)
@@ -250,10 +262,10 @@ def _hop_verdict(case: ReplayMismatch, evidence: Evidence, replay: StageReplay) 
     return _graded(evidence, {f"{name} of microbatch {number}": found for name, found in compared.items()})
 
 
-def _judge_hop(evidence: Evidence) -> Verdict:
+def _judge_hop(evidence: Evidence, model: StageModel) -> Verdict:
     case = HopMismatch.from_evidence(evidence)
     try:
-        return _claim_verdict(case, evidence, rebuilt_for(case, evidence))
+        return _claim_verdict(case, evidence, rebuilt_for(case, evidence, model))
     except LocalError as error:  # what is missing here is missing in the file
         raise RemoteError("evidence", f"the file does not hold what a replay needs: {error}") from error
 
@@ -329,6 +341,4 @@ _JUDGES: dict[Kind, Callable[[Evidence], Verdict]] = {
     FalseWork.KIND: _judge_work,
     ReducerFraud.KIND: _judge_reducer,
     StepFraud.KIND: _judge_step,
-    ReplayMismatch.KIND: _judge_mismatch,
-    HopMismatch.KIND: _judge_hop,
 }

@@ -1,11 +1,17 @@
 """What a replay stands on, checked and rebuilt: commitments first, then the weights."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from swarm.bulk_digest import bulk_digest
 from swarm.checkpoint.state import state_from_chunks
-from swarm.core.errors import RemoteError
+from swarm.core.errors import LocalError, RemoteError
+from swarm.core.settings import RunSettings
+from swarm.data.pieces import list_pieces
+from swarm.disk.mapped_file import mapped
 from swarm.identity.key import verify
+from swarm.model.adapters.base import Base, base_layout
+from swarm.model.stage import StageModel
 from verification.audit.evidence import Evidence
 from verification.kinds.hop_mismatch import HopMismatch
 from verification.kinds.replay_mismatch import ReplayMismatch
@@ -38,18 +44,35 @@ def check_commitments(case: ReplayMismatch, evidence: Evidence) -> None:
         exhibit.check_work(work, accused)
 
 
-def replay_of(case: ReplayMismatch, evidence: Evidence) -> StageReplay:
+def model_of_run(settings: RunSettings, stage: int, base: Path | None) -> StageModel:
+    """What computes a stage's work again. Raises LocalError if it needs the run's frozen base and `base` is not that
+    file."""
+    model = StageModel(settings.model, stage)
+    if not settings.model.has_base:
+        return model
+    wanted = settings.base_digest
+    assert wanted is not None, "settings with a state have it"
+    if base is None:
+        raise LocalError(
+            f"this evidence needs the run's frozen base, {wanted.hex()}: give the host's model.base with --base FILE"
+        )
+    if (found := list_pieces(base).digest) != wanted:
+        raise LocalError(f"--base {base} is {found.hex()[:16]}, the run's frozen base {wanted.hex()[:16]}")
+    return model.on(Base(base_layout(settings.model), mapped(base)))
+
+
+def replay_of(case: ReplayMismatch, evidence: Evidence, model: StageModel) -> StageReplay:
     """A replay that stands at the version the contribution's round starts from.
 
     Raises RemoteError unless the run key's word and certified results lead there, by its name.
     """
-    made, replay = case.contribution, rebuilt_for(case, evidence)
+    made, replay = case.contribution, rebuilt_for(case, evidence, model)
     if replay.version != int(made.step) or replay.chain.name != made.previous_name:
         raise RemoteError("fork", f"the past leads to another version {replay.version} than step {made.step} began at")
     return replay
 
 
-def rebuilt_for(case: ReplayMismatch | HopMismatch, evidence: Evidence) -> StageReplay:
+def rebuilt_for(case: ReplayMismatch | HopMismatch, evidence: Evidence, model: StageModel) -> StageReplay:
     """A replay of the evidence's stage that stands where the run key's word and certified results lead.
 
     Raises RemoteError if they lead nowhere.
@@ -60,7 +83,7 @@ def rebuilt_for(case: ReplayMismatch | HopMismatch, evidence: Evidence) -> Stage
     chain = past.first_chain(evidence.run)
     if chain.stage != evidence.stage:
         raise RemoteError("evidence", f"a past of stage {chain.stage}, a work of stage {evidence.stage}")
-    replay = StageReplay(settings, int(evidence.stage))
+    replay = StageReplay(settings, int(evidence.stage), model=model)
     state = state_from_chunks(replay.layout, case.state_chunks, past.beginning.state_digest)
     # The first state of a stage has no name of its own yet; the run key's signature binds it to the chain.
     replay.begin(replace(state, name=chain.name), chain)

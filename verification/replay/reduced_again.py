@@ -6,9 +6,9 @@ from swarm.averaging.parts import Parts
 from swarm.averaging.reduce import reduce_part
 from swarm.averaging.seeds import reduced_seed
 from swarm.core.ids import Version
+from swarm.core.round.words import Reduction
 from swarm.core.settings import RunSettings
 from verification.round.papers import Bytes
-from verification.round.reduction import Reduction
 
 
 def digest_again(made: Reduction, bodies: Sequence[Bytes], settings: RunSettings, parts: Parts) -> bytes:

@@ -6,6 +6,8 @@ may have twice what was certified of it in one version, half of that for each ve
 than one for is a chance at a single microbatch, in the 1st, 2nd, 4th, 8th version without work and so on: a source that
 ends nothing costs a run so many microbatches as the logarithm of its length, and one that was away waits at most as
 long again as it was away.
+
+At later stages the same bounds what a member's word counts for that it has done so much of a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from swarm.core.state.recent_work import RecentWork
 GROWTH = 2
 """So many times what was certified of a source it may have of the next step."""
 NEWCOMERS_SHARE = 8
-"""A newcomer begins with this part of an even share, at least with one microbatch."""
+"""A new source begins with this part of an even share, at least with one microbatch."""
 LONGEST_WAIT = 64
 """Whoever brings nothing for long has a chance in each so many versions all the same."""
 SOON = 2
@@ -34,11 +36,12 @@ class Allowances:
 
     @classmethod
     def of_work(
-        cls, recent: Sequence[RecentWork], *, microbatches_per_step: int, microbatch_targets: int
+        cls, recent: Sequence[RecentWork], *, microbatches_per_step: int, microbatch_targets: int, of_sources: bool
     ) -> "Allowances":
-        """Of the members who did that."""
+        """Of the members who did that, at stage 0 or a later one, where it is others that give work."""
         wanted = SOON * max(1, len(recent))
-        first = max(1, microbatches_per_step // max(1, len(recent)) // NEWCOMERS_SHARE)
+        even = -(-microbatches_per_step // max(1, len(recent)))
+        first = max(1, even // NEWCOMERS_SHARE) if of_sources else even
 
         def turns(versions: int) -> int:
             """How often a source could have had work in so many versions."""

@@ -4,6 +4,7 @@ import hashlib
 import heapq
 import random
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from swarm.core.errors import TransientError
@@ -112,12 +113,12 @@ class EarliestFinishWiring:
         """The live peers, whether they may be sent work now or not."""
         return tuple(sorted(peer for peer, link in self._links.items() if link.is_listed))
 
-    def choose(self, microbatch: bytes = b"", *, now: float) -> Route:
+    def choose(self, microbatch: bytes = b"", *, but_not: Collection[PeerId] = (), now: float) -> Route:
         """Take a place at a peer. Each choice must be answered by `finished`, `failed`, `refused` or `cancelled`.
 
         `microbatch` is the name that was asked about, if anybody was.
         """
-        listed = {peer: link for peer, link in sorted(self._links.items()) if link.is_listed}
+        listed = {peer: link for peer, link in sorted(self._links.items()) if link.is_listed and peer not in but_not}
         open_links = {
             peer: link
             for peer, link in listed.items()

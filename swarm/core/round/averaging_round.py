@@ -45,7 +45,7 @@ from swarm.core.round.patience import Arrivals, Patience, Waits
 from swarm.core.round.proposal import left_by
 from swarm.core.round.reduction import RoundReduction
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter
-from swarm.core.round.voting import Promise, Reconfiguration, Sign, Vote
+from swarm.core.round.voting import PHASES, Promise, Reconfiguration, Sign, Vote
 
 __all__ = [
     "Accuse",
@@ -104,6 +104,7 @@ class AveragingRound:
     _contributed: bool = False
     _commit_owed: bool = False
     _seen: dict[PeerId, Contribution] = field(default_factory=dict)  # checked; in any view
+    _last_asked: tuple[int, int] = (-1, 0)  # view and phase of the latest vote that a leader asked for
     _owed: tuple[PeerId, Proposal] | None = None  # a result to vote for once its bytes are here
     _gone: dict[PeerId, str] = field(default_factory=dict)  # unreachable and not heard of since
     _unproved: set[PeerId] = field(default_factory=set)  # who shows no papers for its contribution, as leader
@@ -403,10 +404,15 @@ class AveragingRound:
             self._owed = (sender, proposal)
         else:
             out = self._cast(sender, proposal)
-        # A leader that asks and asks for what it cannot have must not hold up the round.
-        if out or owes or not self._voter.votes or self._patience.due is None:
+        # A leader that asks and asks, for what it cannot have or has got, must not hold up the round.
+        asked = (proposal.view, PHASES.index(proposal.phase))
+        if asked > self._last_asked or not self._voter.votes or self._patience.due is None:
+            self._last_asked = max(self._last_asked, asked)
             self._patience.heard()
             self._wait_for_leader(now)
+            if owes and self._patience.due is not None:  # the leader waits as long for whoever still fetches
+                allowed_s = self._reduction.arrivals.allowed_s(now=now)
+                self._patience.due = max(self._patience.due, now + 2 * self.facts.phase_s + allowed_s)
         return accused + out
 
     def _cast(self, leader: PeerId, proposal: Proposal) -> Instructions:
@@ -623,6 +629,8 @@ class AveragingRound:
         owed = self._owed
         if owed is not None and owed[1].result is not None and not self.parts.unproved(owed[1].result):
             return self._cast(*owed)
+        if owed is not None:
+            self._wait_for_leader(now)
         return self._lead.count(now) if self._lead.asks("result") else []
 
     def _finish_if_complete(self) -> Instructions:

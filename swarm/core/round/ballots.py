@@ -53,6 +53,13 @@ class Proposal(PackedOnce):
     def of_commit(cls, certificate: Certificate) -> "Proposal":
         return cls("commit", certificate.view, None, None, certificate.value, Proof((), certificate))
 
+    @property
+    def is_new_result(self) -> bool:
+        """Whether nobody has voted for the result yet: it is not one that an earlier view's quorum has."""
+        certificate = self.proof.certificate
+        is_bound = certificate is not None and certificate.phase == "result"
+        return self.result is not None and not is_bound
+
     def check_proof(self, election: Election, verify: Verify) -> None:
         """Raises RemoteError unless what is proposed has this value, and the proof allows it.
 

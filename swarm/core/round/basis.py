@@ -11,12 +11,12 @@ from typing import Annotated, TypeAlias
 
 from swarm.core.audit.chance import HostWord, Link
 from swarm.core.canonical import digest
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest, Integer
 from swarm.core.ids import PeerId, Step
 from swarm.core.layout import AtMost
 from swarm.core.record import Row
-from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.seats import in_turn, seats
 
 MAX_NEIGHBOURS = 16

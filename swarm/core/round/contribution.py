@@ -10,13 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from swarm.core.audit.chance import Chance, HostWord, Link
 from swarm.core.canonical import Packed, Value, digest, signed_bytes
+from swarm.core.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer, Items, Nested, Writer
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.layout import AtMost, Beside
 from swarm.core.record import PackedOnce, Record, Row, Signed, SignedOnce
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis
-from swarm.core.round.cohorts import MAX_COHORTS, MAX_MEMBERS, cohorts
 from swarm.core.round.voting import Certificate, quorum
 
 MAX_WORK = 1 << 16
@@ -202,7 +202,7 @@ class Roster(SignedOnce):
 
     @cached_property
     def cohorts(self) -> tuple[tuple[PeerId, ...], ...]:
-        """Of the members (`swarm.core.round.cohorts`)."""
+        """Of the members (`swarm.core.cohorts`)."""
         return cohorts(self.members, self.said.value if self.said is not None else EMPTY_DIGEST)
 
     @cached_property

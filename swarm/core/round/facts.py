@@ -9,10 +9,10 @@ from functools import cached_property
 
 from swarm.core.audit.chance import HostWord, Link
 from swarm.core.audit.ticket import Verify
+from swarm.core.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.cohorts import MAX_MEMBERS, num_cohorts
 from swarm.core.round.contribution import MAX_WORK, Contribution, Lack, LeftOut, ReducedPart, Result, Roster
 from swarm.core.round.voting import Election, electorate
 
@@ -235,7 +235,8 @@ class RoundFacts:
         if len(result.parts) != num_parts:
             raise RemoteError("protocol", f"result of {len(result.parts)} parts, not {num_parts}", leader)
         for reduced in result.parts:
-            if reduced.cohort is not None or not (reduced.is_empty or is_of(reduced, result.roster)):
+            fits = reduced == ReducedPart.empty(reduced.part) if reduced.is_empty else is_of(reduced, result.roster)
+            if reduced.cohort is not None or not fits:
                 raise RemoteError("protocol", f"part {reduced.part} names contributors not on the roster", leader)
         self.check_member(leader)
         if not verify(leader, result.signed_bytes(), result.signature):

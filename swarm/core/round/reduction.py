@@ -10,9 +10,9 @@ shares and encodes the part once, and each of the others hands it on to its coho
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
+from swarm.core.cohorts import num_cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId
-from swarm.core.round.cohorts import num_cohorts
 from swarm.core.round.contribution import Contribution, Lack, ReducedPart, Result, Roster, Share
 from swarm.core.round.facts import RoundFacts, is_of
 from swarm.core.round.instructions import (

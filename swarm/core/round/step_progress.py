@@ -41,10 +41,13 @@ class Closing:
 
 RESERVED_S = 0.5
 """How long a step keeps a share for a member that has not reported."""
+QUIET = 2
+"""A later stage ends a step that is short when it has been quiet for so many times as long as its work took."""
 EASE = 2
 """So many times a step's work the sources may have together, so that the quick ones can take the slow ones' part."""
 MOST_BEHIND = 4
-"""The last members are waited for so many times as long as all others took for all of theirs."""
+"""The last members are waited for so many times as long as all others took for all of theirs; no more times than the
+microbatches that they are lent."""
 
 
 @dataclass
@@ -70,7 +73,10 @@ class StepProgress:
     most_of: Callable[[PeerId], int] | None = None
     """Stage 0: how many microbatches of a member count; None: however many it does."""
     allowances: Allowances | None = None
-    """Stage 0: how many microbatches a member is lent; None: however many it wants."""
+    """How many microbatches a member is lent at stage 0, and believed to have done; None: however many it says."""
+    usual_s: float = 0.0
+    """How long the last step took: so long a later stage waits for the first microbatch though the next step is said
+    to have begun."""
     _reports: dict[PeerId, MemberReport] = field(default_factory=dict)
     _granted: dict[PeerId, int] = field(default_factory=dict)
     _void: dict[PeerId, int] = field(default_factory=dict)
@@ -85,6 +91,7 @@ class StepProgress:
     _reserved_until: float = 0.0
     _grew_at: float | None = None
     _most_done: int = 0
+    _saw_next: set[PeerId] = field(default_factory=set)
     _next_seen_at: float | None = None
     _full_at: float | None = None
 
@@ -115,13 +122,14 @@ class StepProgress:
         self._reserved.discard(peer_id)
         self._void.pop(peer_id, None)
         started = report.num_done + report.num_in_flight
-        if report.saw_next and self._next_seen_at is None:
-            self._next_seen_at = now
+        if report.saw_next:
+            self._saw_next.add(peer_id)
+            self._next_seen_at = now if self._next_seen_at is None else self._next_seen_at
         granted = max(started, self._granted.get(peer_id, 0))
         if peer_id in self._passed_over:
             self._granted[peer_id] = granted = report.num_done
-        elif not report.takes_part:
-            granted = started  # it has room and wants nothing: it is pausing, and what it left is for others
+        elif not report.takes_part or peer_id in self._saw_next:
+            granted = started  # it is pausing, or takes the step to be over: what it left is for others
         self._granted[peer_id] = granted
         if self.num_done > self._most_done:
             self._most_done, self._grew_at = self.num_done, now
@@ -131,7 +139,7 @@ class StepProgress:
             free = self._to_do - sum(self._granted.values())
             if now < self._reserved_until:
                 free -= self._reserved_each * len(self._reserved)
-            if free > 0 and self._may_grant(now):
+            if free > 0 and self._may_grant(peer_id, now):
                 wanted = min(started + report.num_wanted, self._most_granted(peer_id))
                 if self.most_of is not None:
                     wanted = min(wanted, self.most_of(peer_id))
@@ -159,19 +167,25 @@ class StepProgress:
         """Where at least as many others have ended all of theirs."""
         if self._grew_at is None or self._opened_at is None:
             return
-        if now < self._grew_at + max(self.straggler_s, MOST_BEHIND * (self._grew_at - self._opened_at)):
-            return
         behind = {peer for peer, granted in self._granted.items() if granted > self._reports[peer].num_done}
+        times = min(MOST_BEHIND, max(map(self._lent, behind), default=0))
+        if now < self._grew_at + max(self.straggler_s, times * (self._grew_at - self._opened_at)):
+            return
         num_others = sum(1 for peer, granted in self._granted.items() if granted and peer not in behind)
         if len(behind) <= num_others:
             self._passed_over |= behind
             self._granted |= {peer: self._reports[peer].num_done for peer in behind}
 
     def _believed(self, peer_id: PeerId, report: MemberReport) -> MemberReport:
-        """At stage 0, of what a member says that it did and holds, as much as can have been granted to it."""
-        if not self.is_source or self.allowances is None:
+        """Of what a member says that it did and holds, as much as it may have: one alone has never done all of a step.
+
+        Else it would close one after the other before anybody had brought anything, and nothing would tell it apart.
+        """
+        if self.allowances is None:
             return report
-        most = max(self._granted.get(peer_id, 0), self._most_granted(peer_id))
+        alone = self._lent_to_others(peer_id) == 0
+        most = min(self._most_granted(peer_id), self._to_do if alone else self._to_do - 1)
+        most = max(self._granted.get(peer_id, 0), most)
         num_done = min(report.num_done, most)
         return replace(report, num_done=num_done, num_in_flight=min(report.num_in_flight, most - num_done))
 
@@ -179,14 +193,21 @@ class StepProgress:
         """More than it is lent only as far as all who take part may not have enough to do the step's work twice."""
         if self.allowances is None:
             return self._to_do
-        taking_part = {peer for peer, report in self._reports.items() if report.takes_part} - self._passed_over
-        taking_part |= {peer_id, *self._reserved}
-        lent, in_all = self.allowances.of(peer_id), sum(map(self.allowances.of, taking_part))
-        enough = EASE * self._to_do
+        lent, enough = self._lent(peer_id), EASE * self._to_do
+        in_all = lent + self._lent_to_others(peer_id)
         return lent if in_all >= enough else -(-lent * enough // in_all) if in_all else self._to_do
 
-    def _may_grant(self, now: float) -> bool:
-        if self._next_seen_at is not None:
+    def _lent(self, peer_id: PeerId) -> int:
+        return self._to_do if self.allowances is None else self.allowances.of(peer_id)
+
+    def _lent_to_others(self, peer_id: PeerId) -> int:
+        """Who take part."""
+        taking_part = {peer for peer, report in self._reports.items() if report.takes_part or not self.is_source}
+        others = (taking_part | self._reserved) - self._passed_over - {peer_id}
+        return sum(map(self._lent, others))
+
+    def _may_grant(self, peer_id: PeerId, now: float) -> bool:
+        if peer_id in self._saw_next:
             return False
         return not self._awaited or self._grants_from is None or now >= self._grants_from
 
@@ -207,7 +228,23 @@ class StepProgress:
     @property
     def is_exhausted(self) -> bool:
         """Stage 0: every microbatch of the step is granted; whoever wants more goes on with the next step."""
-        return self._next_seen_at is not None or sum(self._granted.values()) >= self._to_do
+        return self._all_saw_next or sum(self._granted.values()) >= self._to_do
+
+    @property
+    def _all_saw_next(self) -> bool:
+        """Stage 0: whether the next stage has closed the step for everybody who could have more of it.
+
+        One member's word costs the step nothing: the others try.
+        """
+        if self._next_seen_at is None or self._awaited:
+            return False
+        is_free = sum(self._granted.values()) < self._to_do
+        others = set(self._reports) - self._saw_next - self._passed_over
+        return not any(
+            self._granted[peer] > self._reports[peer].num_done
+            or (is_free and self._reports[peer].num_wanted and self._most_granted(peer) > self._granted[peer])
+            for peer in others
+        )
 
     @property
     def num_in_flight(self) -> int:
@@ -222,16 +259,27 @@ class StepProgress:
                 return Closing(f"{self.num_open} stragglers are late by {self.straggler_s:.1f} s")
         if self._next_seen_at is not None and self.is_source:
             # Downstream takes no more of this step: what is in flight is all that can still come.
-            if not (self.num_in_flight or self._awaited) or now >= self._next_seen_at + self.straggler_s:
+            is_late = now >= self._next_seen_at + self.straggler_s
+            if (self._all_saw_next and (is_late or not self.num_in_flight)) or now >= self._next_seen_at + self.step_s:
                 return Closing(f"the next stage has closed step {self.step} with {self.num_done} microbatches in")
         elif self._next_seen_at is not None:
-            # Synchronous sources start a step only when the one before is closed: nothing more can come.
-            wait_s = 0.0 if synchronous else self.straggler_s
-            if now >= self._next_seen_at + wait_s:
+            # Synchronous sources start a step only when the one before is closed: nothing more can come. But whoever
+            # says that one was started may lie, as may its source: all that comes is waited for.
+            quiet_from, wait_s = self._quiet_from
+            if now >= quiet_from + max(wait_s, 0.0 if synchronous else self.straggler_s):
                 return Closing(f"step {self.step + 1} has begun with {self.num_done} microbatches in")
         if self._grew_at is not None and now >= self._grew_at + self.step_s:
             return Closing(f"{self.num_done} microbatches, and none for {self.step_s:.0f} s")
         return None
+
+    @property
+    def _quiet_from(self) -> tuple[float, float]:
+        """At later stages, since when nothing was done though the next step was seen; how long that is waited for."""
+        assert self._next_seen_at is not None
+        if self._grew_at is None:
+            return self._next_seen_at, min(self.usual_s, self.step_s)
+        took_s = 0.0 if self._opened_at is None else self._grew_at - self._opened_at
+        return max(self._next_seen_at, self._grew_at), min(QUIET * took_s, self.step_s)
 
     def next_deadline(self) -> float | None:
         """When `closing` may change without a report."""
@@ -244,6 +292,8 @@ class StepProgress:
             )
             if start is not None
         ]
+        if self._next_seen_at is not None and not self.is_source:
+            times.append(sum(self._quiet_from))
         return min(times, default=None)
 
 

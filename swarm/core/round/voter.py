@@ -15,6 +15,7 @@ from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import Contribution, Result, Roster
 from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
 from swarm.core.round.voting import Certificate, Promise, Reconfiguration, Sign, Vote, Voter
+from swarm.core.round.words import Words
 
 Shown = TypeVar("Shown")
 
@@ -165,10 +166,18 @@ class Witness:
             raise RemoteError("protocol", f"view {view} is far ahead of view {self.voter.highest_view}", sender)
         return self.voter.promise(view)
 
-    def on_ballot(self, sender: PeerId, proposal: Proposal) -> Vote | None:
-        """The leader of a view wants a vote. Raises RemoteError if it does not lead it, or may not propose this."""
+    def on_ballot(self, sender: PeerId, proposal: Proposal, words: Words | None = None) -> Vote | None:
+        """The leader of a view wants a vote; `words`: what the parts of a result were signed for.
+
+        Raises RemoteError if it does not lead the view, may not propose this, or shows too little: who has no part of
+        a round votes for nothing in a result that its reducers have not signed.
+        """
         self.voter.facts.check_view(sender, proposal.view)
         self.voter.check(proposal)
+        if proposal.is_new_result and proposal.result is not None:
+            if words is None:
+                raise RemoteError("signature", "a result without its reducers' words", sender)
+            words.check(proposal.result, self.voter.verify)
         return self.voter.cast(proposal)
 
 

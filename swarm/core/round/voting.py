@@ -16,12 +16,12 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from swarm.core.audit.ticket import Verify
 from swarm.core.canonical import Value, digest, signed_bytes
+from swarm.core.cohorts import committee
 from swarm.core.errors import RemoteError
 from swarm.core.forms import SIGNATURE, Digest, Integer
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.layout import AtMost, Named
 from swarm.core.record import Record, Row, Signed
-from swarm.core.round.cohorts import committee
 from swarm.core.seats import hangs_on_few, weight_of
 
 Sign: TypeAlias = Callable[[bytes], bytes]

@@ -1,12 +1,14 @@
-"""How long the longest message of a round will be: a result, with the roster it is made of."""
+"""How long the longest message of a round will be: a result that is voted on, with the roster it is made of and its
+reducers' words."""
 
-from swarm.core.round.cohorts import COHORT_MEMBERS, MAX_MEMBERS
+from swarm.core.cohorts import COHORT_MEMBERS, MAX_MEMBERS
 from swarm.core.round.contribution import MAX_CHARGES, MAX_LACKS, MAX_RATES
 from swarm.core.round.voting import quorum
 
 PEER_BYTES = 55
 DIGEST_BYTES = 34
 WORK_BYTES = 96
+SIGNATURE_BYTES = 66
 FIELDS_BYTES = 768
 """Of a message's own fields, names and signature; of a contribution also what it reveals, with a ticket."""
 SPARE = 1.25
@@ -20,13 +22,14 @@ def result_bytes(num_members: int, num_parts: int, num_microbatches: int, *, eac
     named = MAX_RATES * (PEER_BYTES + 2) + MAX_CHARGES * (PEER_BYTES + DIGEST_BYTES)
     contribution = FIELDS_BYTES + num_parts * DIGEST_BYTES + named
     reduced = 16 + DIGEST_BYTES + num_cohorts * (PEER_BYTES + DIGEST_BYTES + 4)
+    words = 4 + SIGNATURE_BYTES * (1 + (num_cohorts if num_cohorts > 1 else 0))
     liars = (num_members - 1) // 3
     honest = num_members * num_microbatches if each else num_microbatches
     listed = honest + liars * most_work(num_microbatches)
     votes = 3 * num_members * (PEER_BYTES + 68)
     roster = num_members * (contribution + 2 * PEER_BYTES) + num_cohorts * num_parts * PEER_BYTES
     lacks = min(MAX_LACKS, num_members * quorum(min(num_parts, -(-num_members // num_cohorts)))) * (PEER_BYTES + 68)
-    return int(SPARE * (roster + listed * WORK_BYTES + num_parts * reduced + votes + lacks + FIELDS_BYTES))
+    return int(SPARE * (roster + listed * WORK_BYTES + num_parts * (reduced + words) + votes + lacks + FIELDS_BYTES))
 
 
 def most_work(num_microbatches: int) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 from swarm.core.audit.chance import HostWord
 from swarm.core.canonical import digest
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.forms import Digest
 from swarm.core.ids import PeerId, StageIndex, Step, Version
@@ -18,7 +19,6 @@ from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, SignedValue
 from swarm.core.round.basis import MAX_NEIGHBOURS, RoundBasis, WorkOfEach, leaders_of
-from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Result, Roster, Work, counted_work
 from swarm.core.round.facts import RoundFacts
 from swarm.core.settings import RunSettings
@@ -167,11 +167,12 @@ class StageChain(Record):
         )
 
     def allowances(self, settings: RunSettings) -> Allowances:
-        """Of the sources of a step that starts from this version, or from the next."""
+        """Of the members, in a step that starts from this version or from the next."""
         return Allowances.of_work(
             self.recent_work,
             microbatches_per_step=settings.microbatches_per_step,
             microbatch_targets=settings.microbatch_targets,
+            of_sources=self.stage == 0,
         )
 
     def counted(self, roster: Roster, settings: RunSettings) -> dict[PeerId, tuple[Work, ...]]:

@@ -8,7 +8,7 @@ from benchmarks.red_team.__main__ import FIRST, KitMaker
 from benchmarks.red_team.__main__ import run as run_attack
 from benchmarks.red_team.invariants import broken
 from benchmarks.red_team.plan import Plan, Rule
-from benchmarks.red_team.reversals import REVERSALS, written_result
+from benchmarks.red_team.reversals import REVERSALS, unsworn_result, written_result
 from benchmarks.red_team.trial import run
 from swarm.attacks import Attack
 
@@ -36,3 +36,18 @@ def test_a_written_result_is_seen_where_voters_look_at_digests_alone() -> None:
     with written_result():
         swarm = run_attack(setting, KitMaker(attack))
     assert "written" in {one.what for one in broken(swarm, honest_loss=3.9)}
+
+
+STAGE_OF_TWO = replace(FIRST, peers=(2, 2), liars=((0, 1),), steps=6)
+WRITTEN = Attack("written_result", 1)
+
+
+def test_in_a_stage_of_two_neighbours_and_host_certified_what_a_leader_wrote_when_they_saw_no_words() -> None:
+    with unsworn_result():
+        swarm = run_attack(STAGE_OF_TWO, KitMaker(WRITTEN))
+    assert "written" in {one.what for one in broken(swarm, honest_loss=3.9)}
+
+
+def test_in_a_stage_of_two_nothing_that_a_leader_wrote_is_certified() -> None:
+    swarm = run_attack(STAGE_OF_TWO, KitMaker(WRITTEN))
+    assert not broken(swarm, honest_loss=3.9)

@@ -10,12 +10,12 @@ from peer.round.stage_steps import StageSteps
 from peer.stage.events import Applied
 from swarm.core.ids import PeerId
 from swarm.core.round.contribution import Result
+from swarm.core.round.words import Reduction
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.audit.evidence import Evidence
 from verification.kinds.equivocation import CastVote, Equivocation
 from verification.replay.evidence_file import evidence_in
 from verification.replay.judge import judge
-from verification.round.reduction import Reduction
 
 STEPS = 16
 LIAR = identity_of(5).peer_id

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from swarm.averaging.codecs import result_codec, vector_codec
 from swarm.averaging.seeds import reduced_seed
 from swarm.bulk_digest import bulk_digest
+from swarm.core import cohorts
 from swarm.core.ids import Version
-from swarm.core.round import cohorts
 from swarm.core.round.contribution import ReducedPart, Result
 from tests.swarm_in_process import InProcessSwarm, identity_of, manifest_of, swarm_in_process
 from verification.kinds.reducer_fraud import ReducerFraud

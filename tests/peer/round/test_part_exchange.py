@@ -28,14 +28,17 @@ from swarm.core.errors import RemoteError, TransientError, UnreachableError
 from swarm.core.fields import Fields
 from swarm.core.ids import PeerId, Step
 from swarm.core.round import averaging_round as act
+from swarm.core.round.ballots import Proposal
 from swarm.core.round.contribution import ReducedPart, Result
+from swarm.core.round.voting import Proof
+from swarm.core.round.words import Reduction, Word, Words
 from swarm.disk.cold_bytes import ColdBytes
+from swarm.identity.key import verify
 from swarm.network.transport import Message
 from tests.swarm.core.round.round_members import roster_of
 from tests.swarm.core.round.round_world import contribution, facts_of, identity_of
 from verification.kinds.equivocation import Equivocation
 from verification.kinds.protocol_violation import ProtocolViolation
-from verification.round.reduction import Reduction
 
 FACTS = facts_of(3, num_parts=4)
 ROSTER = roster_of(FACTS, commits={peer: contribution(peer, num_parts=4) for peer in FACTS.members})
@@ -310,7 +313,7 @@ def test_part_that_another_hands_on_is_kept_under_its_reducer(scene: Scene) -> N
     ((made, reduction),) = scene.state.parts.reductions.items()
     assert (made.part, reduction.reducer, reduction.norm_cap) == (1, OTHER, CAP)
     assert [one.num_tokens for one in reduction.inputs] == [10, 20, 30]
-    reduction.check()
+    reduction.check(verify)
 
 
 def test_part_that_this_peer_reduced_before_it_was_restarted_is_taken_and_what_went_into_it_is_not_here(
@@ -379,6 +382,48 @@ def test_fetched_part_needs_its_reducers_word_until_the_outcome_is_certified(sce
     assert scene.state.parts.reductions == {}
     assert counts(signed)
     assert [one.reducer for one in scene.state.parts.reductions.values()] == [SENDER]
+
+
+def proposed(squares: float) -> tuple[Proposal, Words]:
+    """A result of one part, as its leader and reducer says of it, with its word."""
+    made = ReducedPart(0, bulk_digest(GOOD[0]), FACTS.members, squares=squares)
+    reduction = Reduction.of(ROSTER, made, WEIGHTS, norm_cap=CAP, reducer=SENDER).signed_by(identity_of(SENDER))
+    result = Result(ROSTER, (made,), SENDER)
+    words = Words.of(result, {made: reduction}, WEIGHTS, norm_cap=CAP)
+    assert words is not None
+    return Proposal.of_result(result, 0, Proof((), ROSTER.certificate)), words
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_reducer_whose_false_word_is_voted_on_is_accused_by_who_has_the_bytes(scene: Scene, when: str) -> None:
+    """It shows the word to voters who have no bytes; a member has them, or fetches them once they are certified."""
+    proposal, words = proposed(1e30)
+    if when == "before":
+        scene.state.parts.reduced[0, bulk_digest(GOOD[0])] = GOOD[0]
+    asyncio.run(scene.exchange.compare(scene.state, proposal, words))
+    if when == "after":
+        assert scene.violations == []
+        assert proposal.result is not None
+        asked = act.FetchPart(0, bulk_digest(GOOD[0]), (OTHER,), proposal.result.parts[0], ROSTER)
+        scene.state.round = SimpleNamespace(result=proposal.result)
+        assert asyncio.run(scene.exchange._fetched(scene.state, asked, OTHER, Message({}, GOOD[0]))) is not None
+    (case,) = scene.violations
+    assert (case.accused, case.message.squares) == (SENDER, 1e30)
+
+
+def test_a_word_that_differs_from_another_of_its_reducer_is_an_equivocation(scene: Scene) -> None:
+    scene.receive(**reduced([0], GOOD[:1]))
+    asyncio.run(scene.exchange.compare(scene.state, *proposed(1e30)))
+    (case,) = scene.equivocations
+    assert Equivocation(one=case.one, other=case.other).contradiction is not None
+
+
+def test_words_that_are_true_or_not_their_reducers_accuse_nobody(scene: Scene) -> None:
+    scene.receive(**reduced([0], GOOD[:1]))
+    asyncio.run(scene.exchange.compare(scene.state, *proposed(squares_of(CODEC, GOOD[0], SIZE))))
+    proposal, words = proposed(1e30)
+    asyncio.run(scene.exchange.compare(scene.state, proposal, replace(words, said=(Word(0, bytes(64)),))))
+    assert scene.violations == scene.equivocations == []
 
 
 def fragments_of(message: dict[str, Any], count: int) -> list[dict[str, Any]]:

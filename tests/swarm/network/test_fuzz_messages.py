@@ -39,12 +39,13 @@ from swarm.core.audit.ticket import Ticket
 from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.forms import Wire
-from swarm.core.ids import MicrobatchId, StageIndex, Step, Version
+from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.data_order import DataOrder
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.record import Record, Row, SignedValue
 from swarm.core.round.contribution import Charge, Departure, Exclusion, Lack, LeftOut, Rate, ReducedPart, Share
 from swarm.core.round.voting import Proof, Reconfiguration
+from swarm.core.round.words import Reduction, Word, Words
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.pieces import PieceList
 from swarm.host_protocol import AccusationPiece, Credited, RelayOffer, StepReport
@@ -55,6 +56,8 @@ from swarm.network.bulk import framing
 from swarm.network.bulk.direct import DirectOffer
 from swarm.network.directory.dial_back import DialledBack
 from swarm.network.directory.records import open_record, sign_record
+from swarm.network.punch.puncher import Asked, Port, Side
+from swarm.network.punch.seen import Seen
 from swarm.network.service import decode_error, decode_meta
 from swarm.network.transport import MAX_META_BYTES, Message
 from tests import ROOT
@@ -207,6 +210,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
     papers = shown.mismatch(shown.contribution, shown.parts).exhibits[0].papers
     charge = (chain.run_id, shown.accused, StageIndex(1), Version(3), "equivocation", bytes(32))
     ticket = Ticket(chain.run_id, shown.accused, StageIndex(1), bytes(32), signature=bytes(64))
+    without_one = ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),))
     vote = JurorVote(*charge, coordinator, Step(5), coordinator, Grade.FRAUD, signature=bytes(64))
     return [
         *(case for one in evidence for case in _cases_of(one)),
@@ -219,6 +223,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Proof(proof.promises, result.certificate, changed),
         replace(asked_result(facts, result), proof=proof),
         asked_commit(facts, result),
+        Words((64,) * 4, 0.5, (Word(0, bytes(64)), Word(1, bytes(64), (bytes(64),)))),
         genesis,
         replace(shown.mismatch(shown.contribution, shown.parts).past, beginning=genesis),
         Ban(*charge, signature=bytes(64)),
@@ -254,7 +259,13 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         replace(shown.contribution, rates=(Rate(coordinator, 20),), charges=(Charge(coordinator, bytes(32)),)),
         LeftOut(shown.contribution, (Lack(coordinator, bytes(64)),)),
         ReducedPart(0, bytes([1] * 32), facts.members, shares=(Share(0, coordinator, bytes(32)),)),
-        ReducedPart(0, bytes([1] * 32), facts.members[1:], (Exclusion(facts.members[0], "malformed"),)),
+        without_one,
+        replace(
+            Reduction.of(
+                result.roster, without_one, dict.fromkeys(facts.members, 64), norm_cap=0.5, reducer=coordinator
+            ),
+            signature=bytes(64),
+        ),
         OwedAudit(
             run_id=chain.run_id,
             stage=StageIndex(1),
@@ -283,12 +294,19 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
         Fragment(3, 9),
         Said(1_700_000_000_000, 0.25, may_move=True),
         DirectOffer(bytes(16), bytes(32), 4001, None),
+        _punch_question(coordinator),
         DialledBack("203.0.113.5", answers=True),
         RelayOffer(peer_id=coordinator, addresses=("/ip4/203.0.113.5/tcp/4004",), refusal="it is full"),
         PieceList(3 << 20, bytes(96)),
         Credited(num_tokens=4096, num_microbatches=8, num_steps=3, rank=2, num_ranked=5),
         _step_report(),
     ]
+
+
+def _punch_question(coordinator: PeerId) -> Asked:
+    seen = Seen(coordinator, coordinator, "203.0.113.5", 4001, 1_700_000_000_000, signature=bytes(64))
+    side = Side(DirectOffer(bytes(16), bytes(32), 4001, None), (Port((seen,)),), moves=False, took_ms=20)
+    return Asked(bytes(16), near=False, side=side)
 
 
 def _step_report() -> StepReport:

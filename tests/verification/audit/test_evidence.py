@@ -28,6 +28,7 @@ from swarm.core.canonical import pack, unpack
 from swarm.core.errors import LocalError, RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.round.contribution import Contribution
+from swarm.core.round.words import Reduction
 from swarm.core.settings import CodecSettings
 from swarm.core.state.stage_chain import Genesis
 from swarm.data.batches import BatchReader
@@ -55,7 +56,6 @@ from verification.replay.judge import judge
 from verification.replay.stepped_again import needs_of
 from verification.replay.verdict import Verdict
 from verification.round.papers import Exhibit
-from verification.round.reduction import Reduction
 from verification.state.anchor import Anchor
 from verification.state.past import Past
 from verification.state.state_statement import StateStatement

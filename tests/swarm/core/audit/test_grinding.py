@@ -8,12 +8,12 @@ import pytest
 
 from swarm.core.audit.beacon import Beacon
 from swarm.core.canonical import digest
+from swarm.core.cohorts import committee
 from swarm.core.errors import TransientError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
 from swarm.core.ranking import rank
 from swarm.core.round.basis import RoundBasis
-from swarm.core.round.cohorts import committee
 from swarm.core.round.contribution import Charge, Contribution, ReducedPart, Result, Roster, Work
 from swarm.core.state.stage_chain import Genesis, StageChain
 from tests.swarm.core.audit.chances import HOST_CHAIN, UNSAID, chance_of, said_by

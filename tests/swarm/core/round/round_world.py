@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
+from swarm.core.cohorts import cohorts
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.ranking import rotated
@@ -36,10 +37,10 @@ from swarm.core.round.averaging_round import (
     SendVote,
 )
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.cohorts import cohorts
 from swarm.core.round.contribution import EMPTY_DIGEST, Contribution, Exclusion, ReducedPart, Result, Work
 from swarm.core.round.voter import NOT_RECONFIGURED, RoundVoter, Witness
 from swarm.core.round.voting import Reconfiguration, electorate
+from swarm.core.round.words import Reduction, Words
 from swarm.identity.key import Identity, verify
 from tests.swarm.core.audit.chances import HOST_CHAIN, chance_of, link_of, said_by
 
@@ -47,6 +48,7 @@ PHASE_S = 1.0
 LEASE_S = 10.0
 MOST_MEMBERS = 132
 RUN_ID = "world"
+NORM_CAP = 2.5
 STAGE, STEP = StageIndex(1), Step(7)
 PREVIOUS_NAME = hashlib.sha256(b"previous").digest()
 
@@ -145,6 +147,27 @@ def aggregate_of(facts: RoundFacts, part: int, contributors: tuple[PeerId, ...])
 
 def reduced_part(part: int, contributors: tuple[PeerId, ...], excluded: tuple[Exclusion, ...] = ()) -> ReducedPart:
     return ReducedPart(part, hashlib.sha256(aggregate(part, contributors)).digest(), contributors, excluded)
+
+
+def words_of(proposal: Proposal) -> Words | None:
+    """What a leader shows of a result where each part was reduced by whom the roster names."""
+    result = proposal.result
+    return words_for(result) if result is not None and proposal.is_new_result else None
+
+
+def words_for(result: Result, *, reducer: PeerId | None = None) -> Words:
+    """The words for a result; `reducer`: who has reduced all of it, if it is not whom the roster names."""
+    roster = result.roster
+    weights = {made.peer_id: made.num_tokens for made in roster.contributions}
+    held = {}
+    for part in result.parts:
+        makers = [reducer or roster.combiner_of(part.part), *(share.reducer for share in part.shares)]
+        for one, maker in zip((part, *part.shares_of(roster)), makers, strict=True):
+            unsigned = Reduction.of(roster, one, weights, norm_cap=NORM_CAP, reducer=maker)
+            held[one] = unsigned.signed_by(identity_of(maker))
+    made = Words.of(result, held, weights, norm_cap=NORM_CAP)
+    assert made is not None
+    return made
 
 
 def contribution(peer: PeerId, *, num_parts: int = 3, num_work: int = 1, first_id: int = 0) -> Contribution:
@@ -581,7 +604,7 @@ class World:
             self._reply(leader, lambda m: m.round.on_promise(outsider.peer_id, promise, *shown, now=self.now))
 
     def _outside_vote(self, outsider: Outsider, leader: Member, proposal: Proposal) -> None:
-        vote = outsider.witness.on_ballot(leader.peer_id, proposal)
+        vote = outsider.witness.on_ballot(leader.peer_id, proposal, words_of(proposal))
         if vote is not None:
             asked = (proposal.view, proposal.phase, proposal.value)
             self._reply(leader, lambda m: m.round.on_vote(outsider.peer_id, *asked, vote, now=self.now))

@@ -25,7 +25,7 @@ from tests.swarm.core.round.round_members import (
     vote_by,
     witnesses_of,
 )
-from tests.swarm.core.round.round_world import cached_verify, identities, identity_of
+from tests.swarm.core.round.round_world import cached_verify, identities, identity_of, words_for, words_of
 from tests.swarm.core.test_fields import SCALARS
 
 FACTS = facts_and_rounds(3, witnesses=1)[0]
@@ -91,7 +91,7 @@ def test_a_mangled_message_is_refused_or_read_as_it_is(message: Proposal, other:
     assert type(message).from_value(read.to_value()) == read
     if isinstance(read, Proposal):  # whatever it now says, the voter votes for that, or refuses
         try:
-            vote = _witness().on_ballot(FACTS.leader_of(read.view), read)
+            vote = _witness().on_ballot(FACTS.leader_of(read.view), read, words_of(read))
         except RemoteError:
             return
         if vote is not None:
@@ -103,8 +103,10 @@ def test_a_mangled_message_is_refused_or_read_as_it_is(message: Proposal, other:
 def test_a_proposal_cannot_be_changed_in_any_leaf(proposal: Proposal) -> None:
     """Each leaf is under a signature, or is held against what is."""
     witness = _witness()
-    witness.on_ballot(FACTS.leader_of(0), asked_result(FACTS, RESULT))  # it knows what it may commit to
-    assert witness.on_ballot(FACTS.leader_of(proposal.view), proposal) is not None
+    witness.on_ballot(
+        FACTS.leader_of(0), asked_result(FACTS, RESULT), words_for(RESULT)
+    )  # it knows what it may commit to
+    assert witness.on_ballot(FACTS.leader_of(proposal.view), proposal, words_of(proposal)) is not None
     changed = _leaves_changed(proposal.to_value())
     assert len(changed) > 10
     num_read = 0

@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.ids import PeerId, StageIndex, Step
 from swarm.core.round.averaging_round import AveragingRound, SendRoster, SendVote
 from swarm.core.round.ballots import Proposal
-from swarm.core.round.cohorts import MAX_MEMBERS
-from swarm.core.round.contribution import Departure, ReducedPart, Result, Roster
+from swarm.core.round.contribution import Departure, Exclusion, ReducedPart, Result, Roster, Share
 from swarm.core.round.facts import MAX_VIEWS_AHEAD, RoundFacts
 from swarm.core.round.voting import PHASES, Certificate, Promise, Proof, Vote, quorum
 from tests.swarm.core.round.round_members import (
@@ -34,7 +35,7 @@ from tests.swarm.core.round.round_members import (
     vote_by,
     witnesses_of,
 )
-from tests.swarm.core.round.round_world import contribution, identities, reduced_part, round_of
+from tests.swarm.core.round.round_world import contribution, facts_of, identities, reduced_part, round_of
 
 STRANGER = identities(5)[4].peer_id
 """No member of a round of at most four."""
@@ -285,6 +286,22 @@ def test_bad_results_are_refused_and_change_nothing() -> None:
     fetched(second, good)
     assert second.finished
     assert second.on_result(good, now=0.1) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"excluded": (Exclusion(facts_of(3).members[0], "malformed"),)},
+        {"shares": (Share(0, facts_of(3).members[0], bytes(32)),)},
+    ],
+    ids=["names somebody", "has shares"],
+)
+def test_an_empty_part_about_which_its_leader_says_something_is_refused(said: dict[str, Any]) -> None:
+    facts, (_, second, _) = facts_and_rounds(3)
+    roster = roster_of(facts)
+    parts = (replace(ReducedPart.empty(0), **said), *result_of(facts, roster).parts[1:])
+    with refused("protocol", second):
+        second.on_result(certified(facts, result_of(facts, roster, parts=parts)), now=0.0)
 
 
 def test_a_second_certified_outcome_is_refused() -> None:

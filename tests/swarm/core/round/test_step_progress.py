@@ -244,19 +244,74 @@ def test_the_next_steps_microbatch_closes_a_step_after_the_stragglers_time() -> 
     progress.report(A, MemberReport(3), now=0.0)
     progress.report(B, MemberReport(2, saw_next=True), now=1.0)
     assert progress.closing(now=1.0, synchronous=False) is None
-    assert progress.next_deadline() == 1.0 + STRAGGLER_S
+    assert progress.next_deadline() is not None
     assert progress.closing(now=1.0 + STRAGGLER_S, synchronous=False) is not None
     assert progress.closing(now=1.0, synchronous=True) is not None  # sources wait for this very round
 
 
-def test_a_source_closes_what_downstream_has_closed_when_nothing_is_in_flight() -> None:
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_who_says_at_once_that_the_next_step_has_begun_closes_no_later_stages_step_short(synchronous: bool) -> None:
+    progress = StepProgress(Step(3), False, 8, STEP_S, STRAGGLER_S, usual_s=20.0)
+    progress.reserve((A, B), now=0.0)
+    progress.report(B, MemberReport(0, saw_next=True), now=0.1)
+    assert progress.closing(now=19.0, synchronous=synchronous) is None, "the last step took as long"
+    for done in range(1, 8):
+        progress.report(A, MemberReport(done), now=10.0 + 5.0 * done)
+        assert progress.closing(now=15.0 + 5.0 * done, synchronous=synchronous) is None
+    assert progress.closing(now=45.0 + 90.0, synchronous=synchronous) is not None, "it is short"
+    progress.report(A, MemberReport(8), now=50.0)
+    closing = progress.closing(now=50.0, synchronous=synchronous)
+    assert closing is not None
+    assert "all of 8" in closing.reason
+
+
+def test_where_all_of_a_later_stages_work_was_lost_the_next_step_closes_it_after_a_steps_time() -> None:
+    progress = StepProgress(Step(3), False, 8, STEP_S, STRAGGLER_S, usual_s=20.0)
+    progress.reserve((A,), now=0.0)
+    progress.report(A, MemberReport(0, saw_next=True), now=5.0)
+    assert progress.closing(now=24.0, synchronous=True) is None
+    assert progress.next_deadline() is not None
+    assert progress.closing(now=25.0, synchronous=True) is not None
+
+
+def test_sources_close_what_downstream_has_closed_for_all_of_them() -> None:
     progress = _progress()
     progress.report(A, MemberReport(2, 1, num_wanted=1), now=0.0)
     assert progress.report(B, MemberReport(1, 0, num_wanted=3, saw_next=True), now=1.0) == 1
-    assert progress.is_exhausted  # nothing more is granted in this step
     assert progress.closing(now=1.0, synchronous=False) is None
-    progress.report(A, MemberReport(3, 0, num_wanted=1), now=1.5)
-    assert progress.closing(now=1.5, synchronous=False) is not None
+    assert progress.report(A, MemberReport(3, 0, num_wanted=2), now=1.5) == 5, "it tries"
+    assert not progress.is_exhausted
+    assert progress.closing(now=100.0, synchronous=False) is None
+    progress.report(A, MemberReport(3, 0, num_wanted=2, saw_next=True), now=101.0)
+    assert progress.is_exhausted
+    assert progress.closing(now=101.0, synchronous=False) is not None
+
+
+@pytest.mark.parametrize("holds", [0, 3])
+def test_one_source_that_says_the_step_is_over_ends_it_for_itself_alone(holds: int) -> None:
+    progress = _progress()
+    progress.reserve((A, B), now=0.0)
+    assert progress.report(B, MemberReport(0, 0, num_wanted=4, saw_next=True), now=0.0) == 0
+    assert progress.report(A, MemberReport(0, 0, num_wanted=8), now=0.0) == 8
+    progress.report(A, MemberReport(8 - holds, holds), now=1.0)
+    closing = progress.closing(now=1.0, synchronous=True)
+    assert (closing is None) == bool(holds)
+    assert closing is None or "all of 8" in closing.reason
+
+
+def test_one_that_never_says_so_keeps_no_closed_step_open() -> None:
+    progress = _progress()
+    progress.reserve((A, B), now=0.0)
+    progress.report(A, MemberReport(0, 0, num_wanted=4), now=0.0)
+    progress.report(A, MemberReport(0, 4), now=0.0)
+    progress.report(B, MemberReport(2, 0, num_wanted=2), now=1.0)
+    progress.report(B, MemberReport(2, 0, num_wanted=2, saw_next=True), now=1.0)
+    progress.report(A, MemberReport(0, 4), now=2.0)
+    assert progress.closing(now=2.0, synchronous=True) is None
+    progress.report(A, MemberReport(0, 4), now=1.0 + 4.0)
+    closing = progress.closing(now=5.0, synchronous=True)
+    assert closing is not None
+    assert "2 microbatches in" in closing.reason
 
 
 def test_a_vanished_source_does_not_hold_the_step_open() -> None:

@@ -336,3 +336,17 @@ def test_a_part_left_empty_in_one_view_may_be_brought_in_the_next() -> None:
     out = [*first.on_roster(second.me, again, now=99.0)]
     assert not has(out, SendReduced)
     assert only(first.on_part(third.me, 0), AggregatePart).contributors == (third.me,)
+
+
+def test_a_leader_that_asks_and_asks_for_a_result_that_its_reducers_did_not_sign_buys_no_time() -> None:
+    facts, (first, second, _) = facts_and_rounds(3)
+    result = result_of(facts, roster_of(facts))
+    second.on_ballot(first.me, asked_result(facts, result), now=0.0)
+    due = second.deadline
+    assert due is not None
+    for asked in range(1, 4):
+        second.on_ballot(first.me, asked_result(facts, result), now=asked * PHASE_S)
+        assert second.deadline == due
+    second.part_fetched(result.parts[0], now=3 * PHASE_S)
+    assert second.deadline is not None
+    assert second.deadline > due, "what comes does"

@@ -22,7 +22,7 @@ from tests.swarm.core.round.round_members import (
     vote_by,
     witnesses_of,
 )
-from tests.swarm.core.round.round_world import cached_verify, contribution, identities, identity_of
+from tests.swarm.core.round.round_world import cached_verify, contribution, identities, identity_of, words_for, words_of
 
 
 def _witness(*, votes: bool = True) -> tuple[RoundFacts, Witness]:
@@ -42,7 +42,7 @@ def test_a_witness_votes_in_each_phase_without_the_bytes() -> None:
         asked_commit(facts, result),
     )
     for proposal in (*asked, *asked):  # asked again, it answers the same
-        vote = witness.on_ballot(leader, proposal)
+        vote = witness.on_ballot(leader, proposal, words_of(proposal))
         assert vote == vote_by(facts, me, proposal.phase, 0, proposal.value)
     assert witness.voter.outcome is None  # a vote to commit is not the outcome yet
 
@@ -52,7 +52,7 @@ def test_a_witness_shows_what_it_voted_to_commit_to() -> None:
     roster = roster_of(facts)
     result = result_of(facts, roster)
     assert (witness.voter.roster, witness.voter.result, witness.voter.certificates()) == (None, None, ())
-    witness.on_ballot(facts.leader_of(0), asked_result(facts, result))
+    witness.on_ballot(facts.leader_of(0), asked_result(facts, result), words_for(result))
     assert (witness.voter.roster, witness.voter.result) == (roster, None)
     witness.on_ballot(facts.leader_of(0), asked_commit(facts, result))
     assert witness.voter.result == certified(facts, result, phase="result")
@@ -71,7 +71,7 @@ def test_a_witness_commits_to_nothing_it_could_not_show() -> None:
     result = result_of(facts, roster_of(facts))
     assert witness.on_ballot(facts.leader_of(0), asked_commit(facts, result)) is None
     assert witness.voter.result is None
-    assert witness.on_ballot(facts.leader_of(0), asked_result(facts, result)) is not None
+    assert witness.on_ballot(facts.leader_of(0), asked_result(facts, result), words_for(result)) is not None
     assert witness.on_ballot(facts.leader_of(0), asked_commit(facts, result)) is not None
 
 
@@ -124,7 +124,9 @@ def test_a_witness_that_does_not_vote_still_learns_and_shows() -> None:
     roster = roster_of(facts)
     result = result_of(facts, roster)
     asked = [Proposal.of_roster(replace(roster, certificate=None), Proof()), asked_result(facts, result)]
-    votes: list[Vote | None] = [witness.on_ballot(facts.leader_of(0), proposal) for proposal in asked]
+    votes: list[Vote | None] = [
+        witness.on_ballot(facts.leader_of(0), proposal, words_of(proposal)) for proposal in asked
+    ]
     votes.append(witness.on_ballot(facts.leader_of(0), asked_commit(facts, result)))
     assert votes == [None, None, None]
     assert witness.on_ask(facts.leader_of(1), 1) is None

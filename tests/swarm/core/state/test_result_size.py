@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from swarm.core.canonical import pack
-from swarm.core.round.cohorts import MAX_MEMBERS
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import Lack, Rate, ReducedPart, Share
+from swarm.core.round.words import Word, Words
 from swarm.core.state.result_size import most_members, most_work, result_bytes
 from swarm.network.transport import MAX_META_BYTES
 from tests.swarm.core.round.round_members import certificate_by, result_of, roster_of
@@ -28,7 +29,8 @@ def test_a_full_result_is_no_longer_than_foretold_and_not_much_shorter() -> None
     parts = tuple(ReducedPart(part, b"1" * 32, stay, squares=1.0, shares=shares) for part in range(num_parts))
     result = result_of(facts, roster, parts=parts)
     result = replace(result, certificate=certificate_by(facts, "commit", 0, result.root()))
-    found, foretold = len(pack(result.to_value())), result_bytes(70, num_parts, 140)
+    words = Words((1 << 20,) * len(stay), 2.5, (Word(69, bytes(64), (bytes(64),) * 2),) * num_parts)
+    found, foretold = len(pack(result.to_value())) + len(pack(words.to_value())), result_bytes(70, num_parts, 140)
     assert 0.6 * foretold < found < foretold
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from swarm.core.canonical import Value, pack, unpack
+from swarm.core.cohorts import MAX_MEMBERS
 from swarm.core.errors import RemoteError
 from swarm.core.ids import MicrobatchId, PeerId, StageIndex, Step, Version
 from swarm.core.pipeline.leases import LeaseTable
-from swarm.core.round.cohorts import MAX_MEMBERS
 from swarm.core.round.contribution import MAX_ATTEMPTS, Contribution, Departure, ReducedPart, Result, Roster, Work
 from swarm.core.settings import RunSettings
 from swarm.core.state.stage_chain import Genesis, StageChain

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from swarm.core.cohorts import COHORT_MEMBERS, COMMITTEE, cohorts, committee
 from swarm.core.ids import PeerId
-from swarm.core.round.cohorts import COHORT_MEMBERS, COMMITTEE, cohorts, committee
 from swarm.core.round.facts import is_of
 from tests.swarm.core.round.round_world import PHASE_S, Member, World, cohorts_of, facts_of
 from tests.swarm.core.round.round_world import PREVIOUS_NAME as SAID
