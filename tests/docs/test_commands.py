@@ -22,11 +22,18 @@ from tests.process_swarm import Zygote
 
 SMOKE_S = 150.0
 
-NEED_NAMESPACES = ("benchmarks.big_stage", "benchmarks.homes.links", "benchmarks.homes.bulk", "benchmarks.owner.limits")
+NEED_NAMESPACES = (
+    "benchmarks.big_stage",
+    "benchmarks.homes.bulk",
+    "benchmarks.homes.links",
+    "benchmarks.homes.punching",
+    "benchmarks.owner.limits",
+)
 NEED_SWARMS = (
     "benchmarks.big_stage",
     "benchmarks.churn.kills",
     "benchmarks.homes.links",
+    "benchmarks.homes.punching",
     "benchmarks.owner.leave",
     "benchmarks.owner.memory",
     "benchmarks.red_team",

@@ -1,6 +1,6 @@
 """Which ports are dialled in which try, and how many tries anybody may cause.
 
-A router that keeps one mapping a port (RFC 5382 calls it endpoint-independent) is met where its peer's witness saw it.
+A router that keeps one mapping a port (RFC 5382 calls it endpoint-independent) is met where its peer's onlooker saw it.
 A symmetric one makes a new mapping for each destination; many count up, so the next ones are those after the one seen.
 """
 
@@ -24,7 +24,7 @@ _MAX_PORT = 65535
 
 
 def moves(seen: Sequence[int]) -> bool:
-    """Whether connections from one local port were seen at several, by witnesses asked one after the other."""
+    """Whether connections from one local port were seen at several, by onlookers asked one after the other."""
     return len(set(seen)) > 1
 
 
