@@ -42,7 +42,7 @@ def test_an_offer_tells_the_run_its_key_its_licences_its_costs_and_the_limits(pr
 def test_an_offer_tells_of_adapters_and_of_what_they_stand_on(tmp_path: Path) -> None:
     run = prepare(manifest_of(adapters={"rank": 4, "base": "nf4"}), tmp_path)
     told = offer(run.signed, run.settings, None, OwnerLimits())["model"]
-    assert told.startswith("8,192 parameters of adapters (LoRA, rank 4), on 53,536 frozen in 4 bits")
+    assert told.startswith("8.19 k parameters of adapters (LoRA, rank 4), on 53.5 k frozen in 4 bits;")
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *, terminal: bool, answer: bool) -> None:
