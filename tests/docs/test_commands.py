@@ -27,6 +27,7 @@ NEED_NAMESPACES = (
     "benchmarks.homes.bulk",
     "benchmarks.homes.links",
     "benchmarks.homes.punching",
+    "benchmarks.outer_steps",
     "benchmarks.owner.limits",
 )
 NEED_SWARMS = (
@@ -34,12 +35,14 @@ NEED_SWARMS = (
     "benchmarks.churn.kills",
     "benchmarks.homes.links",
     "benchmarks.homes.punching",
+    "benchmarks.outer_steps",
     "benchmarks.owner.leave",
     "benchmarks.owner.memory",
     "benchmarks.red_team",
     "benchmarks.red_team.mutating",
     "benchmarks.round.averaging",
     "benchmarks.training_throughput",
+    "benchmarks.windows.audits",
     "tests.chaos",
 )
 """A dozen seconds of the processor and more, however small: several processes, each of which imports torch."""
@@ -59,6 +62,7 @@ BY_A_TEST = {
     "python -m benchmarks.results --stale": "tests/benchmarks/results/test_staleness.py",
     "python -m benchmarks.owner.shared_machine": "tests/benchmarks/test_speed_benchmarks.py",
     "swarm calibrate --audits 10000": "tests/swarm/commands/test_calibrate.py",
+    "swarm demo --attack KIND:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --attack written_result:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm demo --peers 8 --attack sign_flip:1@10": "tests/bootstrap/program/test_demo.py",
     "swarm config gpu auto": "tests/peer/owner/test_gpu_limits.py",
