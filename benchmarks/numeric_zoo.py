@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.keep is not None:
             with chosen.keep.open("a") as file:
                 file.write(json.dumps({"unit": unit, "found": found}) + "\n")
-    said = zoo.summed(list(done.values()))
+    said = zoo.summed([scene for _, _, scene, _ in done], list(done.values()))
     sys.stdout.write(json.dumps(said, indent=None if chosen.json else 2) + "\n")
 
 

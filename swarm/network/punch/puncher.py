@@ -56,8 +56,10 @@ LONGEST_WAIT_S = 2.0
 """Before the asker dials, whatever the round trip seems to be."""
 MOST_AT_ONCE = 8
 """Tries of others that this side takes part in."""
-MOST_STREAMS = 24
-"""Of one peer, to call it by."""
+MOST_GREETED = 32
+"""Connections of a try that have not shown yet whose they are: whoever shares the peer's address may come by."""
+MOST_STREAMS, MOST_WHERE_PORTS_MOVE = 24, 6
+"""Of one peer, to call it by. The latter come one by one."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 300.0
 """After a punch that failed; twice as long after each."""
 _MOST_PEERS = 1024
@@ -80,6 +82,8 @@ class Side(Record, kind="punch side"):
     ports: Annotated[tuple[Port, ...], AtMost(PORTS)]
     moves: bool
     """Its router makes another mapping for each destination, as far as it knows."""
+    num_streams: Annotated[int, Integer()]
+    """That it has to call the other by."""
     took_ms: Annotated[int, Integer()]
     """To find that out: no part of the round trip."""
 
@@ -161,7 +165,9 @@ class Puncher:
         self._around = around
         self._links: OrderedDict[PeerId, _Link] = OrderedDict()
         self._punching: dict[PeerId, asyncio.Task[bool]] = {}
-        self._agreed: dict[bytes, _Agreed] = {}
+        self._agreed: dict[tuple[PeerId, bytes], _Agreed] = {}
+        """By who asked, and its session."""
+        self._num_answering = 0
         self._limits = Limits()
         self._one_near = asyncio.Lock()
         """Two tries at ports that are counted up would move each other's."""
@@ -180,7 +186,8 @@ class Puncher:
         """Begin, or see how it goes; None while it is not worth it. The task says whether a stream came of it."""
         if peer_id not in self._punching:
             link = self._link(peer_id)
-            if link.num_streams >= MOST_STREAMS or link.again_at > asyncio.get_running_loop().time():
+            most = MOST_WHERE_PORTS_MOVE if link.moves else MOST_STREAMS
+            if link.num_streams >= most or link.again_at > asyncio.get_running_loop().time():
                 return None
             task = self._start(self._punch(peer_id, link))
             self._punching[peer_id] = task
@@ -211,9 +218,11 @@ class Puncher:
         ask = Asked.from_value(request.meta)
         if sender in self._punching and self._me < sender:
             raise TransientError("this side is about to punch")
-        if len(self._agreed) >= MOST_AT_ONCE or not self._limits.take(sender, now=began):
+        busy = len(self._agreed) + self._num_answering >= MOST_AT_ONCE or (sender, ask.session) in self._agreed
+        if busy or not self._limits.take(sender, now=began):
             raise TransientError("too many punches within a minute")
         endpoints = self._endpoints(sender, ask.side)
+        self._num_answering += 1
         closing = ExitStack()
         try:
             async with asyncio.timeout(TRY_S / 2):
@@ -226,22 +235,23 @@ class Puncher:
             if isinstance(error, OSError | EOFError | TimeoutError):
                 raise TransientError(f"no onlooker: {error}") from error
             raise
+        finally:
+            self._num_answering -= 1
         mine = self._offer(sender)
         targets = _targets(seat, endpoints, near=ask.near)
-        self._agreed[ask.session] = _Agreed(sender, ask.near, seat, closing, targets, mine, ask.side.offer)
-        asyncio.get_running_loop().call_later(TRY_S, self._forget, ask.session)
+        self._agreed[sender, ask.session] = _Agreed(sender, ask.near, seat, closing, targets, mine, ask.side.offer)
+        asyncio.get_running_loop().call_later(TRY_S, self._forget, sender, ask.session)
         took_ms = round((asyncio.get_running_loop().time() - began) * 1000)
-        return Message(self._side(mine, seat, took_ms).to_value())
+        return Message(self._side(sender, mine, seat, took_ms).to_value())
 
     async def go(self, sender: PeerId, request: Message) -> Message:
         """The callee's answer to `GO`: it dials."""
         fields = Fields("punch go", request.meta)
         session = fields.octets("session")
         fields.done()
-        agreed = self._agreed.get(session)
-        if agreed is None or agreed.peer_id != sender:
+        agreed = self._agreed.pop((sender, session), None)
+        if agreed is None:
             raise TransientError("no punch was agreed on, or it is over")
-        del self._agreed[session]
         meeting = _Meeting(
             agreed.seat.ports, agreed.targets, partial(self._met_as_callee, agreed), self._start, near=agreed.near
         )
@@ -289,7 +299,7 @@ class Puncher:
                 closing.close()
                 return True
             mine, session = self._offer(peer_id), secrets.token_bytes(SESSION_BYTES)
-            ask = Asked(session, near, self._side(mine, seat, 0))
+            ask = Asked(session, near, self._side(peer_id, mine, seat, 0))
             asked_at = loop.time()
             answer = await self._around.call(peer_id, PUNCH, Message(ask.to_value()), TRY_S)
             side = Side.from_value(answer.meta)
@@ -300,7 +310,8 @@ class Puncher:
             targets = _targets(seat, self._endpoints(peer_id, side), near=near)
             self._start(self._say_go(peer_id, session))
             await asyncio.sleep(min(max(0.0, round_trip_s / 2), LONGEST_WAIT_S))
-            number = 0
+            # Where ports move one connection comes of a try: who has fewer calls by it.
+            number = int(near and side.num_streams < self.num_streams(peer_id))
 
             async def met(connection: socket.socket) -> None:
                 nonlocal number
@@ -395,8 +406,8 @@ class Puncher:
         judge, now = self._around.judge(), swarm_time.now()
         return [judge.endpoint(port.words, owner, now=now) for port in side.ports]
 
-    def _side(self, mine: DirectOffer, seat: _Seat, took_ms: int) -> Side:
-        return Side(mine, tuple(Port(words) for words in seat.words), seat.moves, took_ms)
+    def _side(self, peer_id: PeerId, mine: DirectOffer, seat: _Seat, took_ms: int) -> Side:
+        return Side(mine, tuple(Port(words) for words in seat.words), seat.moves, self.num_streams(peer_id), took_ms)
 
     def _offer(self, peer_id: PeerId) -> DirectOffer:
         return self._listener.offer(peer_id, None, now=asyncio.get_running_loop().time(), is_punched=True)
@@ -413,8 +424,8 @@ class Puncher:
         with closing:
             await meeting.run()
 
-    def _forget(self, session: bytes) -> None:
-        agreed = self._agreed.pop(session, None)
+    def _forget(self, peer_id: PeerId, session: bytes) -> None:
+        agreed = self._agreed.pop((peer_id, session), None)
         if agreed is not None:
             agreed.closing.close()
 
@@ -486,6 +497,9 @@ class _Meeting:
             self._begin(await port.accept(host))
 
     def _begin(self, connection: socket.socket) -> None:
+        if len(self._greeting) >= MOST_GREETED:
+            connection.close()
+            return
         task = self._start(self._greet(connection))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)

@@ -16,8 +16,8 @@ NEAR = 6
 """Ports dialled from one local port where mappings move."""
 TRIES = ("stands", "moves", "moves")
 """What is supposed of the routers' mappings, try after try; one that is known to move is not tried as if it stood."""
-_MOST_OF_A_PEER = 8
-_MOST_OF_ALL = 120
+_MOST_OF_A_PEER = 20
+_MOST_OF_ALL = 240
 _WITHIN_S = 60.0
 _MOST_PEERS = 1024
 _MAX_PORT = 65535

@@ -32,7 +32,7 @@ TWO = {"p0a": "port-restricted", "p1a": "double"}
 CUT_S = 35.0
 """After 30 s without an answer p2pd gives a connection up, and a punched one ends."""
 MOST_RELAYED = 0.01
-STEPS = 6
+STEPS = 5
 WAIT_S = 170.0
 
 

@@ -305,7 +305,7 @@ def honest(shown: World, evidence: list[Evidence]) -> list[object]:
 
 def _punch_question(coordinator: PeerId) -> Asked:
     seen = Seen(coordinator, coordinator, "203.0.113.5", 4001, 1_700_000_000_000, signature=bytes(64))
-    side = Side(DirectOffer(bytes(16), bytes(32), 4001, None), (Port((seen,)),), moves=False, took_ms=20)
+    side = Side(DirectOffer(bytes(16), bytes(32), 4001, None), (Port((seen,)),), moves=False, num_streams=2, took_ms=20)
     return Asked(bytes(16), near=False, side=side)
 
 

@@ -60,6 +60,6 @@ def test_ports_past_the_last_one_are_not_dialled() -> None:
 
 def test_tries_of_one_peer_and_of_all_are_limited_within_a_minute() -> None:
     limits = Limits()
-    assert [limits.take(PeerId("one"), now=float(second)) for second in range(10)] == [True] * 8 + [False] * 2
-    assert limits.take(PeerId("one"), now=61.0)
-    assert sum(limits.take(PeerId(f"peer {number}"), now=62.0) for number in range(2000)) < 120
+    assert [limits.take(PeerId("one"), now=float(second)) for second in range(22)] == [True] * 20 + [False] * 2
+    assert limits.take(PeerId("one"), now=61.5)
+    assert sum(limits.take(PeerId(f"peer {number}"), now=62.0) for number in range(2000)) < 240
